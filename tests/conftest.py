@@ -61,6 +61,7 @@ COUNTS = {
     "seeds": Count(300, 1_000, "histories of the simulator in which anything goes wrong"),
     "chaos-seconds": Count(12, 60, "how long everything goes wrong"),
     "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),
+    "store-operations": Count(300, 5_000, "operations on the simulator's store beside PostgreSQL"),
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
 }
 

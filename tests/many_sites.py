@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import servicebroker as sb
 from servicebroker.broker.links import Arrival
+from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.remote.site import Here
 from servicebroker.protocol.mirroring import Known
@@ -52,6 +53,7 @@ class Site:
         self.asked: set[str] = set()  # whether they are the principal
         self.here = Here(frozenset({Address(name, 4022)}), forwards=True, forward_size=10)
         self.connection = connect(url)
+        self.store = PostgresStore(self.connection, clock)
         self.clock = clock
         self.restart()
 
@@ -80,7 +82,7 @@ class Site:
                 back = self.out.setdefault(other.name, Pipe())
                 arrivals += [Arrival(back, *frame) for frame in pipe.frames]
                 pipe.frames.clear()
-        self.relay.round(self.connection, arrivals)
+        self.relay.round(self.store, arrivals)
         return len(arrivals)
 
     def close(self) -> None:

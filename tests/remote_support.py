@@ -16,6 +16,7 @@ from psycopg.pq import TransactionStatus
 
 import servicebroker as sb
 from servicebroker.broker.links import Arrival
+from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.relay import Relay
 from servicebroker.protocol.envelope import Kind, parse
 from servicebroker.protocol.routing import Address, parse_address
@@ -66,8 +67,9 @@ class Site:
         self.address, self.other = own, parse_address(other)
         self.out = Wire()
         self.is_connected = True
-        self.connection: psycopg.Connection[Any] = connect(url)
+        self.connection = connect(url)
         self.out.connection = self.connection
+        self.store = PostgresStore(self.connection, clock)
         self.relay = self.new_relay()
 
     def new_relay(self) -> Relay:
@@ -79,7 +81,7 @@ class Site:
 
     def round(self, frames: Iterable[bytes]) -> None:
         arrivals = [Arrival(self.out, body) for body in frames]
-        self.relay.round(self.connection, arrivals)
+        self.relay.round(self.store, arrivals)
 
     def close(self) -> None:
         self.connection.close()

@@ -56,7 +56,7 @@ def blocking(text: str) -> str:
 
 
 def without_wrappers(text: str) -> str:
-    """`Awaitable[T]` becomes T, `finish(work)` and `shelter(work)` work; `__await__` goes."""
+    """`Awaitable[T]` becomes T, `finish(work)`, `shelter(work)` and `in_greenlet(work)` work; `__await__` goes."""
     lines = text.splitlines(keepends=True)
     cuts: list[tuple[int, int, str]] = []  # from, to, what stands there then
 
@@ -70,7 +70,7 @@ def without_wrappers(text: str) -> str:
         match node:
             case ast.Subscript(value=ast.Name("Awaitable"), slice=inner):
                 cut(node, inner)
-            case ast.Call(func=ast.Name("finish" | "shelter"), args=[inner]):
+            case ast.Call(func=ast.Name("finish" | "shelter" | "in_greenlet"), args=[inner]):
                 cut(node, inner)
             case ast.FunctionDef("__await__"):
                 cut(node, None)

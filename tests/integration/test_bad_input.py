@@ -51,6 +51,7 @@ def calls(database: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     database.create_remote_service_binding("bound", to_service="//elsewhere", user=APP)
     on_service = {"permission": "SEND", "principal": APP, "service": STOCK}
     return {
+        "define": {"definition": {"queues": {"Defined": {}}}},
         "create_message_type": {"name": "%d"},
         "create_contract": {"name": "%d", "sent_by": {ORDER: "ANY"}},
         "create_queue": {"name": "%d"},
@@ -131,7 +132,7 @@ def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
 ) -> None:
     caller = as_user(database, user)
     methods = {name for name, _ in inspect.getmembers(sb.Database, inspect.isfunction) if not name.startswith("_")}
-    assert methods == calls.keys() | {"transaction", "join", "tsql_session", "working"}
+    assert methods == calls.keys() | {"transaction", "join", "tsql_session", "working", "defining"}
     for method, name, value, given in wrong_calls(database, calls):
         refusal = ""
         try:

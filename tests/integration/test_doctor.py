@@ -25,6 +25,7 @@ from support import (
     Clock,
     begin,
     far_handle,
+    queue_number,
     undone,
 )
 
@@ -112,6 +113,21 @@ def test_a_transaction_that_holds_the_group(database: sb.Database) -> None:
     assert f"Session {pid} holds its conversation group" in text
     assert f"pg_terminate_backend({pid})" in text
     assert database.receive(ORDERS_QUEUE) == []
+
+
+def test_who_brings_something_is_nobody_who_receives(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send_batch(handle, ORDER, [b"1", b"2"])
+    with database.instance.connection() as connection:
+        table = f"servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
+        connection.execute(f"update {table} set message_enqueue_time = now() - interval '11 s'")  # type: ignore[call-overload]
+    with database.transaction() as sender:
+        sender.send(handle, ORDER, b"3")
+        assert "Nobody receives: 2 messages" in examined(database.instance)[1]
+    with database.transaction() as reader:
+        assert reader.receive(STOCK_QUEUE, top=1)
+        assert "Nobody receives" not in examined(database.instance)[1]
+        reader.connection.rollback()
 
 
 def test_while_the_database_is_down(tmp_path: Path) -> None:

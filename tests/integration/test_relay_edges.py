@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import servicebroker as sb
 from remote_support import EAST, WEST, Pair, Wire, begin, leftovers
-from servicebroker.broker import reception, round_transaction
+from servicebroker.broker import postgres_store, reception
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.remote.departing import look
 from servicebroker.protocol.envelope import encode, open_payload, parse
@@ -68,7 +68,7 @@ def test_only_what_a_peer_relies_on_waits_for_the_disk(pair: Pair, monkeypatch: 
         lazy.append(b"synchronous_commit = off" in command)
         run_command(connection, command)
 
-    monkeypatch.setattr(round_transaction, "run_command", noted)
+    monkeypatch.setattr(postgres_store, "run_command", noted)
 
     def carried() -> list[bool]:
         """West sends, east stores, west removes, and nothing is left to do."""
@@ -245,6 +245,50 @@ def test_there_is_a_transmission_object_once_something_travels_and_as_long_as_it
     pair.rounds()
     assert bodies(east.database.receive(STOCK_QUEUE)) == [b"1"]
     assert waiting_messages(west.database) == 0
+
+
+def test_what_waits_for_a_retry_is_not_forgotten(pair: Pair) -> None:
+    """Its link was lost, and its place in memory is given to another one."""
+    west = pair.west
+    west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=1)
+    begin(pair)
+    west.round([])
+    west.out.frames.clear()
+    west.is_connected = False
+    west.relay.lost(west.out, "The connection was lost.")
+    begin(pair)
+    west.round([])
+    west.is_connected = True
+    for _ in range(4):
+        pair.pass_time(8)
+        pair.rounds()
+    assert waiting_messages(west.database) == 0
+
+
+def test_a_message_that_cannot_be_taken_hides_nobody(pair: Pair) -> None:
+    """It comes right after a start, for a conversation that has something to send."""
+    handle, message = opened(pair)
+    pair.east.database.send(message.conversation_handle, REPLY, b"x")
+    pair.east.round([])
+    reply = pair.east.out.frames.pop()
+    pair.west.database.send(handle, ORDER, b"waits")
+    pair.west.relay = pair.west.new_relay()
+    pair.west.round([reply[:-1] + bytes([reply[-1] ^ 1])])
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"waits"]
+
+
+def test_fragments_of_the_first_reply_outlive_a_start(pair: Pair) -> None:
+    """Nothing has arrived in order yet, so nothing was counted; what is kept was acknowledged all the same."""
+    _, message = opened(pair)
+    pair.east.database.send(message.conversation_handle, REPLY, bytes(100_000))
+    pair.east.round([])
+    pair.west.round([pair.east.out.frames.popleft()])
+    pair.west.relay = pair.west.new_relay()
+    for _ in range(3):
+        pair.rounds()
+        pair.pass_time(8)
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [bytes(100_000)]
 
 
 @pytest.mark.feature(137)

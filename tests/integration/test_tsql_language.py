@@ -114,6 +114,7 @@ def test_a_declaration_counts_from_where_it_is_written(db: sb.Database) -> None:
         ("PRINT 'never' IF 1 = 0 PRINT @Nowhere", 137, 'Must declare the scalar variable "@Nowhere".'),
         ("SET @Late = 1 DECLARE @Late INT", 137, 'Must declare the scalar variable "@Late".'),
         ("PRINT 'never' SELECT * FROM @Gone", 1087, 'Must declare the table variable "@Gone".'),
+        ("FETCH ABSOLUTE -2 FROM GLOBAL c INTO @Gone", 137, 'Must declare the scalar variable "@Gone".'),
         ("DECLARE @Twice INT IF 1 = 0 BEGIN DECLARE @TWICE INT END", 134, "The variable name '@TWICE' has already"),
         ("CREATE PROCEDURE Fails AS IF 1 = 0 SET @Nowhere = 1", 137, 'Must declare the scalar variable "@Nowhere".'),
         ("DECLARE @a INT EXEC ('PRINT @a')", 137, 'Must declare the scalar variable "@a".'),
@@ -304,3 +305,12 @@ def test_a_view_may_ask_which_database_it_is_of(db: sb.Database) -> None:
     assert found.rows == [(db.database_id + 4, "Language")]
     assert number(db, "CREATE VIEW Never AS SELECT USER_NAME() AS who") == 111
     assert number(db, "DECLARE @n int = 1 EXEC ('CREATE VIEW Never AS SELECT @n AS n')") in (111, 137)
+
+
+def test_hints_may_stand_without_with(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Hinted (a int) INSERT Hinted VALUES (1)")
+    query = "SELECT h.a FROM Hinted h (NOLOCK) JOIN dbo.Hinted (UPDLOCK, ROWLOCK) ON Hinted.a = h.a"
+    assert db.execute_tsql(query).rows == [(1,)]
+    assert db.execute_tsql("SELECT COUNT(*) FROM Hinted (NOLOCK) WHERE a IN (SELECT a FROM Hinted(NOLOCK))").rows == [
+        (1,)
+    ]

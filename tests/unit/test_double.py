@@ -33,7 +33,7 @@ KEYS |= {f"{verb}_certificate" for verb in ("create", "alter", "drop", "backup")
 KEYS |= {f"{verb}_remote_service_binding" for verb in ("create", "alter", "drop")}
 SET_ASIDE = {"set_aside_messages", "replay_message", "discard_message"}
 LACKING = ROUTES | RIGHTS | SCHEMAS | KEYS | SET_ASIDE | {"release_locks"}
-LACKING |= {"execute_tsql", "tsql_session", "working"}
+LACKING |= {"execute_tsql", "tsql_session", "working", "define", "defining"}
 LACKING |= {"create_event_notification", "drop_event_notification"}
 LACKING_OPTIONS = {
     "trustworthy",

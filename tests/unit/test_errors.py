@@ -5,6 +5,7 @@ import string
 import pytest
 
 import servicebroker as sb
+import servicebroker.testing
 from servicebroker.model.errors import RULES
 
 
@@ -40,3 +41,12 @@ def test_a_text_uses_each_of_its_values(number: int) -> None:
     text = sb.BrokerError(number, *values).text
     assert all(value in text for value in values)
     assert text.endswith(".")
+
+
+def test_a_wrong_argument_is_a_mistake_of_the_program_too() -> None:
+    with servicebroker.testing.open() as instance:
+        database = instance.database("Shop", create=True)
+        for expected in (TypeError, ValueError, sb.BrokerError):
+            with pytest.raises(expected, match=r"402, .*Wrong argument: wait is -1; it must be seconds, 0 or more\.$"):
+                database.receive("Q", wait=-1)
+    assert not isinstance(sb.BrokerError(911, "Shop"), TypeError | ValueError)

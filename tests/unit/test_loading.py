@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -70,3 +71,24 @@ def test_a_command_that_is_not_there_is_refused() -> None:
     refused = CliRunner().invoke(app, ["statu"])
     assert refused.exit_code == 2
     assert "Did you mean 'status'" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [("pyspark", ["pipeline", "run", "x.toml"], "spark"), ("pyspark", ["demo", "--input", "x"], "spark")],
+)
+def test_a_missing_extra_is_said_in_one_sentence(
+    missing: str, arguments: list[str], extra: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.toml").write_text(
+        '[pipeline]\nname = "x"\nwarehouse = "w"\n[[queue]]\ninstance = "i"\ndatabase = "D"\nqueue = "Q"\n'
+    )
+    (tmp_path / "x").write_text("a line\n")
+    program = (
+        f"import sys\nsys.modules[{missing!r}] = None\nfrom servicebroker.cli.main import main\n"
+        f"sys.argv[1:] = {arguments!r}\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"is not installed: pip install 'servicebroker[{extra}]'.\n")
+    assert done.stderr.count("\n") == 1

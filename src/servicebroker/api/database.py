@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -44,6 +46,7 @@ from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
     from servicebroker.api.instance import Instance
+    from servicebroker.model.application import Application
 
 T = TypeVar("T")
 Given = TypeVar("Given")
@@ -70,6 +73,8 @@ class Database(
         engine: the verbs as steps, on the tables or, for a restricted role, through the fence.
     """
 
+    _within: Transaction | None = None  # the one that definitions belong to
+
     def __init__(self, instance: Instance, name: str, user: User) -> None:
         self.instance = instance
         self.database_id = user.database_id
@@ -89,6 +94,9 @@ class Database(
 
         Its `connection` is a psycopg connection, for the application's own tables in the same transaction.
         """
+        if self._within is not None:
+            yield self._within
+            return
         with (
             self.instance.connection() as connection,
             translated(also_theirs=True),
@@ -132,6 +140,35 @@ class Database(
         check_policy(poison)
         return process(self, queue, procedure, top=top, wait=wait, poison=poison)
 
+    @contextmanager
+    def defining(self) -> Iterator[Database]:
+        """Definitions in one transaction: those of the database that the block gets are committed at its end together.
+
+        An exception undoes all of them. Nobody else defines anything in the instance meanwhile.
+        """
+        with self.transaction() as transaction:
+            inside = copy.copy(self)
+            inside._within = transaction
+            inside.catalog = self.instance._new_catalog(None if self.user.is_dbo else self.user)  # what may be undone
+            yield inside
+
+    def define(self, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
+        """Give the database all that an application needs, in one transaction, and say what that took.
+
+        What is there already stays, what differs is altered, and nothing is dropped.
+
+        Args:
+            definition: a TOML file, or the same as dictionaries: `message_types`, `contracts`, `queues`, `services`,
+                `routes`, `users`, `roles`, `grants`, `denials`; see docs/how-to/define.md.
+
+        Raises:
+            InstanceError: it cannot be read, or asks for what cannot be altered.
+            BrokerError: as the methods that define one thing. Nothing was done then.
+        """
+        from servicebroker.api.defining import define  # with what reads TOML, which few processes need
+
+        return define(self, definition)
+
     def working(self, *workers: Worker, concurrency: int = 1) -> AbstractContextManager[None]:
         """Run workers beside the block: `with database.working(stock, concurrency=4): ...`.
 
@@ -144,12 +181,22 @@ class Database(
         """
         return working(self, workers, concurrency)
 
-    def join(self, connection: psycopg.Connection[Any]) -> JoinedTransaction:
-        """The verbs on a psycopg connection of the application: they belong to the transaction open there.
+    def join(self, connection: Any) -> JoinedTransaction:
+        """The verbs in a transaction of the application: they are committed and rolled back with it.
 
-        The connection must lead to this instance's PostgreSQL database, at READ COMMITTED.
+        Args:
+            connection: of psycopg 3; or a session or connection of SQLAlchemy on psycopg 3, or `django.db.connection`,
+                whose savepoints (`begin_nested`, `atomic`) hold for messages too. It must lead to this instance's
+                PostgreSQL database, at READ COMMITTED.
+
+        Raises:
+            JoinError: nothing of the kind, or of the other form; with SQLAlchemy the first verb says so.
         """
-        return JoinedTransaction(self, connection)
+        if isinstance(connection, psycopg.Connection):
+            return JoinedTransaction(self, connection)
+        from servicebroker.api.foreign import ForeignTransaction  # for who has such a library
+
+        return ForeignTransaction(self, connection)
 
     def alter(
         self,
@@ -238,10 +285,14 @@ class Database(
 
     def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
         """`_alone`, without ending a reader that waits for us in a circle; whoever begins to send gets in between."""
+        if self._within is not None:  # what it holds it cannot give up: a circle is for the server to end
+            return self._alone(steps())
         patience = self._do(find_patience())
         return giving_way(lambda number: self._alone(hurried(steps(), moments[number % len(moments)])), patience)
 
     def _do(self, steps: Steps[T]) -> T:
+        if self._within is not None:
+            return self._within._do(steps)
         with self.instance.connection() as connection, translated():
             return run_alone(connection, self.engine.in_broker(steps))
 

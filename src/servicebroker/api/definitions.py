@@ -19,7 +19,7 @@ from servicebroker.engine.catalog.event_notifications import drop_notifications_
 from servicebroker.engine.delivery import transmission
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals
-from servicebroker.model.arguments import check_switch, read_once
+from servicebroker.model.arguments import check_switch, may_exist, read_once
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Steps
@@ -105,6 +105,7 @@ class Definitions(ABC):
         sent_by: Mapping[str, str] | Iterable[tuple[str, str]],
         *,
         authorization: str | None = None,
+        exist_ok: bool = False,
     ) -> None:
         """CREATE CONTRACT; `sent_by` maps each message type to INITIATOR, TARGET or ANY.
 
@@ -117,7 +118,8 @@ class Definitions(ABC):
             owner = yield from principals.find_owner(self.user, authorization)
             yield from catalog.create_contract(self.database_id, name, given, owner)
 
-        self._define(steps(), "CREATE CONTRACT", rights.message_types(given))
+        with may_exist(exist_ok):
+            self._define(steps(), "CREATE CONTRACT", rights.message_types(given))
 
     def create_queue(
         self,
@@ -128,6 +130,7 @@ class Definitions(ABC):
         poison_message_handling: bool = True,
         activation: Activation | None = None,
         filegroup: str = "DEFAULT",
+        exist_ok: bool = False,
     ) -> None:
         """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
 
@@ -138,6 +141,7 @@ class Definitions(ABC):
             poison_message_handling: False lets no number of rollbacks switch it off.
             activation: the procedure that reads it; on unless its `status` says otherwise.
             filegroup: PRIMARY, which is DEFAULT.
+            exist_ok: whether one of that name may be there, which stays as it is.
 
         Raises:
             BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, 262, and for the activation
@@ -161,10 +165,17 @@ class Definitions(ABC):
             is_on = activation.status is None or activation.status
             return (yield from set_activation(self.user, name, activation._replace(status=is_on)))
 
-        _warn(self._define(steps(), "CREATE QUEUE"))
+        with may_exist(exist_ok):
+            _warn(self._define(steps(), "CREATE QUEUE"))
 
     def create_service(
-        self, name: str, queue: str, contracts: Iterable[str] = (), *, authorization: str | None = None
+        self,
+        name: str,
+        queue: str,
+        contracts: Iterable[str] = (),
+        *,
+        authorization: str | None = None,
+        exist_ok: bool = False,
     ) -> None:
         """CREATE SERVICE on a queue, as a target of `contracts`. Messages that wait for it are delivered.
 
@@ -179,7 +190,8 @@ class Definitions(ABC):
             yield from catalog.create_service(self.database_id, name, found.queue_id, given, owner)
             yield from transmission.deliver_to_service(self.catalog, name, self.instance.clock())
 
-        self._define(steps(), "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
+        with may_exist(exist_ok):
+            self._define(steps(), "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
 
     def drop_contract(self, name: str) -> None:
         """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.

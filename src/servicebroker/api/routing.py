@@ -12,6 +12,7 @@ from servicebroker.engine.catalog import routes
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals
+from servicebroker.model.arguments import may_exist
 from servicebroker.model.permissions import User
 from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.statements import Steps
@@ -48,6 +49,7 @@ class Routing(ABC):
         address: str,
         mirror_address: str | None = None,
         authorization: str | None = None,
+        exist_ok: bool = False,
     ) -> None:
         """CREATE ROUTE: where the services of that name are reached, for conversations that begin in this database.
 
@@ -60,6 +62,7 @@ class Routing(ABC):
                 service's own name begins.
             mirror_address: of the other broker of a mirrored pair.
             authorization: the owner; the user that this object works as when it is not given.
+            exist_ok: whether one of that name may be there, which stays as it is.
 
         Raises:
             BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken, 15151 no such
@@ -72,7 +75,8 @@ class Routing(ABC):
             now = self.instance.clock()
             return (yield from routes.create_route(self.catalog, self.database_id, name, clauses, now, owner))
 
-        self._deliver(steps, "CREATE ROUTE")
+        with may_exist(exist_ok):
+            self._deliver(steps, "CREATE ROUTE")
 
     def alter_route(
         self,

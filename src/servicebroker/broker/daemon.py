@@ -24,9 +24,11 @@ from servicebroker.broker import connections, forwarding, journal, metrics
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
+from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.sockets import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.standing import Proof
+from servicebroker.broker.store_operations import Store
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, NetworkEndpoint
@@ -228,14 +230,15 @@ class Daemon:
         self._relay.forget()
         self._shown, self._look_at, self._answer_at = [], 0.0, 0.0
         self._membership = run(connection, find_membership())
-        connection.add_notice_handler(self._relay.notice)
+        store = PostgresStore(connection, self._clock)
+        connection.add_notice_handler(store.notice)
         pin_plans(connection)
         connections.write(connection, [])
         forwarding.write(connection, [])
         with hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name="servicebroker serve") as ear:
             while not self._stopped.is_set():
-                self._doze(connection, ear)
-                self._work(connection)
+                self._doze(connection, store, ear)
+                self._work(connection, store)
         self._relay.forwarding.drop_all(11293)
         connections.write(connection, [])
         forwarding.write(connection, [])
@@ -327,14 +330,14 @@ class Daemon:
         """When there is something to do, if nothing happens."""
         return min(self._relay.wake_at, self._inbox.wake_at)
 
-    def _doze(self, connection: DirectConnection, ear: Ear) -> None:
+    def _doze(self, connection: DirectConnection, store: Store, ear: Ear) -> None:
         """Look when something rings, until there is much to do: single messages need nobody to get up for them."""
         self._inbox.bell.clear()
         _register(connection, waits=True)
         pause, busy = SOON, 0
         while not self._stopped.is_set() and busy < AWAKE:
             ear.check()
-            carried = self._round(connection)
+            carried = self._round(connection, store)
             if carried:
                 pause, busy = SOON, busy + (carried >= MANY)
             else:
@@ -346,15 +349,15 @@ class Daemon:
                 pause = min(pause * 5, FALLBACK)
         _register(connection, waits=False)
 
-    def _work(self, connection: DirectConnection) -> None:
+    def _work(self, connection: DirectConnection, store: Store) -> None:
         """One round after the other, until one finds nothing, or some find little."""
         idle = 0
-        while not self._stopped.is_set() and idle < AWAKE and (carried := self._round(connection)):
+        while not self._stopped.is_set() and idle < AWAKE and (carried := self._round(connection, store)):
             idle = idle + 1 if carried < MANY else 0
             if self._wake_at > time.monotonic():
                 self._stopped.wait(PACE)
 
-    def _round(self, connection: DirectConnection) -> int:
+    def _round(self, connection: DirectConnection, store: Store) -> int:
         """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
         self._answer(connection)
         began = time.monotonic()
@@ -374,7 +377,7 @@ class Daemon:
                     self._relay.stands(one.address, one.standing)
                 case Outdated():
                     self._proof.challenge(one.known)
-        carried = self._relay.round(connection, arrivals)
+        carried = self._relay.round(store, arrivals)
         self._inbox.took(time.monotonic() - began)
         self._look(connection)
         return max(carried, min(len(taken), 1))

@@ -17,13 +17,10 @@ import msgspec
 from servicebroker.broker import journal
 from servicebroker.broker.key_exchange import is_signed, sign, unwrap, wrap
 from servicebroker.broker.links import Link
-from servicebroker.broker.round_transaction import Do, alone
-from servicebroker.engine.remote import admission
-from servicebroker.engine.remote.missing_routes import ask_for_binding
+from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.site import Home
 from servicebroker.engine.security import session_keys
-from servicebroker.engine.security.master_keys import MasterKey, find_master_key
 from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, UserCertificate
 from servicebroker.model.certificates import SESSION_KEY
@@ -93,11 +90,11 @@ class DialogSecurity:
 
     # ---------------------------------------------------------------- the initiator
 
-    def begin(self, do: Do, endpoints: Sequence[RemoteEndpoint]) -> dict[UUID, Secured | str]:
+    def begin(self, store: Store, endpoints: Sequence[RemoteEndpoint]) -> dict[UUID, Secured | str]:
         """What protects these conversations, which begin; or why that cannot be had, in the words of their status."""
-        beginnings: list[Beginning] = do(session_keys.find_beginnings([one.conversation_handle for one in endpoints]))
+        beginnings = store.find_beginnings([one.conversation_handle for one in endpoints])
         owners = [(one.database_id, owner) for one in beginnings for owner in (one.owner_id, one.remote_id) if owner]
-        found = do(session_keys.find_certificates_of(owners))
+        found = store.find_certificates_of(owners)
         by_handle = {one.conversation_handle: one for one in endpoints}
         decided: dict[UUID, Secured | str] = {}
         for one in beginnings:
@@ -107,8 +104,8 @@ class DialogSecurity:
                 decided[one.conversation_handle] = self._begin_one(one, by_handle[one.conversation_handle], own, remote)
             except BrokerError as reason:
                 decided[one.conversation_handle] = reason.text
-                is_asked = reason.number == NO_BINDING and do(
-                    ask_for_binding(one.database_id, by_handle[one.conversation_handle].far_service, self._clock())
+                is_asked = reason.number == NO_BINDING and store.ask_for_binding(
+                    one.database_id, by_handle[one.conversation_handle].far_service
                 )
                 if is_asked:
                     decided[one.conversation_handle] = RULES[9770].text
@@ -143,7 +140,7 @@ class DialogSecurity:
         return Secured(decision, SessionKeys(_session_key(key), None, decision is Security.FULL), keys, exchange)
 
     def renew(
-        self, do: Do, introductions: Sequence[tuple[RemoteEndpoint, Exchange]]
+        self, store: Store, introductions: Sequence[tuple[RemoteEndpoint, Exchange]]
     ) -> dict[UUID, tuple[Keys, Exchange] | str]:
         """What is not acknowledged, for the certificates of today: those that it was made for may be gone at the peer.
 
@@ -155,26 +152,26 @@ class DialogSecurity:
             if one.keys
             for owner in (one.keys.principal_id, one.keys.far_principal_id)
         ]
-        found = do(session_keys.find_certificates_of(owners))
+        found = store.find_certificates_of(owners)
         renewed: dict[UUID, tuple[Keys, Exchange] | str] = {}
         for endpoint, exchange in introductions:
             assert endpoint.keys is not None
             own = found[endpoint.database_id, endpoint.keys.principal_id]
             remote = found[endpoint.database_id, endpoint.keys.far_principal_id]
             try:
-                new = self._renew_one(do, endpoint, endpoint.keys, exchange, own, remote)
+                new = self._renew_one(store, endpoint, endpoint.keys, exchange, own, remote)
             except BrokerError as reason:
                 renewed[endpoint.conversation_handle] = reason.text
                 continue
             if new is not exchange:
                 keys = endpoint.keys._replace(exchange=pack_exchange(new))
-                do(alone(session_keys.save_exchange(endpoint.conversation_handle, pack_exchange(new))))
+                store.save_exchange(endpoint.conversation_handle, pack_exchange(new))
                 renewed[endpoint.conversation_handle] = keys, new
         return renewed
 
     def _renew_one(
         self,
-        do: Do,
+        store: Store,
         endpoint: RemoteEndpoint,
         keys: Keys,
         exchange: Exchange,
@@ -187,7 +184,7 @@ class DialogSecurity:
         source = b"" if ours is None else ours.facts.thumbprint
         if (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination):
             return exchange
-        master_key: MasterKey | None = do(find_master_key(endpoint.database_id))
+        master_key = store.find_master_key(endpoint.database_id)
         master = None if master_key is None else self._keys.master_key(master_key.by_service_master_key)
         sealed = keys.first_key if endpoint.is_initiator else keys.second_key
         if master is None or sealed is None:
@@ -198,7 +195,7 @@ class DialogSecurity:
         )
 
     def learn(
-        self, do: Do, endpoint: RemoteEndpoint, session: SessionKeys, header: Header, link: Link
+        self, store: Store, endpoint: RemoteEndpoint, session: SessionKeys, header: Header, link: Link
     ) -> tuple[RemoteEndpoint, SessionKeys] | None:
         """What an exchange in a later message means: nothing new, or the target's key. None when it is not believed."""
         exchange, keys = header.exchange, endpoint.keys
@@ -213,44 +210,44 @@ class DialogSecurity:
         if not session.has_second:
             _drop(link, header, 11221, "an anonymous target has no key of its own")
             return None
-        opened = self._open(do, endpoint.database_id, exchange, header, link)
+        opened = self._open(store, endpoint.database_id, exchange, header, link)
         if opened is None:
             return None
         if opened.peer is None or opened.peer.owner_id != keys.far_principal_id:
             journal.conversation("No Certificate", header, link)
             return None
         sealed = seal(opened.master, opened.key, SESSION_KEY)
-        do(alone(session_keys.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)))
+        store.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)
         keys = keys._replace(second_key_id=exchange.key_id, second_key=sealed)
         return endpoint._replace(keys=keys), session._replace(second=_session_key(opened.key))
 
     # ---------------------------------------------------------------- the target
 
-    def admit(self, do: Do, home: Home, broker: UUID, header: Header, link: Link) -> Secured | Denied | None:
+    def admit(self, store: Store, home: Home, broker: UUID, header: Header, link: Link) -> Secured | Denied | None:
         """Whether a conversation may begin with a service of ours, by its first message. None: it is not answered.
 
         `broker` is the identifier of the database that has the service.
         """
-        target: admission.Target = do(admission.find_target(home.database_id, home.service_id))
+        target = store.find_target(home)
         exchange, opened, session = header.exchange, None, UNSECURED
         if header.is_secured:
             if exchange is None:
                 journal.conversation("No Security Header", header, link)
                 return None
-            opened = self._open(do, home.database_id, exchange, header, link)
+            opened = self._open(store, home.database_id, exchange, header, link)
             if opened is None:
                 return None
             session = SessionKeys(_session_key(opened.key), None, opened.peer is not None)
-            refused = do(admission.refused_keeper(target, opened.own.owner_id))
+            refused = store.refused_keeper(target, opened.own.owner_id)
             if refused:
                 journal.undeliverable(Dropped(refused.number, refused.text), header, link)
                 return None
         sender_id = PUBLIC if opened is None or opened.peer is None else opened.peer.owner_id
-        refused = do(admission.refused_sender(target, sender_id))
+        refused = store.refused_sender(target, sender_id)
         if refused:
             journal.undeliverable(Dropped(refused.number, refused.text), header, link)
             return Denied(BrokerFailure(-8494, RULES[8494].text.format(header.to_service)), session)
-        refused = do(admission.refused_owner(target))
+        refused = store.refused_owner(target)
         if refused:
             journal.conversation("Run As Target Failure", header, link, refused.text)
             return None
@@ -301,12 +298,12 @@ class DialogSecurity:
             raise BrokerError(9733, ours.owner_id)
         return msgspec.structs.replace(exchange, signature=sign(exchange, secret, about))
 
-    def _open(self, do: Do, database_id: int, exchange: Exchange, header: Header, link: Link) -> _Opened | None:
+    def _open(self, store: Store, database_id: int, exchange: Exchange, header: Header, link: Link) -> _Opened | None:
         """Verify an exchange that has arrived. None: it is not believed, or cannot be opened, and somebody was told."""
         if bool(exchange.source) != bool(exchange.signature):
             journal.corrupted(CorruptedMessage(11251), link)
             return None
-        found = do(session_keys.find_certificates(database_id, [exchange.source, exchange.destination]))
+        found = store.find_certificates(database_id, [exchange.source, exchange.destination])
         now, about = self._clock(), bound(header, exchange.key_id)
         known = {name: one for name, one in found.items() if one.facts.is_valid(now)}
         own, peer = known.get(exchange.destination), known.get(exchange.source)
@@ -317,7 +314,7 @@ class DialogSecurity:
         if signer is not None and not is_signed(exchange, signer, about):
             journal.conversation("Bad Signature", header, link)
             return None
-        master_key: MasterKey | None = do(find_master_key(database_id))
+        master_key = store.find_master_key(database_id)
         master = None if master_key is None else self._keys.master_key(master_key.by_service_master_key)
         secret = None if master is None else self._keys.private_key(own.key.private_key, master)
         if master is None or secret is None:

@@ -9,8 +9,7 @@ from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.lines import Lines
 from servicebroker.broker.matching import MATCH_AGAIN
 from servicebroker.broker.relay_memory import Entry, Memory
-from servicebroker.broker.round_transaction import Do
-from servicebroker.engine.remote import departing, remote_endpoints
+from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import WaitingConversation
 from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.outgoing import NEVER
@@ -45,7 +44,7 @@ class Finding:
         if self._page_missed:
             self._page_at = 0.0
 
-    def due(self, do: Do) -> set[UUID]:
+    def due(self, store: Store) -> set[UUID]:
         """Whose time has come."""
         now = self._seconds()
         due, strangers = set(), []
@@ -59,13 +58,13 @@ class Finding:
             if entry.link is not None and entry.dialog.introduction is not None:
                 strangers.append(entry)
         if strangers:
-            self._introduce_again(do, strangers)
+            self._introduce_again(store, strangers)
         return due
 
-    def _introduce_again(self, do: Do, entries: list[Entry]) -> None:
+    def _introduce_again(self, store: Store, entries: list[Entry]) -> None:
         """What secured conversations begin with was not acknowledged: perhaps its certificates are replaced."""
         introductions = [(one.endpoint, key) for one in entries if (key := one.dialog.introduction) is not None]
-        renewed = self._security.renew(do, introductions)
+        renewed = self._security.renew(store, introductions)
         for entry in entries:
             match renewed.get(entry.endpoint.conversation_handle):
                 case (keys, exchange):
@@ -74,7 +73,7 @@ class Finding:
                 case str(why):
                     self._lines.say(entry, why)
 
-    def find(self, do: Do, found: list[WaitingConversation]) -> set[UUID]:
+    def find(self, store: Store, found: list[WaitingConversation]) -> set[UUID]:
         """Whom the look has found, whom a page has, and who is to be looked up again."""
         for waiting in found:
             if entry := self._memory.get(waiting.conversation_handle):
@@ -82,21 +81,21 @@ class Finding:
                 if waiting.has_end:
                     entry.dialog.end()
         touched = {one.conversation_handle for one in found}
-        touched |= self._turn_page(do)
+        touched |= self._turn_page(store)
         unknown = self.wanted | {handle for handle in touched if handle not in self._memory}
         self.wanted = set()
         for handle in unknown:
             self._lines.forget(handle)
         if unknown:
-            touched |= {self._memory.enter(endpoint) for endpoint in do(remote_endpoints.find_by_handle(list(unknown)))}
+            touched |= {self._memory.enter(endpoint) for endpoint in store.endpoints(list(unknown))}
         return touched
 
-    def _turn_page(self, do: Do) -> set[UUID]:
+    def _turn_page(self, store: Store) -> set[UUID]:
         """Some of those that wait since before we began, or that had no place in memory."""
         now = self._seconds()
         if now < self._page_at:
             return set()
-        handles: list[UUID] = do(departing.page(self._page_after, PAGE))
+        handles = store.page(self._page_after, PAGE)
         if len(handles) == PAGE:
             self._page_after = handles[-1]
             self._page_at = now if self._memory.room >= PAGE else now + MATCH_AGAIN

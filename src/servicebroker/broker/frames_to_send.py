@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
-import psycopg
 from msgspec import structs
 
 from servicebroker.broker import journal, metrics
 from servicebroker.broker.finding import Finding
 from servicebroker.broker.lines import Lines
 from servicebroker.broker.relay_memory import Entry, Memory
-from servicebroker.engine.conversation import traces
-from servicebroker.engine.remote import departing
+from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import NOTHING, Reading
 from servicebroker.protocol.envelope import Header, Part, encode
-from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.outgoing import Cut
-from servicebroker.store.running import run
 
 FRAGMENTS = 8  # that a round reads for each link, so that a small message does not wait for a large one's megabyte
 
@@ -32,17 +28,20 @@ class _Frame(NamedTuple):
 
 
 class Frames:
-    """Makes and sends them, in the order of the lines."""
+    """Makes and sends them, in the order of the lines. Bodies longer than `longest` travel in fragments."""
 
-    def __init__(self, memory: Memory, lines: Lines, finding: Finding, seconds: Callable[[], float]) -> None:
+    def __init__(
+        self, memory: Memory, lines: Lines, finding: Finding, longest: int, seconds: Callable[[], float]
+    ) -> None:
         self._memory = memory
         self._lines = lines
         self._finding = finding
+        self._longest = longest
         self._seconds = seconds
         self._fragments = 0  # that this round has read for the link in turn
         self._is_traced = False  # messages have trace contexts
 
-    def send(self, connection: psycopg.Connection[Any], *, is_traced: bool) -> int:
+    def send(self, store: Store, *, is_traced: bool) -> int:
         """What is in line and its links take; how many messages that was, a frame counting as one at least."""
         self._is_traced = is_traced
         sent = 0
@@ -52,7 +51,7 @@ class Frames:
                 entry = self._memory.get(turn.key)
                 if entry is None or entry.link is not link:
                     continue
-                frame = self._frame(connection, turn.key, entry)
+                frame = self._frame(store, turn.key, entry)
                 if frame is not None:
                     link.send(frame.body)
                     metrics.PRIORITY_SENDS.labels(entry.priority).inc()
@@ -60,7 +59,7 @@ class Frames:
                 self._lines.line_up(turn.key)
         return sent
 
-    def _frame(self, connection: psycopg.Connection[Any], handle: UUID, entry: Entry) -> _Frame | None:
+    def _frame(self, store: Store, handle: UUID, entry: Entry) -> _Frame | None:
         transmission = None if entry.session is None else entry.dialog.transmit(self._seconds())
         if transmission is None or entry.session is None:
             return None
@@ -68,30 +67,28 @@ class Frames:
         if cut is None:
             journal.acknowledgement(transmission.header, is_sent=True)
             return _Frame(encode(transmission.header, transmission.payload, entry.session.of(transmission.header)), 1)
-        parts = self._parts(connection, handle, entry, cut)
+        parts = self._parts(store, handle, entry, cut)
         if parts is None:  # END CONVERSATION has dropped what was not acknowledged
             self._lines.forget(handle)
             self._finding.wanted.add(handle)
             return None
         journal.acknowledgement(transmission.header, is_sent=True)
-        header = self._with_traces(connection, transmission.header, cut) if self._is_traced else transmission.header
+        header = self._with_traces(store, transmission.header, cut) if self._is_traced else transmission.header
         return _Frame(encode(header, parts, entry.session.of(header)), len(parts))
 
-    def _with_traces(self, connection: psycopg.Connection[Any], header: Header, cut: Cut) -> Header:
+    def _with_traces(self, store: Store, header: Header, cut: Cut) -> Header:
         """The header with the trace contexts of the messages, where they have any."""
-        found = run(connection, traces.leaving(header.conversation_id, header.is_from_initiator, cut.first, cut.last))
+        found = store.read_traces(header, cut.first, cut.last)
         if not found:
             return header
         return structs.replace(header, traces=tuple((number - cut.first, context) for number, context in found))
 
-    def _parts(
-        self, connection: psycopg.Connection[Any], handle: UUID, entry: Entry, cut: Cut
-    ) -> tuple[Part, ...] | None:
+    def _parts(self, store: Store, handle: UUID, entry: Entry, cut: Cut) -> tuple[Part, ...] | None:
         """The messages that a cut names, or its fragment of one; None when they are not there any more."""
         numbers = range(cut.first, cut.last + 1)
         if not entry.parts.keys() >= set(numbers):  # they travel again
             reading = Reading(cut.first, len(numbers), 2**40)
-            found = run(connection, departing.read({handle: reading}, LIMITS.fragment_size)).get(handle, NOTHING)
+            found = store.read({handle: reading}, self._longest).get(handle, NOTHING)
             if found.numbers != tuple(numbers):
                 return None
             self._memory.hold(entry, found.numbers, found.parts)
@@ -99,5 +96,5 @@ class Frames:
             return self._memory.take(entry, numbers)
         whole = entry.parts[cut.first]
         self._fragments += 1
-        body = run(connection, departing.read_fragment(handle, cut.first, cut.offset, cut.length))
+        body = store.read_fragment(handle, cut.first, cut.offset, cut.length)
         return None if body is None else (Part(whole.message_type, whole.content, body, whole.token),)

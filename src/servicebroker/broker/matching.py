@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from uuid import UUID
 
 from servicebroker.broker import journal
+from servicebroker.broker.again import SOON
 from servicebroker.broker.dialog_security import DialogSecurity, Secured
 from servicebroker.broker.lines import Lines
 from servicebroker.broker.links import Link, Links
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.relay_memory import Entry, Memory
-from servicebroker.broker.round_transaction import SOON, Do, alone
-from servicebroker.engine.catalog.catalog import Catalog
-from servicebroker.engine.remote import departing, mirrored_pairs
+from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import Claimed
 from servicebroker.engine.remote.site import Here
-from servicebroker.engine.security import session_keys
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.errors import RULES
 from servicebroker.protocol.outgoing import NEVER
@@ -33,33 +30,29 @@ class Matching:
         self,
         memory: Memory,
         lines: Lines,
-        catalog: Catalog,
         security: DialogSecurity,
         mirrors: Mirrors,
         links: Links,
         here: Callable[[], Here],
-        clock: Callable[[], datetime],
         seconds: Callable[[], float],
     ) -> None:
         self._memory = memory
         self._lines = lines
-        self._catalog = catalog
         self._security = security
         self._mirrors = mirrors
         self._links = links
         self._here = here
-        self._clock = clock
         self._seconds = seconds
         self._routes: int | None = None
 
-    def match(self, do: Do, handles: Iterable[UUID]) -> None:
+    def match(self, store: Store, handles: Iterable[UUID]) -> None:
         """Where those go that have no address yet, or whose routes have changed."""
         entries = {handle: entry for handle in handles if (entry := self._memory.get(handle)) and entry.wants_route}
         if not entries:
             return
         endpoints = [entry.endpoint for entry in entries.values()]
-        decisions = do(departing.route(self._catalog, endpoints, self._here(), self._clock()))
-        self.acquaint(do, decisions.values())
+        decisions = store.route(endpoints, self._here())
+        self.acquaint(store, decisions.values())
         away = {
             handle: self._mirrors.way(one.destination)
             for handle, one in decisions.items()
@@ -71,7 +64,7 @@ class Matching:
             for handle, one in decisions.items()
             if handle in away and handle not in missing and (chosen := one.chosen) and not entries[handle].is_claimed
         }
-        claimed, locked = self._claim(do, ready) if ready else (set(), {})
+        claimed, locked = self._claim(store, ready) if ready else (set(), {})
         for handle, decision in decisions.items():
             entry = entries[handle]
             journal.classified(decision.destination, entry.endpoint.far_service, entry.endpoint.far_broker)
@@ -89,11 +82,11 @@ class Matching:
                 self._wait_for_route(entry, decision)
             self._memory.set_alarm(entry)
 
-    def _claim(self, do: Do, ready: dict[UUID, str | None]) -> tuple[set[UUID], dict[UUID, str]]:
+    def _claim(self, store: Store, ready: dict[UUID, str | None]) -> tuple[set[UUID], dict[UUID, str]]:
         """Which of them are ours to send, secured as they have to be; and why others cannot be secured."""
         entries = {handle: entry for handle in ready if (entry := self._memory.get(handle)) is not None}
         undecided = [one.endpoint for one in entries.values() if one.endpoint.security is None]
-        decided = self._security.begin(do, undecided) if undecided else {}
+        decided = self._security.begin(store, undecided) if undecided else {}
         for endpoint in undecided:
             if endpoint.is_initiator and endpoint.conversation_handle not in decided:
                 del entries[endpoint.conversation_handle]  # it is being removed
@@ -104,11 +97,9 @@ class Matching:
             for handle in entries
             if handle not in locked
         }
-        claimed: set[UUID] = do(departing.claim(claims)) if claims else set()
-        do(
-            session_keys.save_keys(
-                {handle: one.keys for handle, one in secured.items() if handle in claimed and one.keys is not None}
-            )
+        claimed = store.claim(claims) if claims else set()
+        store.save_keys(
+            {handle: one.keys for handle, one in secured.items() if handle in claimed and one.keys is not None}
         )
         for handle in claimed & secured.keys():
             entry, one = entries[handle], secured[handle]
@@ -118,13 +109,13 @@ class Matching:
                 entry.dialog.secure(one.exchange)
         return claimed, locked
 
-    def acquaint(self, do: Do, decisions: Iterable[Decision]) -> None:
+    def acquaint(self, store: Store, decisions: Iterable[Decision]) -> None:
         """Both brokers of a mirrored route that is used for the first time are asked which is the principal."""
         strangers = self._mirrors.strangers(
             one.destination for one in decisions if isinstance(one.destination, Elsewhere)
         )
         if strangers:
-            self._mirrors.begin(do(mirrored_pairs.known(strangers)))
+            self._mirrors.begin(store.known_pairs(strangers))
 
     def _reach(self, way: Address | str) -> Link | str:
         return way if isinstance(way, str) else self._links.reach(way)
@@ -161,19 +152,19 @@ class Matching:
         if entry.wants_more or entry.load:
             self._lines.say(entry, why)
 
-    def see_routes(self, do: Do, version: int) -> set[UUID]:
+    def see_routes(self, store: Store, version: int) -> set[UUID]:
         """A route may have changed: it takes effect for what already waits."""
         before, self._routes = self._routes, version
         if before in (None, version):
             return set()
-        self._mirrors.keep(do(mirrored_pairs.pairs()))
+        self._mirrors.keep(store.pairs())
         return self._match_anew(dict(self._memory.items()))
 
-    def see_mirrors(self, do: Do) -> set[UUID]:
+    def see_mirrors(self, store: Store) -> set[UUID]:
         """Of some pairs another one is the principal now, or neither is known to be it."""
         self._mirrors.tick()
         if news := self._mirrors.take_news():
-            do(alone(mirrored_pairs.save(news, self._clock())))
+            store.save_pairs(news)
         changed = self._mirrors.take_changed()
         if not changed:  # nearly always, and thousands of entries are looked at otherwise
             return set()

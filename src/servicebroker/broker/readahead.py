@@ -7,12 +7,10 @@ from uuid import UUID
 
 from servicebroker.broker.lines import Lines
 from servicebroker.broker.relay_memory import Entry, Memory
-from servicebroker.broker.round_transaction import Do
-from servicebroker.engine.remote import departing
+from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import NOTHING, Leaving, Reading
 from servicebroker.protocol.dialog import SENDS
 from servicebroker.protocol.envelope import Content, Part
-from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.outgoing import NEVER
 
 AT_ONCE = 1_000  # messages of one conversation that a round reads
@@ -22,11 +20,12 @@ FIRST_SHARE = 64 * 1024  # bytes that a conversation may always have under way
 
 
 class Readahead:
-    """Reads for all conversations in turns, and offers what it has read to their dialogs."""
+    """Reads for all conversations in turns, bodies up to `longest` bytes, and offers it to their dialogs."""
 
-    def __init__(self, memory: Memory, lines: Lines, seconds: Callable[[], float]) -> None:
+    def __init__(self, memory: Memory, lines: Lines, longest: int, seconds: Callable[[], float]) -> None:
         self._memory = memory
         self._lines = lines
+        self._longest = longest
         self._seconds = seconds
 
     @property
@@ -34,7 +33,7 @@ class Readahead:
         """When there is more to read, and room for it."""
         return self._seconds() if self._lines.hungry and self._memory.waiting_bytes <= BUDGET else NEVER
 
-    def offer(self, do: Do, touched: Iterable[UUID]) -> None:
+    def offer(self, store: Store, touched: Iterable[UUID]) -> None:
         """Read what waits and may travel; a part of it at a time, so that memory stays bounded."""
         self._lines.hungry.update(dict.fromkeys(touched))
         wanted: dict[UUID, Reading] = {}
@@ -46,10 +45,10 @@ class Readahead:
             entry = self._memory.get(handle)
             if entry is not None and (reading := self._reading(entry)) is not None:
                 wanted[handle] = reading
-                budget -= min(reading.room, (entry.end - reading.first) * LIMITS.fragment_size)
+                budget -= min(reading.room, (entry.end - reading.first) * self._longest)
         if not wanted:
             return
-        found = do(departing.read(wanted, LIMITS.fragment_size))
+        found = store.read(wanted, self._longest)
         for handle, reading in wanted.items():
             entry = self._memory.get(handle)
             assert entry is not None

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
 from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal
+from servicebroker.broker.again import Again
 from servicebroker.broker.dialog_security import Denied, DialogSecurity
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.relay_memory import Memory
-from servicebroker.broker.round_transaction import Again, Do
-from servicebroker.engine.catalog.catalog import Catalog
-from servicebroker.engine.remote import remote_endpoints, remote_opening
+from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.remote_opening import BEING_ALTERED, Place, Unroutable
-from servicebroker.engine.security import session_keys
 from servicebroker.model.conversation_events import CREATED, Deed
 from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.errors import RULES
@@ -124,19 +121,15 @@ class Reception:
         self,
         memory: Memory,
         waiting: WaitingOpenings,
-        catalog: Catalog,
         security: DialogSecurity,
-        clock: Callable[[], datetime],
         chance: Random,
     ) -> None:
         self._memory = memory
         self._waiting = waiting
-        self._catalog = catalog
         self._security = security
-        self._clock = clock
         self._chance = chance
 
-    def open(self, do: Do, came: Came) -> Received | None:
+    def open(self, store: Store, came: Came) -> Received | None:
         """The message; None when it waits, is dropped, which was written down, or answered with an error.
 
         Raises:
@@ -146,18 +139,18 @@ class Reception:
         handle = self._memory.find(*came.key)
         entry = None if handle is None else self._memory.get(handle)
         if handle is None or entry is None:
-            return self._begin(do, came)
+            return self._begin(store, came)
         if entry.session is None:
             _drop(came.link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
             return None
         if header.exchange is not None:
-            learned = self._security.learn(do, entry.endpoint, entry.session, header, came.link)
+            learned = self._security.learn(store, entry.endpoint, entry.session, header, came.link)
             if learned is None:
                 return None
             entry.endpoint, entry.session = learned
         return Received(handle, header, _opened(came.envelope, entry.session))
 
-    def _begin(self, do: Do, came: Came) -> Received | None:
+    def _begin(self, store: Store, came: Came) -> Received | None:
         """The target's endpoint for the first message of a conversation; else the peer is told that nobody is here.
 
         A secured message is answered only with the key that it brings: anybody could say that a conversation is over.
@@ -172,9 +165,9 @@ class Reception:
             if not header.is_secured:
                 refuse(link, header, BrokerFailure(-8462, RULES[8462].text))
             return None
-        place = do(remote_opening.find_place(self._catalog, header, self._clock(), self._chance.randrange))
+        place = store.find_place(header, self._chance.randrange)
         if isinstance(place, Place):
-            return self._admit(do, link, envelope, place, payload)
+            return self._admit(store, link, envelope, place, payload)
         if isinstance(place, Unroutable):
             if place == BEING_ALTERED and self._waiting.keep(came):
                 return None
@@ -186,9 +179,9 @@ class Reception:
             refuse(link, header, BrokerFailure(place.code, place.description))
         return None
 
-    def _admit(self, do: Do, link: Link, envelope: Envelope, place: Place, payload: Payload) -> Received | None:
+    def _admit(self, store: Store, link: Link, envelope: Envelope, place: Place, payload: Payload) -> Received | None:
         header = envelope.header
-        admitted = self._security.admit(do, place.home, place.broker, header, link)
+        admitted = self._security.admit(store, place.home, place.broker, header, link)
         if admitted is None:
             return None
         if header.is_secured:
@@ -200,17 +193,17 @@ class Reception:
             _drop(link, header, 11214, header.opening.contract if header.opening else "")
             refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
             return None
-        handle = do(remote_opening.insert_target(header, place.home, admitted.security, self._clock()))
+        handle = store.insert_target(header, place.home, admitted.security)
         if handle is None:
             _drop(link, header, 11221, "both sides of the conversation are in this instance")
             return None
         if admitted.keys is not None:
-            do(session_keys.save_keys({handle: admitted.keys}))
+            store.save_keys({handle: admitted.keys})
         link.opened()
-        (endpoint,) = do(remote_endpoints.find_by_handle([handle]))
+        (endpoint,) = store.endpoints([handle])
         journal.conversed(Deed.DIALOG_CREATED, endpoint, EndpointState.STARTED_INBOUND)
         if journal.watches_conversations():
-            for group in do(remote_endpoints.groups_of([handle])).values():
+            for group in store.groups_of([handle]).values():
                 journal.grouped(CREATED, group)
         return Received(self._memory.enter(endpoint), header, payload)
 

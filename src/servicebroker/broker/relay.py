@@ -12,8 +12,6 @@ from datetime import datetime
 from random import Random
 from uuid import UUID
 
-import psycopg
-
 from servicebroker.broker import journal, metrics
 from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.finding import Finding
@@ -27,18 +25,15 @@ from servicebroker.broker.peers import Peers
 from servicebroker.broker.readahead import Readahead
 from servicebroker.broker.reception import Came, Reception, WaitingOpenings, parsed
 from servicebroker.broker.relay_memory import CAPACITY, Memory
-from servicebroker.broker.round_transaction import Do, transaction
 from servicebroker.broker.settling import Settling
+from servicebroker.broker.store_operations import Store
 from servicebroker.broker.trust import Trust
-from servicebroker.engine.catalog.catalog import Catalog
-from servicebroker.engine.remote import departing, remote_endpoints
 from servicebroker.engine.remote.departing import Snapshot
-from servicebroker.engine.remote.site import Here, route_arrivals
-from servicebroker.model.errors import InstanceError
+from servicebroker.engine.remote.site import Here
+from servicebroker.protocol.limits import LIMITS, Limits
 from servicebroker.protocol.mirroring import Standing
 from servicebroker.protocol.routing import Address, Decision
 from servicebroker.protocol.wire_errors import CorruptedMessage
-from servicebroker.store.direct import DirectConnection
 from servicebroker.store.key_files import KeyFolder
 
 
@@ -59,6 +54,7 @@ class Relay:
         capacity: int = CAPACITY,
         keys: KeyFolder | None = None,
         peers: Peers | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         self._peers = peers or Peers()
         self._security = DialogSecurity(keys, clock)
@@ -68,6 +64,7 @@ class Relay:
         self._chance = chance
         self._here = here
         self._capacity = capacity
+        self._limits = limits
         self.mirrors = Mirrors(links, seconds)
         self.forwarding = Forwarding(links, self.mirrors, seconds, chance.getrandbits)
         self.forget()
@@ -75,57 +72,50 @@ class Relay:
     def forget(self) -> None:
         """The database was lost, or somebody else has written: begin anew from what it holds."""
         clock, seconds, security = self._clock, self._seconds, self._security
-        self._catalog = Catalog()
-        self._memory = Memory(clock, seconds, self._chance.random, self._capacity, security.session)
+        self._memory = Memory(clock, seconds, self._chance.random, self._capacity, self._limits, security.session)
         self._lines = Lines(self._memory, self._links, seconds)
         self._waiting = WaitingOpenings(seconds)
-        self._trust = Trust(self._links, self._peers, self._catalog, self._waiting, self._here, clock, seconds)
-        self._reception = Reception(self._memory, self._waiting, self._catalog, security, clock, self._chance)
-        self._settling = Settling(self._memory, self._lines, self._catalog, clock, seconds)
+        self._trust = Trust(self._links, self._peers, self._waiting, self._here, clock, seconds)
+        self._reception = Reception(self._memory, self._waiting, security, self._chance)
+        self._settling = Settling(self._memory, self._lines, seconds)
         self._finding = Finding(self._memory, self._lines, security, seconds)
-        self._matching = Matching(
-            self._memory, self._lines, self._catalog, security, self.mirrors, self._links, self._here, clock, seconds
-        )
-        self._readahead = Readahead(self._memory, self._lines, seconds)
-        self._frames = Frames(self._memory, self._lines, self._finding, seconds)
+        self._matching = Matching(self._memory, self._lines, security, self.mirrors, self._links, self._here, seconds)
+        self._readahead = Readahead(self._memory, self._lines, self._limits.fragment_size, seconds)
+        self._frames = Frames(self._memory, self._lines, self._finding, self._limits.fragment_size, seconds)
         self._snapshot: Snapshot | None = None
         self._is_traced = False  # messages have trace contexts
-        self._is_replicated = True  # no commit was given up before a standby had it
         self.mirrors.forget_told()
 
-    def round(self, connection: DirectConnection, arrivals: Iterable[Arrival]) -> int:
+    def round(self, store: Store, arrivals: Iterable[Arrival]) -> int:
         """One transaction, and what may be sent after it. Returns how much there was to do, in messages; 0 if nothing.
 
         Raises:
             psycopg.Error, InstanceError: nothing of it is to count. Call `forget`; the arrivals will come again.
         """
         began = self._seconds()
-        with transaction(connection) as lasting:
-            do, do_lazily = lasting.do, lasting.do_lazily
-            touched = self._take(do, list(arrivals))
-            stored = self._settling.store(do, touched)
-            settled, ended = self._settling.settle(do, do_lazily, is_traced=self._is_traced)
-            look = do_lazily(departing.look(self._snapshot))
+        with store.transaction():
+            touched = self._take(store, list(arrivals))
+            stored = self._settling.store(store, touched)
+            settled, ended = self._settling.settle(store, is_traced=self._is_traced)
+            look = store.look(self._snapshot)
             self._trust.see_routes(look.routes)
             touched |= self._lines.enable(look.disabled)
-            touched |= self._matching.see_routes(do, look.routes)
-            touched |= self._matching.see_mirrors(do)
-            touched |= self._finding.due(do)
-            touched |= self._finding.find(do, look.waiting)
-            self._matching.match(do, touched)
-            self._readahead.offer(do_lazily, touched)
-        if not self._is_replicated:
-            raise InstanceError("A commit did not reach the synchronous standby, so nothing of it is acknowledged.")
+            touched |= self._matching.see_routes(store, look.routes)
+            touched |= self._matching.see_mirrors(store)
+            touched |= self._finding.due(store)
+            touched |= self._finding.find(store, look.waiting)
+            self._matching.match(store, touched)
+            self._readahead.offer(store, touched)
         self._snapshot, self._is_traced = look.snapshot, look.traced
         self._settling.count(len(touched), began)
         if stored is not None:
-            self._settling.committed(do, stored)
+            self._settling.committed(store, stored)
         for handle, event in settled.items():
             if entry := self._memory.get(handle):
                 entry.dialog.deleted(event)
         for handle in touched:
             self._lines.line_up(handle)
-        sent = self._frames.send(connection, is_traced=self._is_traced) + self.forwarding.send()
+        sent = self._frames.send(store, is_traced=self._is_traced) + self.forwarding.send()
         metrics.DIALOGS.set(len(self._memory))
         for handle in ended:
             self._lines.forget(handle)
@@ -141,11 +131,6 @@ class Relay:
         arriving = self._waiting, self._settling
         leaving = self._memory, self._finding, self._readahead, self._lines, self.forwarding, self.mirrors
         return min(part.wake_at for part in (*arriving, *leaving))
-
-    def notice(self, said: psycopg.errors.Diagnostic) -> None:
-        """A notice of PostgreSQL: a commit may be given up before its standby has it, and yet succeed."""
-        if said.source_function == "SyncRepWaitForLSN":
-            self._is_replicated = False
 
     def stands(self, address: Address, standing: Standing) -> None:
         """The broker at that address has said whether it is the principal."""
@@ -168,7 +153,7 @@ class Relay:
             if not isinstance(self._links.reach(address), str):
                 self.reached(address)
 
-    def _take(self, do: Do, arrivals: list[Arrival]) -> set[UUID]:
+    def _take(self, store: Store, arrivals: list[Arrival]) -> set[UUID]:
         came, now = self._waiting.take(), self._seconds()
         for arrival in arrivals:
             try:
@@ -177,23 +162,21 @@ class Relay:
                 journal.not_taken(problem, arrival.link)
                 arrival.link.complain()
         unknown = [key for key in {one.key for one in came} if self._memory.find(*key) is None]
-        if unknown:
-            for endpoint in do(remote_endpoints.find_by_conversation(unknown)):
-                self._memory.enter(endpoint)
-        touched = set()
-        for one in self._pass_on(do, came):
+        # also whose message is not taken: what it sends itself is found by no page while it is in memory
+        touched = {self._memory.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}
+        for one in self._pass_on(store, came):
             try:
-                received = self._reception.open(do, one)
+                received = self._reception.open(store, one)
             except CorruptedMessage as problem:
                 journal.not_taken(problem, one.link)
                 one.link.complain()
                 continue
             if received is not None:
-                self._settling.arrived(do, one.link, received)
+                self._settling.arrived(store, one.link, received)
                 touched.add(received.handle)
         return touched
 
-    def _pass_on(self, do: Do, came: list[Came]) -> list[Came]:
+    def _pass_on(self, store: Store, came: list[Came]) -> list[Came]:
         """What the routes lead elsewhere is taken over by the forwarder; what is not its bringer's is dropped.
 
         Returns the others.
@@ -203,14 +186,14 @@ class Relay:
         strangers = [one for one in came if self._memory.find(*one.key) is None]
         decided: dict[int, Decision] = {}
         if strangers:
-            decisions = do(route_arrivals(self._catalog, [one.header for one in strangers], here, self._clock()))
-            self._matching.acquaint(do, decisions)
+            decisions = store.route_arrivals([one.header for one in strangers], here)
+            self._matching.acquaint(store, decisions)
             decided = {id(one): decision for one, decision in zip(strangers, decisions, strict=True)}
         ours = []
         for one in came:
             decision, handle = decided.get(id(one)), self._memory.find(*one.key)
             entry = None if handle is None else self._memory.get(handle)
-            if not self._trust.takes(do, one, entry, decision):
+            if not self._trust.takes(store, one, entry, decision):
                 continue
             if decision is None or not self.forwarding.takes(one, decision, here):
                 ours.append(one)

@@ -12,9 +12,10 @@ from servicebroker.broker.links import Link
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.states import EndpointState
-from servicebroker.protocol.dialog import Dialog, Identity, Sending, TransmissionState
+from servicebroker.protocol.dialog import SENDS, Dialog, Identity, Sending, TransmissionState
 from servicebroker.protocol.dialog_keys import SessionKeys
 from servicebroker.protocol.envelope import BrokerFailure, Part, unpack_exchange
+from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Elsewhere
 
@@ -60,7 +61,8 @@ class Entry:
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing is lost or delayed when it is forgotten."""
-        return self.dialog.is_idle and not self.wants_more
+        is_unacknowledged = self.dialog.load > 0 and self.dialog.sending in SENDS  # and is tried again
+        return self.dialog.is_idle and not self.wants_more and not is_unacknowledged
 
 
 class Memory:
@@ -72,6 +74,7 @@ class Memory:
         seconds: Callable[[], float],
         draw: Callable[[], float],
         capacity: int,
+        limits: Limits,
         session_of: Callable[[RemoteEndpoint], SessionKeys | None],
     ) -> None:
         self._session_of = session_of
@@ -79,6 +82,7 @@ class Memory:
         self._seconds = seconds
         self._draw = draw
         self._capacity = capacity
+        self._limits = limits
         self._entries: dict[UUID, Entry] = {}
         self._by_conversation: dict[tuple[UUID, bool], UUID] = {}
         self._alarms: list[tuple[float, UUID]] = []
@@ -107,7 +111,7 @@ class Memory:
         handle = endpoint.conversation_handle
         self.forget(handle)
         lifetime = self._seconds() + (endpoint.lifetime - self._clock()).total_seconds()
-        dialog = Dialog(_identity(endpoint, lifetime), _state(endpoint), self._draw)
+        dialog = Dialog(_identity(endpoint, lifetime), _state(endpoint), self._draw, self._limits)
         if endpoint.state == EndpointState.CLOSED:
             dialog.close()
         elif endpoint.failure is not None:

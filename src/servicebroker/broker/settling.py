@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from uuid import UUID
 
 from servicebroker.broker import journal, metrics
+from servicebroker.broker.again import Again
 from servicebroker.broker.lines import Lines
 from servicebroker.broker.links import Link
 from servicebroker.broker.reception import Received, refuse
 from servicebroker.broker.relay_memory import Entry, Memory
-from servicebroker.broker.round_transaction import Again, Do, alone
-from servicebroker.engine.catalog.catalog import Catalog
-from servicebroker.engine.conversation import enqueue, traces
+from servicebroker.broker.store_operations import Store
 from servicebroker.engine.conversation.traces import Traced
-from servicebroker.engine.remote import arriving, departing, old_copies, remote_endpoints
+from servicebroker.engine.remote import arriving, remote_endpoints
 from servicebroker.model.conversation_events import DROPPED, Deed
 from servicebroker.model.errors import RULES
 from servicebroker.model.states import EndpointState
@@ -32,14 +30,10 @@ class Settling:
         self,
         memory: Memory,
         lines: Lines,
-        catalog: Catalog,
-        clock: Callable[[], datetime],
         seconds: Callable[[], float],
     ) -> None:
         self._memory = memory
         self._lines = lines
-        self._catalog = catalog
-        self._clock = clock
         self._seconds = seconds
         self._traced: list[Traced] = []  # trace contexts that came with messages
         self._postponed: dict[UUID, Batch] = {}
@@ -56,7 +50,7 @@ class Settling:
         """When what could not be written is tried again."""
         return self._again.at
 
-    def arrived(self, do: Do, link: Link, received: Received) -> None:
+    def arrived(self, store: Store, link: Link, received: Received) -> None:
         """What a message changes is noted, until it is written."""
         handle, header, payload = received
         entry = self._memory.get(handle)
@@ -68,7 +62,7 @@ class Settling:
                 Traced(header.conversation_id, header.is_from_initiator, header.number + place, context)
             )
         number = entry.dialog.to_recall(header)
-        recalled = None if number is None else do(departing.token_of(handle, number))
+        recalled = None if number is None else store.read_token(handle, number)
         for event in entry.dialog.arrived(header, payload, recalled):
             match event:
                 case Acknowledged():
@@ -87,7 +81,7 @@ class Settling:
                     if event.number == 11224 and entry.session is not None:
                         refuse(link, header, BrokerFailure(-8495, RULES[8495].text), entry.session)
 
-    def store(self, do: Do, touched: set[UUID]) -> arriving.Result | None:
+    def store(self, store: Store, touched: set[UUID]) -> arriving.Result | None:
         """What has arrived goes into the queues; None when there was nothing."""
         batches = {handle: one for handle, one in self._postponed.items() if self._is_known(handle)}
         for handle in touched:
@@ -97,9 +91,9 @@ class Settling:
         self._postponed, self._stored = {}, []
         if not batches:
             return None
-        result: arriving.Result = do(arriving.store(self._catalog, batches, self._clock()))
+        result = store.store(batches)
         if self._traced:
-            do(alone(traces.arrived(self._traced, self._clock())))
+            store.store_traces(self._traced)
             self._traced = []
         self._stored = [batches[handle] for handle in result.stored]
         self._postponed = {handle: batches[handle] for handle in result.postponed}
@@ -117,7 +111,7 @@ class Settling:
         entry = self._memory.get(handle)
         return entry is not None and entry.is_storing
 
-    def committed(self, do: Do, result: arriving.Result) -> None:
+    def committed(self, store: Store, result: arriving.Result) -> None:
         """What was stored is durable: it is acknowledged with the next frame."""
         metrics.ARRIVED.inc(self.stored)
         for handle, batch in zip(result.stored, self._stored, strict=True):
@@ -127,7 +121,7 @@ class Settling:
                 metrics.ARRIVED_BY_PRIORITY.labels(entry.endpoint.priority).inc(many)
                 _tell(entry.endpoint, batch)
         if result.queues:
-            do(alone(enqueue.wake(list(result.queues))))
+            store.wake(result.queues)
         for handle in result.gone:
             self._lines.forget(handle)
         for handle in result.stored:
@@ -148,46 +142,47 @@ class Settling:
                 entry.dialog.refuse(BrokerFailure(failed.code, failed.description))
                 self._lines.line_up(handle)
 
-    def settle(self, do: Do, do_lazily: Do, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
+    def settle(self, store: Store, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
         """What the peers have said of our messages, and what we say of those that wait.
 
         Returns the acknowledgements that are committed with this transaction, and whose conversations end with it.
         """
-        settled, ended = {}, []
+        settled: dict[UUID, Acknowledged] = {}
+        ended: list[UUID] = []
         self._dirty += len(self._acknowledged) + len(self._failed) + len(self._apart)
         if self._acknowledged:
-            groups = do(remote_endpoints.groups_of(list(self._acknowledged))) if journal.watches_conversations() else {}
-            done, ended = do_lazily(departing.acknowledge(self._acknowledged, self._clock()))
+            groups = store.groups_of(list(self._acknowledged)) if journal.watches_conversations() else {}
+            done, ended = store.acknowledge(self._acknowledged)
             settled = {handle: self._acknowledged.pop(handle) for handle in done}
-            self._tell_of_ends(do, ended, groups)
+            self._tell_of_ends(store, ended, groups)
             if is_traced:
-                do(alone(traces.delivered({handle: event.below for handle, event in settled.items()})))
+                store.acknowledge_traces({handle: event.below for handle, event in settled.items()})
         if self._failed:
-            for handle in do(departing.fail(self._failed, self._clock())):
+            for handle in store.fail(self._failed):
                 failure = self._failed.pop(handle)
                 self._written += 1
                 if entry := self._memory.get(handle):
                     if -failure.code in (9719, 9720):
-                        self._note(do, entry, failure)
+                        self._note(store, entry, failure)
                     journal.conversed(Deed.RECEIVED_BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
         if self._apart:
-            for handle in do(departing.part(self._apart, self._clock())):
+            for handle in store.part(self._apart):
                 apart = self._apart.pop(handle)
                 self._written += 1
                 if entry := self._memory.get(handle):
-                    self._note(do, entry, apart.own)
+                    self._note(store, entry, apart.own)
                     journal.conversed(Deed.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
         if statuses := self._lines.take_statuses():
-            do(alone(departing.set_statuses(statuses)))
+            store.set_statuses(statuses)
         self._dirty += len(statuses)
         self._written += len(settled) + len(statuses)
         return settled, ended
 
-    def _note(self, do: Do, entry: Entry, own: BrokerFailure) -> None:
+    def _note(self, store: Store, entry: Entry, own: BrokerFailure) -> None:
         """One of the two databases was restored."""
         journal.transmission(entry.endpoint.conversation_id, own.description)
         far = entry.dialog.far_broker
-        do(alone(old_copies.note(entry.endpoint, far, own, self._clock(), is_here=own.code == -9719)))
+        store.note_old_copy(entry.endpoint, far, own, is_here=own.code == -9719)
 
     def count(self, touched: int, began: float) -> None:
         """Broker TO Statistics of a round that is committed."""
@@ -202,12 +197,12 @@ class Settling:
             self._last_batch = now
         self._dirty = self._written = 0
 
-    def _tell_of_ends(self, do: Do, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
+    def _tell_of_ends(self, store: Store, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
         for handle in ended:
             if entry := self._memory.get(handle):
                 journal.conversed(Deed.RECEIVED_END_ACK, entry.endpoint, EndpointState.CLOSED)
         was = {groups[handle] for handle in ended if handle in groups}
-        for group in sorted(was - do(remote_endpoints.groups_left(was)) if was else ()):
+        for group in sorted(was - store.groups_left(was) if was else ()):
             journal.grouped(DROPPED, group)
 
     def plan_again(self) -> None:

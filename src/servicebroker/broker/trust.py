@@ -15,10 +15,8 @@ from servicebroker.broker.links import Links
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.reception import Came, WaitingOpenings
 from servicebroker.broker.relay_memory import Entry
-from servicebroker.broker.round_transaction import Do
-from servicebroker.engine.catalog.catalog import Catalog
-from servicebroker.engine.remote.missing_routes import ask
-from servicebroker.engine.remote.site import Here, Located, find_site
+from servicebroker.broker.store_operations import Store
+from servicebroker.engine.remote.site import Here, Located
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.peers import MESSAGES, Mistrust
 from servicebroker.protocol.envelope import Header
@@ -43,7 +41,6 @@ class Trust:
         self,
         links: Links,
         peers: Peers,
-        catalog: Catalog,
         waiting: WaitingOpenings,
         here: Callable[[], Here],
         clock: Callable[[], datetime],
@@ -51,7 +48,6 @@ class Trust:
     ) -> None:
         self._links = links
         self._peers = peers
-        self._catalog = catalog
         self._waiting = waiting
         self._here = here
         self._clock = clock
@@ -68,21 +64,25 @@ class Trust:
         if version != self._routes:
             self._routes, self._located = version, None
 
-    def takes(self, do: Do, came: Came, entry: Entry | None, decision: Decision | None) -> bool:
+    def takes(self, store: Store, came: Came, entry: Entry | None, decision: Decision | None) -> bool:
         """Whether a message is taken, for an endpoint of ours or where the routes lead it; not when it waits either."""
         if not self._peers.proves:
             return True
         source = _source(came.header, entry, decision)
-        if source is None or self._is_right(do, came.link.owner, source):
+        if source is None or self._is_right(store, came.link.owner, source):
             return True
-        if self._seconds() - came.since < PATIENCE and self._may_become_right(do, source) and self._waiting.keep(came):
+        if (
+            self._seconds() - came.since < PATIENCE
+            and self._may_become_right(store, source)
+            and self._waiting.keep(came)
+        ):
             return False
         where = f"{source.service} at broker {source.broker}, conversation {came.header.conversation_id}"
         self._peers.mistrust(Mistrust(came.link.owner, MESSAGES), where)
         came.link.complain()
         return False
 
-    def _is_right(self, do: Do, owner: str, source: Source) -> bool:
+    def _is_right(self, store: Store, owner: str, source: Source) -> bool:
         """Whether a route names the peer that has brought it; looked up anew before it is said that none does."""
         basis = self._routes, self._peers.version
         if basis != self._basis:
@@ -90,45 +90,45 @@ class Trust:
             self._right.clear()
         if (owner, source) in self._right:
             return True
-        found = owner in self._owners(do, source).values()
+        found = owner in self._owners(store, source).values()
         if not found and not self._is_fresh:
             self._located = None
-            found = owner in self._owners(do, source).values()
+            found = owner in self._owners(store, source).values()
         if found:
             if len(self._right) >= REMEMBERED:
                 self._right.clear()
             self._right.add((owner, source))
         return found
 
-    def _owners(self, do: Do, source: Source) -> dict[Address, str | None]:
+    def _owners(self, store: Store, source: Source) -> dict[Address, str | None]:
         """Who is where the routes lead; None for an address at which nobody has answered yet."""
-        found = ways(source.service, source.broker, self._tables(do, source), self._clock()) - self._here().addresses
+        found = ways(source.service, source.broker, self._tables(store, source), self._clock()) - self._here().addresses
         owners = {address: self._peers.owner_at(address) for address in found}
         for address in [address for address, owner in owners.items() if owner is None]:
             link = self._links.reach(address)
             owners[address] = None if isinstance(link, str) else link.owner
         return owners
 
-    def _may_become_right(self, do: Do, source: Source) -> bool:
+    def _may_become_right(self, store: Store, source: Source) -> bool:
         """Whether somebody is being connected to who may have brought it, or a route is being asked for."""
-        owners = self._owners(do, source)
+        owners = self._owners(store, source)
         if owners or source.database is None:
             return any(owner is None and self._links.reach(address) == "" for address, owner in owners.items())
         assert self._located is not None
-        tables = self._tables(do, source)
+        tables = self._tables(store, source)
         if not any(asks(source.service, table, self._clock()) for table in tables):
             return False
         for database in self._located.databases:
             if database.broker == source.database:
-                do(ask(database.database_id, Ask(source.service, source.broker), self._clock()))
+                store.ask(database.database_id, Ask(source.service, source.broker))
         return True
 
-    def _tables(self, do: Do, source: Source) -> list[RoutingTable]:
+    def _tables(self, store: Store, source: Source) -> list[RoutingTable]:
         """The routes that say whom a message of this source may come from."""
         if self._located is None:
-            self._located, self._is_fresh = do(find_site([], self._clock())), True
+            self._located, self._is_fresh = store.site(), True
         counting = [one for one in self._located.databases if one.is_msdb or one.broker == source.database]
-        return [do(self._located.routes(self._catalog, one)) for one in counting]
+        return [store.routes(self._located, one) for one in counting]
 
 
 def _source(header: Header, entry: Entry | None, decision: Decision | None) -> Source | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
+from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
+from servicebroker.engine.catalog.present import find_present
 from servicebroker.model.certificates import Facts
-from servicebroker.model.errors import InstanceError, Unreachable
+from servicebroker.model.errors import BrokerError, InstanceError, Unreachable
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import execute
@@ -38,6 +42,19 @@ def must_exist(target: str) -> None:
             )
 
 
+_KINDS = {
+    "message type": "message_types",
+    "contract": "contracts",
+    "queue": "queues",
+    "service": "services",
+    "route": "routes",
+    "user": "users",
+    "role": "roles",
+}
+_UNKNOWN = {15151, 8423, 8425, 8428}  # a name of nothing, or of nothing that is meant there
+_REFUSED = re.compile(rf".*?\b({'|'.join(_KINDS)}) ['\"](.*?)['\"]")
+
+
 @contextmanager
 def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
     """An instance that exists: a new one in a mistyped folder would help nobody. `keys`: see `open`.
@@ -48,6 +65,46 @@ def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
     must_exist(target)
     with open_instance(target, upkeep=None, keys=keys) as opened:
         yield opened
+
+
+@contextmanager
+def open_database(target: str, database: str) -> Iterator[Database]:
+    """A broker database of an instance that exists.
+
+    Raises:
+        InstanceError: there is no instance.
+        BrokerError: 911 no such database.
+    """
+    with open_existing(target) as instance:
+        opened = _found(instance, database)
+        try:
+            yield opened
+        except BrokerError as refused:
+            if refused.number not in _UNKNOWN or not (near := _near(opened, refused.text)):
+                raise
+            raise InstanceError(f"{refused.text} Did you mean '{near}'?") from None
+
+
+def _found(instance: Instance, database: str) -> Database:
+    try:
+        return instance.database(database)
+    except BrokerError as refused:
+        with instance.connection() as connection:
+            rows = execute(connection, "existing.found", "select name from servicebroker.databases")
+        near = get_close_matches(database.lower(), {name.lower(): name for (name,) in rows}, 1)
+        if refused.number != 911 or not near:
+            raise
+        spelling = {name.lower(): name for (name,) in rows}[near[0]]
+        raise InstanceError(f"{refused.text} Did you mean '{spelling}'?") from None
+
+
+def _near(database: Database, text: str) -> str | None:
+    """What a refusal may have meant, of the kind that it names."""
+    said = _REFUSED.match(text)
+    if said is None:
+        return None
+    there = getattr(database._do(find_present(database.database_id, database.name)), _KINDS[said[1]])
+    return next(iter(get_close_matches(said[2], there, 1)), None)
 
 
 def is_down(target: str, problem: InstanceError) -> bool:

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from servicebroker.cli import stopping
-from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.model.errors import InstanceError, ServiceBrokerError
 
 
 class Place(NamedTuple):
@@ -82,10 +82,29 @@ COMMANDS = {
     ),
     "tsql": Place("tsql", "app", "T-SQL scripts: what runs here."),
     "route": Place("route", "app", "Routes: where services are reached, and why a message goes there."),
+    "send": Place("messages", "send", "Send one message, on a new dialog or on a conversation, and print its handle."),
+    "receive": Place(
+        "messages",
+        "receive",
+        "Take messages of one conversation group from a queue and print them; they are gone then.",
+    ),
+    "peek": Place("messages", "peek", "Show messages of a queue without taking them, also while it is off."),
+    "queue": Place("queue", "app", "Queues: what there is, and how they stand."),
+    "service": Place("service", "app", "Services: their queues, and what they answer to."),
+    "define": Place("define", "app", "A whole application as one file: types, contracts, queues, rights."),
     "poison": Place("poison", "app", "Messages that cannot be processed: look, end, try again."),
     "rights": Place("rights", "app", "PostgreSQL roles that may do the verbs and nothing else."),
     "pipeline": Place("pipeline", "app", "Queues into tables of a warehouse, through Spark."),
     "instance": Place("instance", "app", "An instance as a whole."),
+}
+
+
+_EXTRAS = {  # modules that a command may miss, and what brings them
+    **dict.fromkeys(
+        ("pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "deltalake", "fastavro", "google"), "spark"
+    ),
+    **dict.fromkeys(("procrastinate", "pgqueuer", "pika"), "bench"),
+    "opentelemetry": "otel",
 }
 
 
@@ -118,7 +137,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
     help="Service Broker for Python and PostgreSQL: conversations, exactly once, in order.",
 )
 
@@ -151,6 +170,8 @@ def said_in_one_sentence() -> Iterator[None]:
     except Exception as problem:
         from psycopg import Error  # when something has gone wrong, not before: the driver takes its time to load
 
+        if isinstance(problem, ModuleNotFoundError) and (extra := _EXTRAS.get((problem.name or "").partition(".")[0])):
+            problem = InstanceError(f"{problem.name} is not installed: pip install 'servicebroker[{extra}]'.")
         if not isinstance(problem, ServiceBrokerError | OSError | Error):
             raise
         sentence = " ".join(str(problem).split()) or type(problem).__name__

@@ -17,6 +17,10 @@ InstanceOption = Annotated[
         help="A data folder (an embedded PostgreSQL lives there) or a postgresql:// URL.",
     ),
 ]
+DatabaseOption = Annotated[
+    str,
+    typer.Option("--database", "-d", envvar="SERVICEBROKER_DATABASE", metavar="D", help="The broker database."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 KeysOption = Annotated[
     str | None,

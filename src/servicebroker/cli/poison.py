@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any
@@ -12,8 +11,9 @@ import typer
 
 from servicebroker.api.database import Database
 from servicebroker.cli.existing import open_existing
+from servicebroker.cli.messages import queued, show
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.cli.texts import shown_body
+from servicebroker.cli.texts import as_json_text, shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model.wording import counted
@@ -40,7 +40,7 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
         failing = run(connection, poison_report.failing_messages())
     if as_json:
         told = {"off": [queue._asdict() for queue in off], "failing": [message._asdict() for message in failing]}
-        typer.echo(json.dumps(told, default=str))
+        typer.echo(as_json_text(told))
         return
     for queue in off:
         since = f", the oldest since {queue.oldest:%Y-%m-%d %H:%M:%S} UTC" if queue.oldest else ""
@@ -72,21 +72,12 @@ def inspect(
 ) -> None:
     """Show messages of a queue without taking them, also while it is off."""
     with _database(instance, database) as opened:
-        messages = _received(opened, queue, conversation) if receive else _selected(opened, queue, conversation, top)
+        messages = _received(opened, queue, conversation) if receive else queued(opened, queue, conversation, top)
     if as_json:
-        typer.echo(json.dumps(messages, default=_as_json))
+        typer.echo(as_json_text(messages))
         return
-    for message in messages:
-        failed = f", failed {counted(message['failures'], 'time')}" if message.get("failures") else ""
-        typer.echo(
-            f"conversation {message['conversation_handle']}, message {message['message_sequence_number']}, "
-            f"{message['message_type_name']} for {message['service_name']}, since "
-            f"{message['message_enqueue_time']:%Y-%m-%d %H:%M:%S} UTC{failed}"
-        )
-        typer.echo(shown_body(message["validation"], message["message_body"]))
-    if not messages:
-        typer.echo("No message available.")
-    elif receive:
+    show(messages, as_json=False)
+    if messages and receive:
         typer.echo(
             "The transaction was rolled back, and the message is in the queue as before. That counts: five rollbacks "
             "in a row switch a queue off."
@@ -136,7 +127,7 @@ def set_aside(
     with _database(instance, database) as opened:
         messages = opened.set_aside_messages(queue)
     if as_json:
-        typer.echo(json.dumps([message._asdict() for message in messages], default=_as_json))
+        typer.echo(as_json_text([message._asdict() for message in messages]))
         return
     for one in messages:
         typer.echo(
@@ -172,19 +163,9 @@ def _database(instance: str, database: str) -> Iterator[Database]:
         yield opened.database(database)
 
 
-def _selected(database: Database, queue: str, conversation: UUID | None, top: int) -> list[dict[str, Any]]:
-    found = database._do(find_queue_now("find", database.database_id, queue))
-    messages = database._do(poison_report.queued_messages(found.queue_id, conversation, top))
-    return [message._asdict() for message in messages]
-
-
 def _received(database: Database, queue: str, conversation: UUID | None) -> list[dict[str, Any]]:
     messages = []
     with suppress(_Undo), database.transaction() as transaction:
         messages = transaction.receive(queue, top=1, conversation_handle=conversation, wait=PATIENCE)
         raise _Undo
     return [message._asdict() for message in messages]
-
-
-def _as_json(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)

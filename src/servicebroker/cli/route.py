@@ -15,6 +15,7 @@ from rich.table import Table
 from servicebroker.api.database import Database
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
 from servicebroker.protocol.explanation import Explanation, words
 from servicebroker.protocol.routing import Decision
@@ -58,7 +59,7 @@ def list_(
         )
     if as_json:
         told = [dict(zip((*_COLUMNS, "is_expired"), (*row[:-1], bool(row[-1])), strict=True)) for row in rows]
-        typer.echo(json.dumps(told, default=str))
+        typer.echo(as_json_text(told))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("database", "name", "service", "address", "broker instance", "until"):
@@ -159,7 +160,7 @@ def explain(
             )
     sentences = words(explanation, dict(rows))
     if as_json:
-        typer.echo(json.dumps(_told(explanation, sentences), default=str))
+        typer.echo(as_json_text(_told(explanation, sentences)))
     else:
         typer.echo("\n".join(sentences))
 

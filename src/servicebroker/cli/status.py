@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import time
 from datetime import datetime
 from typing import Annotated
 
@@ -11,9 +11,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, connections, is_standby, refusals
 from servicebroker.engine.diagnosis.totals import StatementTotal, statement_totals
 from servicebroker.engine.security.certificate_ages import certificates_in_use
@@ -31,21 +33,35 @@ def status(
             "--statements", help="Instead: the statements that all processes have run, what took most time first."
         ),
     ] = False,
+    watch: Annotated[
+        float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Show it again and again.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
     must_exist(instance)
     with open_instance(instance) as opened:
-        if statements:
-            with opened.connection() as connection:
-                _show_statements(run(connection, statement_totals()), as_json=as_json)
-            return
-        queues, waiting = opened.status()
-        with opened.connection() as connection:
-            now = opened.clock()
-            links, refused = run(connection, connections()), run(connection, refusals())
-            mirrors = run(connection, is_standby())
-            expiring = [one for one in run(connection, certificates_in_use(now)) if one.is_expiring(now)]
+        while True:
+            if statements:
+                with opened.connection() as connection:
+                    _show_statements(run(connection, statement_totals()), as_json=as_json)
+            else:
+                _show(opened, instance, as_json=as_json)
+            if watch is None:
+                return
+            time.sleep(watch)
+            if not as_json:
+                Console().clear()
+
+
+def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
+    """How the instance stands at this moment."""
+    queues, waiting = opened.status()
+    with opened.connection() as connection:
+        now = opened.clock()
+        links, refused = run(connection, connections()), run(connection, refusals())
+        mirrors = run(connection, is_standby())
+        expiring = [one for one in run(connection, certificates_in_use(now)) if one.is_expiring(now)]
     if as_json:
         told = {
             "is_standby": mirrors,
@@ -55,7 +71,7 @@ def status(
             "refused_connections": [one._asdict() for one in refused],
             "expiring_certificates": [one._asdict() for one in expiring],
         }
-        typer.echo(json.dumps(told, default=str))
+        typer.echo(as_json_text(told))
         return
     table = Table(title=f"Queues of {instance}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("queue", overflow="fold")
@@ -94,7 +110,7 @@ def status(
 
 def _show_statements(totals: list[StatementTotal], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"statements": [total._asdict() for total in totals]}))
+        typer.echo(as_json_text({"statements": [total._asdict() for total in totals]}))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("statement", overflow="fold")

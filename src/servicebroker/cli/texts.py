@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
+
 from servicebroker.model.wording import cleaned
 
 _MOST = 4000  # characters
@@ -22,3 +25,14 @@ def printable(text: str) -> str:
     """The text without characters that could steer a terminal, cut where it is too long."""
     safe = cleaned(text, _MOST, keep="\n\t")
     return safe if len(text) <= _MOST else f"{safe} ... ({len(text):,} characters)"
+
+
+def as_json_text(told: object) -> str:
+    """One JSON object: times by ISO 8601, bytes in hexadecimal."""
+    return json.dumps(told, default=_plain)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.hex() if isinstance(value, bytes | memoryview) else str(value)

@@ -22,7 +22,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.cli import stopping
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption, PatienceOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, KeysOption, PatienceOption
 from servicebroker.cli.programs import LOOK, Running, end
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.workers import Worker
@@ -37,9 +37,7 @@ def worker(
     target: Annotated[
         str, typer.Argument(metavar="MODULE[:NAME]", help="Where the worker is; without a name, all of the module.")
     ],
-    database: Annotated[
-        str, typer.Option("--database", envvar="SERVICEBROKER_DATABASE", metavar="D", help="The broker database.")
-    ],
+    database: DatabaseOption,
     instance: InstanceOption = DEFAULT_INSTANCE,
     concurrency: Annotated[int, typer.Option(min=1, help="How many messages each worker is at, in a process.")] = 4,
     processes: Annotated[int, typer.Option(min=1, help="How many processes do that.")] = 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -19,6 +20,7 @@ HIGHEST_MAXIMUM = 900 * 1024 * 1024  # PostgreSQL itself breaks at 1 GB, with th
 MAXIMUM_DESCRIPTION = 3000  # characters
 MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock of its own, and the server's room for those is bounded
 CURRENT_DATABASE = "CURRENT DATABASE"
+NAME_TAKEN = 2714
 ANY = "ANY"  # a criterion of a broker priority
 DEFAULT_LEVEL = 5  # of a conversation that no broker priority names
 
@@ -319,6 +321,17 @@ def check_switch(option: str, given: object) -> None:
     """An option that is ON or OFF: nothing else is taken for one of them."""
     if not isinstance(given, bool):
         raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
+
+
+@contextmanager
+def may_exist(allowed: bool) -> Iterator[None]:
+    """A definition, whose name may be taken already when that is allowed: then nothing is done."""
+    check_switch("exist_ok", allowed)
+    try:
+        yield
+    except BrokerError as refused:
+        if not allowed or refused.number != NAME_TAKEN:
+            raise
 
 
 def check_changes(**options: object) -> None:

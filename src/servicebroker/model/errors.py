@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
+WRONG_ARGUMENT = 402
 ERROR_NAMESPACE = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
 
 
@@ -25,6 +26,10 @@ class LockTimeout(InstanceError):
 
 class Unreachable(InstanceError):
     """Its PostgreSQL cannot be connected to: nothing was asked of it."""
+
+
+class JoinError(InstanceError, TypeError):
+    """What was given to `join` has no connection that the verbs can use."""
 
 
 class DomainError(ServiceBrokerError):
@@ -46,6 +51,11 @@ class BrokerError(ServiceBrokerError):
         place: the number of the SEND in its pipeline, from 0; None outside of one.
     """
 
+    def __new__(cls, number: int, *values: object, **named: object) -> BrokerError:
+        """A wrong argument is an `ArgumentError`."""
+        kind: type[BrokerError] = ArgumentError if cls is BrokerError and number == WRONG_ARGUMENT else cls
+        return super().__new__(kind, number, *values)
+
     def __init__(self, number: int, *values: object, hint: str = "", state: int = 1) -> None:
         rule = RULES[number]
         self.number = number
@@ -66,6 +76,10 @@ class BrokerError(ServiceBrokerError):
         return self
 
 
+class ArgumentError(BrokerError, TypeError, ValueError):
+    """The error 402: a mistake of the program, which may be caught as such too."""
+
+
 class Rule(NamedTuple):
     """What the list of errors says of one number."""
 
@@ -84,7 +98,7 @@ RULES: dict[int, Rule] = {
     229: Rule("The {0} permission was denied on the object '{1}', database '{2}', schema '{3}'.", 14),
     259: Rule("Ad hoc updates to system catalogs are not allowed."),
     262: Rule("{0} permission denied in database '{1}'.", 14),
-    402: Rule("The type of {0} is {1}; it must be {2}."),
+    402: Rule("Wrong argument: {0} is {1}; it must be {2}."),
     416: Rule('The service queue "{0}" cannot be directly updated.'),
     911: Rule("Database '{0}' does not exist."),
     916: Rule(

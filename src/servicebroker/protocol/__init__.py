@@ -1,6 +1,6 @@
 """Between brokers, without I/O: plain values in, plain values out; time and randomness are arguments.
 
-How to drive it (`servicebroker.simulation.broker` is a whole broker over it, with a store in memory):
+How to drive it (`servicebroker.broker` does, by rounds):
 
 One `Dialog` (the transmission object) for each conversation endpoint that sends or receives remotely.
 

@@ -1,1 +1,1 @@
-"""Brokers, links and crashes in one seeded event loop over the protocol: what a seed does, it does again."""
+"""Daemons, links and crashes in one seeded event loop, over tables in memory: what a seed does, it does again."""

@@ -18,10 +18,12 @@ class Faults(NamedTuple):
     noise: float = 0.0  # a bit of the byte stream is changed
     cut: float = 0.0  # the connection breaks
     partition: float = 0.0  # two instances cannot reach each other, looked at every ten seconds
-    crash_before_commit: float = 0.0
-    crash_after_commit: float = 0.0
-    rollback: float = 0.0
-    eviction: float = 0.0  # an idle transmission object leaves memory
+    lost: float = 0.0  # the connection to the database, before or after an operation of the store, or its commit
+    killed: float = 0.0  # the daemon, there
+    between: float = 0.0  # an application commits there
+    held: float = 0.0  # somebody else has the row that an operation would write
+    usurped: float = 0.0  # a daemon loses its session, and another one begins to serve, looked at every ten seconds
+    clock: float = 0.0  # the server's clock steps, looked at every ten seconds
     detour: float = 0.0  # a route leads to any other instance, in circles too, looked at every ten seconds
     old_copy: float = (
         0.0  # an instance goes back to what it was up to 20 seconds before, once, looked at every ten seconds
@@ -42,10 +44,12 @@ class Faults(NamedTuple):
             noise=rate(0.03),
             cut=rate(0.05),
             partition=rate(0.3),
-            crash_before_commit=rate(0.1),
-            crash_after_commit=rate(0.1),
-            rollback=rate(0.2),
-            eviction=rate(0.5),
+            lost=rate(0.01),
+            killed=rate(0.01),
+            between=rate(0.2),
+            held=rate(0.3),
+            usurped=rate(0.3),
+            clock=rate(0.5),
             detour=rate(0.7),
             old_copy=rate(0.5),
         )

@@ -1,45 +1,132 @@
-"""The connections of an instance in one of its lives: opened and greeted, one for each peer; a crash takes them all."""
+"""The connections of a daemon: opened and greeted, one for each peer. A crash takes them all.
+
+What `broker/sockets.py` does with sockets and threads, over simulated streams: the same protocol and arbitration, the
+same happenings, the same pauses between attempts.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-from uuid import UUID
+from collections.abc import Callable
+from typing import NamedTuple
 
+from servicebroker.broker.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED, Lost, Reached, Unreached
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.peers import NOBODY, Peer
 from servicebroker.protocol import adjacent
-from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Greeted, Myself, Online
+from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Greeted, Myself, Online, Phase
 from servicebroker.protocol.arbitration import Arbiter
-from servicebroker.simulation.simulated_network import Stream
+from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.routing import Address
+from servicebroker.simulation.simulated_network import Network, Stream
 
-if TYPE_CHECKING:
-    from servicebroker.simulation.broker import SimulatedBroker
+OUTBOX = 4_000  # bytes that a link takes at a time
+CORRUPTED = (11230, 11235, 11251)  # why a message is refused that was changed on its way
+UNREACHABLE = RULES[9753].text
+
+Happening = Lost | Reached | Unreached
 
 
-class Link:
-    """A connection and its stream."""
+class Attempt(NamedTuple):
+    """The last one to reach an address has failed: when the next one comes, and after which pause."""
 
-    def __init__(self, connection: Connection, stream: Stream, moment: int) -> None:
+    again_at: float = 0.0
+    pause: float = 0.0
+    status: str = ""
+
+
+class SimulatedLink:
+    """A connection and its stream, as the relay sees it."""
+
+    owner = NOBODY
+
+    def __init__(self, links: Links, connection: Connection, stream: Stream, address: Address | None) -> None:
         self.connection = connection
         self.stream = stream
-        self.moment = moment
-        self.peer: UUID | None = None
+        self.address = address  # where we connected to; None for one that we accepted
+        self.moment = 0
+        self.was_online = False
         self.has_alarm = False
+        self._links = links
+        self._pending = 0  # bytes that wait to be written
+        self._is_flushing = False
+
+    def __repr__(self) -> str:
+        return f"the link to {self.address}" if self.address else "an accepted link"
+
+    @property
+    def room(self) -> int:
+        """How many bytes it takes now."""
+        return OUTBOX - self._pending
+
+    def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
+        """Send the body of a frame, with the next bytes that are written."""
+        if self.connection.phase is not Phase.ONLINE:
+            return
+        self._pending += len(body)
+        self.connection.send(body, self._links.now, is_forwarded=is_forwarded)
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._links.later(0.001, self._flush)
+
+    def _flush(self) -> None:
+        self._pending, self._is_flushing = 0, False
+        self._links.handle(self, [])
+        self._links.on_room()
+
+    def complain(self) -> None:
+        """Nobody floods here."""
+
+    def refused(self, number: int, text: str) -> None:
+        """What it has brought was refused."""
+        self._links.corrupted += number in CORRUPTED
+
+    def opened(self) -> None:
+        """Everybody may begin conversations."""
 
 
 class Links:
-    """What a broker is connected to. It is told when a peer can be reached, when no more, and what came from it."""
+    """What a daemon is connected to: `tell` gets what happens, `bring` what comes; `on_room`: a link takes more."""
 
-    def __init__(self, broker: SimulatedBroker, me: Myself) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        network: Network,
+        me: Myself,
+        index: int,
+        tell: Callable[[Happening], None],
+        bring: Callable[[SimulatedLink, Arrived], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        self._network = network
         self._me = me
-        self._arbiter: Arbiter[Link] = Arbiter(me.seat)
-        self._open: list[Link] = []
-        self._connecting: set[UUID] = set()
+        self._index = index
+        self._tell = tell
+        self._bring = bring
+        self.on_room = on_room
+        self.corrupted = 0
+        self._arbiter: Arbiter[SimulatedLink] = Arbiter(me.seat)
+        self._open: list[SimulatedLink] = []
+        self._peers: dict[Address, Peer] = {}
+        self._attempts: dict[Address, Attempt] = {}
+        self._asked: dict[Address, float] = {}  # when the relay last wanted to reach what it could not
+        self._connecting: set[Address] = set()
         self._is_over = False
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def now(self) -> float:
+        """The time of the run."""
+        return self._network.loop.now
+
+    @property
+    def unreachable(self) -> frozenset[Address]:
+        """Where the last attempts have failed."""
+        return frozenset(self._attempts)
+
+    def later(self, delay: float, action: Callable[[], None]) -> None:
+        """Do something, unless these links are over by then."""
+        self._network.loop.after(delay, lambda: None if self._is_over else action())
 
     def crash(self) -> None:
         """The streams end, and nobody is told anything more."""
@@ -47,49 +134,56 @@ class Links:
         for link in self._open:
             link.stream.close()
 
-    def find(self, peer: UUID) -> Link | None:
-        """The connection with a peer."""
-        return self._arbiter.find(Peer(NOBODY, peer))
+    # ---------------------------------------------------------------- for the relay
+
+    def reach(self, address: Address) -> SimulatedLink | str:
+        """The link to an address, or why there is none: then it is being opened."""
+        peer = self._peers.get(address)
+        link = None if peer is None else self._arbiter.find(peer)
+        if link is not None:
+            return link
+        self._asked[address] = self.now
+        attempt = self._attempts.get(address, Attempt())
+        if self.now >= attempt.again_at:
+            self._connect(address)
+        return attempt.status
+
+    def ask(self, address: Address, known: Known) -> None:
+        """Nobody is mirrored here."""
+        raise AssertionError("no route is mirrored")
+
+    # ---------------------------------------------------------------- for the network
 
     def accept(self, stream: Stream) -> None:
         """A peer has connected."""
-        self._begin(stream, is_opener=False)
+        self._begin(stream, None)
 
-    def connect(self, peer: UUID) -> None:
-        """Try to reach a peer, unless that is being tried."""
-        if peer in self._connecting:
-            return
-        self._connecting.add(peer)
+    def _connect(self, address: Address) -> None:
+        if address not in self._connecting:
+            self._connecting.add(address)
+            self._network.connect(self._index, index_of(address), lambda stream: self._connected(address, stream))
 
-        def done(stream: Stream | None) -> None:
-            if self._is_over:
-                if stream is not None:
-                    stream.close()
-            elif stream is None:
-                self._connecting.discard(peer)
-                self._broker.link_down(peer)
-            else:
-                self._begin(stream, is_opener=True, peer=peer)
+    def _connected(self, address: Address, stream: Stream | None) -> None:
+        if self._is_over:
+            if stream is not None:
+                stream.close()
+        elif stream is None:
+            self._failed(address, UNREACHABLE)
+        else:
+            self._begin(stream, address)
 
-        world = self._broker.world
-        world.network.connect(self._broker.index, world.brokers[peer].index, done)
-
-    def flush(self, link: Link) -> None:
-        """Write what the connection has to say."""
-        self._handle(link, [])
-
-    def _begin(self, stream: Stream, *, is_opener: bool, peer: UUID | None = None) -> None:
-        broker = self._broker
-        connection = Connection(self._me, is_opener=is_opener, now=broker.now)
-        link = Link(connection, stream, self._arbiter.moment() if is_opener else 0)
-        link.peer = peer
+    def _begin(self, stream: Stream, address: Address | None) -> None:
+        connection = Connection(self._me, is_opener=address is not None, now=self.now)
+        link = SimulatedLink(self, connection, stream, address)
+        link.moment = self._arbiter.moment() if address is not None else 0
         self._open.append(link)
-        stream.on_bytes = lambda data: self._handle(link, connection.receive(data, broker.now))
-        stream.on_end = lambda: self._handle(link, connection.end_of_stream())
-        connection.begin(link.moment, broker.now)
-        self.flush(link)
+        stream.on_bytes = lambda data: self.handle(link, connection.receive(data, self.now))
+        stream.on_end = lambda: self.handle(link, connection.end_of_stream())
+        connection.begin(link.moment, self.now)
+        self.handle(link, [])
 
-    def _handle(self, link: Link, events: list[adjacent.Event]) -> None:
+    def handle(self, link: SimulatedLink, events: list[adjacent.Event]) -> None:
+        """Do what the protocol says, and write what it has to say."""
         for event in events:
             match event:
                 case Greeted(hello):
@@ -97,51 +191,78 @@ class Links:
                 case Online():
                     self._online(link, event)
                 case Arrived():
-                    self._broker.carried(event)
+                    self._bring(link, event)
                 case Corrupted():
-                    self._broker.corrupted += 1
+                    self.corrupted += 1
                 case Closed():
                     self._closed(link, event)
         link.stream.write(link.connection.outgoing())
-        if link.connection.phase is adjacent.Phase.CLOSED:
+        if link.connection.phase is Phase.CLOSED:
             link.stream.close()
         elif not link.has_alarm:
             link.has_alarm = True
-            self._broker.at(link.connection.wake_at, lambda: self._ring(link))
+            self.later(max(0.0, link.connection.wake_at - self.now), lambda: self._ring(link))
 
-    def _ring(self, link: Link) -> None:
+    def _ring(self, link: SimulatedLink) -> None:
         link.has_alarm = False
-        self._handle(link, link.connection.tick(self._broker.now))
+        self.handle(link, link.connection.tick(self.now))
 
-    def _greet(self, link: Link, hello: adjacent.Hello) -> None:
-        now = self._broker.now
+    def _greet(self, link: SimulatedLink, hello: adjacent.Hello) -> None:
         number = self._arbiter.greeted(hello)
         if number:
-            self._handle(link, [link.connection.reject(BrokerError(number), now)])
+            self.handle(link, [link.connection.reject(BrokerError(number), self.now)])
             return
         link.moment = self._arbiter.moment()
-        self._handle(link, [link.connection.welcome(link.moment, now)])
-        self._handle(link, link.connection.resume(now))
+        self.handle(link, [link.connection.welcome(link.moment, self.now)])
+        self.handle(link, link.connection.resume(self.now))
 
-    def _online(self, link: Link, event: Online) -> None:
-        broker = self._broker
-        link.peer = event.seat
-        self._connecting.discard(event.seat)
-        loser = self._arbiter.online(link, event, is_opener=link.connection.is_opener, moment=link.moment)
+    def _online(self, link: SimulatedLink, event: Online) -> None:
+        link.was_online = True
+        loser = self._arbiter.online(link, event, is_opener=link.address is not None, moment=link.moment)
+        if link.address is not None:
+            self._connecting.discard(link.address)
+            self._attempts.pop(link.address, None)
+            self._asked.pop(link.address, None)
+            self._peers[link.address] = Peer(NOBODY, event.seat)
         if loser is not None:
-            broker.trace("arbitration with", broker.world.brokers[event.seat])
-            self._handle(loser, [loser.connection.close(28033, RULES[28033].text, broker.now)])
-        if loser is not link:
-            broker.trace("online with", broker.world.brokers[event.seat])
-            broker.link_up(event.seat)
+            self.handle(loser, [loser.connection.close(28033, RULES[28033].text, self.now)])
+        if link.address is not None:
+            self._tell(Reached(link.address))
 
-    def _closed(self, link: Link, event: Closed) -> None:
-        self._broker.trace(*event)
-        if link in self._open:
-            self._open.remove(link)
+    def _closed(self, link: SimulatedLink, event: Closed) -> None:
+        if link not in self._open:
+            return
+        self._open.remove(link)
         self._arbiter.gone(link)
-        if link.peer is not None:
-            if link.connection.is_opener:
-                self._connecting.discard(link.peer)
-            if self._arbiter.find(Peer(NOBODY, link.peer)) is None:
-                self._broker.link_down(link.peer)
+        greeting = link.connection.peer
+        peer = None if greeting is None else Peer(NOBODY, greeting.seat)
+        if peer is not None and self._arbiter.find(peer) is None:
+            self._peers = {address: one for address, one in self._peers.items() if one != peer}
+        if link.was_online:
+            self._tell(Lost(link, event.text if event.number else ""))
+        elif link.address is not None:
+            self._failed(link.address, event.text)
+
+    def _failed(self, address: Address, status: str) -> None:
+        self._connecting.discard(address)
+        pause = min(self._attempts.get(address, Attempt()).pause * 2, LAST_PAUSE) or FIRST_PAUSE
+        self._attempts[address] = Attempt(self.now + pause, pause, status)
+        self._tell(Unreached(address, status))
+        self.later(pause, lambda: self._try_again(address))
+
+    def _try_again(self, address: Address) -> None:
+        """Whoever waits need not ask first; when nobody has asked for long, nobody waits."""
+        if self._asked.get(address, -WANTED) + WANTED > self.now:
+            self._connect(address)
+        else:
+            self._attempts.pop(address, None)
+
+
+def address_of(index: int) -> Address:
+    """Where the instance of that number listens."""
+    return Address(f"sim{index}", 4022)
+
+
+def index_of(address: Address) -> int:
+    """The number of the instance that listens there."""
+    return int(address.host.removeprefix("sim"))

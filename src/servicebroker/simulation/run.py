@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
-from itertools import product
+from datetime import timedelta
+from itertools import permutations, product
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.model.dialog_security import Binding
 from servicebroker.model.states import EndpointState
-from servicebroker.protocol.dialog import Identity
-from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import Content
-from servicebroker.protocol.integrity import KEY_SIZE
-from servicebroker.simulation.broker import SimulatedBroker, World, exchange, session_key
+from servicebroker.protocol.routing import LOCAL, Route
 from servicebroker.simulation.faults import Faults, draw_limits
+from servicebroker.simulation.links import address_of
+from servicebroker.simulation.simulated_instance import Instance, World, is_waiting
 from servicebroker.simulation.simulated_network import Network
-from servicebroker.simulation.simulated_time import Loop
+from servicebroker.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker.simulation.store import Endpoint, Key, Lost
 
+WHY = b"why"  # an Error fits into one frame, as every real one does
 FAULTY = 60.0  # seconds with faults
 ASKING = 200.0  # seconds after which all who are open send something, where an old copy was restored
+_ENDED = (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)  # whose peer has
 CALM = 900.0  # and without: retries are at most 64 seconds apart, connections are closed after 90
+
+logging.getLogger("servicebroker.broker").addHandler(logging.NullHandler())  # of all that is refused here nobody reads
 
 
 class Outcome(NamedTuple):
@@ -37,7 +43,7 @@ class _Sent(NamedTuple):
 
 
 class Run:
-    """One seed's brokers, applications and books."""
+    """One seed's instances, applications and books."""
 
     def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
         self.seed = seed
@@ -46,19 +52,32 @@ class Run:
         faults = Faults.draw(random)
         self.loop.trace("run", faults)
         network = Network(self.loop, faults)
-        self.world = World(self.loop, network, draw_limits(random), {}, {}, set())
+        self.world = World(self.loop, network, draw_limits(random), [], set())
         self.loop.trace("run", self.world.limits)
+        self._hops: dict[tuple[int, int], int] = {}  # where an instance sends what is for another one
         for index in range(random.choice((2, 2, 3, 3))):
-            broker = SimulatedBroker(self.world, index, UUID(int=random.getrandbits(128)))
-            broker.on_delivery = self._react
-            self.world.brokers[broker.guid] = broker
-        network.listeners = list(self.world.brokers.values())
+            self._add(Instance(self.world, index, UUID(int=random.getrandbits(128))))
+        network.listeners += self.world.instances
+        self._settle_routes(detours=False)
         self.sent: dict[Key, list[_Sent]] = {}
         self.endpoints: dict[Key, Endpoint] = {}  # also those that are gone
-        self._replies: dict[Key, int] = {}
+        self._homes: dict[Key, Instance] = {}
+        self._busy: set[Key] = set()  # an application sends on it
+        self._replies: set[Key] = set()
+        self._ending: set[Endpoint] = set()
         for _ in range(random.randint(1, 4)):
             self._begin_dialog()
-        self._look_at_links()
+        self._look_around()
+        self._poll()
+
+    def _add(self, instance: Instance) -> None:
+        instance.tables.services.add(_service(instance))
+        instance.tables.on_wake = lambda: self.loop.after(0.0, lambda: self._react(instance))
+        for other in self.world.instances:
+            for here, there in ((instance, other), (other, instance)):
+                here.meet(there, _service(there), self.loop.random.choice(list(Binding)))
+        self.world.instances.append(instance)
+        instance.start()
 
     def finish(self) -> Outcome:
         """Run to the end and judge.
@@ -74,145 +93,183 @@ class Run:
         self.loop.run(FAULTY + CALM)
         self._judge()
         received = sum(len(endpoint.queue) for endpoint in self.endpoints.values())
-        return Outcome(received, sum(broker.corrupted for broker in self.world.brokers.values()))
+        corrupted = sum(daemon.links.corrupted for one in self.world.instances for daemon in one.daemons)
+        return Outcome(received, corrupted + sum(one.corrupted for one in self.world.instances))
 
-    def _look_at_links(self) -> None:
-        if self.loop.now < FAULTY:
-            self.world.network.partition()
-            self._change_routes()
-            if not self.world.parted and self.loop.happens(self.world.network.faults.old_copy):
-                self._make_copy(self.loop.random.choice(list(self.world.brokers.values())))
-            self.loop.after(10.0, self._look_at_links)
+    def _look_around(self) -> None:
+        """Every ten seconds something may have changed."""
+        if self.loop.now >= FAULTY:
+            return
+        faults = self.world.network.faults
+        self.world.network.partition()
+        self._change_routes()
+        instance = self.loop.random.choice(self.world.instances)
+        if not self.world.parted and self.loop.happens(faults.old_copy):
+            self._make_copy(instance)
+        if self.loop.happens(faults.usurped):
+            instance.usurp()
+        if self.loop.happens(faults.clock):
+            instance.step = timedelta(seconds=self.loop.random.uniform(-300, 300))
+        self.loop.after(10.0, self._look_around)
+
+    def _poll(self) -> None:
+        """Readers look now and then, also when nobody has woken them."""
+        for instance in self.world.instances:
+            self._react(instance)
+        self.loop.after(10.0, self._poll)
+
+    # --- routes
 
     def _change_routes(self) -> None:
         """Routes lead straight to where they should, or to anybody."""
-        brokers = list(self.world.brokers)
-        for here in brokers:
-            for there in brokers:
-                if here != there and self.loop.happens(self.world.network.faults.detour):
-                    others = [broker for broker in brokers if broker != here]
-                    self._set_route(here, there, self.loop.random.choice(others))
-                elif here != there:
-                    self._set_route(here, there, there)
+        count = len(self.world.instances)
+        for here, there in permutations(range(count), 2):
+            astray = self.loop.happens(self.world.network.faults.detour)
+            others = [index for index in range(count) if index != here]
+            self._hops[here, there] = self.loop.random.choice(others) if astray else there
+        self._set_routes()
 
     def _settle_routes(self, *, detours: bool) -> None:
         """Every route leads there in the end: straight, or with detours through one forwarder."""
-        brokers = list(self.world.brokers)
-        for there in brokers:
-            forwarder = self.loop.random.choice(brokers) if detours else there
-            for here in brokers:
-                if here != there:
-                    self._set_route(here, there, there if forwarder in (here, there) else forwarder)
+        count = len(self.world.instances)
+        for there in range(count):
+            forwarder = self.loop.random.randrange(count) if detours else there
+            for here in range(count):
+                self._hops[here, there] = there if forwarder in (here, there) else forwarder
+        self._set_routes()
 
-    def _set_route(self, here: UUID, there: UUID, hop: UUID) -> None:
-        if self.world.routes.get((here, there), there) != hop:
-            self.world.routes[here, there] = hop
-            self.world.brokers[here].routes_changed(there)
+    def _set_routes(self) -> None:
+        for here in self.world.instances:
+            others = [there for there in self.world.instances if there is not here]
+            hops = [str(address_of(self._hops[here.index, there.index])) for there in others]
+            routes = [Route("", _service(there), None, None, hop) for there, hop in zip(others, hops, strict=True)]
+            routes.append(Route("AutoCreatedLocal", None, None, None, LOCAL))
+            if routes != list(here.tables.routes.routes):
+                here.tables.set_routes(routes)
+                here.poke()
 
     # --- an old copy
 
-    def _make_copy(self, broker: SimulatedBroker) -> None:
+    def _make_copy(self, instance: Instance) -> None:
         """What an instance is now, to be restored later."""
-        self.loop.trace(broker, "is copied")
-        copied = {key: endpoint.copy() for key, endpoint in broker.endpoints.items()}
-        self.loop.after(self.loop.random.random() * 20, lambda: self._restore(broker, copied))
+        self.loop.trace(instance, "is copied")
+        copied = instance.tables.twin()
+        self.loop.after(self.loop.random.random() * 20, lambda: self._restore(instance, copied))
 
-    def _restore(self, broker: SimulatedBroker, copied: dict[Key, Endpoint]) -> None:
+    def _restore(self, instance: Instance, copied: dict[UUID, Endpoint]) -> None:
         """What the instance's applications have done since was never done."""
         if self.world.parted:
             return
-        was = broker.endpoints.keys() | {key for key in self.endpoints if self._is_at(broker, key)}
-        self.world.parted.update(key[0] for key in was | copied.keys())
-        broker.go_back(copied)
+        was = {one.key for one in instance.tables.endpoints.values()}
+        was |= {key for key, home in self._homes.items() if home is instance}
+        there = {one.key: one for one in copied.values()}
+        self.world.parted.update(key[0] for key in was | there.keys())
+        instance.go_back(copied)
         for key in was:
             self.endpoints.pop(key, None)
-            self.sent.pop(key, None) if key not in copied else self.sent.update({key: self._sent_by(copied, key)})
-        self.endpoints.update(copied)
-
-    def _sent_by(self, copied: dict[Key, Endpoint], key: Key) -> list[_Sent]:
-        return self.sent.get(key, [])[: copied[key].send_sequence]
-
-    def _is_at(self, broker: SimulatedBroker, key: Key) -> bool:
-        return self.endpoints[key].identity.own_broker == broker.guid
+            if key in there:
+                self.sent[key] = self.sent.get(key, [])[: there[key].send_sequence]
+            else:
+                self.sent.pop(key, None)
+        self.endpoints.update(there)
 
     def _ask(self) -> None:
         """In conversations that may have come apart everybody has something to say, or ends."""
-        for broker, conversation in product(self.world.brokers.values(), self.world.parted):
-            for key in ((conversation, True), (conversation, False)):
-                self._send(broker, key, Content.DATA, b"still there?")
-                self._end(broker, key)
+        for instance in self.world.instances:
+            for one in list(instance.tables.endpoints.values()):
+                if one.conversation in self.world.parted:
+                    self._send(instance, one.key, Content.DATA, b"still there?")
+                    self._end(instance, one.key)
 
     # --- applications
 
     def _begin_dialog(self) -> None:
         random = self.loop.random
-        here, there = random.sample(list(self.world.brokers.values()), 2)
-        conversation = UUID(int=random.getrandbits(128))
-        told, session = None, UNSECURED
-        if random.random() < 0.6:
-            secret, is_full = random.randbytes(KEY_SIZE), random.random() < 0.5
-            told, session = exchange(secret, is_signed=is_full), SessionKeys(session_key(secret, random), None, is_full)
-        key = (conversation.int, True)
-        identity = Identity(
-            conversation,
-            True,
-            here.guid,
-            f"//sim/{here.guid}",
-            f"//sim/{there.guid}",
-            "//sim/contract",
-            1e6,
-            is_secured=told is not None,
-            exchange=told,
+        here, there = random.sample(self.world.instances, 2)
+        service = _service(there)
+        one = Endpoint(
+            here.tables.draw_handle(),
+            UUID(int=random.getrandbits(128)),
+            is_initiator=True,
+            own_service=_service(here),
+            far_service=service,
+            contract="//sim/contract",
+            lifetime=MIDNIGHT + timedelta(days=30),
+            encryption=service in here.tables.bindings and random.random() < 0.5,
+            priority=random.randint(1, 10),
         )
-        here.endpoints[key] = Endpoint(identity, random.randint(1, 10), session)
-        self._plan(here, key, random.randint(1, 12), random.choice((Content.END, Content.ERROR, None)))
+        here.tables.insert(one)
+        self._plan(here, one.key, random.randint(1, 12), random.choice((Content.END, Content.ERROR, None)))
 
-    def _plan(self, broker: SimulatedBroker, key: Key, count: int, last: Content | None) -> None:
+    def _plan(self, instance: Instance, key: Key, count: int, last: Content | None) -> None:
         """SENDs at random moments, one after the other, then perhaps an end."""
         random = self.loop.random
         moments = sorted(random.random() * random.choice((0.1, FAULTY)) for _ in range(count))
         for moment in moments:
             body = random.randbytes(random.choice((0, 5, 5, 30, 30, 100, 300)))
-            self.loop.after(moment, lambda body=body: self._send(broker, key, Content.DATA, body))  # type: ignore[misc]
+            self.loop.after(moment, lambda body=body: self._send(instance, key, Content.DATA, body))  # type: ignore[misc]
         if last is not None:
             end = moments[-1] + random.random() * random.choice((0.1, FAULTY))
-            self.loop.after(end, lambda: self._send(broker, key, last, b"" if last is Content.END else b"why"))
+            body = b"" if last is Content.END else WHY
+            self.loop.after(end, lambda: self._send(instance, key, last, body))
 
-    def _send(self, broker: SimulatedBroker, key: Key, content: Content, body: bytes) -> None:
-        endpoint = broker.endpoints.get(key)
-        if endpoint is None or not endpoint.is_open or (content is not Content.DATA and not endpoint.send_sequence):
+    def _send(self, instance: Instance, key: Key, content: Content, body: bytes) -> None:
+        """In a transaction that takes a while: others that began later may commit before it."""
+        if key in self._busy:
+            self.loop.after(0.05, lambda: self._send(instance, key, content, body))
             return
-        self.endpoints[key] = endpoint
-        number = endpoint.send(content, body, self.loop.random.randbytes(8))
+        one = instance.tables.find(key)
+        if one is None:
+            return
+        self._busy.add(key)
+        xact = instance.tables.begin()
+        delay = self.loop.random.choice((0.0, 0.0, 0.3)) * self.loop.random.random()
+        self.loop.after(
+            delay, lambda: instance.commit(one.handle, lambda: self._commit(instance, key, content, body, xact))
+        )
+
+    def _commit(self, instance: Instance, key: Key, content: Content, body: bytes, xact: int) -> None:
+        self._busy.discard(key)
+        tables, one = instance.tables, instance.tables.find(key)
+        if xact not in tables.unfinished:  # an old copy was restored meanwhile
+            return
+        tables.commit(xact)
+        if one is None or not one.is_open or (content is not Content.DATA and not one.send_sequence):
+            return
+        self.endpoints[key], self._homes[key] = one, instance
+        number = tables.send(one, content, "//sim/type", body, self.loop.random.randbytes(8), xact)
         self.sent.setdefault(key, []).append(_Sent(content, body))
-        self.loop.trace(broker, "application sends", key, number, content.name, len(body), "bytes")
-        broker.poke(key)
+        self.loop.trace(instance, "application sends", key, number, content.name, len(body), "bytes")
+        instance.poke()
 
-    def _react(self, broker: SimulatedBroker, key: Key) -> None:
-        """The application of the other side answers some messages, and every end."""
-        endpoint = broker.endpoints.get(key)
-        if endpoint is None:
-            return
-        self.endpoints[key] = endpoint
+    def _react(self, instance: Instance) -> None:
+        """Applications answer some messages, and every end."""
         random = self.loop.random
-        if endpoint.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR):
-            self.loop.after(random.random() * 5, lambda: self._end(broker, key))
-        elif not key[1] and key not in self._replies and endpoint.queue:
-            self._replies[key] = random.choice((0, 0, 1, 6))
-            if self._replies[key]:
-                self._plan(broker, key, self._replies[key], random.choice((Content.END, None, None)))
+        for one in list(instance.tables.endpoints.values()):
+            self.endpoints[one.key], self._homes[one.key] = one, instance
+            if one.state in _ENDED and one not in self._ending:
+                self._ending.add(one)
+                self.loop.after(random.random() * 5, lambda key=one.key: self._end(instance, key))  # type: ignore[misc]
+            elif not one.is_initiator and one.key not in self._replies and one.queue:
+                self._replies.add(one.key)
+                if count := random.choice((0, 0, 1, 6)):
+                    self._plan(instance, one.key, count, random.choice((Content.END, None, None)))
 
-    def _end(self, broker: SimulatedBroker, key: Key) -> None:
-        endpoint = broker.endpoints.get(key)
-        if endpoint is not None and endpoint.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR):
-            endpoint.close()
-            broker.poke(key)
-            broker.remove_closed(key)
+    def _end(self, instance: Instance, key: Key) -> None:
+        one = instance.tables.find(key)
+        if one is not None:
+            instance.commit(one.handle, lambda: self._close(instance, key))
+
+    def _close(self, instance: Instance, key: Key) -> None:
+        one = instance.tables.find(key)
+        if one is not None and one.state in _ENDED:
+            instance.tables.end(one)
+            instance.poke()
 
     # --- the books
 
     def _judge(self) -> None:
-        problems = [f"{broker}: {leak}" for broker in self.world.brokers.values() for leak in broker.leaks()]
+        problems = [f"{instance}: {leak}" for instance in self.world.instances for leak in instance.leaks()]
         for key, sent in self.sent.items():
             if key[0] not in self.world.parted or not self._is_told(key):
                 problems += self._compare(key, sent)
@@ -223,36 +280,42 @@ class Run:
         """Whether there is an Error on each side, or it is held with the reason; of those sides that are not over."""
         sides = (key, (key[0], not key[1]))
         has_error = {one for one in sides if one in self.endpoints and self.endpoints[one].has_error}
-        there = {
-            (broker, one)
-            for broker, one in product(self.world.brokers.values(), sides)
-            if one in broker.endpoints and not broker.endpoints[one].is_over
-        }
-        told = {side for side in there if side[1] in has_error or side[0].is_held(side[1])}
-        return told == there and bool(told or has_error or not there)
+        found = [there.tables.find(side) for there, side in product(self.world.instances, sides)]
+        there = [one for one in found if one is not None and not one.is_over]
+        told = [one for one in there if one.key in has_error or is_waiting(one)]
+        return len(told) == len(there) and bool(told or has_error or not there)
 
     def _compare(self, key: Key, sent: list[_Sent]) -> list[str]:
         """All that was sent has arrived; unless an end or error on either side has cut it off: then its beginning."""
         sender, receiver = self.endpoints[key], self.endpoints.get((key[0], not key[1]))
-        received = [] if receiver is None else [_Sent(row.content, row.body) for row in receiver.queue]
+        queue = [] if receiver is None else [_Sent(*row) for row in receiver.queue]
+        received = [one for one in queue if not _is_of_broker(one)]
         data = [one for one in received if one.content is not Content.ERROR]
         if data != sent[: len(data)]:
             return [f"{key}: received {_show(received)}, sent {_show(sent)}"]
         errors = [one for one in received if one.content is Content.ERROR]
         if errors:
             return [] if errors == [received[-1]] == [sent[-1]] else [f"{key}: errors in {_show(received)}"]
-        if len(data) == len(sent) or self._was_cut_off(key, sender, receiver):
+        if len(data) == len(sent) or self._was_cut_off(key, receiver):
             return []
         return [
             f"{key}: received {_show(received)} of {_show(sent)}, "
             f"states {sender.state} and {receiver and receiver.state}"
         ]
 
-    def _was_cut_off(self, key: Key, sender: Endpoint, receiver: Endpoint | None) -> bool:
+    def _was_cut_off(self, key: Key, receiver: Endpoint | None) -> bool:
         """The receiver ended before it had received all, or the sender's error found no conversation to end."""
         ended = {one.content for one in self.sent.get((key[0], not key[1]), ())} - {Content.DATA}
         never_opened = receiver is None and self.sent[key][-1].content is Content.ERROR
         return bool(ended) or never_opened
+
+
+def _service(instance: Instance) -> str:
+    return f"//sim/{instance.index}"
+
+
+def _is_of_broker(one: _Sent) -> bool:
+    return one.content is Content.ERROR and one.body != WHY
 
 
 def _show(messages: list[_Sent]) -> str:

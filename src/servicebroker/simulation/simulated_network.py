@@ -13,7 +13,11 @@ class Listener(Protocol):
     """An instance, as the network sees it."""
 
     index: int
-    is_up: bool
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it listens."""
+        ...
 
     def accept(self, stream: Stream) -> None:
         """Somebody has connected."""
@@ -97,8 +101,8 @@ class Network:
             self._break(stream)
             return
         if self.loop.happens(self.faults.noise):
-            data = flip(data, self.loop.random.randrange(8 * len(data)))
-        middle = self.loop.random.randrange(len(data) + 1) if len(data) > 40 else 0
+            data = flip(data, self.loop.below(8 * len(data)))
+        middle = self.loop.below(len(data) + 1) if len(data) > 40 else 0
         for portion in (data[:middle], data[middle:]):
             if portion:
                 self._deliver(stream, portion)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
+
+MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)  # when every run begins
 
 
 class Loop:
@@ -32,6 +35,10 @@ class Loop:
             self.now, _, action = heappop(self._events)
             action()
         self.now = until
+
+    def below(self, count: int) -> int:
+        """A number from 0 up to and without `count`; as much chance is used up for one count as for another."""
+        return int(self.random.random() * count)
 
     def happens(self, rate: float) -> bool:
         """Whether something of this probability happens now."""

@@ -1,88 +1,109 @@
-"""What one instance has committed: the tables of the real store, as plain Python. It survives every crash.
+"""The tables of one instance in memory, and the operations of rounds on them. They survive every crash of a daemon.
 
-Every method is one transaction's work on one endpoint.
+A second implementation of what PostgreSQL does for a round; tests/integration/test_stores.py holds it to the first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from random import Random
 from uuid import UUID
 
-from servicebroker.model.states import EndpointState
-from servicebroker.protocol.dialog import Acknowledged, Identity, Sending, TransmissionState
-from servicebroker.protocol.dialog_keys import SessionKeys
-from servicebroker.protocol.envelope import BrokerFailure, Content, Part
+from servicebroker.broker.store_operations import Store
+from servicebroker.engine.conversation.failure import Failed
+from servicebroker.engine.conversation.traces import Traced
+from servicebroker.engine.remote.admission import Target
+from servicebroker.engine.remote.arriving import Result
+from servicebroker.engine.remote.departing import (
+    Claimed,
+    Leaving,
+    OutgoingLook,
+    Reading,
+    Settled,
+    Snapshot,
+    WaitingConversation,
+    destinations,
+)
+from servicebroker.engine.remote.mirrored_pairs import Row
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
+from servicebroker.engine.remote.remote_opening import Place, Unroutable, place_of
+from servicebroker.engine.remote.site import Database, Here, Home, Located, passages
+from servicebroker.engine.security.master_keys import MasterKey
+from servicebroker.engine.security.session_keys import Beginning, Keys
+from servicebroker.engine.security.user_certificates import UserCertificate
+from servicebroker.model.dialog_security import Binding
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.messages import error_body
+from servicebroker.model.permissions import DBO, Kind, Securable
+from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
+from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep, Kept
+from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, Route, RoutingTable, Site, parse_address
 
-Key = tuple[int, bool]  # conversation, is_initiator; a number, since it is looked up all the time
+Key = tuple[UUID, bool]  # conversation, is_initiator
 
-_OPEN = (EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING)
+DATABASE = 1  # the only one of an instance; its routes are those of msdb too
+QUEUE = 1
+_BEGUN = (EndpointState.STARTED_INBOUND, EndpointState.CONVERSING)
+_LIVE = (*_BEGUN, EndpointState.DISCONNECTED_INBOUND)
 
 
 class Lost(AssertionError):
     """A promise was broken: the run has found a defect."""
 
 
-class Received(NamedTuple):
-    """A row of the queue."""
+@dataclass(slots=True)
+class Waiting:
+    """A row of the transmission queue, and the transaction that has written it."""
 
-    number: int
-    content: Content
-    body: bytes
+    part: Part
+    xact: int
+    status: str = ""
 
 
+@dataclass(slots=True, eq=False)
 class Endpoint:
-    """A row of conversation_endpoints, with its messages."""
+    """A row of conversation_endpoints, and what other tables have of it."""
 
-    def __init__(self, identity: Identity, priority: int, session: SessionKeys) -> None:
-        self.identity = identity
-        self.session = session
-        self.priority = priority
-        self.state = EndpointState.STARTED_OUTBOUND if identity.is_initiator else EndpointState.STARTED_INBOUND
-        self.far_broker: UUID | None = None
-        self.is_acknowledged = False
-        self.send_sequence = 0
-        self.rows: dict[int, Part] = {}  # the transmission queue
-        self.next = 0
-        self.final: int | None = None
-        self.token: bytes | None = None  # of the last message that has arrived in order
-        self.kept: dict[int, dict[int, Part]] = {}
-        self.fragments: dict[int, int] = {}
-        self.queue: list[Received] = []
-        self.failed: list[int] = []
-        self.refused: BrokerFailure | None = None  # what the peer is told
+    handle: UUID
+    conversation: UUID
+    is_initiator: bool
+    own_service: str
+    far_service: str
+    contract: str
+    lifetime: datetime
+    encryption: bool = False
+    priority: int = 5
+    state: EndpointState = EndpointState.STARTED_OUTBOUND
+    far_broker: str | None = None
+    routed_broker: str | None = None
+    is_remote: bool = False
+    is_acknowledged: bool = False
+    security: str | None = None
+    keys: Keys | None = None
+    send_sequence: int = 0
+    rows: dict[int, Waiting] = field(default_factory=dict)  # the transmission queue
+    next: int = 0  # message that arrives
+    token: bytes | None = None  # of the last message that has arrived in order
+    failure: tuple[int, str] | None = None  # what the peer is told
+    kept: dict[int, dict[int, Keep]] = field(default_factory=dict)  # arrived fragments
+    queue: list[tuple[Content, bytes]] = field(default_factory=list)  # all that its application was given
 
-    # --- the application
-
-    def send(self, content: Content, body: bytes, token: bytes) -> int:
-        """SEND, END CONVERSATION, or END CONVERSATION WITH ERROR. Returns the number."""
-        if content is Content.ERROR:
-            self.rows.clear()
-        number, self.send_sequence = self.send_sequence, self.send_sequence + 1
-        self.rows[number] = Part("//sim/type", content, body or None, token)
-        self.state = EndpointState.CONVERSING if content is Content.DATA else EndpointState.DISCONNECTED_OUTBOUND
-        return number
-
-    def close(self) -> None:
-        """Nothing is sent or received any more: what waits for either goes."""
-        self.rows.clear()
-        self.kept.clear()
-        self.fragments.clear()
-        self.state = EndpointState.CLOSED
-
-    def copy(self) -> Endpoint:
-        """What it is now, for later."""
-        twin = copy(self)
-        twin.rows, twin.fragments = self.rows.copy(), self.fragments.copy()
-        twin.kept = {number: parts.copy() for number, parts in self.kept.items()}
-        twin.queue, twin.failed = self.queue.copy(), self.failed.copy()
-        return twin
+    @property
+    def key(self) -> Key:
+        """Which side of which conversation it is."""
+        return self.conversation, self.is_initiator
 
     @property
     def is_open(self) -> bool:
-        """Whether the application may send."""
-        return self.state in (EndpointState.STARTED_OUTBOUND, EndpointState.CONVERSING)
+        """Whether its application may send."""
+        return (self.state, Event.SEND) in TRANSITIONS
 
     @property
     def is_over(self) -> bool:
@@ -93,104 +114,522 @@ class Endpoint:
     @property
     def has_error(self) -> bool:
         """Whether its application was told that something is wrong."""
-        return bool(self.failed) or any(row.content is Content.ERROR for row in self.queue)
+        return any(content is Content.ERROR for content, _ in self.queue)
 
-    # --- the broker
+    def twin(self) -> Endpoint:
+        """What it is now, for later."""
+        one = copy(self)
+        one.rows = {number: copy(row) for number, row in self.rows.items()}
+        one.kept = {number: fragments.copy() for number, fragments in self.kept.items()}
+        one.queue = self.queue.copy()
+        return one
 
-    def transmission_state(self) -> TransmissionState:
-        """What a transmission object starts from."""
-        base = min(self.rows, default=self.send_sequence)
-        kept = {
-            number: Kept(
-                self.fragments[number],
-                sum(1 << fragment for fragment in parts),
-                sum(len(part.body or b"") for part in parts.values()),
-                next(iter(parts.values())).content,
-                next(iter(parts.values())).token,
-            )
-            for number, parts in self.kept.items()
-        }
-        sending = Sending.FAILED if self.failed else Sending.FLOWING
-        if self.state is EndpointState.DISCONNECTED_OUTBOUND:
-            sending = Sending.ENDING
-        elif self.state is EndpointState.CLOSED:
-            sending = Sending.CLOSED
-        return TransmissionState(
-            base,
-            self.send_sequence,
-            0,
-            sending,
-            self.far_broker,
-            self.is_acknowledged,
-            self.next,
-            self.final,
-            self.token,
-            kept,
+
+class Tables:
+    """What one instance has committed, and what its applications do to it."""
+
+    def __init__(self, broker: UUID, chance: Random) -> None:
+        self.broker = broker
+        self.chance = chance
+        self.endpoints: dict[UUID, Endpoint] = {}
+        self.removed: list[Endpoint] = []  # endpoints that are gone, for whoever keeps the books
+        self.services: set[str] = set()
+        self.routes = RoutingTable(())
+        self.routes_version = 1
+        self.bindings: dict[str, tuple[Binding, int]] = {}  # of far services: and the user that stands for each
+        self.certificates: list[UserCertificate] = []
+        self.master_key: MasterKey | None = None
+        self.pairs: dict[Elsewhere, Row] = {}
+        self.traces: dict[tuple[UUID, bool, int], bytes] = {}
+        self.old_copies: set[tuple[UUID | None, bool]] = set()  # brokers, and whether we are the one
+        self.unfinished: set[int] = set()  # transactions
+        self.next_xact = 1
+        self.is_held: Callable[[UUID], bool] = lambda handle: False  # somebody else has its row
+        self.on_wake: Callable[[], None] = lambda: None
+
+    def set_routes(self, routes: Iterable[Route]) -> None:
+        """CREATE, ALTER and DROP ROUTE."""
+        self.routes = RoutingTable(routes)
+        self.routes_version += 1
+
+    def draw_handle(self) -> UUID:
+        """An identifier that nothing has."""
+        return UUID(int=self.chance.getrandbits(128))
+
+    def find(self, key: Key) -> Endpoint | None:
+        """The endpoint of that side of a conversation."""
+        return next((one for one in self.endpoints.values() if one.key == key), None)
+
+    def twin(self) -> dict[UUID, Endpoint]:
+        """The endpoints as they are now, for later."""
+        return {handle: one.twin() for handle, one in self.endpoints.items()}
+
+    # ---------------------------------------------------------------- what applications do
+
+    def begin(self) -> int:
+        """An application begins a transaction."""
+        xact, self.next_xact = self.next_xact, self.next_xact + 1
+        self.unfinished.add(xact)
+        return xact
+
+    def commit(self, xact: int) -> None:
+        """And commits it."""
+        self.unfinished.remove(xact)
+
+    def insert(self, endpoint: Endpoint) -> None:
+        """BEGIN DIALOG."""
+        self.endpoints[endpoint.handle] = endpoint
+
+    def send(self, one: Endpoint, content: Content, name: str, body: bytes, token: bytes, xact: int) -> int:
+        """SEND, or END CONVERSATION of a conversation that something was sent on, by a transaction that commits now."""
+        if content is Content.ERROR:
+            one.rows.clear()
+            if not one.is_remote:  # nobody is told
+                self.close(one)
+                return one.send_sequence
+        number, one.send_sequence = one.send_sequence, one.send_sequence + 1
+        one.rows[number] = Waiting(Part(name, content, body or None, token), xact)
+        if content is Content.DATA:
+            one.state = EndpointState.CONVERSING
+        else:
+            one.state = EndpointState.DISCONNECTED_OUTBOUND
+        return number
+
+    def end(self, one: Endpoint) -> None:
+        """END CONVERSATION after the peer's end or an error: nothing is sent or received any more."""
+        one.rows.clear()
+        self.close(one)
+
+    def close(self, one: Endpoint) -> None:
+        """An initiator goes, a target stays against replays."""
+        one.kept.clear()
+        one.state = EndpointState.CLOSED
+        if one.is_initiator:
+            one.rows.clear()
+            self.removed.append(self.endpoints.pop(one.handle))
+
+
+class MemoryStore(Store):
+    """What one connection does to the tables. `clock` is the server's."""
+
+    def __init__(self, tables: Tables, clock: Callable[[], datetime]) -> None:
+        self._tables = tables
+        self._clock = clock
+        self._before: dict[UUID, Endpoint | None] = {}  # what this transaction has written, as it was
+        self._is_open = False
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Where it fails, what it has written is what it was."""
+        pairs, traces = self._tables.pairs.copy(), self._tables.traces.copy()
+        self._is_open = True
+        try:
+            yield
+        except BaseException:
+            self._tables.pairs, self._tables.traces = pairs, traces
+            for handle, before in self._before.items():
+                self._undo(handle, before)
+            raise
+        finally:
+            self._is_open, self._before = False, {}
+
+    def locks(self, handle: UUID) -> bool:
+        """Whether others have to wait for this transaction."""
+        return handle in self._before
+
+    def _undo(self, handle: UUID, before: Endpoint | None) -> None:
+        tables = self._tables
+        gone = next((one for one in tables.removed if one.handle == handle), None)
+        if before is None:
+            del tables.endpoints[handle]
+            return
+        one = gone or tables.endpoints[handle]
+        for name in Endpoint.__slots__:
+            setattr(one, name, getattr(before, name))
+        if gone is not None:
+            tables.removed.remove(gone)
+            tables.endpoints[handle] = gone
+
+    def _to_write(self, handle: UUID) -> Endpoint | None:
+        """The row, locked; None when somebody else has it, or it is gone."""
+        one = self._tables.endpoints.get(handle)
+        if one is None or (handle not in self._before and self._tables.is_held(handle)):
+            return None
+        if self._is_open and handle not in self._before:
+            self._before[handle] = one.twin()
+        return one
+
+    def _gone(self, handles: Iterable[UUID]) -> list[UUID]:
+        return [handle for handle in handles if handle not in self._tables.endpoints]
+
+    # ---------------------------------------------------------------- who has something to do
+
+    def look(self, seen: Snapshot | None) -> OutgoingLook:
+        tables, waiting = self._tables, []
+        for handle, one in tables.endpoints.items():
+            fresh = [
+                number
+                for number, row in one.rows.items()
+                if seen is not None and (row.xact >= seen.end or row.xact in seen.unfinished)
+            ]
+            if fresh:
+                has_end = any(one.rows[number].part.content is not Content.DATA for number in fresh)
+                waiting.append(WaitingConversation(handle, max(fresh), has_end))
+        snapshot = Snapshot(tables.next_xact, tuple(tables.unfinished))
+        return OutgoingLook(snapshot, waiting, frozenset(), tables.routes_version, bool(tables.traces))
+
+    def page(self, after: UUID, count: int) -> list[UUID]:
+        return sorted(handle for handle, one in self._tables.endpoints.items() if one.rows and handle > after)[:count]
+
+    def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
+        found = self._tables.endpoints
+        return [self._shown(found[handle]) for handle in handles if handle in found]
+
+    def endpoints_of(self, keys: Sequence[tuple[UUID, bool]]) -> list[RemoteEndpoint]:
+        return [self._shown(one) for one in self._tables.endpoints.values() if one.key in keys]
+
+    def _shown(self, one: Endpoint) -> RemoteEndpoint:
+        master_key = self._tables.master_key
+        return RemoteEndpoint(
+            *(one.handle, one.conversation, one.is_initiator, DATABASE, self._tables.broker, True),
+            *(one.own_service, one.far_service, one.far_broker, one.routed_broker, one.contract, one.lifetime),
+            *(one.encryption, one.priority, True, one.state.value, one.is_remote, one.is_acknowledged),
+            *(min(one.rows, default=one.send_sequence), one.send_sequence, one.next, one.failure),
+            kept={number: _kept(list(steps.values())) for number, steps in one.kept.items() if number >= one.next},
+            security=one.security,
+            keys=one.keys,
+            by_service_master_key=master_key.by_service_master_key if master_key and one.keys else None,
+            receive_token=one.token,
         )
 
-    def acknowledged(self, event: Acknowledged) -> None:
-        """Rows leave only here."""
-        self.far_broker, self.is_acknowledged = event.far_broker, True
-        for number in [number for number in self.rows if number < event.below]:
-            del self.rows[number]
-        if self.state is EndpointState.DISCONNECTED_OUTBOUND and not self.rows:
-            self.close()
+    def groups_of(self, handles: Sequence[UUID]) -> dict[UUID, UUID]:
+        return {handle: handle for handle in handles if handle in self._tables.endpoints}
 
-    def fail(self, code: int) -> None:
-        """A broker's error has come."""
-        if self.state in (*_OPEN, EndpointState.DISCONNECTED_INBOUND):
-            self.state = EndpointState.ERROR
-        elif self.state is EndpointState.DISCONNECTED_OUTBOUND:
-            self.close()
-        self.failed.append(code)
+    def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
+        return set(groups) & self._tables.endpoints.keys()
 
-    def store(self, batch: Batch) -> None:
-        """A batch of arrivals."""
-        if batch.expected != self.next:
-            raise Lost(f"a batch expects {batch.expected}, stored is {self.next}")
-        self.token = batch.token
-        if self.state is EndpointState.CLOSED:
-            self.next = batch.reached
-            return
+    # ---------------------------------------------------------------- where it goes
+
+    def _located(self, here: Here) -> Located:
+        tables, broker = self._tables, str(self._tables.broker)
+        homes = {(service, broker): Home(1, QUEUE, DATABASE, True, 1, True, False) for service in tables.services}
+        site = Site(
+            {service: [broker] for service in tables.services},
+            frozenset({broker}),
+            here.addresses,
+            here.forwards,
+            unreachable=here.unreachable,
+        )
+        database = Database(DATABASE, tables.routes_version, broker, True, True, ())
+        return Located(site, [database], homes, 0.0)
+
+    def route(self, departures: Sequence[RemoteEndpoint], here: Here) -> dict[UUID, Decision]:
+        routes = self._tables.routes
+        return destinations(departures, self._located(here), {DATABASE: routes}, routes, self._clock())
+
+    def route_arrivals(self, headers: Sequence[Header], here: Here) -> list[Decision]:
+        return passages(headers, self._located(here), self._tables.routes, self._clock())
+
+    def site(self) -> Located:
+        return self._located(Here())
+
+    def routes(self, located: Located, database: Database) -> RoutingTable:
+        return self._tables.routes
+
+    def ask(self, database_id: int, missing: Ask) -> None:
+        raise AssertionError("no route leads to a dynamic routing service")
+
+    def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, Known]:
+        kept = {pair: Known(row.system, row.timeline, row.evidence) for pair, row in self._tables.pairs.items()}
+        return {pair: kept.get(pair, Known()) for pair in pairs}
+
+    def pairs(self) -> list[Elsewhere]:
+        return list(self._tables.pairs)
+
+    def save_pairs(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            address, mirror = parse_address(row.address), parse_address(row.mirror_address)
+            assert address is not None
+            self._tables.pairs[Elsewhere(address, mirror)] = row
+
+    def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
+        claimed = set()
+        for handle, how in claims.items():
+            if (one := self._to_write(handle)) is not None:
+                one.is_remote, one.routed_broker = True, how.broker
+                one.security = one.security or how.security
+                claimed.add(handle)
+        return claimed
+
+    # ---------------------------------------------------------------- what leaves
+
+    def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
+        found = {}
+        for handle, reading in wanted.items():
+            one = self._tables.endpoints.get(handle)
+            rows = {} if one is None else one.rows
+            numbers = sorted(number for number in rows if number >= reading.first)
+            sizes: list[int] = []
+            parts: list[Part] = []
+            for number in numbers[: reading.most]:
+                if sum(sizes) >= reading.room:
+                    break
+                part = rows[number].part
+                sizes.append(len(part.body or b""))
+                parts.append(part if sizes[-1] <= longest else Part(part.message_type, part.content, None, part.token))
+            if parts:
+                found[handle] = Leaving(tuple(numbers[: len(parts)]), tuple(sizes), parts)
+        return found
+
+    def _part(self, handle: UUID, number: int) -> Part | None:
+        one = self._tables.endpoints.get(handle)
+        row = None if one is None else one.rows.get(number)
+        return None if row is None else row.part
+
+    def read_fragment(self, handle: UUID, number: int, offset: int, length: int) -> bytes | None:
+        part = self._part(handle, number)
+        return None if part is None or part.body is None else part.body[offset : offset + length]
+
+    def read_token(self, handle: UUID, number: int) -> bytes | None:
+        part = self._part(handle, number)
+        return None if part is None else part.token
+
+    def read_traces(self, header: Header, first: int, last: int) -> list[tuple[int, bytes]]:
+        key = header.conversation_id, header.is_from_initiator
+        numbers = [number for number in range(first, last + 1) if (*key, number) in self._tables.traces]
+        return [(number, self._tables.traces[*key, number]) for number in numbers]
+
+    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
+        done, over = self._gone(news), []
+        for handle, event in news.items():
+            if (one := self._to_write(handle)) is None:
+                continue
+            done.append(handle)
+            acknowledged = [one.rows.pop(number) for number in list(one.rows) if number < event.below]
+            ends = any(row.part.content is not Content.DATA for row in acknowledged)
+            if not one.is_acknowledged:
+                one.is_acknowledged, one.far_broker = True, str(event.far_broker)
+            if ends and one.state is EndpointState.DISCONNECTED_OUTBOUND:
+                self._tables.close(one)
+                over.append(handle)
+        return Settled(done, over)
+
+    def acknowledge_traces(self, below: Mapping[UUID, int]) -> None:
+        for handle, number in below.items():
+            if one := self._tables.endpoints.get(handle):
+                for key in [key for key in self._tables.traces if key[:2] == one.key and key[2] < number]:
+                    del self._tables.traces[key]
+
+    def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
+        done = self._gone(failures)
+        for handle, failure in failures.items():
+            if (one := self._to_write(handle)) is None:
+                continue
+            done.append(handle)
+            one.rows.clear()
+            if one.state is EndpointState.DISCONNECTED_OUTBOUND:
+                self._tables.close(one)
+            elif (one.state, Event.ERROR_ARRIVED) in TRANSITIONS:
+                one.state = EndpointState.ERROR
+                one.queue.append((Content.ERROR, error_body(failure.code, failure.description)))
+                self._tables.on_wake()
+        return done
+
+    def part(self, partings: Mapping[UUID, Apart]) -> list[UUID]:
+        done = self.fail({handle: apart.own for handle, apart in partings.items()})
+        for handle in done:
+            one = self._tables.endpoints.get(handle)
+            if one is not None and one.is_remote:
+                far = partings[handle].far
+                one.failure = far.code, far.description
+        return done
+
+    def note_old_copy(
+        self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool
+    ) -> None:
+        self._tables.old_copies.add((far_broker, is_here))
+
+    def set_statuses(self, texts: dict[UUID, str]) -> None:
+        for handle, text in texts.items():
+            if (one := self._to_write(handle)) is not None:
+                for row in one.rows.values():
+                    row.status = text
+
+    # ---------------------------------------------------------------- what arrives
+
+    def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
+        return place_of(header, self._located(Here()), self._tables.routes, self._clock(), pick)
+
+    def insert_target(self, header: Header, home: Home, security: str) -> UUID | None:
+        tables, opening = self._tables, header.opening
+        assert opening is not None
+        if tables.find((header.conversation_id, False)) is not None:
+            return None
+        one = Endpoint(
+            tables.draw_handle(),
+            header.conversation_id,
+            is_initiator=False,
+            own_service=header.to_service,
+            far_service=header.from_service,
+            contract=opening.contract,
+            lifetime=self._clock() + timedelta(seconds=opening.lifetime),
+            encryption=opening.encryption,
+            state=EndpointState.STARTED_INBOUND,
+            far_broker=str(header.from_broker),
+            is_remote=True,
+            security=security,
+        )
+        if self._is_open:
+            self._before[one.handle] = None
+        tables.insert(one)
+        return one.handle
+
+    def store(self, batches: Mapping[UUID, Batch]) -> Result:
+        result = Result([], [], set(self._gone(batches)), [], {}, set())
+        for handle, batch in batches.items():
+            if handle in result.gone:
+                continue
+            one = self._to_write(handle)
+            if one is None:
+                result.postponed.append(handle)
+                continue
+            result.stored.append(handle)
+            if one.state is EndpointState.CLOSED:
+                result.closed.append(handle)
+            if one.failure is not None:
+                result.failures[handle] = Failed(*one.failure)
+            if self._store(one, batch):
+                result.queues.add(QUEUE)
+        return result
+
+    def _store(self, one: Endpoint, batch: Batch) -> bool:
+        """One batch; whether there is something to read."""
+        if batch.reached != batch.expected:
+            if batch.expected != one.next:
+                raise InstanceError("Another process stores messages of the same conversations.")
+            one.next, one.token = batch.reached, batch.token
+        if one.state is not EndpointState.CLOSED:
+            self._keep(one, batch)
+        is_new, found = False, self._in_order(one, batch)
         for step in batch.steps:
-            match step:
-                case Deliver(first, run):
-                    for number, part in enumerate(run, first):
-                        self._deliver(number, part.content, part.body or b"")
-                case Keep(number, fragment, fragments, part):
-                    self._keep(number, fragment, fragments, part)
-                case Complete(number):
-                    parts = self.kept.pop(number)
-                    body = b"".join(parts[place].body or b"" for place in range(self.fragments.pop(number)))
-                    self._deliver(number, parts[0].content, body)
-                case Discard(below):
-                    self._discard(below)
-        if self.next != batch.reached:
-            raise Lost(f"a batch says that it reaches {batch.reached}, stored is {self.next}")
+            if isinstance(step, Discard):
+                for number in [number for number in one.kept if number < step.below]:
+                    del one.kept[number]
+        for content, body in found:
+            takes = _BEGUN if content is Content.DATA else _LIVE
+            if one.state in takes:
+                one.queue.append((content, body))
+                is_new = True
+                if one.state is EndpointState.STARTED_INBOUND:
+                    one.state = EndpointState.CONVERSING
+            if content is not Content.DATA:
+                self._take_end(one, content)
+                break
+        return is_new
 
-    def _keep(self, number: int, fragment: int, fragments: int, part: Part) -> None:
-        if fragment in self.kept.setdefault(number, {}):
-            raise Lost(f"fragment {fragment} of message {number} is kept twice")
-        self.kept[number][fragment] = part
-        self.fragments[number] = fragments
-        if part.content is not Content.DATA:
-            self.final = number
+    @staticmethod
+    def _keep(one: Endpoint, batch: Batch) -> None:
+        for step in batch.steps:
+            if isinstance(step, Keep):
+                fragments = one.kept.setdefault(step.number, {})
+                if step.fragment in fragments:
+                    raise Lost(f"fragment {step.fragment} of message {step.number} is kept twice")
+                fragments[step.fragment] = step
 
-    def _discard(self, below: int) -> None:
-        for number in [number for number in self.kept if number < below]:
-            del self.kept[number], self.fragments[number]
+    @staticmethod
+    def _in_order(one: Endpoint, batch: Batch) -> list[tuple[Content, bytes]]:
+        """The messages of the batch that are next in order."""
+        found: list[tuple[Content, bytes]] = []
+        new = {step.number: step for step in batch.steps if isinstance(step, Keep)}
+        for step in batch.steps:
+            if isinstance(step, Deliver):
+                found += [(part.content, part.body or b"") for part in step.parts]
+            elif isinstance(step, Complete):
+                fragments = one.kept.pop(step.number, {})
+                ordered = [fragments[place].part for place in sorted(fragments)] or [new[step.number].part]
+                body = b"".join(part.body or b"" for part in ordered)
+                found.append((ordered[0].content, b"" if ordered[0].content is Content.END else body))
+        return found
 
-    def _deliver(self, number: int, content: Content, body: bytes) -> None:
-        if number < self.next or (number > self.next and content is not Content.ERROR):
-            raise Lost(f"message {number} is delivered when {self.next} is next")
-        self.next = number + 1
-        if content is not Content.DATA:
-            self.final = number
-        if self.state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED):
-            return  # the application has ended and takes no more
-        self.queue.append(Received(number, content, body))
-        if self.state is EndpointState.STARTED_INBOUND:
-            self.state = EndpointState.CONVERSING
-        if content is not Content.DATA:
-            ended = content is Content.END
-            self.state = EndpointState.DISCONNECTED_INBOUND if ended else EndpointState.ERROR
+    def _take_end(self, one: Endpoint, content: Content) -> None:
+        event = Event.END_DIALOG_ARRIVED if content is Content.END else Event.ERROR_ARRIVED
+        after = TRANSITIONS.get((one.state, event), one.state)
+        if event is Event.ERROR_ARRIVED and (one.state, event) in TRANSITIONS:
+            one.rows.clear()
+        if after is REMOVED:
+            self._tables.close(one)
+        else:
+            one.state = after
+
+    def store_traces(self, traced: Sequence[Traced]) -> None:
+        for one in traced:
+            self._tables.traces[one.conversation_id, one.is_from_initiator, one.number] = one.context
+
+    def wake(self, queues: Collection[int]) -> None:
+        self._tables.on_wake()
+
+    # ---------------------------------------------------------------- what secures it
+
+    def find_beginnings(self, handles: Sequence[UUID]) -> list[Beginning]:
+        tables, found = self._tables, []
+        for handle in handles:
+            one = tables.endpoints.get(handle)
+            if one is not None and one.is_initiator and one.security is None:
+                binding, user = tables.bindings.get(one.far_service, (Binding.NO_BINDING, None))
+                found.append(Beginning(handle, DATABASE, "sim", one.encryption, binding, DBO, user, tables.master_key))
+        return found
+
+    def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
+        return {owner: [one for one in self._tables.certificates if one.owner_id == owner[1]] for owner in owners}
+
+    def find_certificates(self, database_id: int, thumbprints: Sequence[bytes]) -> dict[bytes, UserCertificate]:
+        return {one.facts.thumbprint: one for one in self._tables.certificates if one.facts.thumbprint in thumbprints}
+
+    def find_master_key(self, database_id: int) -> MasterKey | None:
+        return self._tables.master_key
+
+    def ask_for_binding(self, database_id: int, service: str) -> bool:
+        return False
+
+    def save_keys(self, keys: Mapping[UUID, Keys]) -> None:
+        for handle, one in keys.items():
+            if (endpoint := self._own(handle)) is not None and endpoint.keys is None:
+                endpoint.keys = one
+
+    def save_exchange(self, handle: UUID, exchange: bytes) -> None:
+        if (one := self._own(handle)) is not None and one.keys is not None:
+            one.keys = one.keys._replace(exchange=exchange)
+
+    def save_second_key(self, handle: UUID, key_id: UUID, key: bytes) -> None:
+        if (one := self._own(handle)) is not None and one.keys is not None and one.keys.second_key is None:
+            one.keys = one.keys._replace(second_key_id=key_id, second_key=key)
+
+    def _own(self, handle: UUID) -> Endpoint | None:
+        """The row for what nobody else writes."""
+        one = self._tables.endpoints.get(handle)
+        if one is not None and self._is_open and handle not in self._before:
+            self._before[handle] = one.twin()
+        return one
+
+    def find_target(self, home: Home) -> Target:
+        return Target(home.database_id, Securable(Kind.SERVICE, 1, DBO, ""), Securable(Kind.QUEUE, 1, DBO, ""))
+
+    def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:
+        return None
+
+    def refused_sender(self, target: Target, principal_id: int) -> BrokerError | None:
+        return None
+
+    def refused_owner(self, target: Target) -> BrokerError | None:
+        return None
+
+
+def _kept(steps: list[Keep]) -> Kept:
+    first = steps[0]
+    return Kept(
+        first.fragments,
+        sum(1 << step.fragment for step in steps),
+        sum(len(step.part.body or b"") for step in steps),
+        first.part.content,
+        first.part.token,
+    )

@@ -21,6 +21,7 @@ from servicebroker.model.arguments import (
     check_changes,
     check_procedure,
     check_switch,
+    may_exist,
 )
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
@@ -186,19 +187,23 @@ class Database(Verbs):
         """
         raise InstanceError("The in-memory double has no PostgreSQL connection to join: use database.transaction().")
 
-    def create_message_type(self, name: str, validation: str = "NONE") -> None:
+    def create_message_type(self, name: str, validation: str = "NONE", *, exist_ok: bool = False) -> None:
         """CREATE MESSAGE TYPE."""
-        with self.instance._alone():
+        with may_exist(exist_ok), self.instance._alone():
             definitions.create_message_type(self.instance._memory, self.broker, name, validation)
 
-    def create_contract(self, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+    def create_contract(
+        self, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]], *, exist_ok: bool = False
+    ) -> None:
         """CREATE CONTRACT."""
-        with self.instance._alone():
+        with may_exist(exist_ok), self.instance._alone():
             definitions.create_contract(self.instance._memory, self.broker, name, sent_by)
 
-    def create_queue(self, name: str, *, status: bool = True, poison_message_handling: bool = True) -> None:
+    def create_queue(
+        self, name: str, *, status: bool = True, poison_message_handling: bool = True, exist_ok: bool = False
+    ) -> None:
         """CREATE QUEUE."""
-        with self.instance._alone():
+        with may_exist(exist_ok), self.instance._alone():
             definitions.create_queue(
                 self.instance._memory,
                 self.broker,
@@ -207,9 +212,9 @@ class Database(Verbs):
                 poison_message_handling=poison_message_handling,
             )
 
-    def create_service(self, name: str, queue: str, contracts: Iterable[str] = ()) -> None:
+    def create_service(self, name: str, queue: str, contracts: Iterable[str] = (), *, exist_ok: bool = False) -> None:
         """CREATE SERVICE; messages that wait for it are delivered."""
-        with self.instance._alone() as session:
+        with may_exist(exist_ok), self.instance._alone() as session:
             definitions.create_service(session, self.broker, name, queue, contracts)
 
     def alter(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -43,6 +45,7 @@ from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.instance import AsyncInstance
+    from servicebroker.model.application import Application
 
 T = TypeVar("T")
 Given = TypeVar("Given")
@@ -69,6 +72,8 @@ class AsyncDatabase(
         engine: the verbs as steps, on the tables or, for a restricted role, through the fence.
     """
 
+    _within: AsyncTransaction | None = None  # the one that definitions belong to
+
     def __init__(self, instance: AsyncInstance, name: str, user: User) -> None:
         self.instance = instance
         self.database_id = user.database_id
@@ -88,6 +93,9 @@ class AsyncDatabase(
 
         Its `connection` is a psycopg connection, for the application's own tables in the same transaction.
         """
+        if self._within is not None:
+            yield self._within
+            return
         async with (
             self.instance.connection() as connection,
             translated(also_theirs=True),
@@ -131,6 +139,35 @@ class AsyncDatabase(
         check_policy(poison)
         return await process(self, queue, procedure, top=top, wait=wait, poison=poison)
 
+    @asynccontextmanager
+    async def defining(self) -> AsyncIterator[AsyncDatabase]:
+        """Definitions in one transaction: those of the database that the block gets are committed at its end together.
+
+        An exception undoes all of them. Nobody else defines anything in the instance meanwhile.
+        """
+        async with self.transaction() as transaction:
+            inside = copy.copy(self)
+            inside._within = transaction
+            inside.catalog = self.instance._new_catalog(None if self.user.is_dbo else self.user)  # what may be undone
+            yield inside
+
+    async def define(self, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
+        """Give the database all that an application needs, in one transaction, and say what that took.
+
+        What is there already stays, what differs is altered, and nothing is dropped.
+
+        Args:
+            definition: a TOML file, or the same as dictionaries: `message_types`, `contracts`, `queues`, `services`,
+                `routes`, `users`, `roles`, `grants`, `denials`; see docs/how-to/define.md.
+
+        Raises:
+            InstanceError: it cannot be read, or asks for what cannot be altered.
+            BrokerError: as the methods that define one thing. Nothing was done then.
+        """
+        from servicebroker.api.aio.defining import define  # with what reads TOML, which few processes need
+
+        return await define(self, definition)
+
     def working(self, *workers: Worker, concurrency: int = 1) -> AbstractAsyncContextManager[None]:
         """Run workers beside the block: `with database.working(stock, concurrency=4): ...`.
 
@@ -143,12 +180,22 @@ class AsyncDatabase(
         """
         return working(self, workers, concurrency)
 
-    def join(self, connection: psycopg.AsyncConnection[Any]) -> AsyncJoinedTransaction:
-        """The verbs on a psycopg connection of the application: they belong to the transaction open there.
+    def join(self, connection: Any) -> AsyncJoinedTransaction:
+        """The verbs in a transaction of the application: they are committed and rolled back with it.
 
-        The connection must lead to this instance's PostgreSQL database, at READ COMMITTED.
+        Args:
+            connection: of psycopg 3; or a session or connection of SQLAlchemy on psycopg 3, or `django.db.connection`,
+                whose savepoints (`begin_nested`, `atomic`) hold for messages too. It must lead to this instance's
+                PostgreSQL database, at READ COMMITTED.
+
+        Raises:
+            JoinError: nothing of the kind, or of the other form; with SQLAlchemy the first verb says so.
         """
-        return AsyncJoinedTransaction(self, connection)
+        if isinstance(connection, psycopg.AsyncConnection):
+            return AsyncJoinedTransaction(self, connection)
+        from servicebroker.api.aio.foreign import AsyncForeignTransaction  # for who has such a library
+
+        return AsyncForeignTransaction(self, connection)
 
     async def alter(
         self,
@@ -239,10 +286,14 @@ class AsyncDatabase(
 
     async def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
         """`_alone`, without ending a reader that waits for us in a circle; whoever begins to send gets in between."""
+        if self._within is not None:  # what it holds it cannot give up: a circle is for the server to end
+            return await self._alone(steps())
         patience = await self._do(find_patience())
         return await giving_way(lambda number: self._alone(hurried(steps(), moments[number % len(moments)])), patience)
 
     async def _do(self, steps: Steps[T]) -> T:
+        if self._within is not None:
+            return await self._within._do(steps)
         async with self.instance.connection() as connection, translated():
             return await run_alone(connection, self.engine.in_broker(steps))
 

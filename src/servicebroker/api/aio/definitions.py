@@ -18,7 +18,7 @@ from servicebroker.engine.catalog.event_notifications import drop_notifications_
 from servicebroker.engine.delivery import transmission
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals
-from servicebroker.model.arguments import check_switch, read_once
+from servicebroker.model.arguments import check_switch, may_exist, read_once
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Steps
@@ -104,6 +104,7 @@ class AsyncDefinitions(ABC):
         sent_by: Mapping[str, str] | Iterable[tuple[str, str]],
         *,
         authorization: str | None = None,
+        exist_ok: bool = False,
     ) -> None:
         """CREATE CONTRACT; `sent_by` maps each message type to INITIATOR, TARGET or ANY.
 
@@ -116,7 +117,8 @@ class AsyncDefinitions(ABC):
             owner = yield from principals.find_owner(self.user, authorization)
             yield from catalog.create_contract(self.database_id, name, given, owner)
 
-        await self._define(steps(), "CREATE CONTRACT", rights.message_types(given))
+        with may_exist(exist_ok):
+            await self._define(steps(), "CREATE CONTRACT", rights.message_types(given))
 
     async def create_queue(
         self,
@@ -127,6 +129,7 @@ class AsyncDefinitions(ABC):
         poison_message_handling: bool = True,
         activation: Activation | None = None,
         filegroup: str = "DEFAULT",
+        exist_ok: bool = False,
     ) -> None:
         """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
 
@@ -137,6 +140,7 @@ class AsyncDefinitions(ABC):
             poison_message_handling: False lets no number of rollbacks switch it off.
             activation: the procedure that reads it; on unless its `status` says otherwise.
             filegroup: PRIMARY, which is DEFAULT.
+            exist_ok: whether one of that name may be there, which stays as it is.
 
         Raises:
             BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, 262, and for the activation
@@ -160,10 +164,17 @@ class AsyncDefinitions(ABC):
             is_on = activation.status is None or activation.status
             return (yield from set_activation(self.user, name, activation._replace(status=is_on)))
 
-        _warn(await self._define(steps(), "CREATE QUEUE"))
+        with may_exist(exist_ok):
+            _warn(await self._define(steps(), "CREATE QUEUE"))
 
     async def create_service(
-        self, name: str, queue: str, contracts: Iterable[str] = (), *, authorization: str | None = None
+        self,
+        name: str,
+        queue: str,
+        contracts: Iterable[str] = (),
+        *,
+        authorization: str | None = None,
+        exist_ok: bool = False,
     ) -> None:
         """CREATE SERVICE on a queue, as a target of `contracts`. Messages that wait for it are delivered.
 
@@ -178,7 +189,8 @@ class AsyncDefinitions(ABC):
             yield from catalog.create_service(self.database_id, name, found.queue_id, given, owner)
             yield from transmission.deliver_to_service(self.catalog, name, self.instance.clock())
 
-        await self._define(steps(), "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
+        with may_exist(exist_ok):
+            await self._define(steps(), "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
 
     async def drop_contract(self, name: str) -> None:
         """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.

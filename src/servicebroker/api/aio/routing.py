@@ -11,6 +11,7 @@ from servicebroker.engine.catalog import routes
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals
+from servicebroker.model.arguments import may_exist
 from servicebroker.model.permissions import User
 from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.statements import Steps
@@ -47,6 +48,7 @@ class AsyncRouting(ABC):
         address: str,
         mirror_address: str | None = None,
         authorization: str | None = None,
+        exist_ok: bool = False,
     ) -> None:
         """CREATE ROUTE: where the services of that name are reached, for conversations that begin in this database.
 
@@ -59,6 +61,7 @@ class AsyncRouting(ABC):
                 service's own name begins.
             mirror_address: of the other broker of a mirrored pair.
             authorization: the owner; the user that this object works as when it is not given.
+            exist_ok: whether one of that name may be there, which stays as it is.
 
         Raises:
             BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken, 15151 no such
@@ -71,7 +74,8 @@ class AsyncRouting(ABC):
             now = self.instance.clock()
             return (yield from routes.create_route(self.catalog, self.database_id, name, clauses, now, owner))
 
-        await self._deliver(steps, "CREATE ROUTE")
+        with may_exist(exist_ok):
+            await self._deliver(steps, "CREATE ROUTE")
 
     async def alter_route(
         self,

@@ -8,7 +8,7 @@ from servicebroker.engine.catalog.schemas import find_for_validation
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security.principals import find_owner
 from servicebroker.model import names
-from servicebroker.model.arguments import validation_letter
+from servicebroker.model.arguments import may_exist, validation_letter
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind, User
 from servicebroker.store.statements import Statement, Steps
@@ -21,10 +21,12 @@ def create_message_type(
     *,
     schema_collection: str | None = None,
     authorization: str | None = None,
+    exist_ok: bool = False,
 ) -> Steps[None]:
     """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
 
-    `authorization` is the owner, a user or a role; without it the user that this object works as.
+    `authorization` is the owner, a user or a role; without it the user that this object works as. With `exist_ok`
+    one of that name stays as it is.
 
     Raises:
         BrokerError: 2714 name taken, 402 unknown validation, 15151 no such collection or owner, 262.
@@ -40,7 +42,8 @@ def create_message_type(
         "values ($1, $2, $3, $4, $5) on conflict do nothing returning message_type_id",
         (user.database_id, name, letter, collection_id, owner),
     )
-    created(rows, name)
+    with may_exist(exist_ok):
+        created(rows, name)
 
 
 def alter_message_type(user: User, name: str, validation: str, *, schema_collection: str | None = None) -> Steps[None]:

@@ -302,9 +302,10 @@ def queue_facts() -> Steps[list[QueueFacts]]:
         f"{_WITH_READERS}, "
         "locked as materialized (select l.pid, l.locktype, l.mode, l.relation, l.classid::bigint as kind, "
         f"l.objid::bigint as number from pg_locks l where l.granted and {_HERE} and (l.mode = 'RowExclusiveLock' "
-        f"or l.locktype = 'advisory' and l.classid::bigint in ({locks.ACTIVATION}, {locks.PIPELINE}))), "
-        "writers as materialized (select relation, count(distinct pid) as many from locked "
-        "where locktype = 'relation' and mode = 'RowExclusiveLock' group by 1) "
+        f"or l.locktype = 'advisory' and l.classid::bigint in ({locks.ACTIVATION}, {locks.PIPELINE}, {locks.GROUP}))), "
+        "takers as materialized (select relation, count(distinct pid) as many from locked "
+        "where locktype = 'relation' and mode = 'RowExclusiveLock' "  # who has none of these has only brought something
+        f"and pid in (select pid from locked where locktype = 'advisory' and kind = {locks.GROUP}) group by 1) "
         "select d.name || '.' || q.schema_name || '.' || q.name, q.is_receive_enabled, q.queue_id, "
         "(select count(*) from readers w where w.queue_id = q.queue_id and not w.is_monitor), "
         "coalesce(w.many, 0), q.is_activation_enabled, q.activation_procedure, q.max_readers, "
@@ -313,7 +314,7 @@ def queue_facts() -> Steps[list[QueueFacts]]:
         f"  where locktype = 'advisory' and mode = 'ExclusiveLock' and kind = {locks.PIPELINE}), "
         "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id) "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
-        "left join writers w on w.relation = to_regclass('servicebroker.queue_' || q.queue_id) "
+        "left join takers w on w.relation = to_regclass('servicebroker.queue_' || q.queue_id) "
         "where q.queue_id >= $1 order by 1",
         (names.FIRST_USER_ID,),
     )

@@ -46,7 +46,7 @@ class QueueFacts(NamedTuple):
     messages: int
     oldest: datetime | None
     readers: int  # sessions that wait in a RECEIVE
-    holders: int  # sessions that hold one of its groups, or have taken from it
+    holders: int  # sessions that have taken from it in a transaction that is open
     is_activated: bool
     procedure: str | None
     max_readers: int | None

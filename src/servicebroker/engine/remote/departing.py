@@ -21,7 +21,7 @@ from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.engine.remote.missing_routes import ask
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint, find_gone, lock_alone, lock_shared
-from servicebroker.engine.remote.site import Here, find_site, picking
+from servicebroker.engine.remote.site import Here, Located, find_site, picking
 from servicebroker.model.messages import error_body
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.envelope import BrokerFailure, Content, Part
@@ -142,6 +142,24 @@ def route(
         if database.database_id in wanted:
             tables[database.database_id] = yield from located.routes(catalog, database)
     outside = yield from located.routes(catalog, located.msdb)
+    decisions = destinations(departures, located, tables, outside, now)
+    for one in departures:
+        decision = decisions.get(one.conversation_handle)
+        if decision is not None and isinstance(decision.destination, Ask):
+            own = located.find(one.database_id)
+            lacking = located.msdb if decision.through_outside and located.msdb else own
+            yield from ask(lacking.database_id, decision.destination, now)
+    return decisions
+
+
+def destinations(
+    departures: Sequence[RemoteEndpoint],
+    located: Located,
+    tables: Mapping[int, RoutingTable],
+    outside: RoutingTable,
+    now: datetime,
+) -> dict[UUID, Decision]:
+    """Where each of these goes, by these routes. `tables` are those of their databases, `outside` those of msdb."""
     decisions: dict[UUID, Decision] = {}
     for one in departures:
         if one.database_id not in tables:  # it was dropped, and its conversations with it
@@ -153,9 +171,6 @@ def route(
             decision = classify(conversation, tables[one.database_id], outside, site, now, picking(chance))
             if isinstance(decision.destination, Elsewhere):  # else the route by which it was sent is there no more
                 break
-        if isinstance(decision.destination, Ask):
-            lacking = located.msdb if decision.through_outside and located.msdb else own
-            yield from ask(lacking.database_id, decision.destination, now)
         decisions[one.conversation_handle] = decision
     return decisions
 

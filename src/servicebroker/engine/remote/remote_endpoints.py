@@ -105,8 +105,8 @@ def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
         "select conversation_handle, message_sequence_number, fragments, array_agg(fragment), "
         "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int, (array_agg(token))[1] "
         "from servicebroker.arrived_fragments f "
-        "where conversation_handle = any ($1) and message_sequence_number >= (select receive_sequence "
-        "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle) group by 1, 2, 3",
+        "where conversation_handle = any ($1) and message_sequence_number >= coalesce((select receive_sequence "
+        "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle), 0) group by 1, 2, 3",
         ([row[0] for row in rows],),
     )
     kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)

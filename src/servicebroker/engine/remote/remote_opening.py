@@ -9,7 +9,7 @@ from uuid import UUID
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.priorities import PRIORITY
 from servicebroker.engine.conversation.failure import Failed
-from servicebroker.engine.remote.site import Home, find_site
+from servicebroker.engine.remote.site import Home, Located, find_site
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Conversation, Local, Pick, Refused, RoutingTable, classify
@@ -53,10 +53,17 @@ def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> S
     if not rows[0][0]:
         return BEING_ALTERED
     located = yield from find_site([header.to_service], now, contract=opening.contract)
+    return place_of(header, located, (yield from located.routes(catalog, located.msdb)), now, pick)
+
+
+def place_of(
+    header: Header, located: Located, outside: RoutingTable, now: datetime, pick: Pick
+) -> Place | Failed | Unroutable:
+    """The same, by the routes of msdb."""
     decision = classify(
         Conversation(header.to_service, str(header.to_broker) if header.to_broker else None),
         RoutingTable(()),
-        (yield from located.routes(catalog, located.msdb)),
+        outside,
         located.site_of(located.msdb),
         now,
         pick,
@@ -67,7 +74,8 @@ def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> S
     if not isinstance(destination, Local):
         return Unroutable(getattr(destination, "number", 9750))
     home = located.homes[header.to_service, destination.broker_instance]
-    refused = None
+    opening, refused = header.opening, None
+    assert opening is not None
     if home.contract_id is None:
         refused = Failed.of(BrokerError(8425, opening.contract))
     elif not home.accepted:

@@ -166,15 +166,20 @@ def route_arrivals(catalog: Catalog, headers: Sequence[Header], here: Here, now:
     Chance is the conversation's identifier: all of its messages take the same way.
     """
     located = yield from find_site(list({header.to_service for header in headers}), now, here)
-    outside = yield from located.routes(catalog, located.msdb)
+    decisions = passages(headers, located, (yield from located.routes(catalog, located.msdb)), now)
+    for decision in decisions:
+        if isinstance(decision.destination, Ask) and located.msdb is not None:
+            yield from ask(located.msdb.database_id, decision.destination, now)
+    return decisions
+
+
+def passages(headers: Sequence[Header], located: Located, outside: RoutingTable, now: datetime) -> list[Decision]:
+    """Where each of these messages from outside goes, by the routes of msdb."""
     site = located.site_of(located.msdb)
     decisions = []
     for header in headers:
         broker = None if header.to_broker is None else str(header.to_broker)
         conversation = Conversation(header.to_service, broker, None, not header.is_from_initiator)
         chance = header.conversation_id.int % 2**53 / 2**53
-        decision = classify(conversation, RoutingTable(()), outside, site, now, picking(chance))
-        if isinstance(decision.destination, Ask) and located.msdb is not None:
-            yield from ask(located.msdb.database_id, decision.destination, now)
-        decisions.append(decision)
+        decisions.append(classify(conversation, RoutingTable(()), outside, site, now, picking(chance)))
     return decisions

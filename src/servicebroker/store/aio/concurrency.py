@@ -56,6 +56,13 @@ async def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwarg
     return await asyncio.to_thread(work, *arguments, **options)
 
 
+def in_greenlet(work: Coroutine[Any, Any, T]) -> T:
+    """Do the work where SQLAlchemy calls us, between a coroutine of its own and ours."""
+    from sqlalchemy.util import await_only
+
+    return await_only(work)
+
+
 async def finish(work: Coroutine[Any, Any, T]) -> T:
     """Do the work to its end, also when the task is cancelled meanwhile; then it has 5 seconds left."""
     task = asyncio.ensure_future(work)

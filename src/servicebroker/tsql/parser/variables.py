@@ -34,5 +34,5 @@ def check_variables(
 
 def _is_table(tokens: Tokens, place: int) -> bool:
     """Whether a table stands there, and no cursor, value or cookie."""
-    before = tokens.words[max(place - 6, 0) : place]
+    before = tokens.words[max(place - 8, 0) : place]
     return bool(before) and before[-1] in _BEFORE_TABLES and "FETCH" not in before and before[-2:-1] != ["COOKIE"]

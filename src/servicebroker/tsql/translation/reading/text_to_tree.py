@@ -39,6 +39,10 @@ _FUNCTIONS = frozenset(
     STRING_TO_ARRAY ASYMKEY_ID KEY_GUID CERTENCODED""".split()  # noqa: SIM905 # a list of so many strings is harder to read
 )
 _NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
+_HINTS = frozenset(
+    {"NOLOCK", "READUNCOMMITTED", "READCOMMITTED", "REPEATABLEREAD", "SERIALIZABLE", "HOLDLOCK", "UPDLOCK", "XLOCK"}
+    | {"ROWLOCK", "PAGLOCK", "TABLOCK", "TABLOCKX", "READPAST", "NOWAIT"}
+)
 _SOURCES_BEFORE = frozenset(
     {"FROM", "JOIN", "APPLY"}
 )  # behind which a function of users may be called as one of sqlglot
@@ -193,7 +197,9 @@ def _respelled(piece: Slice) -> str:
         place = tokens.ends[at]
         depth += {"(": 1, ")": -1, "CASE": 1, "END": -1}.get(word, 0)
         text = tokens.text(at)
-        if word in ("!<", "!>"):
+        if _is_hint(words, at) and words[at - 1] != "WITH":
+            out.append(" WITH (")
+        elif word in ("!<", "!>"):
             out.append(">=" if word == "!<" else "<=")
         elif word in COMPOUND:
             out.append(f"= {tokens.text(at - 1)} {COMPOUND[word]} (")
@@ -232,8 +238,13 @@ def _is_alone(word: str, words: list[str], at: int, piece: Slice) -> bool:
     return word == "," and at > piece.first and words[at - 1] in _BEFORE_VALUES
 
 
+def _is_hint(words: list[str], at: int) -> bool:
+    """Whether a table's hints open here in the old form, without WITH."""
+    return words[at] == "(" and words[at + 1] in _HINTS and words[at + 2] in (")", ",")
+
+
 def _is_function(words: list[str], at: int, piece: Slice) -> bool:
-    if at + 1 >= piece.last or words[at + 1] != "(":
+    if at + 1 >= piece.last or words[at + 1] != "(" or _is_hint(words, at + 1):
         return False
     if at > piece.first and words[at - 1] in _SOURCES_BEFORE and words[at] not in _TABLES_OF_SQLGLOT:
         return True

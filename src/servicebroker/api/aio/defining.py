@@ -1,0 +1,46 @@
+"""A whole application as one value: looked at, compared, and applied in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servicebroker.engine.activation.clause import DROP, Activation
+from servicebroker.engine.catalog.present import find_present
+from servicebroker.model.application import Application, Change, changes, not_defined, read
+
+if TYPE_CHECKING:
+    from servicebroker.api.aio.database import AsyncDatabase
+
+
+async def present(database: AsyncDatabase) -> Application:
+    """What the database has."""
+    return await database._do(find_present(database.database_id, database.name))
+
+
+async def differences(
+    database: AsyncDatabase, definition: Application | Mapping[str, Any] | str | Path
+) -> tuple[list[Change], list[str]]:
+    """What `define` would do, and what the database has beyond the definition."""
+    wanted, there = read(definition), await present(database)
+    return changes(wanted, there), not_defined(wanted, there)
+
+
+async def define(database: AsyncDatabase, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
+    """See `Database.define`."""
+    wanted = read(definition)
+    async with database.defining() as inside:
+        done = changes(wanted, await present(inside))
+        for change in done:
+            await getattr(inside, change.method)(*change.given, **_arguments(change))
+    return [change.words for change in done]
+
+
+def _arguments(change: Change) -> dict[str, Any]:
+    """The keywords of a change; an ACTIVATION as queues take it."""
+    if "activation" not in change.named:
+        return change.named
+    given = change.named["activation"]
+    activation = DROP if given is None else Activation(**{name: getattr(given, name) for name in Activation._fields})
+    return change.named | {"activation": activation}

@@ -1,0 +1,113 @@
+"""Transactions of other libraries: verbs on the connection of psycopg that SQLAlchemy's or Django's is on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+
+from servicebroker.api.aio.transaction import AsyncJoinedTransaction
+from servicebroker.model.errors import JoinError
+from servicebroker.store.aio import kept
+from servicebroker.store.aio.concurrency import in_greenlet
+from servicebroker.store.statements import Steps
+
+if TYPE_CHECKING:
+    from servicebroker.api.aio.database import AsyncDatabase
+
+T = TypeVar("T")
+
+_SQLALCHEMY, _DJANGO = "sqlalchemy", "django"
+_PAST = {"asyncpg", "psycopg2"}  # drivers that people come with
+
+
+class AsyncForeignTransaction(AsyncJoinedTransaction):
+    """The verbs in a transaction of SQLAlchemy or Django; their savepoints hold for what is sent and received, too.
+
+    `connection` is that of psycopg which the last verb was on.
+    """
+
+    def __init__(self, database: AsyncDatabase, given: Any) -> None:
+        self.database = database
+        self._given = given
+        self._library = _library_of(given)
+
+    async def _do(self, steps: Steps[T]) -> T:
+        await self._find_connection()
+        return await super()._do(steps)
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """A savepoint, see `JoinedTransaction.savepoint`; the library's own do the same."""
+        await self._find_connection()
+        async with super().savepoint():
+            yield
+
+    async def _find_connection(self) -> None:
+        """The connection of this moment; asking for it sets the savepoints that the library has put off."""
+        found: object
+        if self._library == _DJANGO:
+            self._given.ensure_connection()
+            found = self._given.connection
+        else:
+            given = self._given
+            connection = given if hasattr(given, "get_isolation_level") else await given.connection()
+            connection = getattr(connection, "sync_connection", connection)
+            if connection is None:
+                raise JoinError("The connection of SQLAlchemy is not open: use it in an `async with` block.")
+            found = connection.connection.driver_connection
+            _give_back_at_the_end(connection.engine.pool)
+        if not isinstance(found, psycopg.AsyncConnection):
+            raise JoinError(_refusal(found))
+        self.connection = found
+
+    def _is_alone(self) -> bool:
+        return hasattr(self, "connection") and super()._is_alone()
+
+
+def _library_of(given: object) -> str:
+    """Whose it is; a class of the application's may stand between.
+
+    Raises:
+        JoinError: it is none of these.
+    """
+    modules = {kind.__module__.partition(".")[0] for kind in type(given).__mro__}
+    if _DJANGO in modules and hasattr(given, "ensure_connection"):
+        return _DJANGO
+    if _SQLALCHEMY in modules and hasattr(type(given), "connection"):  # not of itself: that may be refused
+        return _SQLALCHEMY
+    raise JoinError(_refusal(given))
+
+
+def _refusal(given: object) -> str:
+    driver = type(given).__module__.partition(".")[0]
+    if isinstance(given, psycopg.Connection | psycopg.AsyncConnection):
+        return (
+            "This connection is of the other form: a database of open_async joins asynchronous connections and "
+            "sessions, one of open the others."
+        )
+    if driver in _PAST:
+        return f"{driver} is another driver than psycopg 3, which the verbs need: use a URL postgresql+psycopg://."
+    return (
+        f"join takes a connection of psycopg 3, or a session or connection of SQLAlchemy or Django, not {given!r:.80}."
+    )
+
+
+def _give_back_at_the_end(pool: Any) -> None:
+    """Group locks that a session keeps beyond savepoints go back when the transaction's connection does."""
+    from sqlalchemy import event
+
+    if not event.contains(pool, "checkin", _checked_in):
+        event.listen(pool, "checkin", _checked_in)
+
+
+def _checked_in(connection: object, record: Any) -> None:
+    if connection is not None and kept.is_kept(record.driver_connection):
+        in_greenlet(_give_back(record.driver_connection))
+
+
+async def _give_back(connection: psycopg.AsyncConnection[Any]) -> None:
+    await kept.release(connection)
+    await connection.rollback()  # the transaction that asking has begun

@@ -1,0 +1,47 @@
+# Made from aio/defining.py by tools/make_sync.py: change that file, then run `make sync`.
+"""A whole application as one value: looked at, compared, and applied in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servicebroker.engine.activation.clause import DROP, Activation
+from servicebroker.engine.catalog.present import find_present
+from servicebroker.model.application import Application, Change, changes, not_defined, read
+
+if TYPE_CHECKING:
+    from servicebroker.api.database import Database
+
+
+def present(database: Database) -> Application:
+    """What the database has."""
+    return database._do(find_present(database.database_id, database.name))
+
+
+def differences(
+    database: Database, definition: Application | Mapping[str, Any] | str | Path
+) -> tuple[list[Change], list[str]]:
+    """What `define` would do, and what the database has beyond the definition."""
+    wanted, there = read(definition), present(database)
+    return changes(wanted, there), not_defined(wanted, there)
+
+
+def define(database: Database, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
+    """See `Database.define`."""
+    wanted = read(definition)
+    with database.defining() as inside:
+        done = changes(wanted, present(inside))
+        for change in done:
+            getattr(inside, change.method)(*change.given, **_arguments(change))
+    return [change.words for change in done]
+
+
+def _arguments(change: Change) -> dict[str, Any]:
+    """The keywords of a change; an ACTIVATION as queues take it."""
+    if "activation" not in change.named:
+        return change.named
+    given = change.named["activation"]
+    activation = DROP if given is None else Activation(**{name: getattr(given, name) for name in Activation._fields})
+    return change.named | {"activation": activation}

@@ -1,0 +1,236 @@
+"""The store of a round in PostgreSQL: the engine's verbs on one connection, and the transaction around them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.broker.store_operations import Store
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.conversation import enqueue, traces
+from servicebroker.engine.conversation.failure import Failed
+from servicebroker.engine.conversation.traces import Traced
+from servicebroker.engine.remote import (
+    admission,
+    arriving,
+    departing,
+    mirrored_pairs,
+    missing_routes,
+    old_copies,
+    remote_endpoints,
+    remote_opening,
+    site,
+)
+from servicebroker.engine.remote.admission import Target
+from servicebroker.engine.remote.departing import Claimed, Leaving, OutgoingLook, Reading, Settled, Snapshot
+from servicebroker.engine.remote.mirrored_pairs import Row
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
+from servicebroker.engine.remote.remote_opening import Place, Unroutable
+from servicebroker.engine.remote.site import Database, Here, Home, Located
+from servicebroker.engine.security import session_keys
+from servicebroker.engine.security.master_keys import MasterKey, find_master_key
+from servicebroker.engine.security.session_keys import Beginning, Keys
+from servicebroker.engine.security.user_certificates import UserCertificate
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.envelope import BrokerFailure, Header
+from servicebroker.protocol.incoming import Batch
+from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, RoutingTable
+from servicebroker.store.direct import Ahead, DirectConnection, run_command
+from servicebroker.store.running import run
+from servicebroker.store.statements import Statement, Steps
+
+T = TypeVar("T")
+
+
+class PostgresStore(Store):
+    """The tables of the instance that `connection` leads to, which is in autocommit mode."""
+
+    def __init__(self, connection: DirectConnection, clock: Callable[[], datetime]) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._catalog = Catalog()
+        self._must_last = False
+        self._is_replicated = True
+
+    def notice(self, said: psycopg.errors.Diagnostic) -> None:
+        """A notice of PostgreSQL: a commit may be given up before its standby has it, and yet succeed."""
+        if said.source_function == "SyncRepWaitForLSN":
+            self._is_replicated = False
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """As the driver's, but BEGIN travels with the first statement, and not every COMMIT waits for the disk."""
+        connection, self._must_last = self._connection, False
+        connection.ahead.append(Ahead(b"begin"))
+        try:
+            yield
+            run_command(connection, b"commit" if self._must_last else b"set local synchronous_commit = off; commit")
+        except BaseException:
+            connection.ahead.clear()
+            with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
+                connection.rollback()
+            raise
+        if not self._is_replicated:
+            raise InstanceError("A commit did not reach the synchronous standby, so nothing of it is acknowledged.")
+
+    def _do(self, steps: Steps[T]) -> T:
+        """Run a verb: the transaction must be on disk before anything goes on."""
+        self._must_last = True
+        return run(self._connection, steps)
+
+    def _do_lazily(self, steps: Steps[T]) -> T:
+        """Run one that only reads, or whose loss in a crash of the server only means that a peer is asked again."""
+        return run(self._connection, steps)
+
+    def _execute(self, statement: Statement) -> None:
+        self._do(_alone(statement))
+
+    # ---------------------------------------------------------------- who has something to do
+
+    def look(self, seen: Snapshot | None) -> OutgoingLook:
+        return self._do_lazily(departing.look(seen))
+
+    def page(self, after: UUID, count: int) -> list[UUID]:
+        return self._do(departing.page(after, count))
+
+    def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
+        return self._do(remote_endpoints.find_by_handle(handles))
+
+    def endpoints_of(self, keys: Sequence[tuple[UUID, bool]]) -> list[RemoteEndpoint]:
+        return self._do(remote_endpoints.find_by_conversation(keys))
+
+    def groups_of(self, handles: Sequence[UUID]) -> dict[UUID, UUID]:
+        return self._do(remote_endpoints.groups_of(list(handles)))
+
+    def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
+        return self._do(remote_endpoints.groups_left(groups))
+
+    # ---------------------------------------------------------------- where it goes
+
+    def route(self, departures: Sequence[RemoteEndpoint], here: Here) -> dict[UUID, Decision]:
+        return self._do(departing.route(self._catalog, departures, here, self._clock()))
+
+    def route_arrivals(self, headers: Sequence[Header], here: Here) -> list[Decision]:
+        return self._do(site.route_arrivals(self._catalog, headers, here, self._clock()))
+
+    def site(self) -> Located:
+        return self._do(site.find_site([], self._clock()))
+
+    def routes(self, located: Located, database: Database) -> RoutingTable:
+        return self._do(located.routes(self._catalog, database))
+
+    def ask(self, database_id: int, missing: Ask) -> None:
+        self._do(missing_routes.ask(database_id, missing, self._clock()))
+
+    def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, Known]:
+        return self._do(mirrored_pairs.known(pairs))
+
+    def pairs(self) -> list[Elsewhere]:
+        return self._do(mirrored_pairs.pairs())
+
+    def save_pairs(self, rows: Sequence[Row]) -> None:
+        self._execute(mirrored_pairs.save(rows, self._clock()))
+
+    def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
+        return self._do(departing.claim(claims))
+
+    # ---------------------------------------------------------------- what leaves
+
+    def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
+        return self._do_lazily(departing.read(wanted, longest))
+
+    def read_fragment(self, handle: UUID, number: int, offset: int, length: int) -> bytes | None:
+        return self._do_lazily(departing.read_fragment(handle, number, offset, length))
+
+    def read_token(self, handle: UUID, number: int) -> bytes | None:
+        return self._do(departing.token_of(handle, number))
+
+    def read_traces(self, header: Header, first: int, last: int) -> list[tuple[int, bytes]]:
+        return self._do_lazily(traces.leaving(header.conversation_id, header.is_from_initiator, first, last))
+
+    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
+        return self._do_lazily(departing.acknowledge(news, self._clock()))
+
+    def acknowledge_traces(self, below: Mapping[UUID, int]) -> None:
+        self._execute(traces.delivered(below))
+
+    def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
+        return self._do(departing.fail(failures, self._clock()))
+
+    def part(self, partings: Mapping[UUID, Apart]) -> list[UUID]:
+        return self._do(departing.part(partings, self._clock()))
+
+    def note_old_copy(
+        self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool
+    ) -> None:
+        self._execute(old_copies.note(endpoint, far_broker, own, self._clock(), is_here=is_here))
+
+    def set_statuses(self, texts: dict[UUID, str]) -> None:
+        self._execute(departing.set_statuses(texts))
+
+    # ---------------------------------------------------------------- what arrives
+
+    def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
+        return self._do(remote_opening.find_place(self._catalog, header, self._clock(), pick))
+
+    def insert_target(self, header: Header, home: Home, security: str) -> UUID | None:
+        return self._do(remote_opening.insert_target(header, home, security, self._clock()))
+
+    def store(self, batches: Mapping[UUID, Batch]) -> arriving.Result:
+        return self._do(arriving.store(self._catalog, batches, self._clock()))
+
+    def store_traces(self, traced: Sequence[Traced]) -> None:
+        self._execute(traces.arrived(traced, self._clock()))
+
+    def wake(self, queues: Collection[int]) -> None:
+        self._execute(enqueue.wake(list(queues)))
+
+    # ---------------------------------------------------------------- what secures it
+
+    def find_beginnings(self, handles: Sequence[UUID]) -> list[Beginning]:
+        return self._do(session_keys.find_beginnings(handles))
+
+    def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
+        return self._do(session_keys.find_certificates_of(owners))
+
+    def find_certificates(self, database_id: int, thumbprints: Sequence[bytes]) -> dict[bytes, UserCertificate]:
+        return self._do(session_keys.find_certificates(database_id, thumbprints))
+
+    def find_master_key(self, database_id: int) -> MasterKey | None:
+        return self._do(find_master_key(database_id))
+
+    def ask_for_binding(self, database_id: int, service: str) -> bool:
+        return self._do(missing_routes.ask_for_binding(database_id, service, self._clock()))
+
+    def save_keys(self, keys: Mapping[UUID, Keys]) -> None:
+        self._do(session_keys.save_keys(keys))
+
+    def save_exchange(self, handle: UUID, exchange: bytes) -> None:
+        self._execute(session_keys.save_exchange(handle, exchange))
+
+    def save_second_key(self, handle: UUID, key_id: UUID, key: bytes) -> None:
+        self._execute(session_keys.save_second_key(handle, key_id, key))
+
+    def find_target(self, home: Home) -> Target:
+        return self._do(admission.find_target(home.database_id, home.service_id))
+
+    def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:
+        return self._do(admission.refused_keeper(target, principal_id))
+
+    def refused_sender(self, target: Target, principal_id: int) -> BrokerError | None:
+        return self._do(admission.refused_sender(target, principal_id))
+
+    def refused_owner(self, target: Target) -> BrokerError | None:
+        return self._do(admission.refused_owner(target))
+
+
+def _alone(statement: Statement) -> Steps[None]:
+    """A statement without a verb around it."""
+    yield statement

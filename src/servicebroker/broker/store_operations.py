@@ -1,0 +1,181 @@
+"""What rounds ask of the store, and have it write: the relay knows neither SQL nor a driver.
+
+PostgreSQL carries it out (`broker/postgres_store.py`), and memory for the simulator (`simulation/store.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+from uuid import UUID
+
+from servicebroker.engine.conversation.failure import Failed
+from servicebroker.engine.conversation.traces import Traced
+from servicebroker.engine.remote import arriving
+from servicebroker.engine.remote.admission import Target
+from servicebroker.engine.remote.departing import Claimed, Leaving, OutgoingLook, Reading, Settled, Snapshot
+from servicebroker.engine.remote.mirrored_pairs import Row
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
+from servicebroker.engine.remote.remote_opening import Place, Unroutable
+from servicebroker.engine.remote.site import Database, Here, Home, Located
+from servicebroker.engine.security.master_keys import MasterKey
+from servicebroker.engine.security.session_keys import Beginning, Keys
+from servicebroker.engine.security.user_certificates import UserCertificate
+from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.envelope import BrokerFailure, Header
+from servicebroker.protocol.incoming import Batch
+from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, RoutingTable
+
+
+class Store(Protocol):
+    """The tables of one instance, over one connection.
+
+    Nobody is waited for: of rows that somebody else holds an operation says that it has not done them.
+
+    Raises:
+        psycopg.Error, InstanceError: from every operation; nothing of the round is to count.
+    """
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """All operations inside are one transaction; each of those outside is one of its own."""
+
+    # ---------------------------------------------------------------- who has something to do
+
+    def look(self, seen: Snapshot | None) -> OutgoingLook:
+        """What waits in the transmission queue and was not visible to the look that returned `seen`."""
+
+    def page(self, after: UUID, count: int) -> list[UUID]:
+        """The next endpoints of which messages wait, in the order of their handles."""
+
+    def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
+        """Those of these endpoints that have no peer in this instance."""
+
+    def endpoints_of(self, keys: Sequence[tuple[UUID, bool]]) -> list[RemoteEndpoint]:
+        """The endpoints of these conversations, each given with whether it is the initiator's."""
+
+    def groups_of(self, handles: Sequence[UUID]) -> dict[UUID, UUID]:
+        """The conversation groups of these endpoints."""
+
+    def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
+        """Those of these groups that are there still."""
+
+    # ---------------------------------------------------------------- where it goes
+
+    def route(self, departures: Sequence[RemoteEndpoint], here: Here) -> dict[UUID, Decision]:
+        """Where each of these goes. The dynamic routing service is asked for what no route leads to."""
+
+    def route_arrivals(self, headers: Sequence[Header], here: Here) -> list[Decision]:
+        """What the routes say of each of these messages from outside."""
+
+    def site(self) -> Located:
+        """The databases of the instance, for `routes`."""
+
+    def routes(self, located: Located, database: Database) -> RoutingTable:
+        """The routes of a database."""
+
+    def ask(self, database_id: int, missing: Ask) -> None:
+        """Ask the dynamic routing service for a route, unless that was done."""
+
+    def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, Known]:
+        """The highest timeline that was seen of each mirrored pair."""
+
+    def pairs(self) -> list[Elsewhere]:
+        """The mirrored pairs that are kept."""
+
+    def save_pairs(self, rows: Sequence[Row]) -> None:
+        """Keep what is known of mirrored pairs."""
+
+    def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
+        """These go to other instances, and have no target here from now on. Returns those that do."""
+
+    # ---------------------------------------------------------------- what leaves
+
+    def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
+        """The messages of each endpoint, where there are any; bodies up to `longest` bytes."""
+
+    def read_fragment(self, handle: UUID, number: int, offset: int, length: int) -> bytes | None:
+        """`length` bytes at `offset` of one message; None when it is gone."""
+
+    def read_token(self, handle: UUID, number: int) -> bytes | None:
+        """The token of one message that waits; None when it is gone, or has none."""
+
+    def read_traces(self, header: Header, first: int, last: int) -> list[tuple[int, bytes]]:
+        """The trace contexts of these messages, by their numbers."""
+
+    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
+        """The peers have committed every message below these numbers: they go."""
+
+    def acknowledge_traces(self, below: Mapping[UUID, int]) -> None:
+        """The trace contexts of those messages go too."""
+
+    def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
+        """The peers' brokers have refused these conversations. Returns those for which that is done."""
+
+    def part(self, partings: Mapping[UUID, Apart]) -> list[UUID]:
+        """The two sides have different pasts, and each gets an Error. Returns those that have it."""
+
+    def note_old_copy(
+        self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool
+    ) -> None:
+        """One of the two databases was restored, and the conversation has ended with that Error."""
+
+    def set_statuses(self, texts: dict[UUID, str]) -> None:
+        """Why the messages of these endpoints wait; '' when they are on their way."""
+
+    # ---------------------------------------------------------------- what arrives
+
+    def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
+        """Where the target of a conversation that begins in another instance is to be."""
+
+    def insert_target(self, header: Header, home: Home, security: str) -> UUID | None:
+        """Make the target endpoint; None when both sides of that conversation are in this instance."""
+
+    def store(self, batches: Mapping[UUID, Batch]) -> arriving.Result:
+        """Store what has arrived for these endpoints: of each its whole batch, or nothing."""
+
+    def store_traces(self, traced: Sequence[Traced]) -> None:
+        """Store the trace contexts that came with messages."""
+
+    def wake(self, queues: Collection[int]) -> None:
+        """These queues have more to read."""
+
+    # ---------------------------------------------------------------- what secures it
+
+    def find_beginnings(self, handles: Sequence[UUID]) -> list[Beginning]:
+        """Those of these endpoints that are initiators and whose security is not decided."""
+
+    def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
+        """The certificates of these principals, each given with its database."""
+
+    def find_certificates(self, database_id: int, thumbprints: Sequence[bytes]) -> dict[bytes, UserCertificate]:
+        """The certificates of a database with these thumbprints."""
+
+    def find_master_key(self, database_id: int) -> MasterKey | None:
+        """The master key of a database."""
+
+    def ask_for_binding(self, database_id: int, service: str) -> bool:
+        """Ask the dynamic routing service for a remote service binding. Whether an answer is awaited."""
+
+    def save_keys(self, keys: Mapping[UUID, Keys]) -> None:
+        """Keep the session keys of conversations that have none yet."""
+
+    def save_exchange(self, handle: UUID, exchange: bytes) -> None:
+        """Keep our session key as other certificates than before have wrapped and signed it."""
+
+    def save_second_key(self, handle: UUID, key_id: UUID, key: bytes) -> None:
+        """Keep the key of the target, which the initiator has learned."""
+
+    def find_target(self, home: Home) -> Target:
+        """The service that somebody wants to talk to, and its queue."""
+
+    def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:
+        """Why the session key must not be wrapped for a certificate of this principal, if it must not."""
+
+    def refused_sender(self, target: Target, principal_id: int) -> BrokerError | None:
+        """Why this principal may not send to the service, if it may not."""
+
+    def refused_owner(self, target: Target) -> BrokerError | None:
+        """Why the service's owner cannot receive what is sent to it, if it cannot."""

@@ -1,0 +1,65 @@
+"""`servicebroker define dump | diff | apply`: a whole application as one TOML file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from servicebroker.api.defining import differences, present
+from servicebroker.cli.existing import open_database
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
+from servicebroker.model.application import written
+
+app = typer.Typer(no_args_is_help=True, help="A whole application as one file: types, contracts, queues, rights.")
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The definition, in TOML.")]
+
+
+@app.command()
+def dump(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
+    """Print what a database has, as a definition."""
+    with open_database(instance, database) as opened:
+        typer.echo(written(present(opened)), nl=False)
+
+
+@app.command()
+def diff(
+    file: FileArgument,
+    database: DatabaseOption,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what apply would do; exit code 1 when there is something."""
+    with open_database(instance, database) as opened:
+        changes, beyond = differences(opened, file)
+    words = [change.words for change in changes]
+    if as_json:
+        typer.echo(json.dumps({"changes": words, "not_defined": beyond}))
+    else:
+        for one in words:
+            typer.echo(one)
+        for one in beyond:
+            typer.echo(f"only in the database: {one}")
+        if not words:
+            typer.echo("Nothing is to be done.")
+    raise typer.Exit(1 if words else 0)
+
+
+@app.command()
+def apply(
+    file: FileArgument,
+    database: DatabaseOption,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Create and alter what differs, in one transaction; nothing is dropped."""
+    with open_database(instance, database) as opened:
+        done = opened.define(file)
+    if as_json:
+        typer.echo(json.dumps({"changes": done}))
+        return
+    for words in done or ["Nothing was to be done."]:
+        typer.echo(words)

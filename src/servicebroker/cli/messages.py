@@ -1,0 +1,118 @@
+"""`servicebroker send | receive | peek`: one message from the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from servicebroker.api.database import Database
+from servicebroker.cli.existing import open_database
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
+from servicebroker.cli.texts import as_json_text, shown_body
+from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.diagnosis import poison_report
+from servicebroker.model import names
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.wording import counted
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
+TopOption = Annotated[int, typer.Option(min=1, help="At most so many messages.")]
+
+
+def send(
+    database: DatabaseOption,
+    body: Annotated[
+        str | None,
+        typer.Argument(metavar="BODY", help="The text; - reads standard input; empty without it."),
+    ] = None,
+    from_service: Annotated[
+        str | None, typer.Option("--from", metavar="SERVICE", help="Begin a dialog from it.")
+    ] = None,
+    to_service: Annotated[str | None, typer.Option("--to", metavar="SERVICE", help="The dialog's target.")] = None,
+    contract: Annotated[str, typer.Option(help="The dialog's contract.")] = names.DEFAULT,
+    message_type: Annotated[str, typer.Option("--type", metavar="TYPE", help="The message type.")] = names.DEFAULT,
+    conversation: Annotated[
+        UUID | None, typer.Option(metavar="HANDLE", help="Instead of a new dialog, one that there is.")
+    ] = None,
+    encryption: Annotated[bool, typer.Option(help="Whether a dialog with another instance is secured.")] = True,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Send one message, on a new dialog or on a conversation, and print its handle."""
+    if (conversation is None) == (from_service is None or to_service is None):
+        raise InstanceError("Say --from and --to for a new dialog, or --conversation for one that there is.")
+    content = sys.stdin.buffer.read() if body == "-" else (body or "").encode()
+    with open_database(instance, database) as opened, opened.transaction() as transaction:
+        if conversation is None and from_service is not None and to_service is not None:
+            conversation = transaction.begin_dialog(from_service, to_service, contract=contract, encryption=encryption)
+        assert conversation is not None
+        number = transaction.send(conversation, message_type, content)
+    told = {"conversation_handle": conversation, "message_sequence_number": number}
+    typer.echo(as_json_text(told) if as_json else str(conversation))
+
+
+def receive(
+    queue: QueueArgument,
+    database: DatabaseOption,
+    top: TopOption = 1,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for a message.")] = 0.0,
+    end: Annotated[bool, typer.Option("--end", help="Answer EndDialog and Error with END CONVERSATION.")] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Take messages of one conversation group from a queue and print them; they are gone then."""
+    with open_database(instance, database) as opened, opened.transaction() as transaction:
+        messages = transaction.receive(queue, top=top, wait=wait)
+        for message in messages:
+            if end and (message.is_end_dialog or message.is_error):
+                transaction.end_conversation(message.conversation_handle)
+        show([message._asdict() for message in messages], as_json=as_json)
+
+
+def peek(
+    queue: QueueArgument,
+    database: DatabaseOption,
+    conversation: Annotated[UUID | None, typer.Option(metavar="HANDLE", help="Only this conversation.")] = None,
+    top: TopOption = 10,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show messages of a queue without taking them, also while it is off."""
+    with open_database(instance, database) as opened:
+        show(queued(opened, queue, conversation, top), as_json=as_json)
+
+
+def queued(database: Database, queue: str, conversation: UUID | None, top: int) -> list[dict[str, Any]]:
+    """What lies in a queue."""
+    found = database._do(find_queue_now("find", database.database_id, queue))
+    messages = database._do(poison_report.queued_messages(found.queue_id, conversation, top))
+    return [message._asdict() for message in messages]
+
+
+def show(messages: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Messages by the columns of a queue."""
+    if as_json:
+        typer.echo(as_json_text({"messages": [{**message, "text": _text(message)} for message in messages]}))
+        return
+    for message in messages:
+        failed = f", failed {counted(message['failures'], 'time')}" if message.get("failures") else ""
+        typer.echo(
+            f"conversation {message['conversation_handle']}, message {message['message_sequence_number']}, "
+            f"{message['message_type_name']} for {message['service_name']}, since "
+            f"{message['message_enqueue_time']:%Y-%m-%d %H:%M:%S} UTC{failed}"
+        )
+        typer.echo(shown_body(message["validation"], message["message_body"]))
+    if not messages:
+        typer.echo("No message available.")
+
+
+def _text(message: Mapping[str, Any]) -> str | None:
+    """The body where it is a text."""
+    with suppress(UnicodeDecodeError):
+        return (message["message_body"] or b"").decode()
+    return None

@@ -1,0 +1,110 @@
+"""`servicebroker queue list | create | alter | drop | purge`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from servicebroker.api.transaction import Transaction
+from servicebroker.cli.existing import open_database
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
+from servicebroker.cli.texts import as_json_text
+from servicebroker.engine.catalog.present import find_present
+from servicebroker.engine.diagnosis.queue_counts import queue_statuses
+from servicebroker.model.messages import Message
+from servicebroker.model.wording import counted
+from servicebroker.store.running import run
+
+app = typer.Typer(no_args_is_help=True, help="Queues: what there is, and how they stand.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
+
+
+@app.command("list")
+def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
+    """Show the queues of a database, how many messages wait, and whether they are on."""
+    with open_database(instance, database) as opened:
+        parts = opened._do(find_present(opened.database_id, opened.name)).queues
+        with opened.instance.connection() as connection:
+            statuses = run(connection, queue_statuses())
+    waiting = {one.queue: one for one in statuses if one.database.lower() == database.lower()}
+    rows = []
+    for name, part in parts.items():
+        status = waiting.get(name) or waiting.get(f"dbo.{name}")
+        rows.append(
+            {
+                "queue": name,
+                "messages": status.messages if status else 0,
+                "oldest": status.oldest if status else None,
+                "is_on": part.status,
+                "retention": part.retention,
+                "poison_message_handling": part.poison_message_handling,
+                "services": status.services if status else [],
+            }
+        )
+    if as_json:
+        typer.echo(as_json_text({"queues": rows}))
+        return
+    for row in rows:
+        off = "" if row["is_on"] else ", OFF"
+        typer.echo(f"{row['queue']}: {counted(int(str(row['messages'])), 'message')}{off}")
+    if not rows:
+        typer.echo("No queues yet.")
+
+
+@app.command()
+def create(
+    name: NameArgument,
+    database: DatabaseOption,
+    retention: Annotated[bool, typer.Option("--retention", help="Keep what was received and sent visible.")] = False,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="One of that name may be there.")] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """CREATE QUEUE."""
+    with open_database(instance, database) as opened:
+        opened.create_queue(name, retention=retention, exist_ok=exist_ok)
+    typer.echo(f"The queue {name} is there.")
+
+
+@app.command()
+def alter(
+    name: NameArgument,
+    database: DatabaseOption,
+    on: Annotated[bool | None, typer.Option("--on/--off", help="STATUS.")] = None,
+    retention: Annotated[bool | None, typer.Option(help="RETENTION.")] = None,
+    poison_message_handling: Annotated[bool | None, typer.Option(help="POISON_MESSAGE_HANDLING.")] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """ALTER QUEUE: what is given changes."""
+    with open_database(instance, database) as opened:
+        opened.alter_queue(name, status=on, retention=retention, poison_message_handling=poison_message_handling)
+    typer.echo(f"The queue {name} is altered.")
+
+
+@app.command()
+def drop(name: NameArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
+    """DROP QUEUE, when no service uses it."""
+    with open_database(instance, database) as opened:
+        opened.drop_queue(name)
+    typer.echo(f"The queue {name} is dropped.")
+
+
+@app.command()
+def purge(
+    name: NameArgument,
+    database: DatabaseOption,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """Take all messages of a queue, and do nothing with them; what others have ended is ended here, too."""
+    with open_database(instance, database) as opened:
+        if not yes:
+            typer.confirm(f"All messages of {name} will be lost. Go on?", abort=True)
+        many = opened.process(name, _end, top=None)
+    typer.echo(f"{counted(many, 'message is', 'messages are')} gone.")
+
+
+def _end(transaction: Transaction, messages: list[Message]) -> None:
+    for handle in {one.conversation_handle for one in messages if one.is_end_dialog or one.is_error}:
+        transaction.end_conversation(handle)

@@ -1,0 +1,351 @@
+"""One instance of a run: its tables, and the daemons that serve it. The relay in them is the one that ships."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.broker.links import Arrival
+from servicebroker.broker.relay import Relay
+from servicebroker.broker.sockets import Lost as LinkLost
+from servicebroker.broker.sockets import Reached
+from servicebroker.engine.remote.departing import Settled
+from servicebroker.engine.remote.site import Here
+from servicebroker.model.dialog_security import Binding, Security
+from servicebroker.model.errors import InstanceError
+from servicebroker.protocol.adjacent import Arrived, Myself
+from servicebroker.protocol.dialog import Acknowledged
+from servicebroker.protocol.limits import Limits
+from servicebroker.protocol.outgoing import NEVER
+from servicebroker.simulation.links import Happening, Links, SimulatedLink, address_of
+from servicebroker.simulation.simulated_keys import FIRST_USER, KEYS, identity, master_key
+from servicebroker.simulation.simulated_network import Network, Stream, flip
+from servicebroker.simulation.simulated_time import MIDNIGHT, Loop
+from servicebroker.simulation.store import Endpoint, Key, Lost, MemoryStore, Tables
+
+PACE = 0.005  # seconds until a round begins that something asks for
+RECONNECT = 1.0  # seconds until the database is there again
+
+
+class Killed(Exception):
+    """The daemon is gone, between two steps of a round."""
+
+
+class World(NamedTuple):
+    """What the instances of a run share."""
+
+    loop: Loop
+    network: Network
+    limits: Limits
+    instances: list[Instance]
+    parted: set[UUID]  # conversations of an instance that has gone back to an old copy
+
+    def find(self, key: Key, broker: UUID) -> Endpoint | None:
+        """The endpoint of that side of a conversation, in that broker."""
+        for one in self.instances:
+            if one.tables.broker == broker:
+                return one.tables.find(key)
+        return None
+
+
+class FaultyStore(MemoryStore):
+    """Between any two of its operations anything may happen, see `Instance.seam`; and it looks at what is removed."""
+
+    def __init__(self, instance: Instance, daemon: Daemon) -> None:
+        super().__init__(instance.tables, instance.clock)
+        self._instance = instance
+        self._daemon = daemon
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """The commit may fail, or it succeeds and nobody is told."""
+        with super().transaction():
+            yield
+            self._seam("commit")
+        self._seam("committed")
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name.startswith("_") or name in ("transaction", "locks"):
+            return found
+
+        def operation(*values: Any, **named: Any) -> Any:
+            self._seam(name)
+            result = found(*values, **named)
+            self._seam(name)
+            return result
+
+        return operation
+
+    def _seam(self, name: str) -> None:
+        self._instance.seam(self._daemon, self, name)
+
+    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
+        """What goes has arrived."""
+        for handle, event in news.items():
+            if (one := self._tables.endpoints.get(handle)) is not None:
+                self._instance.check(one, event)
+        return super().acknowledge(news)
+
+
+class Daemon:
+    """One process that serves the instance: what `broker/daemon.py` does around the relay, without threads."""
+
+    def __init__(self, instance: Instance, capacity: int) -> None:
+        self._instance = instance
+        self._loop = instance.world.loop
+        world, random = instance.world, instance.world.loop.random
+        me = Myself(UUID(int=instance.tables.broker.int ^ random.getrandbits(32)), UUID(int=random.getrandbits(128)))
+        self.links = Links(world.network, me, instance.index, self._tell, self._bring, self.poke)
+        self.relay = Relay(
+            self.links,
+            instance.clock,
+            lambda: self._loop.now,
+            Random(random.getrandbits(64)),
+            lambda: Here(frozenset({address_of(instance.index)}), True, self.links.unreachable, 1),
+            capacity,
+            KEYS,
+            limits=world.limits,
+        )
+        self._store = FaultyStore(instance, self)
+        self._inbox: list[Arrival | Happening] = []
+        self._round_at = NEVER
+        self._away_until = 0.0  # without a database
+        self.is_over = False
+        self.has_lease = True
+        self.poke()
+
+    def poke(self) -> None:
+        """Something has happened: a round is due."""
+        self._plan(self._loop.now + PACE)
+
+    def _plan(self, at: float) -> None:
+        at = max(at, self._away_until)
+        if at < self._round_at and at != NEVER:
+            self._round_at = at
+            self._loop.at(at, lambda: self._round() if self._round_at == at else None)
+
+    def kill(self) -> None:
+        """All that is in memory goes."""
+        self.is_over = True
+        self._round_at = NEVER
+        self.links.crash()
+
+    def _tell(self, happening: Happening) -> None:
+        self._instance.trace(*happening)
+        self._inbox.append(happening)
+        self.poke()
+
+    def _bring(self, link: SimulatedLink, came: Arrived) -> None:
+        """A message has come over the last hop; those before it may have lost, doubled, delayed or changed it."""
+        network, random = self._instance.world.network, self._loop.random
+        faults, happens = network.faults, self._loop.happens
+
+        def arrive(body: bytes = came.body) -> None:
+            if not self.is_over:
+                self._inbox.append(Arrival(link, body, came.is_forwarded))
+                self.poke()
+
+        if happens(faults.loss):
+            return
+        if happens(faults.replay):
+            self._loop.after(random.choice((0.1, 5.0, 120.0)) * random.random(), arrive)
+        body = came.body
+        if happens(faults.tampering):
+            body = flip(body, self._loop.below(8 * len(body)))
+        if happens(faults.reorder):
+            self._loop.after(random.choice((0.1, 5.0)) * random.random(), lambda: arrive(body))
+        else:
+            arrive(body)
+
+    def _round(self) -> None:
+        self._round_at = NEVER
+        if self.is_over:
+            return
+        happened = [one for one in self._inbox if not isinstance(one, Arrival)]
+        arrivals = [one for one in self._inbox if isinstance(one, Arrival)]
+        self._inbox = []
+        for one in happened:
+            if isinstance(one, LinkLost):
+                self.relay.lost(one.link, one.status)
+            elif isinstance(one, Reached):
+                self.relay.reached(one.address)
+            else:
+                self.relay.unreached(one.address, one.status)
+        try:
+            self.relay.round(self._store, arrivals)
+        except Killed:
+            self._instance.crash(self)
+            return
+        except (psycopg.Error, InstanceError) as problem:
+            self._instance.trace("loses its database:", problem)
+            self.relay.forget()
+            self._inbox = [one for one in self._inbox if not isinstance(one, LinkLost)]
+            self._away_until = self._loop.now + RECONNECT
+            self.poke()
+            return
+        if self.relay.wake_at != NEVER:
+            self._plan(max(self.relay.wake_at, self._loop.now + PACE))
+
+
+class Instance:
+    """Tables, and whoever serves them."""
+
+    def __init__(self, world: World, index: int, broker: UUID) -> None:
+        self.world = world
+        self.index = index
+        self.tables = Tables(broker, world.loop.random)
+        self.tables.is_held = lambda handle: world.loop.happens(world.network.faults.held)
+        self.tables.master_key = master_key()
+        self.tables.certificates.append(identity(index).own)
+        self.daemons: list[Daemon] = []
+        self.step = timedelta()  # of the server's clock
+        self.corrupted = 0
+        self._pending: list[tuple[UUID, Callable[[], None]]] = []  # what applications are about to commit
+
+    def __repr__(self) -> str:
+        return f"instance {self.index}"
+
+    def meet(self, other: Instance, service: str, binding: Binding) -> None:
+        """A service of another instance: its certificate is imported, and perhaps a binding is made for it."""
+        self.tables.certificates.append(identity(other.index).abroad)
+        if binding is not Binding.NO_BINDING:
+            self.tables.bindings[service] = binding, FIRST_USER + other.index
+
+    def clock(self) -> datetime:
+        """The server's."""
+        return MIDNIGHT + timedelta(seconds=self.world.loop.now) + self.step
+
+    def trace(self, *what: object) -> None:
+        """Say what happens here."""
+        self.world.loop.trace(self, *what)
+
+    # ---------------------------------------------------------------- daemons
+
+    @property
+    def is_up(self) -> bool:
+        """Whether somebody listens."""
+        return bool(self.daemons)
+
+    def accept(self, stream: Stream) -> None:
+        """The network brings a new stream, to who began to listen last."""
+        self.daemons[-1].links.accept(stream)
+
+    def start(self) -> None:
+        """A daemon begins to serve."""
+        self.daemons.append(Daemon(self, self.world.loop.random.choice((3, 10_000))))
+
+    def usurp(self) -> None:
+        """Another one begins to: this one has lost its session, and the lease with that, and learns of it later."""
+        if self.daemons:
+            self.trace("is served twice")
+            self.daemons[-1].has_lease = False
+            self.start()
+
+    def crash(self, daemon: Daemon) -> None:
+        """A daemon is gone; if nobody else serves, one comes back later."""
+        if daemon in self.daemons:
+            self.trace("crash")
+            self.daemons.remove(daemon)
+            daemon.kill()
+            self.corrupted += daemon.links.corrupted
+            if not self.daemons:
+                self.world.loop.after(0.1 + self.world.loop.random.random() * 10, self._restart)
+
+    def _restart(self) -> None:
+        if not self.daemons:
+            self.start()
+
+    def go_back(self, endpoints: dict[UUID, Endpoint]) -> None:
+        """An old copy is restored: its tables are what they were then."""
+        self.trace("goes back to an old copy")
+        for daemon in list(self.daemons):
+            self.crash(daemon)
+        self.tables.endpoints = endpoints
+        self.tables.unfinished.clear()
+        self._pending.clear()
+
+    def poke(self) -> None:
+        """A SEND has notified whoever serves."""
+        for daemon in self.daemons:
+            daemon.poke()
+
+    # ---------------------------------------------------------------- between the operations of a round
+
+    def commit(self, handle: UUID, action: Callable[[], None]) -> None:
+        """An application commits something of a conversation: now, or between two steps of the next round."""
+        if self.world.loop.happens(self.world.network.faults.between):
+            self._pending.append((handle, action))
+            self.world.loop.after(0.1, lambda: self._commit(lambda _: True))
+            self.poke()
+        else:
+            action()
+
+    def _commit(self, may: Callable[[UUID], bool]) -> None:
+        ready = [(handle, action) for handle, action in self._pending if may(handle)]
+        self._pending = [one for one in self._pending if one not in ready]
+        for _, action in ready:
+            action()
+
+    def seam(self, daemon: Daemon, store: MemoryStore, name: str) -> None:
+        """Before and after an operation of a daemon's round."""
+        loop, faults = self.world.loop, self.world.network.faults
+        if not daemon.has_lease or loop.happens(faults.killed):
+            self.trace("is killed at", name)
+            raise Killed
+        if loop.happens(faults.lost):
+            raise psycopg.OperationalError(f"at {name}")
+        if self._pending and loop.happens(0.3):
+            self._commit(lambda handle: not store.locks(handle))
+
+    def check(self, one: Endpoint, event: Acknowledged) -> None:
+        """What goes since it was acknowledged is stored.
+
+        Raises:
+            Lost: it is not.
+        """
+        peer = self.world.find((one.conversation, not one.is_initiator), event.far_broker)
+        if peer is None or one.conversation in self.world.parted:
+            return
+        lost = [number for number in one.rows if peer.next <= number < event.below]
+        if lost:
+            raise Lost(f"{one.key}: messages {lost} are acknowledged, stored are those below {peer.next}")
+
+    # ---------------------------------------------------------------- what must hold at the end
+
+    def leaks(self) -> list[str]:
+        """What is left over in an instance that has nothing to do."""
+        found = []
+        is_held = any(is_waiting(one) for there in self.world.instances for one in there.tables.endpoints.values())
+        for one in self.tables.endpoints.values():
+            if one.conversation in self.world.parted and (is_waiting(one) or one.is_over):
+                continue
+            if self._is_left_alone(one):
+                continue
+            if one.kept:
+                found.append(f"{one.key} still keeps {sorted(one.kept)}")
+            if one.rows:
+                found.append(f"{one.key} in {one.state} still has to send {sorted(one.rows)}")
+        for daemon in self.daemons if not is_held else ():
+            if daemon.relay.wake_at != NEVER:
+                found.append(f"the relay wants to go on at {daemon.relay.wake_at}")
+            if len(daemon.links):
+                found.append(f"{len(daemon.links)} connections are open")
+        return found
+
+    def _is_left_alone(self, one: Endpoint) -> bool:
+        """Whether the last acknowledgement was lost, and nobody has the key any more to say so again: decision 203."""
+        peer = (one.conversation, not one.is_initiator)
+        is_gone = all(there.tables.find(peer) is None for there in self.world.instances)
+        return is_gone and one.security != Security.NONE and is_waiting(one)
+
+
+def is_waiting(one: Endpoint) -> bool:
+    """Whether its messages wait, and it is known why."""
+    return bool(one.rows) and all(row.status for row in one.rows.values())

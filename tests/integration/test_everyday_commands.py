@@ -1,0 +1,172 @@
+"""`servicebroker send | receive | peek | queue | service`, as they are typed; and 40 mistakes, each one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli import main
+from servicebroker.cli.main import app as command
+from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE
+
+DIALOG = ("--from", ORDERS, "--to", STOCK, "--contract", CONTRACT)
+
+
+@pytest.fixture(scope="module")
+def target(make_instance_url: Callable[..., str]) -> str:
+    return make_instance_url(1)
+
+
+@pytest.fixture(autouse=True)
+def chosen(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SERVICEBROKER_INSTANCE", target)
+    monkeypatch.setenv("SERVICEBROKER_DATABASE", "Test")
+    monkeypatch.chdir(tmp_path)
+    yield
+    monkeypatch.undo()
+
+
+def run(*arguments: str, given: str | None = None) -> str:
+    done = CliRunner().invoke(command, list(arguments), input=given)
+    assert done.exit_code == 0, f"{done.output} {done.exception}"
+    return done.output
+
+
+def test_a_message_there_and_back() -> None:
+    handle = run("send", "tea & pots", *DIALOG, "--type", ORDER).strip()
+    assert json.loads(run("send", "-", "--conversation", handle, "--type", ORDER, "--json", given="more")) == {
+        "conversation_handle": handle,
+        "message_sequence_number": 1,
+    }
+    assert run("peek", STOCK_QUEUE) == run("peek", STOCK_QUEUE)  # it takes nothing
+    (first,) = json.loads(run("receive", STOCK_QUEUE, "--json"))["messages"]
+    assert (first["text"], first["message_body"]) == ("tea & pots", b"tea & pots".hex())
+    assert datetime.fromisoformat(first["message_enqueue_time"]).utcoffset() is not None
+    assert "more" in run("receive", STOCK_QUEUE, "--top", "10", "--wait", "5")
+    assert run("receive", STOCK_QUEUE) == "No message available.\n"
+
+
+def test_queues_and_services() -> None:
+    run("queue", "create", "Extra", "--retention")
+    run("queue", "create", "extra", "--exist-ok")
+    run("service", "create", "//test/Extra", "--queue", "Extra", "--contract", "DEFAULT")
+    assert "//test/Extra on Extra: DEFAULT\n" in run("service", "list")
+    run("queue", "alter", "Extra", "--off", "--no-retention")
+    assert "Extra: 0 messages, OFF\n" in run("queue", "list")
+    (row,) = [one for one in json.loads(run("queue", "list", "--json"))["queues"] if one["queue"] == "Extra"]
+    assert (row["is_on"], row["retention"], row["services"]) == (False, False, ["//test/Extra"])
+    run("service", "drop", "//test/Extra")
+    run("queue", "drop", "Extra")
+    assert "Extra" not in run("queue", "list") + run("service", "list")
+
+
+def test_purge_takes_everything_and_ends_what_has_ended() -> None:
+    handles = [run("send", "x", *DIALOG, "--type", ORDER).strip() for _ in range(3)]
+    assert run("queue", "purge", STOCK_QUEUE, given="y\n").endswith("3 messages are gone.\n")
+    with sb.open(os.environ["SERVICEBROKER_INSTANCE"], upkeep=None) as instance:
+        for handle in handles:
+            instance.database("Test").end_conversation(UUID(handle))
+    assert run("queue", "purge", STOCK_QUEUE, "--yes") == "3 messages are gone.\n"
+    assert run("peek", STOCK_QUEUE) == "No message available.\n"
+
+
+def test_status_is_shown_again_and_again(target: str) -> None:
+    command = [sys.executable, "-m", "servicebroker.cli.main", "status", "--watch", "0.1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        shown = [json.loads(running.stdout.readline())["is_standby"] for _ in range(3)]
+        running.terminate()
+        assert running.wait(30) == 130
+    assert shown == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("que", "queue"), ("queue al", "alter"), ("worker --con", "--concurrency")]
+)
+def test_the_shell_completes(typed: str, offered: str) -> None:
+    program = "import sys; sys.argv = ['servicebroker']; from servicebroker.cli.main import main; main()"
+    words = f"servicebroker {typed}"
+    asked = {"_SERVICEBROKER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [offered]
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    (["receive", "StokQueue"], "Did you mean 'StockQueue'?"),
+    (["peek", "StockQueu"], "Did you mean 'StockQueue'?"),
+    (["receive", "Q"], "Cannot find the queue 'Q'"),
+    (["receive", "a.b.c"], "The maximum is 1."),
+    (["receive", ""], "A queue name has 1 to 518 characters"),
+    (["peek", "StockQueue", "-d", "tset"], "Did you mean 'Test'?"),
+    (["peek", "StockQueue", "-d", "Nothing"], "Database 'Nothing' does not exist. Create it"),
+    (["peek", "StockQueue", "--instance", "dta"], "There is no instance in"),
+    (["peek", "StockQueue", "--instance", "mysql://x/y"], "is no URL of PostgreSQL"),
+    (["peek", "StockQueue", "--instance", "postgresql:///nowhere?host=/nowhere"], "nowhere"),
+    (["send", "x"], "Say --from and --to for a new dialog, or --conversation"),
+    (["send", "x", "--from", ORDERS], "Say --from and --to for a new dialog"),
+    (["send", "x", "--from", "//test/Order", "--to", STOCK, "--contract", CONTRACT], "Did you mean '//test/Orders'?"),
+    (["send", "x", "--from", ORDERS, "--to", STOCK, "--contract", "//test/Contrat"], "Did you mean '//test/Contract'?"),
+    (["send", "x", *DIALOG, "--type", "//test/Oder"], "Did you mean '//test/Order'?"),
+    (["send", "x", *DIALOG, "--type", "//test/Reply"], "//test/Reply"),
+    (["send", "x", "--conversation", "00000000-0000-0000-0000-000000000001"], "is not found"),
+    (["queue", "create", "StockQueue"], "There is already an object named 'StockQueue'"),
+    (["queue", "create", "#temporary"], "#temporary"),
+    (["queue", "create", "a.b.Q"], "The maximum is 1."),
+    (["queue", "drop", "StockQueue"], "bound to one or more"),
+    (["queue", "drop", "StckQueue"], "Did you mean 'StockQueue'?"),
+    (["queue", "alter", "StckQueue", "--off"], "Did you mean 'StockQueue'?"),
+    (["queue", "purge", "StckQueue", "--yes"], "Did you mean 'StockQueue'?"),
+    (["service", "create", "//test/S", "--queue", "StckQueue"], "Did you mean 'StockQueue'?"),
+    (["service", "create", STOCK, "--queue", "StockQueue"], "There is already an object named '//test/Stock'"),
+    (
+        ["service", "create", "S", "--queue", "StockQueue", "--contract", "//test/Contrac"],
+        "Did you mean '//test/Contract'?",
+    ),
+    (["service", "drop", "//test/Stok"], "Did you mean '//test/Stock'?"),
+    (["define", "apply", "nowhere.toml"], "The definition 'nowhere.toml' cannot be read: No such file"),
+    (["define", "apply", "broken.toml"], "The definition 'broken.toml' cannot be used"),
+    (["define", "apply", "word.toml"], "unknown field `queue`"),
+    (["define", "apply", "contract.toml"], "a contract cannot be altered"),
+    (["worker", "nowhere"], "There is no module 'nowhere'"),
+    (["worker", "empty.py"], "has no worker. Make one there"),
+    (["worker", "broken"], "'broken' cannot be imported (SyntaxError"),
+    (["pipeline", "check", "nowhere.toml"], "nowhere.toml"),
+    (["activator", "nowhere.toml"], "The configuration 'nowhere.toml' cannot be read"),
+    (["sql", "-i", "nowhere.sql"], "nowhere.sql"),
+    (["route", "create", "R", "--address", "tcp:/x"], "Write TCP://host:port, LOCAL or TRANSPORT."),
+    (["route", "drop", "AutoCreatedLocl"], "AutoCreatedLocl"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[" ".join(one) for one, _ in MISTAKES])
+def test_a_mistake_is_one_sentence(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what to do, on standard error, with exit code 1 and without a traceback."""
+    (tmp_path / "broken.toml").write_text("[queues")
+    (tmp_path / "word.toml").write_text("[queue.Q]")
+    (tmp_path / "contract.toml").write_text('[contracts."//test/Contract"]\n"//test/Order" = "ANY"\n')
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "broken.py").write_text("def")
+    if arguments[0] == "route":
+        arguments = [*arguments, "--database", "Test"]
+    with pytest.raises(SystemExit) as ended, main.said_in_one_sentence():
+        command(arguments, standalone_mode=True)
+    said = capsys.readouterr()
+    assert ended.value.code == 1, said.err
+    assert re.fullmatch(r"servicebroker: .+\n", said.err), said.err
+    assert words in said.err
+    assert "Traceback" not in said.err + said.out

@@ -1,0 +1,310 @@
+"""The store of the simulator does what PostgreSQL does: random operations on both, and nothing differs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.broker.postgres_store import PostgresStore
+from servicebroker.broker.store_operations import Store
+from servicebroker.engine.remote.departing import Claimed, Reading
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
+from servicebroker.engine.remote.remote_opening import Place
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.messages import error_body
+from servicebroker.model.states import EndpointState
+from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Kind, Opening, Part
+from servicebroker.protocol.incoming import Batch, Incoming, Progress
+from servicebroker.protocol.limits import Limits
+from servicebroker.simulation.store import Endpoint, MemoryStore, Tables
+from servicebroker.store.connection import connect
+from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, Clock, query, standard_database
+
+FAR = UUID(int=7)  # the broker of the peers
+HANDLES = 6  # endpoints that are worked on at a time
+LIMITS = Limits(fragment_size=4)
+_READS = (EndpointState.STARTED_INBOUND, EndpointState.CONVERSING, EndpointState.DISCONNECTED_INBOUND)
+
+
+class Failure(Exception):
+    """Makes a transaction fail."""
+
+
+class Both:
+    """An instance in PostgreSQL, its double in memory, and what is done to both."""
+
+    def __init__(self, url: str, chance: random.Random) -> None:
+        moment = Clock()()
+        self.chance = chance
+        self.instance = sb.open(url, clock=lambda: moment, upkeep=None)
+        self.database = standard_database(self.instance)
+        self.database.drop_service(STOCK)
+        self.database.create_route("ToStock", service_name=STOCK, address="TCP://east:4022")
+        self.connection = connect(url)
+        self.real = PostgresStore(self.connection, lambda: moment)
+        ((guid, self.queue),) = query(
+            self.database,
+            "select service_broker_guid, queue_id from servicebroker.services join servicebroker.databases "
+            "using (database_id) where services.name = %s",
+            ORDERS,
+        )
+        self.tables = Tables(guid, chance)
+        self.tables.services.add(ORDERS)
+        self.double = MemoryStore(self.tables, lambda: moment)
+        self.snapshots: tuple[Any, Any] = (self.real.look(None).snapshot, self.double.look(None).snapshot)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.instance.close()
+
+    @property
+    def handles(self) -> list[UUID]:
+        return list(self.tables.endpoints)
+
+    def some(self) -> list[UUID]:
+        """Endpoints, and perhaps one that is gone."""
+        gone = [one.handle for one in self.tables.removed[-1:]]
+        return [handle for handle in [*self.handles, *gone] if self.chance.random() < 0.5]
+
+    def _sent(self) -> list[UUID]:
+        """Of those only what a peer knows of."""
+        found = self.tables.endpoints
+        return [handle for handle in self.some() if handle not in found or found[handle].is_remote]
+
+    def same(self, do: Callable[[Store], Any]) -> Any:
+        """Do it on both: the results are the same, or both fail."""
+        results = []
+        for store in (self.real, self.double):
+            try:
+                results.append(_plain(do(store)))
+            except InstanceError:
+                results.append("refused")
+        assert results[0] == results[1]
+        return results[0]
+
+    # ---------------------------------------------------------------- what applications do
+
+    def begin(self) -> None:
+        handle = self.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+        (row,) = self.real.endpoints([handle])
+        self.tables.insert(
+            Endpoint(
+                *(handle, row.conversation_id, True, row.own_service, row.far_service, row.contract, row.lifetime),
+                priority=row.priority,
+            )
+        )
+
+    def send(self) -> None:
+        one = self._picked(lambda one: one.is_open and (one.is_initiator or one.is_remote))
+        if one is not None:
+            name, body = ORDER if one.is_initiator else REPLY, self.chance.randbytes(self.chance.choice((0, 3, 9)))
+            self.database.send(one.handle, name, body)
+            self._copy(one, Content.DATA, name, body)
+
+    def end(self) -> None:
+        one = self._picked(lambda one: one.is_remote and one.is_open and one.send_sequence > 0)
+        if one is not None:
+            error = self.chance.choice((None, (1, "why")))
+            self.database.end_conversation(one.handle, error=error)
+            content = Content.ERROR if error else Content.END
+            self._copy(one, content, "", error_body(*error) if error else b"")
+
+    def close_conversation(self) -> None:
+        one = self._picked(lambda one: one.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR))
+        if one is not None:
+            self.database.end_conversation(one.handle)
+            self.tables.end(one)
+
+    def _copy(self, one: Endpoint, content: Content, name: str, body: bytes) -> None:
+        """What SEND or END has written is written here too, with the token that it has drawn."""
+        number = one.send_sequence
+        part = self.real.read({one.handle: Reading(number, 1, 1)}, 100)[one.handle].parts[0]
+        assert part.token is not None
+        xact = self.tables.begin()
+        assert self.tables.send(one, content, name or part.message_type, body, part.token, xact) == number
+        self.tables.commit(xact)
+        for place, status in self.shown()[0].get(one.handle, {}).items():
+            one.rows[place].status = status  # SEND has its own reasons
+
+    def _picked(self, fits: Callable[[Endpoint], bool]) -> Endpoint | None:
+        fitting = [one for one in self.tables.endpoints.values() if fits(one)]
+        return self.chance.choice(fitting) if fitting else None
+
+    # ---------------------------------------------------------------- what rounds do
+
+    def open_target(self) -> None:
+        conversation = UUID(int=self.chance.getrandbits(128))
+        header = Header(
+            *(conversation, True, Kind.RUN, False, ORDERS, None, STOCK, FAR, 0, 0, 1, None),
+            Opening(CONTRACT, 3600, False),
+        )
+        place = self.real.find_place(header, lambda count: 0)
+        assert isinstance(place, Place)
+        handle = self.real.insert_target(header, place.home, "N")
+        assert handle is not None
+        self.tables.draw_handle = lambda: handle  # type: ignore[method-assign]
+        assert self.double.insert_target(header, place.home, "N") == handle
+        self.same(lambda store: store.insert_target(header, place.home, "N"))  # it is there already
+
+    def claim(self) -> None:
+        begun = [one for one in self.some() if one not in self.handles or self.tables.endpoints[one].send_sequence]
+        claims = {handle: Claimed(self.chance.choice((None, str(FAR))), "N") for handle in begun}
+        self.same(lambda store: store.claim(claims))
+
+    def acknowledge(self) -> None:
+        news = {}
+        for handle in self._sent():
+            one = self.tables.endpoints.get(handle)
+            news[handle] = Acknowledged(self.chance.randint(0, one.send_sequence if one else 0), FAR)
+        settled = self.same(lambda store: store.acknowledge(news))
+        assert set(settled[0]) == news.keys()
+
+    def fail(self) -> None:
+        failures = {handle: BrokerFailure(-8462, "gone") for handle in self._sent()[:1]}
+        self.same(lambda store: store.fail(failures))
+
+    def part(self) -> None:
+        partings = {handle: Apart(self.chance.random() < 0.5, "it differs") for handle in self._sent()[:1]}
+        self.same(lambda store: store.part(partings))
+
+    def store(self) -> None:
+        batches = {handle: batch for handle in self._sent() if (batch := self._batch(handle)) is not None}
+
+        def store_all(store: Store) -> Any:
+            with store.transaction():
+                result = store.store(batches)
+            return result._replace(queues={0} if result.queues else set())
+
+        self.same(store_all)
+
+    def _batch(self, handle: UUID) -> Batch | None:
+        """What a peer may have sent, as the protocol takes it in; once in a while of somebody who counts wrongly."""
+        (found,) = self.real.endpoints([handle]) or [None]
+        if found is None:
+            return Batch(0, 0, [], None)
+        incoming = Incoming(Progress(found.receive_sequence, dict(found.kept), None, found.receive_token), LIMITS)
+        name = REPLY if found.is_initiator else ORDER
+        for _ in range(self.chance.randint(1, 6)):
+            number = found.receive_sequence + self.chance.randint(0, 3)
+            content = self.chance.choice((*[Content.DATA] * 8, Content.END, Content.ERROR))
+            token = number.to_bytes(8, "big")
+            if content is Content.DATA and number % 2:
+                fragment = self.chance.randrange(3)
+                incoming.arrived(number, fragment, 3, Part(name, content, b"%04d" % fragment, token))
+            else:
+                body = error_body(1, "why") if content is Content.ERROR else b"" if content is Content.END else b"abc"
+                incoming.arrived(number, 0, 1, Part(name, content, body or None, token))
+        batch = incoming.batch()
+        return batch._replace(expected=batch.expected + 1) if batch and self.chance.random() < 0.02 else batch
+
+    def set_statuses(self) -> None:
+        texts = {handle: self.chance.choice(("", "it waits")) for handle in self.some()}
+        self.same(lambda store: store.set_statuses(texts))
+
+    def read(self) -> None:
+        wanted = {
+            handle: Reading(self.chance.randint(0, 3), self.chance.randint(1, 4), self.chance.choice((1, 8, 100)))
+            for handle in self.some()
+        }
+        self.same(lambda store: store.read(wanted, 4))
+        for handle in self.handles:
+            number = self.chance.randint(0, 3)
+            self.same(lambda store, handle=handle, number=number: store.read_token(handle, number))
+            self.same(lambda store, handle=handle, number=number: store.read_fragment(handle, number, 1, 4))
+
+    def page(self) -> None:
+        after = self.chance.choice([UUID(int=0), *self.handles])
+        self.same(lambda store: store.page(after, 3))
+
+    def look(self) -> None:
+        looks = self.real.look(self.snapshots[0]), self.double.look(self.snapshots[1])
+        assert _plain(looks[0].waiting) == _plain(looks[1].waiting)
+        self.snapshots = looks[0].snapshot, looks[1].snapshot
+
+    def round(self) -> None:
+        """Several in one transaction, which may fail."""
+        fails = self.chance.random() < 0.4
+        before = self.shown()
+        try:
+            with self.real.transaction(), self.double.transaction():
+                for _ in range(self.chance.randint(1, 4)):
+                    self.chance.choice((self.claim, self.acknowledge, self.fail, self.set_statuses, self.read))()
+                if fails:
+                    raise Failure
+        except Failure:
+            assert self.shown() == before
+
+    # ---------------------------------------------------------------- what must be the same
+
+    def check(self) -> None:
+        handles = [*self.handles, *(one.handle for one in self.tables.removed[-3:])]
+        for handle in handles:
+            self.same(lambda store, handle=handle: [_comparable(one) for one in store.endpoints([handle])])
+        self.same(lambda store: {one.conversation_handle for one in store.endpoints_of(self._keys())})
+        queues = self.shown()
+        for one in self.tables.endpoints.values():
+            waits = {number: row.status for number, row in one.rows.items()}
+            assert queues[0].get(one.handle, {}) == waits
+            if one.state in (*_READS, EndpointState.ERROR):
+                assert queues[1].get(one.handle, []) == [(c is Content.DATA, body) for c, body in one.queue]
+
+    def _keys(self) -> list[tuple[UUID, bool]]:
+        return [one.key for one in self.tables.endpoints.values()]
+
+    def shown(self) -> tuple[dict[UUID, Any], dict[UUID, Any]]:
+        """The transmission queue and the queue."""
+        waits: dict[UUID, Any] = {}
+        for handle, number, status in query(
+            self.database,
+            "select conversation_handle, message_sequence_number, transmission_status "
+            "from servicebroker.transmission_queue",
+        ):
+            waits.setdefault(handle, {})[number] = status
+        queue: dict[UUID, Any] = {}
+        for handle, validation, body in query(
+            self.database,
+            "select conversation_handle, validation::text, message_body "
+            f"from servicebroker.queue_{self.queue} order by queuing_order",
+        ):
+            queue.setdefault(handle, []).append((validation not in "EX", bytes(body or b"")))
+        return waits, queue
+
+
+def _comparable(one: RemoteEndpoint) -> list[str]:
+    shown = one._replace(database_id=0, honors_priority=False, kept=dict(sorted(one.kept.items())))._asdict()
+    return [f"{name}: {value}" for name, value in shown.items()]
+
+
+def _plain(result: Any) -> Any:
+    """Without the order that PostgreSQL gives to what has none."""
+    if isinstance(result, list):
+        return sorted(map(_plain, result), key=repr)
+    if isinstance(result, tuple) and not hasattr(result, "_fields"):
+        return tuple(map(_plain, result))
+    if isinstance(result, tuple):
+        return tuple(map(_plain, result))
+    return result
+
+
+@pytest.fixture
+def both(make_instance_url: Callable[..., str], seeded_random: random.Random) -> Iterator[Both]:
+    made = Both(make_instance_url(1), seeded_random)
+    yield made
+    made.close()
+
+
+def test_memory_does_what_postgresql_does(both: Both, request: pytest.FixtureRequest) -> None:
+    actions = [both.send, both.store, both.claim, both.acknowledge, both.end, both.close_conversation, both.fail]
+    actions += [both.part, both.set_statuses, both.read, both.page, both.look, both.round]
+    weights = [8, 8, 3, 4, 2, 4, 1, 1, 2, 2, 1, 2, 3]
+    for _ in range(request.config.option.store_operations):
+        if len([one for one in both.tables.endpoints.values() if not one.is_over]) < HANDLES:
+            both.chance.choice((both.begin, both.open_target))()
+        both.chance.choices(actions, weights)[0]()
+        both.check()

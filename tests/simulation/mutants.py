@@ -1,0 +1,338 @@
+"""Defects that the simulator has to find: each is one change of a text in `broker/` or `protocol/`.
+
+    python tests/simulation/mutants.py [A:B]
+
+runs each over the seeds A:B (0:2000), and says at which seed it was found. A test does the same with those seeds.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCES = Path(__file__).parents[2] / "src" / "servicebroker"
+
+
+class Mutant(NamedTuple):
+    """In `module`, `before` becomes `after`; a run of `seed` fails then."""
+
+    name: str
+    module: str
+    before: str
+    after: str
+    seed: int
+
+    @property
+    def file(self) -> Path:
+        """What is changed."""
+        return SOURCES.joinpath(*self.module.split(".")).with_suffix(".py")
+
+
+MUTANTS = [
+    Mutant(
+        "acknowledgements leave before the commit",
+        "broker.relay",
+        "            self._readahead.offer(store, touched)\n",
+        "            self._readahead.offer(store, touched)\n"
+        "            if stored is not None:\n"
+        "                self._settling.committed(store, stored)\n"
+        "                stored = None\n"
+        "            self._frames.send(store, is_traced=False)\n",
+        34,
+    ),
+    Mutant("rounds fail", "broker.relay", "        began = self._seconds()\n", "        raise RuntimeError\n", 0),
+    Mutant(
+        "what is stored is not acknowledged",
+        "broker.settling",
+        "                entry.dialog.committed()\n",
+        "                pass\n",
+        0,
+    ),
+    Mutant(
+        "conversations leave without a claim",
+        "broker.matching",
+        "claimed = store.claim(claims) if claims else set()",
+        "claimed = set(claims)",
+        0,
+    ),
+    Mutant(
+        "a lost link is kept",
+        "broker.lines",
+        "                self._link_down(entry, status)\n                if entry.address is not None:",
+        "                if entry.address is not None:",
+        0,
+    ),
+    Mutant(
+        "what had no place in memory is not looked for",
+        "broker.finding",
+        "        self._page_missed = True\n",
+        "        return\n",
+        60,
+    ),
+    Mutant(
+        "what waits for a retry is at rest",
+        "broker.relay_memory",
+        "self.dialog.is_idle and not self.wants_more and not is_unacknowledged",
+        "self.dialog.is_idle and not self.wants_more",
+        60,
+    ),
+    Mutant(
+        "who is entered by a message that is not taken is never found",
+        "broker.relay",
+        "touched = {self._memory.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}",
+        "touched = set([self._memory.enter(one) for one in (store.endpoints_of(unknown) if unknown else ())][:0])",
+        393,
+    ),
+    Mutant(
+        "a look begins anew each time",
+        "broker.relay",
+        "look = store.look(self._snapshot)",
+        "look = store.look(None)",
+        0,
+    ),
+    Mutant(
+        "what an unfinished transaction commits is not looked for",
+        "broker.relay",
+        "self._snapshot, self._is_traced = look.snapshot, look.traced",
+        "self._snapshot, self._is_traced = look.snapshot._replace(unfinished=()), look.traced",
+        4,
+    ),
+    Mutant(
+        "acknowledgements of rows that somebody holds are forgotten",
+        "broker.settling",
+        "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n",
+        "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n"
+        "            self._acknowledged.clear()\n",
+        12,
+    ),
+    Mutant(
+        "batches that are postponed are forgotten",
+        "broker.settling",
+        "self._postponed = {handle: batches[handle] for handle in result.postponed}",
+        "self._postponed = {}",
+        2,
+    ),
+    Mutant(
+        "refusals of rows that somebody holds are forgotten",
+        "broker.settling",
+        "            for handle in store.fail(self._failed):\n",
+        "            failed, self._failed = self._failed, {}\n"
+        "            done = store.fail(failed)\n"
+        "            self._failed = {handle: failed[handle] for handle in done}\n"
+        "            for handle in done:\n",
+        51,
+    ),
+    Mutant(
+        "a dialog is remade without what has arrived",
+        "broker.relay_memory",
+        "        next=endpoint.receive_sequence,\n",
+        "        next=0,\n",
+        1,
+    ),
+    Mutant(
+        "a dialog is remade without what is kept",
+        "broker.relay_memory",
+        "        kept=endpoint.kept,\n",
+        "        kept={},\n",
+        3,
+    ),
+    Mutant(
+        "a dialog is remade without its last token",
+        "broker.relay_memory",
+        "        token=endpoint.receive_token,\n",
+        "        token=None,\n",
+        212,
+    ),
+    Mutant(
+        "what was read is sent although it was dropped",
+        "broker.frames_to_send",
+        "            if found.numbers != tuple(numbers):\n                return None\n",
+        "",
+        64,
+    ),
+    Mutant(
+        "a checksum is not looked at",
+        "protocol.integrity",
+        "if len(sealed) < TAG_SIZE or not compare_digest(_digest(header, payload), sealed[:TAG_SIZE]):",
+        "if len(sealed) < TAG_SIZE:",
+        12,
+    ),
+    Mutant(
+        "an acknowledgement is due before the commit",
+        "protocol.incoming",
+        "            self._steps += self.seen.add(number, fragment, fragments, part)\n",
+        "            self._steps += self.seen.add(number, fragment, fragments, part)\n"
+        "            self.is_ack_due, self.stored = True, self.seen.copy()\n",
+        0,
+    ),
+    Mutant(
+        "what came is taken again",
+        "protocol.incoming",
+        "        if number < self.next:\n            return True\n",
+        "",
+        0,
+    ),
+    Mutant(
+        "the receiver compares no tokens",
+        "protocol.incoming",
+        "        seen = self.seen\n        place = seen.next - 1 - number\n",
+        "        return None\n",
+        108,
+    ),
+    Mutant(
+        "what was under way on a lost link does not travel again",
+        "protocol.outgoing",
+        "        self._cursor = (self.base, 0)\n        self._under_way = 0\n",
+        "        self._under_way = 0\n",
+        2,
+    ),
+    Mutant(
+        "an end is not offered",
+        "broker.finding",
+        "                if waiting.has_end:\n                    entry.dialog.end()\n",
+        "",
+        21,
+    ),
+    Mutant(
+        "a look's messages are not seen",
+        "broker.finding",
+        "                entry.end = max(entry.end, waiting.last + 1)\n",
+        "",
+        0,
+    ),
+    Mutant(
+        "keys are not kept",
+        "broker.reception",
+        "            store.save_keys({handle: admitted.keys})\n",
+        "            pass\n",
+        0,
+    ),
+    Mutant(
+        "the target's key is not kept",
+        "broker.dialog_security",
+        "        store.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)\n",
+        "",
+        35,
+    ),
+    Mutant(
+        "what has passed is not proven to be ours",
+        "broker.forwarding",
+        "            case Elsewhere() as away:\n                self._take_in(header, came.body, came.passage, away)\n",
+        "            case Elsewhere() as away:\n                return False\n",
+        8,
+    ),
+    Mutant(
+        "the peer's refusal is not obeyed",
+        "broker.settling",
+        "                    self._failed[handle] = event.failure\n",
+        "                    pass\n",
+        5,
+    ),
+    Mutant(
+        "two pasts are not told",
+        "broker.settling",
+        "                    self._apart[handle] = event\n",
+        "                    pass\n",
+        5,
+    ),
+    Mutant(
+        "nobody says why messages wait",
+        "broker.lines",
+        "            self._statuses[entry.endpoint.conversation_handle] = entry.status = status\n",
+        "            entry.status = status\n",
+        29,
+    ),
+    Mutant(
+        "the sender compares no tokens",
+        "protocol.outgoing",
+        "        if ours and ack.token and ours != ack.token:\n",
+        "        if False:\n",
+        184,
+    ),
+    Mutant(
+        "nothing is said of what was acknowledged",
+        "protocol.dialog",
+        "        return outgoing.base if is_whole and not self._jumps else None\n",
+        "        return None\n",
+        20,
+    ),
+    Mutant(
+        "what the peer once had is relied on",
+        "protocol.outgoing",
+        "        if self._acked and self._lacks_what_it_had():\n",
+        "        if False:\n",
+        51,
+    ),
+]
+
+
+class _Finder(MetaPathFinder):
+    """Imports the module as the mutant has it."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if name != f"servicebroker.{self._mutant.module}":
+            return None
+        spec = PathFinder.find_spec(name, path)  # type: ignore[arg-type]
+        assert spec is not None
+        spec.loader = _Loader(name, str(self._mutant.file), self._mutant)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, mutant: Mutant) -> None:
+        super().__init__(name, path)
+        self._mutant = mutant
+
+    def get_code(self, fullname: str) -> object:
+        text = self._mutant.file.read_text()
+        assert text.count(self._mutant.before) == 1, self._mutant.name
+        return self.source_to_code(text.replace(self._mutant.before, self._mutant.after).encode(), self.path)
+
+
+def found(mutant: Mutant, seeds: range) -> int | None:
+    """The first of these seeds at which it is found, in a process of its own."""
+    command = [sys.executable, __file__, f"{seeds.start}:{seeds.stop}", str(MUTANTS.index(mutant))]
+    source = os.pathsep.join([str(SOURCES.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source})
+    return int(done.stdout) if done.stdout.strip() else None
+
+
+def _look(mutant: Mutant, seeds: range) -> None:
+    """In a process of its own: print the first seed that fails."""
+    sys.meta_path.insert(0, _Finder(mutant))
+    from servicebroker.simulation.run import run_many
+
+    for seed in seeds:
+        if run_many(range(seed, seed + 1))[1]:
+            sys.stdout.write(f"{seed}\n")
+            return
+
+
+def _range(text: str) -> range:
+    first, _, end = text.partition(":")
+    return range(int(first), int(end))
+
+
+def main(seeds: range) -> int:
+    """Look for all of them; how many were not found."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        at = list(pool.map(lambda mutant: found(mutant, seeds), MUTANTS))
+    for mutant, seed in zip(MUTANTS, at, strict=True):
+        sys.stdout.write(f"{'not found' if seed is None else seed:>9}  {mutant.module}: {mutant.name}\n")
+    return at.count(None)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        _look(MUTANTS[int(sys.argv[2])], _range(sys.argv[1]))
+    else:
+        sys.exit(main(_range(sys.argv[1] if len(sys.argv) == 2 else "0:2000")))
