@@ -39,7 +39,7 @@ install: $(VENV)/installed
 
 # the demo needs neither what tests nor what checks, builds the docs or is measured against; nor twice what is there
 $(VENV)/for-the-demo: EXTRAS := spark
-$(VENV)/installed: EXTRAS := spark,bench,docs,dev
+$(VENV)/installed: EXTRAS := spark,bench,dashboard,docs,dev
 
 $(VENV)/for-the-demo $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "servicebroker needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name one with: make PYTHON=python3.12")'

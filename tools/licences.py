@@ -18,7 +18,8 @@ NAME = "servicebroker"
 _HEAD = """\
 # Licences of the dependencies
 
-What `pip install servicebroker` brings, directly or through others, and what the extras `spark` and `otel` add; made by
+What `pip install servicebroker` brings, directly or through others, and what the extras `spark`, `dashboard` and `otel`
+add; made by
 `python tools/licences.py` from what the packages say of themselves. servicebroker itself is under the Apache License
 2.0.
 
@@ -62,12 +63,12 @@ def needed() -> dict[str, set[str]]:
 
 
 def requirements(name: str) -> list[str]:
-    """What a package asks for; of ours as pyproject.toml says now, with the extras `spark` and `otel`."""
+    """What a package asks for; of ours as pyproject.toml says now, with the extras of the page."""
     if name != NAME:
         return distribution(name).requires or []
     project = tomllib.loads((PAGE.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    return [*project["dependencies"], *extras["spark"], *extras["otel"]]
+    return [*project["dependencies"], *extras["spark"], *extras["dashboard"], *extras["otel"]]
 
 
 def applies(requirement: str, extras: frozenset[str]) -> bool:

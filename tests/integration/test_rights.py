@@ -11,11 +11,13 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import servicebroker as sb
 from portal import deliver
 from servicebroker.cli.main import app as command
+from servicebroker.dashboard import Dashboard
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.options import source_options
 from servicebroker.store.embedded import EmbeddedServer
@@ -265,6 +267,17 @@ def test_a_role_with_rights_on_tables_is_named_and_loses_them(shop: sb.Database,
     assert (rights.has_verbs, rights.direct) == (True, [])
     done = CliRunner().invoke(command, ["doctor"], env={"SERVICEBROKER_INSTANCE": shop.instance.url})
     assert f"role {ROLE}" not in done.output
+
+
+def test_the_dashboard_shows_a_restricted_role_its_own(shop: sb.Database, url: str) -> None:
+    dashboard = Dashboard([url], token=None)
+    browser = TestClient(dashboard, base_url="http://127.0.0.1")
+    assert "Links to peers" in browser.get("/").text
+    queues = browser.get("/i/0/queues").text
+    assert ("Shop.dbo.OrdersQueue" in queues, "StockQueue" in queues) == (True, False)
+    for page in ("conversations", "way", "poison", "statements", "queue?database=Shop&queue=dbo.OrdersQueue"):
+        assert "permission denied" in browser.get(f"/i/0/{page}").text, page
+    dashboard.close()
 
 
 def test_doctor_tells_a_restricted_role_of_its_own(shop: sb.Database, url: str) -> None:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from servicebroker.cli.main import COMMANDS, app, load
 
 LAST = "import sys, json; print(); print(json.dumps(sorted(sys.modules)))"
-OTHERS = ("tsql", "benchmarks", "simulation", "pipeline", "broker", "engine", "store")
-HEAVY = ("psycopg", "psycopg_pool", "asyncio", "lxml", "cryptography", "pyspark", "pyarrow")
+OTHERS = ("tsql", "benchmarks", "simulation", "pipeline", "broker", "engine", "store", "dashboard")
+HEAVY = ("psycopg", "psycopg_pool", "asyncio", "lxml", "cryptography", "pyspark", "pyarrow", "starlette", "uvicorn")
 
 
 def loaded(program: str) -> set[str]:
@@ -49,8 +49,8 @@ def test_little_is_loaded(program: str, most: int, absent: tuple[str, ...]) -> N
 
 def test_an_opened_instance_needs_neither_scripts_nor_commands() -> None:
     modules = loaded("import servicebroker\nservicebroker.open")
-    faces = ("tsql", "benchmarks", "simulation", "pipeline", "broker", "cli", "testing")
-    assert not modules & {"typer", "rich", "sqlglot", *(f"servicebroker.{name}" for name in faces)}
+    faces = ("tsql", "benchmarks", "simulation", "pipeline", "broker", "cli", "testing", "dashboard")
+    assert not modules & {"typer", "rich", "sqlglot", "starlette", *(f"servicebroker.{name}" for name in faces)}
 
 
 def test_the_engine_loads_no_driver() -> None:

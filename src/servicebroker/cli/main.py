@@ -52,6 +52,11 @@ COMMANDS = {
     "doctor": Place(
         "doctor", "doctor", "Say in words what is wrong and what to do; exit code 1 when something is found."
     ),
+    "dashboard": Place(
+        "dashboard",
+        "dashboard",
+        "Show what happens in instances as pages for a browser, and act there, until SIGTERM or Ctrl-C.",
+    ),
     "sql": Place(
         "sql",
         "sql",

@@ -30,7 +30,7 @@ def counters() -> Steps[list[Counter]]:
     """All of them."""
     return [
         *(yield from _verbs()),
-        *(yield from _messages()),
+        *(yield from message_flows()),
         *(yield from _depths()),
         *(yield from _poison()),
         *(yield from _activation()),
@@ -55,10 +55,10 @@ def _verbs() -> Steps[list[Counter]]:
     ]
 
 
-def _messages() -> Steps[list[Counter]]:
-    """The statistics of the tables: of every process, also of transactions that were rolled back."""
+def message_flows() -> Steps[list[Counter]]:
+    """What came into queues and left them, of every process, also in transactions that were rolled back."""
     queues = yield Statement(
-        "counters.messages.find_queues",
+        "counters.message_flows.find_queues",
         "select d.name, q.schema_name || '.' || q.name, coalesce(s.n_tup_ins, 0), coalesce(s.n_tup_del, 0) "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
         "left join pg_stat_user_tables s on s.relid = to_regclass('servicebroker.queue_' || q.queue_id) "
@@ -66,7 +66,7 @@ def _messages() -> Steps[list[Counter]]:
         (names.FIRST_USER_ID,),
     )
     waits = yield Statement(
-        "counters.messages.count",
+        "counters.message_flows.count",
         "select coalesce(n_tup_ins, 0), coalesce(n_tup_del, 0) from pg_stat_user_tables "
         "where relid = 'servicebroker.transmission_queue'::regclass",
     )

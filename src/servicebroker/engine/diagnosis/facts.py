@@ -60,7 +60,7 @@ def gather(now: datetime) -> Steps[Facts]:
         "facts.gather.find_databases",
         "select name from servicebroker.databases where not is_broker_enabled order by name",
     )
-    queues = yield from _queues()
+    queues = yield from queue_facts()
     waits = yield Statement(
         "facts.gather.find_transmission_queue",
         "select far_service, transmission_status, count(*), min(enqueue_time) from (select * from "
@@ -295,9 +295,10 @@ def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUI
     )
 
 
-def _queues() -> Steps[list[QueueFacts]]:
+def queue_facts() -> Steps[list[QueueFacts]]:
+    """The queues of applications: depth, readers, activation."""
     rows = yield Statement(
-        "facts.queues.find_queues",
+        "facts.queue_facts",
         f"{_WITH_READERS}, "
         "locked as materialized (select l.pid, l.locktype, l.mode, l.relation, l.classid::bigint as kind, "
         f"l.objid::bigint as number from pg_locks l where l.granted and {_HERE} and (l.mode = 'RowExclusiveLock' "

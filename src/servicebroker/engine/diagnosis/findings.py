@@ -218,7 +218,7 @@ def judge(facts: Facts) -> list[Finding]:
         *_servers(facts),
         *_definitions(facts),
         *(_disabled(name) for name in facts.disabled),
-        *(finding for queue in facts.queues for finding in _queue(queue, facts.now)),
+        *(finding for queue in facts.queues for finding in judge_queue(queue, facts.now)),
         *(_waiting(wait) for wait in facts.waits if wait.status or facts.now - wait.oldest > REASONLESS),
         *_network(facts),
         *(_clock(one) for one in facts.clocks if abs(facts.now - one.last) < LONG),
@@ -296,7 +296,8 @@ def _disabled(name: str) -> Finding:
     )
 
 
-def _queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
+def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
+    """What is wrong with one queue."""
     subject = f"queue {queue.name}"
     if not queue.is_on:
         yield Finding(

@@ -1,0 +1,102 @@
+"""`servicebroker dashboard`: pages that show what happens in instances, in a browser."""
+
+from __future__ import annotations
+
+import enum
+import os
+import socket
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from servicebroker.cli import stopping
+from servicebroker.cli.options import DEFAULT_INSTANCE
+from servicebroker.model.errors import InstanceError
+
+PORT = 9401
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class RoleName(enum.StrEnum):
+    """What who signs in may do."""
+
+    SEE = "see"
+    BODIES = "bodies"
+    ACT = "act"
+
+
+def dashboard(
+    instance: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--instance",
+            metavar="PATH_OR_URL",
+            help="A data folder or a postgresql:// URL; may be repeated. Default: $SERVICEBROKER_INSTANCE.",
+        ),
+    ] = None,
+    role: Annotated[
+        RoleName, typer.Option(help="What who signs in may do: see, see bodies of messages too, or act as well.")
+    ] = RoleName.SEE,
+    host: Annotated[str, typer.Option(help="The address to listen at; another one than this machine needs TLS.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A name that it is reached by; may be repeated.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", exists=True, help="The certificate for TLS, PEM, with its chain.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, help="Its private key.")] = None,
+) -> None:
+    """Show what happens in instances as pages for a browser, and act there, until SIGTERM or Ctrl-C."""
+    if (certificate is None) != (key is None):
+        raise typer.BadParameter("--certificate and --key go together")
+    if host not in _LOOPBACK and certificate is None:
+        raise typer.BadParameter(f"--host {host} is seen from elsewhere: that needs --certificate and --key")
+    try:
+        import uvicorn
+
+        from servicebroker.dashboard.application import Dashboard, new_token
+        from servicebroker.dashboard.door import LOOPBACK, Role
+    except ModuleNotFoundError as missing:
+        raise InstanceError(f"The dashboard needs {missing.name}: pip install 'servicebroker[dashboard]'.") from None
+    token = new_token()
+    shown = f"[{host}]" if ":" in host else host
+    hosts = {*(name or ()), *(LOOPBACK if host in _LOOPBACK else ()), shown}
+    # not envvar: of an option that may be repeated it is cut at blanks
+    instances = instance or [os.environ.get("SERVICEBROKER_INSTANCE", DEFAULT_INSTANCE)]
+    app = Dashboard(instances, token=token, role=Role[role.name], hosts=hosts)
+    with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+        scheme = "http" if certificate is None else "https"
+        address = f"{scheme}://{name[0] if name else shown}:{listening.getsockname()[1]}"
+        typer.echo(f"{address}/login#{token}")
+        typer.echo(f"Who opens that address may {_MAY[role]}. Ctrl-C ends it.", err=True)
+        config = uvicorn.Config(
+            app,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_graceful_shutdown=2,
+            limit_concurrency=200,
+        )
+        server = uvicorn.Server(config)
+        # in a thread of its own it leaves the signals to us, as every other command
+        running = threading.Thread(target=server.run, args=([listening],))
+        stopping.at_signal(partial(setattr, server, "should_exit", True), partial(setattr, server, "force_exit", True))
+        running.start()
+        running.join()
+
+
+_MAY = {
+    RoleName.SEE: "see everything but bodies",
+    RoleName.BODIES: "see everything",
+    RoleName.ACT: "see everything, and act",
+}

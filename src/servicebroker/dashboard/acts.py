@@ -1,0 +1,114 @@
+"""What an operator can do from a page: each act is a method of the API, and what comes of it in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+from urllib.parse import urlencode
+from uuid import UUID
+
+from servicebroker.api.database import Database
+from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.diagnosis.poison_report import forget_failures
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.wording import counted
+
+Fields = Mapping[str, str]
+
+
+class Act(NamedTuple):
+    """What is done, and the page of the instance that is shown then."""
+
+    do: Callable[[Database, Fields], str]
+    shown_after: Callable[[Fields], str]
+
+
+def _switch(database: Database, fields: Fields) -> str:
+    is_on = fields["status"] == "on"
+    database.alter_queue(fields["queue"], status=is_on)
+    return f"The queue {fields['queue']} is {'ON' if is_on else 'OFF'}."
+
+
+def _retry(database: Database, fields: Fields) -> str:
+    found = database._do(find_queue_now("alter", database.database_id, fields["queue"]))
+    database.alter_queue(fields["queue"], status=True)
+    again = counted(
+        database._alone(forget_failures(found.queue_id)), "message that had failed is", "messages that had failed are"
+    )
+    return f"The queue {fields['queue']} is ON; {again} tried again."
+
+
+def _end(database: Database, fields: Fields) -> str:
+    database.end_conversation(_identifier(fields, "handle"))
+    return "The conversation has ended on this side."
+
+
+def _end_with_error(database: Database, fields: Fields) -> str:
+    code = _number(fields, "code")
+    database.end_conversation(_identifier(fields, "handle"), error=(code, fields["text"]))
+    return f"The conversation has ended with the error {code}."
+
+
+def _clean_up(database: Database, fields: Fields) -> str:
+    database.end_conversation(_identifier(fields, "handle"), cleanup=True)
+    return "This side of the conversation is removed, and the other side is not told."
+
+
+def _move(database: Database, fields: Fields) -> str:
+    database.move_conversation(_identifier(fields, "handle"), _identifier(fields, "group"))
+    return f"The conversation is in the group {fields['group']}."
+
+
+def _set_timer(database: Database, fields: Fields) -> str:
+    seconds = _number(fields, "seconds")
+    database.begin_conversation_timer(_identifier(fields, "handle"), seconds)
+    return f"A DialogTimer message comes in {counted(seconds, 'second')}."
+
+
+def _replay(database: Database, fields: Fields) -> str:
+    database.replay_message(_number(fields, "number"))
+    return f"Message {fields['number']} is in its queue again."
+
+
+def _discard(database: Database, fields: Fields) -> str:
+    database.discard_message(_number(fields, "number"))
+    return f"Message {fields['number']} is gone."
+
+
+def _queue(fields: Fields) -> str:
+    return f"queue?{urlencode({'database': fields['database'], 'queue': fields['queue']})}"
+
+
+def _conversation(fields: Fields) -> str:
+    return f"conversation?{urlencode({'handle': fields['handle']})}"
+
+
+def _poison(fields: Fields) -> str:
+    return "poison"
+
+
+ACTS = {
+    "switch": Act(_switch, _queue),
+    "retry": Act(_retry, _queue),
+    "end": Act(_end, _conversation),
+    "end-with-error": Act(_end_with_error, _conversation),
+    "clean-up": Act(_clean_up, _conversation),
+    "move": Act(_move, _conversation),
+    "timer": Act(_set_timer, _conversation),
+    "replay": Act(_replay, _poison),
+    "discard": Act(_discard, _poison),
+}
+
+
+def _identifier(fields: Fields, name: str) -> UUID:
+    try:
+        return UUID(fields[name].strip())
+    except ValueError:
+        raise BrokerError(402, name, repr(fields[name]), "an identifier") from None
+
+
+def _number(fields: Fields, name: str) -> int:
+    try:
+        return int(fields[name])
+    except ValueError:
+        raise BrokerError(402, name, repr(fields[name]), "a number") from None

@@ -1,0 +1,322 @@
+"""The dashboard as an ASGI application: pages, acts, and the stream of a page's changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode
+
+import psycopg
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from servicebroker.cli.texts import printable
+from servicebroker.dashboard import pages
+from servicebroker.dashboard.acts import ACTS
+from servicebroker.dashboard.bodies import shown
+from servicebroker.dashboard.door import LOOPBACK, Door, Role, Sessions, cookie_for
+from servicebroker.dashboard.observed import Observed, sentence
+from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.model.wording import counted
+
+PACE = 1.0  # seconds between two looks for the viewers of a page
+MOST_STREAMS = 50
+_FORM = 65536  # bytes
+_NOTICES = 1000
+
+# page: what it shows, and its title
+_PAGES: dict[str, tuple[Callable[[Observed, pages.Asked], Callable[[Any], Any]], str]] = {
+    "queues": (pages.queues, "Queues"),
+    "queue": (pages.queue, "Queue"),
+    "conversations": (pages.conversations, "Conversations"),
+    "conversation": (pages.conversation, "Conversation"),
+    "way": (pages.way, "On the way"),
+    "poison": (pages.poison, "Poison"),
+    "statements": (pages.statements, "Statements"),
+}
+_NEEDED = {"queue": ("database", "queue"), "conversation": ("handle",)}
+
+
+class Notice(NamedTuple):
+    """What came of an act, shown once."""
+
+    text: str
+    is_refusal: bool
+
+
+class Dashboard:
+    """Pages that show instances, and act on them, as an ASGI application to be served or mounted.
+
+    Args:
+        instances: data folders or PostgreSQL URLs; each is opened when it is first looked at.
+        token: what one signs in with. None: the application that mounts it lets in whom it wants, and guards the path.
+        role: what everybody who is let in may do.
+        hosts: the names, without port, that it is reached by; a request with any other Host is refused.
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[str],
+        *,
+        token: str | None,
+        role: Role = Role.SEE,
+        hosts: Collection[str] = LOOPBACK,
+    ) -> None:
+        self._instances = [Observed(target) for target in instances]
+        self._role = role
+        self._sessions = Sessions(token)
+        self._notices: OrderedDict[str, Notice] = OrderedDict()
+        self._streams = 0
+        self._closing = False
+        self._templates = _environment()
+        routes = [
+            Route("/", self._overview),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Route("/i/{instance:int}/act/{act}", self._act, methods=["POST"]),
+            Route("/i/{instance:int}/{page}", self._page),
+            Mount("/static", StaticFiles(packages=[("servicebroker.dashboard", "static")])),
+        ]
+        self._door = Door(Starlette(routes=routes, lifespan=self._lifespan), self._sessions, hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await self._door(scope, receive, send)
+
+    def close(self) -> None:
+        """End the streams, and leave the instances. Served alone, the end of the server does it."""
+        self._closing = True
+        for one in self._instances:
+            one.close()
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(self.close)
+
+    async def _overview(self, request: Request) -> Response:
+        def seen() -> dict[str, Any]:
+            with ThreadPoolExecutor(len(self._instances)) as threads:  # one that is down lets the others not wait
+                found = threads.map(lambda one: one.see("overview", pages.overview(one, {})), self._instances)
+            return {"summaries": list(zip(self._instances, found, strict=True))}
+
+        return await self._answer(request, "overview", "Overview", seen)
+
+    async def _page(self, request: Request) -> Response:
+        name = request.path_params["page"]
+        observed = self._observed(request)
+        asked = dict(request.query_params)
+        if self._role < Role.BODIES:
+            asked.pop("text", None)  # who may not see bodies does not find out by searching them either
+        if observed is None or name not in _PAGES or any(not asked.get(field) for field in _NEEDED.get(name, ())):
+            return self._missing(request, "There is no such page.")
+        look, title = _PAGES[name]
+
+        def seen() -> dict[str, Any]:
+            page = (name, *sorted(asked.items()))
+            try:
+                found = observed.see(page, look(observed, asked))
+            except (ServiceBrokerError, psycopg.Error) as problem:
+                return {"refused": sentence(problem)}
+            return {"seen": found, **(found.facts or {})}
+
+        return await self._answer(request, name, title, seen, asked)
+
+    async def _answer(
+        self,
+        request: Request,
+        name: str,
+        title: str,
+        seen: Callable[[], dict[str, Any]],
+        asked: pages.Asked | None = None,
+    ) -> Response:
+        """A page, or the stream of what changes on it."""
+        context = self._context(request, name, title, asked or {})
+        if "text/event-stream" in request.headers.get("accept", ""):
+            if self._streams >= MOST_STREAMS:
+                return PlainTextResponse("Too many pages are open.", 503)
+            return StreamingResponse(
+                self._changes(request.state.session, context, seen), media_type="text/event-stream"
+            )
+        found = await run_in_threadpool(seen)
+        notice = self._notices.pop(request.state.session, None)
+        page = self._render("page", {**context, **found, "notice": notice})
+        return HTMLResponse(page, 404 if "refused" in found else 200)
+
+    async def _changes(
+        self, session: str, context: dict[str, Any], seen: Callable[[], dict[str, Any]]
+    ) -> AsyncIterator[str]:
+        """The inner part of the page whenever it is another one, as server-sent events, while one is signed in."""
+        last = None
+        self._streams += 1
+        try:
+            while not self._closing and self._sessions.holds(session):
+                part = self._render("part", {**context, **await run_in_threadpool(seen), "live": True})
+                if part != last:
+                    last = part
+                    yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
+                else:
+                    yield ":\n\n"  # finds out who has gone
+                await asyncio.sleep(PACE)
+        finally:
+            self._streams -= 1
+
+    async def _act(self, request: Request) -> Response:
+        observed, act = self._observed(request), ACTS.get(request.path_params["act"])
+        fields = await _fields(request)
+        if observed is None or act is None or fields is None:
+            return self._missing(request, "There is no such act.")
+        if not self._sessions.is_of_form(request.state.session, fields):
+            return PlainTextResponse("That form is not of this dashboard, or too old: load the page again.", 403)
+        if self._role < Role.ACT:
+            return PlainTextResponse("Who may act says the option --role.", 403)
+
+        def do() -> Notice:
+            try:
+                return Notice(act.do(observed.instance().database(fields["database"]), fields), is_refusal=False)
+            except (ServiceBrokerError, psycopg.Error) as problem:
+                return Notice(sentence(problem), is_refusal=True)
+
+        try:
+            notice = await run_in_threadpool(do)
+            where = act.shown_after(fields)
+        except KeyError as missing:
+            return PlainTextResponse(f"The form has no field {missing}.", 400)
+        observed.forget()
+        self._notices[request.state.session] = notice
+        if len(self._notices) > _NOTICES:
+            self._notices.popitem(last=False)
+        return RedirectResponse(f"{_base(request)}/i/{request.path_params['instance']}/{where}", 303)
+
+    async def _login(self, request: Request) -> Response:
+        if not self._sessions.are_ours:
+            return RedirectResponse(f"{_base(request)}/", 303)
+        refusal, status = "", 200
+        if request.method == "POST":
+            fields = await _fields(request) or {}
+            good = self._sessions.lets_in(fields.get("token", "").strip())
+            if good:
+                answer = RedirectResponse(f"{_base(request)}/", 303)
+                answer.headers.append("set-cookie", cookie_for(self._sessions, self._sessions.begin(), request.scope))
+                return answer
+            refusal = "Too many wrong tokens: wait a minute." if good is None else "That is not the token."
+            status = 429 if good is None else 403
+        context = self._context(request, "login", "Sign in", {})
+        return HTMLResponse(self._render("login", {**context, "refusal": refusal}), status)
+
+    async def _logout(self, request: Request) -> Response:
+        if not self._sessions.is_of_form(request.state.session, await _fields(request) or {}):
+            return PlainTextResponse("That form is not of this dashboard.", 403)
+        self._sessions.end(request.state.session)
+        return RedirectResponse(f"{_base(request)}/login", 303)
+
+    def _observed(self, request: Request) -> Observed | None:
+        number = request.path_params["instance"]
+        return self._instances[number] if number < len(self._instances) else None
+
+    def _missing(self, request: Request, said: str) -> Response:
+        context = self._context(request, "missing", "Not found", {})
+        return HTMLResponse(self._render("page", {**context, "refused": said, "notice": None}), 404)
+
+    def _context(self, request: Request, name: str, title: str, asked: pages.Asked) -> dict[str, Any]:
+        """What every page knows of itself and of who looks."""
+        session = request.state.session
+        return {
+            "base": _base(request),
+            "page": name,
+            "title": title,
+            "asked": asked,
+            "instances": self._instances,
+            "instance": request.path_params.get("instance", 0),
+            "may_see_bodies": self._role >= Role.BODIES,
+            "may_act": self._role >= Role.ACT,
+            "form_token": self._sessions.form_token(session) if session else "",
+            "signs_in": self._sessions.are_ours,
+            "refused": "",
+            "live": False,
+            "seen": None,
+        }
+
+    def _render(self, template: str, context: dict[str, Any]) -> str:
+        return self._templates.get_template(f"{template}.html").render(context)
+
+
+def new_token() -> str:
+    """Something to sign in with that nobody guesses."""
+    return secrets.token_urlsafe(32)
+
+
+def _base(request: Request) -> str:
+    """Where we are mounted."""
+    return str(request.scope.get("root_path", ""))
+
+
+async def _fields(request: Request) -> dict[str, str] | None:
+    """The fields of a form; None of what is none."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _FORM:
+            return None
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=50))
+    except ValueError:
+        return None
+
+
+def _environment() -> Environment:
+    """The templates: everything that they show is escaped."""
+    made = Environment(
+        loader=PackageLoader("servicebroker.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "age": _age,
+        "when": lambda at: f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else "never",
+        "rate": lambda rate: f"{rate:,.1f}" if 0 < rate < 10 else f"{rate:,.0f}",
+        "number": lambda number: f"{number:,}",
+        "clean": lambda text: printable(str(text)),
+        "size": _size,
+        "query": urlencode,
+        "body": lambda message: shown(message.validation, message.head, message.size),
+    }
+    made.globals["ago"] = lambda seen: _age(seen.at, datetime.now(UTC))
+    made.globals["clock"] = lambda: datetime.now(UTC).isoformat()
+    return made
+
+
+def _age(since: datetime | None, now: datetime) -> str:
+    """How long ago, in the two largest units that fit."""
+    if since is None:
+        return ""
+    left = max(0, int((now - since).total_seconds()))
+    told: list[str] = []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= length or (unit == "s" and not told):
+            told.append(f"{left // length} {unit}")
+            left %= length
+        if len(told) == 2:
+            break
+    return " ".join(told)
+
+
+def _size(count: int) -> str:
+    """So many bytes, for a person."""
+    if count < 10_000:
+        return counted(count, "byte")
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.0f} kB"

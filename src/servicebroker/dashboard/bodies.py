@@ -1,0 +1,56 @@
+"""How the beginning of a body is shown on a page: as JSON, XML, text or hexadecimal, and nothing in it can act."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from servicebroker.cli.texts import printable, shown_body
+
+
+class ShownBody(NamedTuple):
+    """What kind of body it is, its text, and how many bytes it has beyond those that are shown."""
+
+    kind: str
+    text: str
+    more: int
+
+
+def shown(validation: str, head: bytes | None, size: int) -> ShownBody:
+    """A body of `size` bytes that begins with `head`, by validation letter: E, X, or N as what it looks like."""
+    if not head or validation == "E":
+        return ShownBody("empty", "", 0)
+    more = size - len(head)
+    if validation == "X":
+        return ShownBody("XML", shown_body("X", head), more)
+    try:
+        text = _whole_characters(head, cut=more > 0)
+    except UnicodeDecodeError:
+        return ShownBody("hexadecimal", shown_body("N", head), more)
+    if any(ord(character) < 32 and character not in "\n\r\t" for character in text):
+        return ShownBody("hexadecimal", shown_body("N", head), more)
+    laid_out = None if more else _json(text)
+    if laid_out is not None:
+        return ShownBody("JSON", printable(laid_out), more)
+    return ShownBody("text", printable(text.replace("\r\n", "\n")), more)
+
+
+def _whole_characters(head: bytes, *, cut: bool) -> str:
+    """The bytes as UTF-8; a character that the cut has broken is left out."""
+    for left_out in range(4 if cut else 1):
+        try:
+            return head[: len(head) - left_out].decode()
+        except UnicodeDecodeError:
+            if left_out == 3 or not cut:
+                raise
+    raise AssertionError("not reached")
+
+
+def _json(text: str) -> str | None:
+    """The text with a line for each part, if it is JSON of several parts."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None

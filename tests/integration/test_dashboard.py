@@ -1,0 +1,578 @@
+"""The dashboard: what each page shows, what each act does, and who is let in."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from lxml import html
+from psycopg import sql
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli.main import app as command
+from servicebroker.dashboard import Dashboard, Role, observed
+from servicebroker.dashboard.bodies import shown
+from servicebroker.dashboard.door import FAILURES
+from servicebroker.dashboard.observed import shown_name
+from servicebroker.engine.diagnosis import looks
+from servicebroker.engine.diagnosis.findings import Finding
+from servicebroker.store.running import run
+from support import (
+    DOCUMENT,
+    MARK,
+    ORDER,
+    ORDERS_QUEUE,
+    STOCK,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    far_handle,
+    group_of,
+    query,
+    queue_number,
+    state,
+)
+
+HERE = "http://127.0.0.1"
+PAGES = ("", "i/0/queues", "i/0/conversations", "i/0/way", "i/0/poison", "i/0/statements")
+MARKUP = "<img src=x onerror=alert(1)>&\"'"
+
+
+class Browser(TestClient):
+    """A browser on a dashboard, with what a person does there."""
+
+    def page(self, path: str, status: int = 200, **asked: object) -> html.HtmlElement:
+        answer = self.get(f"/{path}", params={name: str(value) for name, value in asked.items()} or None)
+        assert answer.status_code == status, answer.text
+        return html.fromstring(answer.text)
+
+    def text(self, path: str, status: int = 200, **asked: object) -> str:
+        return words(self.page(path, status, **asked).xpath("//main")[0])
+
+    def queue(self, database: sb.Database, queue: str = STOCK_QUEUE, **asked: object) -> str:
+        return self.text("i/0/queue", database=database.name, queue=f"dbo.{queue}", **asked)
+
+    def press(self, page: html.HtmlElement, act: str, number: int = 0, **typed: str) -> str:
+        """Fill in and send a form of a page; what the next page says of it."""
+        form = page.xpath(f"//form[substring(@action, string-length(@action) - {len(act)}) = '/{act}']")[number]
+        answer = self.send_form(form.action, {**dict(form.form_values()), **typed})
+        return words(html.fromstring(answer.text).xpath("//p[contains(@class, 'notice')]")[0])
+
+    def send_form(self, path: str, fields: dict[str, str], **headers: str) -> Any:
+        content = "application/x-www-form-urlencoded"
+        return self.post(path, content=urlencode(fields), headers={"origin": HERE, "content-type": content, **headers})
+
+
+def words(element: html.HtmlElement) -> str:
+    """What it says, in one line."""
+    return " ".join(" ".join(element.itertext()).split())
+
+
+@pytest.fixture(autouse=True)
+def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page is looked at anew."""
+    monkeypatch.setattr(observed, "FRESH", 0.0)
+    monkeypatch.setattr(observed, "PAUSE", 0.0)
+
+
+@pytest.fixture
+def browse(database: sb.Database) -> Iterator[Callable[..., Browser]]:
+    """Opens the dashboard of an instance, for somebody with a role, who needs no token unless one is given."""
+    opened = []
+
+    def browser(role: Role = Role.ACT, *, token: str | None = None, url: str = "") -> Browser:
+        dashboard = Dashboard([url or database.instance.url], token=token, role=role)
+        opened.append(dashboard)
+        return Browser(dashboard, base_url=HERE)
+
+    yield browser
+    for dashboard in opened:
+        dashboard.close()
+
+
+@pytest.fixture
+def browser(browse: Callable[..., Browser]) -> Browser:
+    return browse()
+
+
+def sent(database: sb.Database, *messages: tuple[str, bytes | str]) -> UUID:
+    """A conversation with these messages in StockQueue."""
+    handle = begin(database)
+    for message_type, body in messages:
+        database.send(handle, message_type, body)
+    return handle
+
+
+def test_the_overview_says_what_doctor_finds_and_how_much_there_is(database: sb.Database, browser: Browser) -> None:
+    sent(database, (ORDER, b"1"), (ORDER, b"2"))
+    database.alter_queue(ORDERS_QUEUE, status=False)
+    text = browser.text("")
+    assert f"queue {database.name}.dbo.{ORDERS_QUEUE} : It is OFF" in text
+    found = int(re.findall(r"(\d+) found", text)[0])
+    said = CliRunner().invoke(command, ["doctor", "--instance", database.instance.url]).output
+    assert f"{found} found." in said
+    (messages,) = re.findall(r"In queues ([\d,]+)", text)
+    assert int(messages) >= 2
+
+
+def test_rates_are_of_the_last_seconds(database: sb.Database, browser: Browser) -> None:
+    def counted() -> None:  # PostgreSQL counts what a session did when it has a moment, which may be 10 s later
+        query(database, "select pg_stat_force_next_flush()")
+
+    counted()
+    browser.page("i/0/queues")
+    sent(database, *[(ORDER, b"x")] * 50)
+    counted()
+    row = browser.page("i/0/queues").xpath(f"//tr[@data-key='{database.name}.dbo.{STOCK_QUEUE}']")[0]
+    assert float(row.xpath("td[@data-label='In/s']")[0].text_content().replace(",", "")) > 0
+    assert row.xpath("td[@data-label='Messages']")[0].text_content() == "50"
+
+
+def test_a_rate_is_what_has_risen_by_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100.0, 102.0, 111.0, 200.0])
+    monkeypatch.setattr(observed.time, "monotonic", lambda: next(times))
+    rates = observed.Rates()
+    assert rates.after({("a",): 1000}) == {("a",): 0.0}
+    assert rates.after({("a",): 1020, ("b",): 5}) == {("a",): 10.0, ("b",): 0.0}
+    assert rates.after({("a",): 1110})[("a",)] == 10.0
+    assert rates.after({("a",): 90}) == {("a",): 0.0}  # the server has begun to count anew
+
+
+def test_many_viewers_are_one_question(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "FRESH", 60.0)
+    one, looks_ = observed.Observed(database.instance.url), []
+    for _ in range(5):
+        assert one.see("page", lambda instance: looks_.append(1) or {"n": len(looks_)}).facts == {"n": 1}
+    one.forget()
+    assert one.see("page", lambda instance: {"n": 2}).facts == {"n": 2}
+    one.close()
+
+
+def test_a_queue_shows_its_messages_by_their_kind_and_takes_none(database: sb.Database, browser: Browser) -> None:
+    sent(database, (ORDER, b'{"a": [1, 2]}'), (ORDER, b"\x00\xff\x1b[31m"), (ORDER, "h\u00e9llo".encode()))
+    sent(database, (DOCUMENT, b"<a><b/></a>"), (MARK, b""))
+    text = browser.queue(database)
+    for said in (
+        'JSON, 13 bytes { "a": [ 1, 2 ] }',
+        "hexadecimal, 7 bytes",
+        "00ff1b5b33316d",
+        "text, 6 bytes h\u00e9llo",
+    ):
+        assert said in text
+    for said in ("XML, 11 bytes <a><b/></a>", "Empty body.", "Messages 5", "Conversations CO 2", f"Services {STOCK}"):
+        assert said in text
+    assert "\x1b" not in browser.get("/i/0/queue", params={"database": database.name, "queue": "dbo.StockQueue"}).text
+    assert len(database.receive(STOCK_QUEUE, top=10)) == 3
+
+
+def test_a_queue_is_searched_by_type_and_text(database: sb.Database, browser: Browser) -> None:
+    sent(database, (ORDER, b"apples"), (ORDER, b"pears"), (DOCUMENT, b"<pears/>"))
+    assert re.findall(r"apples|pears", browser.queue(database, type="order", text="ear")) == ["pears"]
+    assert "<pears/>" in browser.queue(database, type="DOCUM")
+    assert "No message of these." in browser.queue(database, text="plums")
+    row = "//tr[contains(@data-key, 'Queue')]"
+    assert len(browser.page("i/0/queues", name="stock").xpath(row)) < len(browser.page("i/0/queues").xpath(row))
+
+
+def test_who_has_locked_groups_is_shown_and_does_not_stop_the_page(database: sb.Database, browser: Browser) -> None:
+    handle = far_handle(database, sent(database, (ORDER, b"1")))
+    assert "Nobody, of the groups" in browser.queue(database)
+    with database.transaction() as transaction:
+        transaction.receive(STOCK_QUEUE)
+        text = browser.queue(database)
+    assert str(group_of(database, handle)) in text
+    assert "idle in transaction" in text
+
+
+def test_looking_stops_no_reader(database: sb.Database) -> None:
+    sent(database, (ORDER, b"1"))
+    number = queue_number(database, STOCK_QUEUE)
+    with psycopg.connect(database.instance.url) as looking:
+        (head,) = run(looking, looks.message_heads(number, "", ""))
+        run(looking, looks.group_locks(number))
+        assert head.head == b"1"
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+        database.alter_queue(STOCK_QUEUE, status=False)
+
+
+def test_switching_a_queue(database: sb.Database, browser: Browser) -> None:
+    name = {"database": database.name, "queue": f"dbo.{STOCK_QUEUE}"}
+    assert "OFF" in browser.press(browser.page("i/0/queue", **name), "switch")
+    with pytest.raises(sb.BrokerError):
+        database.receive(STOCK_QUEUE)
+    assert "ON" in browser.press(browser.page("i/0/queue", **name), "switch")
+    assert database.receive(STOCK_QUEUE) == []
+    database.alter_queue(STOCK_QUEUE, status=False)
+    assert "0 messages that had failed are tried again" in browser.press(browser.page("i/0/queue", **name), "retry")
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_a_conversation_shows_both_sides_and_the_judgement(database: sb.Database, browser: Browser) -> None:
+    handle = sent(database, (ORDER, b"first"), (ORDER, b"second"))
+    far = far_handle(database, handle)
+    text = browser.text("i/0/conversation", handle=far)
+    assert [said for said in ("first", "second", str(handle), "CO, target", "CO, initiator") if said not in text] == []
+    assert "Next number to receive 2" in text
+    database.alter_queue(STOCK_QUEUE, status=False)
+    sent_too = begin(database, "//nowhere/Service")
+    database.send(sent_too, ORDER, b"waits")
+    assert f"Its queue {database.name}.dbo.{STOCK_QUEUE} is OFF" in browser.text("i/0/conversation", handle=far)
+    text = browser.text("i/0/conversation", handle=sent_too)
+    assert "Sent, and not delivered" in text
+    assert "//nowhere/Service" in text
+    found = browser.page("i/0/conversations", service="nowhere").xpath("//tbody//th")
+    assert [str(sent_too)] == [row.text_content() for row in found]
+    assert "None of these." in browser.text("i/0/conversations", service="nowhere", state="ER")
+
+
+def test_each_act_on_a_conversation(database: sb.Database, browser: Browser) -> None:
+    def press(shown: UUID, act: str, **typed: str) -> str:
+        return browser.press(browser.page("i/0/conversation", handle=shown), act, **typed)
+
+    handle, other = sent(database, (ORDER, b"1")), begin(database)
+    group = group_of(database, other)
+    assert str(group) in press(handle, "move", group=str(group))
+    assert group_of(database, handle) == group
+    assert "in 60 seconds" in press(handle, "timer")
+    assert query(
+        database,
+        "select count(dialog_timer) from servicebroker.conversation_endpoints where conversation_handle = %s",
+        handle,
+    ) == [(1,)]
+    far = far_handle(database, handle)
+    assert "the error 12" in press(far, "end-with-error", code="12", text="It's <b>bad</b>")
+    assert state(database, handle) == "ER"
+    assert "has ended" in press(handle, "end")
+    removed = sent(database, (ORDER, b"1"))
+    press(removed, "clean-up")
+    assert state(database, removed) is None
+    assert f'"{removed}" is not found' in press(other, "move", group=str(uuid4()), handle=str(removed))
+    assert "must be a number" in press(other, "timer", seconds="soon")
+    assert "must be an identifier" in press(other, "move", group="x")
+
+
+def poisoned(database: sb.Database, body: bytes) -> None:
+    """A message is set aside."""
+    sent(database, (ORDER, body))
+
+    def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        raise ValueError(f"cannot read {messages[0].message_body!r}")
+
+    database.process(STOCK_QUEUE, fail, poison=lambda failure: sb.SetAside())
+
+
+def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, browser: Browser) -> None:
+    poisoned(database, b"bad")
+    page = browser.page("i/0/poison")
+    text = page.text_content()
+    assert "cannot read b'bad'" in text
+    assert "raise ValueError" in text
+    assert "again" in browser.press(page, "replay")
+    assert "Nothing was set aside." in browser.text("i/0/poison")
+    assert "must be" in browser.press(page, "replay")  # somebody who has looked before it was replayed
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"bad"]
+    poisoned(database, b"worse")
+    page = browser.page("i/0/poison")
+    assert "is gone" in browser.press(page, "discard")
+    assert "must be" in browser.press(page, "discard")
+    database.alter_queue(STOCK_QUEUE, status=False)
+    assert f"{database.name}.dbo.{STOCK_QUEUE} with 0 messages" in browser.text("i/0/poison")
+
+
+def test_what_is_on_the_way_and_why(database: sb.Database, browser: Browser) -> None:
+    database.send(begin(database, "//nowhere/Stock"), ORDER, b"1")
+    text = browser.text("i/0/way")
+    assert "//nowhere/Stock" in text
+    assert "AutoCreatedLocal" in text
+    (link,) = browser.page("i/0/way").xpath("//tr[contains(., '//nowhere/Stock')]//a[text()='explain its route']/@href")
+    assert "A conversation from database" in browser.text(link[1:])
+
+
+def test_statements_are_told_by_name(database: sb.Database, browser: Browser) -> None:
+    sent(database, (ORDER, b"1"))
+    with sb.open(database.instance.url, upkeep=None) as other:
+        other.database(database.name).receive(STOCK_QUEUE)
+    assert re.search(r"receive\.\S+ [\d,]+ [\d.]+ [\d.]+", browser.text("i/0/statements"))
+
+
+def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: Browser) -> None:
+    queue = f"Q{MARKUP}"
+    database.create_queue(queue)
+    database.create_message_type(f"T{MARKUP}")
+    database.create_contract(f"C{MARKUP}", {f"T{MARKUP}": "ANY"})
+    database.create_service(f"S{MARKUP}", queue, [f"C{MARKUP}"])
+    handle = database.begin_dialog(f"S{MARKUP}", f"S{MARKUP}", contract=f"C{MARKUP}")
+    database.send(handle, f"T{MARKUP}", MARKUP.encode())
+    database.send(database.begin_dialog(f"S{MARKUP}", f"E{MARKUP}", contract=f"C{MARKUP}"), f"T{MARKUP}", b"1")
+    database.create_route(f"R{MARKUP}", service_name=f"E{MARKUP}", address="LOCAL")
+    database.alter_queue(queue, status=False)
+    far = far_handle(database, handle)
+    asked: list[tuple[str, dict[str, object]]] = [(path, {}) for path in PAGES]
+    asked += [
+        ("i/0/queue", {"database": database.name, "queue": f"dbo.{queue}", "type": "T<", "text": "<img"}),
+        ("i/0/conversation", {"handle": far}),
+        ("i/0/conversations", {"service": f"S{MARKUP}"}),
+        ("i/0/way", {"database": database.name, "service": f"E{MARKUP}"}),
+    ]
+    for path, query_ in asked:
+        page = browser.page(path, **query_)
+        assert page.xpath("//img | //*[@onerror] | //main//script | //style") == [], path
+        if path not in ("", "i/0/statements", "i/0/poison"):
+            assert MARKUP in page.text_content(), path
+    assert MARKUP in browser.text("i/0/conversation", handle=far)
+    assert "ON" in browser.press(
+        browser.page("i/0/queue", database=database.name, queue=f"dbo.{queue}"), "switch"
+    )  # a form carries the name as it is
+
+
+def test_of_a_large_body_the_beginning_is_fetched(database: sb.Database, browser: Browser) -> None:
+    handle = sent(database, (ORDER, b"y" * 20_000_000))
+    answer = browser.get("/i/0/conversation", params={"handle": str(far_handle(database, handle))})
+    assert "text, 20.0 MB, of which the beginning is shown" in answer.text
+    assert len(answer.content) < 20_000
+    with database.instance.connection() as connection:
+        (head,) = run(connection, looks.message_heads(queue_number(database, STOCK_QUEUE), "", ""))
+    assert (len(head.head or b""), head.size) == (looks.SHOWN, 20_000_000)
+
+
+def test_bodies_of_a_multicast_are_shown(database: sb.Database, browser: Browser) -> None:
+    database.send([begin(database), begin(database)], ORDER, b"z" * 5000)
+    assert browser.queue(database).count("5,000 bytes, of which the beginning is shown zzz") == 2
+
+
+@pytest.mark.parametrize(
+    ("validation", "head", "size", "kind", "text"),
+    [
+        ("N", None, 0, "empty", ""),
+        ("N", "a\u00e9".encode()[:2], 9, "text", "a"),
+        ("N", "a\u00e9".encode()[:2], 2, "hexadecimal", "61c3"),
+        ("N", b"[" * 4000, 4000, "text", "[["),
+        ("N", b'{"a": NaN', 4000, "text", '{"a"'),
+        ("N", "\u202egpj.exe".encode(), 10, "text", "\ufffdgpj.exe"),
+        ("X", "<a/>".encode("utf-16"), 10, "XML", "<a/>"),
+        ("X", b"\x1b<a/>", 5, "XML", "\ufffd<a/>"),
+    ],
+)
+def test_how_a_body_is_shown(validation: str, head: bytes | None, size: int, kind: str, text: str) -> None:
+    one = shown(validation, head, size)
+    assert (one.kind, one.more) == (kind, size - len(head or b""))
+    assert text in one.text
+
+
+def test_what_is_not_there_is_said(database: sb.Database, browser: Browser) -> None:
+    assert "is not found" in browser.text("i/0/conversation", 404, handle=uuid4())
+    assert "no such page" in browser.text("i/0/nothing", 404)
+    assert "no such page" in browser.text("i/7/queues", 404)
+    assert "no such page" in browser.text("i/0/queue", 404, database=database.name)
+    assert "must be an identifier" in browser.text("i/0/conversation", 404, handle="x' or 1=1")
+    assert MARKUP in browser.text("i/0/queue", 404, database=database.name, queue=MARKUP)
+
+
+def test_without_the_role_nothing_is_done_and_no_body_shown(
+    database: sb.Database, browse: Callable[..., Browser]
+) -> None:
+    far = far_handle(database, sent(database, (ORDER, b"secret body")))
+    poisoned(database, b"secret poison")
+    database.send(far, "//test/Reply", b"secret reply")
+    acting = browse(Role.ACT)
+    form = acting.page("i/0/conversation", handle=far).xpath("//form[contains(@action, '/end')]")[0]
+    for role in (Role.SEE, Role.BODIES):
+        browser = browse(role)
+        pages = [browser.text("i/0/conversation", handle=far), browser.queue(database), browser.text("i/0/poison")]
+        pages.append(browser.queue(database, ORDERS_QUEUE, text="secret"))
+        found = browser.queue(database, ORDERS_QUEUE, text="not in any body")
+        assert ("No message of these." in found) == (role == Role.BODIES)  # else the search would tell what is in them
+        assert any("secret reply" in page for page in pages) == (role == Role.BODIES)
+        assert browser.page("i/0/conversation", handle=far).xpath("//form[contains(@action, '/act/')]") == []
+        token = browser.page("").xpath("//input[@name='form_token']/@value")
+        assert token == []  # nobody signs in here, and nobody may act: there is no form
+        assert browser.send_form(form.action, dict(form.form_values())).status_code == 403
+    assert state(database, far) == "CO"
+
+
+def test_signing_in(browse: Callable[..., Browser]) -> None:
+    browser = browse(Role.SEE, token="the token")
+    for path in PAGES:
+        answer = browser.get(f"/{path}", follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    assert browser.get("/", headers={"accept": "text/event-stream"}).status_code == 401
+    assert browser.post("/i/0/act/end", headers={"origin": HERE}).status_code == 401
+    assert browser.send_form("/login", {"token": "another"}).status_code == 403
+    answer = browser.send_form("/login", {"token": " the token "})
+    assert answer.url.path == "/"
+    cookie = answer.history[0].headers["set-cookie"]
+    assert [flag for flag in ("HttpOnly", "SameSite=Strict", "Path=/") if flag not in cookie] == []
+    assert "the token" not in cookie
+    assert "All is well" in answer.text or "found" in answer.text
+    assert browser.get("/login", headers={"cookie": "x=y"}).status_code == 200
+    signing_out = html.fromstring(answer.text).xpath("//form[@action='/logout']")[0]
+    assert browser.send_form("/logout", {"form_token": "0" * 64}).status_code == 403
+    with browser.stream("GET", "/", headers={"accept": "text/event-stream"}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert browser.send_form("/logout", dict(signing_out.form_values())).url.path == "/login"
+        assert list(lines)[-1:] == [""]  # the stream is over
+    assert browser.get("/").url.path == "/login"
+
+
+def test_who_guesses_has_to_wait(browse: Callable[..., Browser]) -> None:
+    browser = browse(Role.SEE, token="the token")
+    found = [browser.send_form("/login", {"token": str(number)}).status_code for number in range(FAILURES)]
+    assert set(found) == {403}
+    assert browser.send_form("/login", {"token": "the token"}).status_code == 429
+
+
+def test_what_other_sites_make_a_browser_ask_is_refused(database: sb.Database, browser: Browser) -> None:
+    form = browser.page("i/0/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}").xpath(
+        "//form[contains(@action, 'switch')]"
+    )[0]
+    fields = dict(form.form_values())
+    for host in ("evil.example", "127.0.0.1.evil.example", "evil.example:127", "127.0.0.1:80@evil.example"):
+        assert browser.get("/", headers={"host": host}).status_code == 421
+    for origin in ("http://evil.example", "null", "https://127.0.0.1", "http://127.0.0.1:81", ""):
+        assert browser.send_form(form.action, fields, origin=origin).status_code == 403
+    for token in ("", "0" * 64, "\u00e9"):
+        assert browser.send_form(form.action, {**fields, "form_token": token}).status_code == 403
+    other = Browser(browser.app, base_url=HERE)  # somebody else's browser
+    other.get("/")
+    assert other.send_form(form.action, fields).status_code == 403
+    assert browser.get(form.action, params=fields).status_code == 405
+    assert browser.put(form.action, headers={"origin": HERE}).status_code == 405
+    assert browser.send_form(form.action, {"form_token": fields["form_token"]}).status_code == 400
+    assert browser.send_form(form.action, {"x": "y" * 70_000}).status_code == 404
+    assert database.receive(STOCK_QUEUE) == []  # its queue is ON still
+    assert browser.send_form(form.action, fields).status_code == 200
+    with pytest.raises(sb.BrokerError):
+        database.receive(STOCK_QUEUE)
+
+
+def test_every_answer_forbids_what_is_not_ours(browser: Browser) -> None:
+    for path in (*PAGES, "static/dashboard.css", "static/dashboard.js", "static/icon.svg", "nothing"):
+        headers = browser.get(f"/{path}").headers
+        assert "default-src 'none'; script-src 'self'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
+    for path in PAGES:
+        page = browser.page(path)
+        assert [link for link in page.xpath("//@src | //@href") if not str(link).startswith(("/", "#"))] == []
+        assert page.xpath("//@style | //@onclick") == []
+    with pytest.raises(WebSocketDisconnect), browser.websocket_connect("/"):
+        pass
+
+
+def test_a_page_changes_by_itself_within_two_seconds(database: sb.Database, browser: Browser) -> None:
+    with browser.stream("GET", "/i/0/queues", headers={"accept": "text/event-stream"}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.iter_lines()
+        seen = ""
+        while "</table>" not in seen:
+            seen += next(lines)
+        sent(database, *[(ORDER, b"1")] * 7)
+        begun, seen = time.monotonic(), ""
+        while f"{STOCK_QUEUE}" not in seen or 'class="n">7</td>' not in seen:
+            seen += next(lines)
+        assert time.monotonic() - begun < 2
+
+
+def test_while_the_database_is_down_the_last_figures_stay(
+    fresh_database: sb.Database, browse: Callable[..., Browser], server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observed, "PAUSE", 1.0)
+    sent(fresh_database, (ORDER, b"1"))
+    url = fresh_database.instance.url
+    name = sql.Identifier(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
+    browser = browse(url=url)
+    assert "does not answer" not in browser.queue(fresh_database)
+    assert "does not answer" not in browser.text("")
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute(sql.SQL("alter database {} allow_connections false").format(name))
+        try:
+            admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [*name._obj])
+            text = browser.queue(fresh_database)
+            assert "does not answer" in text
+            assert "These are the figures of" in text
+            assert f"Services {STOCK}" in text
+            assert "does not answer" in browser.text("")
+            assert "Nothing has been seen of it yet" in browser.text("i/0/statements")
+        finally:
+            admin.execute(sql.SQL("alter database {} allow_connections true").format(name))
+    deadline = time.monotonic() + 15
+    while "does not answer" in browser.queue(fresh_database):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_an_instance_that_is_not_there_is_said(browse: Callable[..., Browser], tmp_path: Any) -> None:
+    browser = browse(url=f"{tmp_path}/nothing")
+    assert "does not answer" in browser.text("")
+    assert not (tmp_path / "nothing").exists()
+    browser = browse(url="postgresql://somebody:secret@127.0.0.1:1/none")
+    page = browser.text("i/0/queues")
+    assert "none at 127.0.0.1:1 does not answer" in page
+    assert "secret" not in page
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("postgresql://u:secret@db.example:5433/shop", "shop at db.example:5433"),
+        ("host=db.example user=u password=secret dbname=shop", "shop at db.example"),
+        ("postgresql://u:secret@/", "u at localhost"),
+        ("some folder", "some folder"),
+    ],
+)
+def test_an_instance_is_named_without_its_password(target: str, name: str) -> None:
+    assert shown_name(target) == name
+
+
+def test_several_instances_and_an_application_that_mounts_them(
+    database: sb.Database, make_instance_url: Callable[..., str]
+) -> None:
+    dashboard = Dashboard(
+        [make_instance_url(), database.instance.url], token=None, role=Role.ACT, hosts=["shop.example"]
+    )
+    outer = Starlette(routes=[Mount("/broker", dashboard)])
+    browser = Browser(outer, base_url="http://shop.example")
+    page = browser.page("broker/")
+    assert len(page.xpath("//section[@class='instance']")) == 2
+    assert [link for link in page.xpath("//@href | //@src") if not str(link).startswith(("/broker/", "#"))] == []
+    sent(database, (ORDER, b"1"))
+    page = browser.page("broker/i/1/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}")
+    form = page.xpath("//form[contains(@action, 'switch')]")[0]
+    answer = browser.send_form(form.action, dict(form.form_values()), origin="http://shop.example")
+    assert answer.status_code == 200
+    assert answer.url.path == "/broker/i/1/queue"
+    assert "is OFF" in answer.text
+    assert browser.get("/broker/static/dashboard.js").status_code == 200
+    dashboard.close()
+
+
+def test_it_judges_as_doctor_does(database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servicebroker.dashboard.pages.judge", lambda facts: [Finding("the moon", "is full", "wait")])
+    assert "1 found" in browser.text("")
+    assert "the moon : is full wait" in browser.text("")
+    monkeypatch.setattr("servicebroker.dashboard.pages.judge", lambda facts: [])
+    assert "All is well" in browser.text("")
+
+
+def test_the_command_refuses_what_others_could_read() -> None:
+    for options in (("--host", "0.0.0.0"), ("--host", "::"), ("--certificate", __file__), ("--role", "admin")):
+        refused = CliRunner().invoke(command, ["dashboard", *options])
+        assert refused.exit_code == 2, refused.output
+
+
+def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    refused = CliRunner().invoke(command, ["dashboard"])
+    assert "pip install 'servicebroker[dashboard]'" in str(refused.exception)
