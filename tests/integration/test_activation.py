@@ -594,7 +594,7 @@ def test_the_view_of_tasks(active: sb.Database, seen: Seen) -> None:
     number = queue_number(active, STOCK_QUEUE)
     procedure = f"[{active.name}].[dbo].[{PROCEDURE}]"
     assert sorted(rows) == sorted(
-        (int(pid or b""), active.database_id, number, procedure, "Clerk", 0, 1) for pid in seen.bodies
+        (int(pid or b""), active.database_id + 4, number, procedure, "Clerk", 0, 1) for pid in seen.bodies
     )
     seen.go_on.set()
     eventually(lambda: tasks(active) == [])
