@@ -35,9 +35,9 @@ from support import (
 
 def survey_always(database: sb.Database) -> None:
     """The functions of the target's queue as they are, but that they move the marks at every chance."""
-    for statement in queue_functions(queue_number(database, STOCK_QUEUE), retention=False):
-        with database.instance.connection() as connection:
-            connection.execute(surveying_always(statement.sql).encode())
+    functions = queue_functions(queue_number(database, STOCK_QUEUE), retention=False)
+    with database.instance.connection() as connection:
+        connection.execute(surveying_always(functions.sql).encode())
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+import servicebroker as sb
 from random_histories import Model, run_histories
 from side_by_side import DOCUMENT, PLAIN, Pair
 from spoken_tsql import Spoken
@@ -22,8 +24,8 @@ class TsqlModel(Model):
     spoken = Spoken
 
     def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True) -> None:
-        """T-SQL does not say the sequence numbers that SEND returns."""
-        said = unsaid(verb) if kind in ("send", "multicast", "send batch") else verb
+        """T-SQL does not say the numbers that SEND returns, and has an error of its own for an unknown queue."""
+        said = unsaid(verb) if kind in ("send", "multicast", "send batch") else as_an_object(verb)
         super().step(kind, pair, said, in_order=in_order)
 
     @precondition(Model.has_conversations)
@@ -44,6 +46,19 @@ class TsqlModel(Model):
 def unsaid(verb: Callable[[Any], Any]) -> Callable[[Any], None]:
     def run(database: Any) -> None:
         verb(database)
+
+    return run
+
+
+def as_an_object(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Where RECEIVE and GET name a queue that is not there, 208 stands for 15151."""
+
+    def run(speaker: Any) -> Any:
+        try:
+            return verb(speaker)
+        except sb.BrokerError as refused:
+            missing = re.search(r"Cannot find the queue '(.+)'", str(refused))
+            raise (sb.BrokerError(208, missing[1]) if missing else refused) from None
 
     return run
 

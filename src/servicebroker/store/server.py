@@ -57,7 +57,7 @@ def _shares_sessions(connection: psycopg.Connection[Any], url: str) -> bool:
             with other.transaction():
                 if _session(other) in sessions:
                     return True
-                sessions.add(_session(connection))
+                sessions |= {_session(connection), _session(connection)}  # a proxy may lend them in turns
     return len(sessions) > 1
 
 

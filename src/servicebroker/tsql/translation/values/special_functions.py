@@ -138,7 +138,11 @@ def _trim(writer: Writer, node: exp.Trim) -> Sql:
     return Sql(f"btrim({value}, {removed})", NVARCHAR)
 
 
-_LOGINS = "('sa', 'dbo')"
+# those of SQL Server, and the roles of PostgreSQL that own the instance
+_ADMINISTRATORS = (
+    "SELECT 'sa' UNION ALL SELECT 'dbo' UNION ALL SELECT r.rolname FROM pg_roles r "
+    "JOIN pg_namespace n ON pg_has_role(r.oid, n.nspowner, 'member') WHERE n.nspname = 'servicebroker'"
+)
 
 
 def _arguments(writer: Writer, nodes: list[exp.Expression], most: int, name: str) -> list[str]:
@@ -158,7 +162,7 @@ def _is_server_member(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     """Who works as dbo of the instance's owner may do everything; other fixed roles have no members."""
     role, *who = _arguments(writer, nodes, 2, "is_srvrolemember")
     login = who[0] if who else writer.parameter("suser_name", NVARCHAR)
-    return Sql(f"(lower({role}) IN ('sysadmin', 'public') AND lower({login}) IN {_LOGINS})::integer", INT)
+    return Sql(f"(lower({role}) IN ('sysadmin', 'public') AND lower({login}) IN ({_ADMINISTRATORS}))::integer", INT)
 
 
 SPECIAL |= {"is_member": _is_member, "is_rolemember": _is_member, "is_srvrolemember": _is_server_member}
