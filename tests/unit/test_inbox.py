@@ -9,7 +9,7 @@ import pytest
 from many_sites import Pipe
 from servicebroker.broker import sockets as networks
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.sockets import Inbox
+from servicebroker.broker.sockets import Inbox, Lost
 
 
 class Of(Pipe):
@@ -112,6 +112,17 @@ def test_links_of_one_owner_share_a_line_and_those_of_nobody_do_not(world: World
     for _ in range(3):
         plain.brings(Of(""), 100)
     assert plain.round() == {"": 3 * networks.PORTION}
+
+
+def test_a_link_that_is_over_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two instances have connected to each other at once, and one connection is closed: the other is alone."""
+    world, first, second = World(monkeypatch), Of(""), Of("")
+    world.brings(first, 3)
+    world.brings(second)
+    world.round(each=0.01)
+    world.inbox.put(Lost(first, "It lost the arbitration."))
+    world.brings(second, 1_500)
+    assert len(world.inbox.take(2_000)) == 1 + 1_500
 
 
 def test_a_line_that_is_full_does_not_fill_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

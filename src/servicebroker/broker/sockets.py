@@ -37,6 +37,7 @@ from servicebroker.protocol.routing import Address
 INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay; a peer whose share is full is not read any more
 OVERHEAD = 500  # bytes that a frame counts for beside its body
 ACTIVE = 30.0  # seconds for which a peer that has brought something has its share
+OVER = float("-inf")  # when it brought something, of a link that is over: who has proved nothing comes with another one
 TURN = 0.02  # seconds that the frames of a peer may take of a round, while there are others
 PORTION, FEWEST, MOST = 16, 1, 2_000  # frames of a peer in a round: at first, at least, and at most
 WASTE = 2.0  # who has brought more waits as long as its turn took; so much longer when that was for nothing
@@ -143,6 +144,8 @@ class Inbox:
                 key = _about(item)
                 self._happened.pop(key, None)
                 self._happened[key] = item
+                if isinstance(item, Lost) and item.link in self._lines:
+                    self._lines[item.link].active_at = OVER
                 self.bell.set()
                 return
             line = self._lines.setdefault(_line(item.link), _Line())
