@@ -232,11 +232,12 @@ def test_a_ledger_of_others_stays_exact_meanwhile(town: Town, seeded_random: ran
         handle = alice.begin_dialog("//bank/Alice", "//bank/Vault", contract="//bank/Contract")
         functions = [one for one in hostile_role.executable(mallory) if one[0].startswith("servicebroker_fence.")]
         received: list[bytes | None] = []
+        heard_of = pool(town, own, alices)
         for number in range(20):
             body = b"%d" % number
             alice.send(handle, "//bank/Order", body)
             sent.append(body)
-            hostile_role.say(mallory, list(hostile_role.calls(functions, pool(town, own, alices), seeded_random, 1)))
+            hostile_role.say(mallory, list(hostile_role.calls(functions, heard_of, seeded_random, 1)))
             for channel in ("servicebroker", "servicebroker_delivery", "servicebroker_activation"):
                 mallory.execute(
                     "select pg_notify(%s, %s)", (channel, seeded_random.choice(["0", "-1", "x" * 100, "9" * 30]))
