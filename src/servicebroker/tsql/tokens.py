@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from servicebroker.tsql.statement_errors import TsqlError
@@ -52,6 +52,16 @@ class Tokens(NamedTuple):
     def text(self, index: int) -> str:
         """The token as it is written."""
         return self.source[self.starts[index] : self.ends[index]]
+
+
+def closing_place(words: Sequence[str], opening: int) -> int | None:
+    """The place of the parenthesis that closes the one at `opening`; None where it is not closed."""
+    depth = 0
+    for place in range(opening, len(words)):
+        depth += {"(": 1, ")": -1}.get(words[place], 0)
+        if depth == 0:
+            return place
+    return None
 
 
 class Batch(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import fields
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from servicebroker.engine.security.tsql_objects import Use, check_schemas
 from servicebroker.model.errors import BrokerError
@@ -45,6 +45,8 @@ from servicebroker.tsql.syntax import Use as UseDatabase
 from servicebroker.tsql.translation.definitions.function_bodies import check_body
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
 from servicebroker.tsql.types import SqlType, parse_type, type_key
+
+T = TypeVar("T")
 
 # what no table, variable or type that comes later can mend
 _NEVER = frozenset({102, 156, 174, 195, 40515})
@@ -143,7 +145,7 @@ def foresee(statement: Statement, declared: Declared) -> None:
             declared.tables[name] = f'pg_temp."{name}"'
     elif isinstance(statement, InsertExecute):
         return
-    for expression in _expressions(statement):
+    for expression in _parts(statement, Expression):
         translate_expression(expression.text, scope)
 
 
@@ -209,20 +211,14 @@ def _declare_type(statement: Definition, declared: Declared, scope: Scope) -> No
     declared.types[key] = UserType(0, of, clauses.get("columns", ""), clauses.get("is_nullable", True))
 
 
-def _expressions(statement: Statement) -> Iterator[Expression]:
-    for one in fields(statement):
-        value = getattr(statement, one.name)
-        if isinstance(value, Expression):
-            yield value
-        elif isinstance(value, tuple):
-            yield from (each for each in value if isinstance(each, Expression))
-
-
 def inside(statement: Statement) -> Iterator[Statement]:
     """The statements that one is made of."""
+    return _parts(statement, Statement)
+
+
+def _parts(statement: Statement, kind: type[T]) -> Iterator[T]:
     for one in fields(statement):
         value = getattr(statement, one.name)
-        if isinstance(value, Statement):
-            yield value
-        elif isinstance(value, tuple):
-            yield from (each for each in value if isinstance(each, Statement))
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, kind):
+                yield each

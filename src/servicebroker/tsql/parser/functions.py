@@ -5,7 +5,7 @@ from __future__ import annotations
 from servicebroker.tsql.parser.procedures import Procedures
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import DeclareTable, Function, Return, Statement
-from servicebroker.tsql.tokens import VARIABLE
+from servicebroker.tsql.tokens import VARIABLE, closing_place
 
 
 class Functions(Procedures):
@@ -70,19 +70,11 @@ class Functions(Procedures):
         if end == begin:
             self.fail()
         self.at = end
-        if self.tokens.words[begin] == "(" and self._closing(begin) == end - 1:
+        if self.tokens.words[begin] == "(" and closing_place(self.tokens.words, begin) == end - 1:
             begin, end = begin + 1, end - 1
             if end == begin:
                 self.fail()
         return self.slice(begin, end)
-
-    def _closing(self, opening: int) -> int:
-        depth = 0
-        for place in range(opening, len(self.tokens.words)):
-            depth += {"(": 1, ")": -1}.get(self.tokens.words[place], 0)
-            if depth == 0:
-                return place
-        return -1
 
     def _function_options(self) -> bool:
         is_strict = False

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from servicebroker.tsql.parser.words import words
 from servicebroker.tsql.statement_errors import syntax_error
-from servicebroker.tsql.tokens import Tokens
+from servicebroker.tsql.tokens import Tokens, closing_place
 
 # the first words of what OPTION may say
 _OPTIONS = words(
@@ -54,12 +54,10 @@ def _option_end(tokens: Tokens, opening: int) -> int:
 
 
 def _closing(tokens: Tokens, opening: int) -> int:
-    depth = 0
-    for at in range(opening, len(tokens.words)):
-        depth += {"(": 1, ")": -1}.get(tokens.words[at], 0)
-        if depth == 0:
-            return at
-    raise syntax_error("(", tokens.line(opening))
+    place = closing_place(tokens.words, opening)
+    if place is None:
+        raise syntax_error("(", tokens.line(opening))
+    return place
 
 
 def _filegroup(tokens: Tokens, at: int) -> Iterator[int]:

@@ -15,7 +15,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import COMPOUND, NUMBER, STRING, VARIABLE, WORD, Tokens, tokenize
+from servicebroker.tsql.tokens import COMPOUND, NUMBER, STRING, VARIABLE, WORD, Tokens, closing_place, tokenize
 from servicebroker.tsql.translation.reading.optimizer_hints import left_out
 
 LONG = 20_000  # characters of a text that is not worth to be kept
@@ -109,12 +109,10 @@ class Slice(NamedTuple):
 
     def closing(self, opening: int) -> int:
         """The place of the parenthesis that closes the one at `opening`."""
-        depth = 0
-        for place in range(opening, len(self.words)):
-            depth += {"(": 1, ")": -1}.get(self.words[place], 0)
-            if depth == 0:
-                return place
-        raise syntax_error("(", self.line(opening))
+        place = closing_place(self.words, opening)
+        if place is None:
+            raise syntax_error("(", self.line(opening))
+        return place
 
     def line(self, place: int = 0) -> int:
         """The line of a token."""
