@@ -340,3 +340,14 @@ def test_clean_up_that_puts_its_statements_together(database: sb.Database) -> No
         "DROP SERVICE [One];DROP SERVICE [Two];DROP QUEUE [dbo].[One];DROP QUEUE [Depot].[Two];",
         [(2, 0)],
     ]
+
+
+def test_a_role_with_the_rights_of_the_owner_is_sysadmin_however_it_is_spelled(database: sb.Database) -> None:
+    with database.instance.connection() as connection:
+        connection.execute('create role "Mixed Case" in role current_user')
+        connection.execute('create role "Nobody Else"')
+        try:
+            asked = "SELECT IS_SRVROLEMEMBER('sysadmin', 'Mixed Case'), IS_SRVROLEMEMBER('sysadmin', 'Nobody Else')"
+            assert told(database, asked) == [[(1, 0)]]
+        finally:
+            connection.execute('drop role "Mixed Case", "Nobody Else"')

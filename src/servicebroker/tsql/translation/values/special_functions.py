@@ -140,8 +140,8 @@ def _trim(writer: Writer, node: exp.Trim) -> Sql:
 
 # those of SQL Server, and the roles of PostgreSQL that own the instance
 _ADMINISTRATORS = (
-    "SELECT 'sa' UNION ALL SELECT 'dbo' UNION ALL SELECT r.rolname FROM pg_roles r "
-    "JOIN pg_namespace n ON pg_has_role(r.oid, n.nspowner, 'member') WHERE n.nspname = 'servicebroker'"
+    "SELECT 'sa' UNION ALL SELECT 'dbo' UNION ALL SELECT lower(r.rolname) FROM pg_roles r "
+    "JOIN pg_namespace n ON pg_has_role(r.oid, n.nspowner, 'usage') WHERE n.nspname = 'servicebroker'"
 )
 
 
