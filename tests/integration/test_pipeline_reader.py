@@ -704,7 +704,7 @@ def test_one_source_reads_several_queues(feeds):
     successor.stop()
 
 
-def test_a_limit_is_divided_among_the_queues_and_what_one_leaves_is_for_the_others(feeds):
+def test_a_limit_is_divided_among_the_queues_and_what_one_leaves_is_for_those_behind_it(feeds):
     for feed, count in zip(feeds, (30, 8), strict=True):
         feed.dialog(*[b"%d" % number for number in range(count)])
     reader, seen = attach_to(feeds), []
@@ -713,7 +713,7 @@ def test_a_limit_is_divided_among_the_queues_and_what_one_leaves_is_for_the_othe
         seen.append({queue: len(found) for queue, found in by_queue(reader, at, end).items()})
         at = end
     reader.stop()
-    assert [sum(page.values()) for page in seen] == [10, 10, 10, 8]
+    assert [sum(page.values()) for page in seen] == [10, 8, 10, 5, 5]
     assert seen[0] == dict.fromkeys((feed.queue for feed in feeds), 5)
     assert [sum(page.get(feed.queue, 0) for page in seen) for feed in feeds] == [30, 8]
 
@@ -778,23 +778,23 @@ def test_a_batch_waits_until_it_has_enough_but_not_for_ever(feed):
     feed.dialog(b"a", b"b", b"c")
     assert few.latestOffset(start, ReadMaxRows(10)) is start
     assert few.reportLatestOffset()["messagesBehind"] == 3
-    feed.dialog(b"d")
-    end = few.latestOffset(start, ReadMaxRows(3))
-    assert bodies(few, start, end) == [b"a", b"b", b"c"]
-    rest = few.latestOffset(end, ReadMaxRows(3))  # of its window
-    assert bodies(few, end, rest) == [b"d"]
-    feed.dialog(b"e" * 1000)
-    large = few.latestOffset(rest, ReadMaxRows(3))
-    assert bodies(few, rest, large) == [b"e" * 1000]
-    feed.dialog(b"f")
-    assert few.latestOffset(large, ReadMaxRows(3)) is large
+    feed.dialog(b"d", b"e")
+    end = few.latestOffset(start, ReadMaxRows(4))
+    assert sorted(bodies(few, start, end)) == [b"a", b"b", b"c", b"d"]
+    rest = few.latestOffset(end, ReadMaxRows(4))  # of its window
+    assert bodies(few, end, rest) == [b"e"]
+    feed.dialog(b"f" * 1000)
+    large = few.latestOffset(rest, ReadMaxRows(4))
+    assert bodies(few, rest, large) == [b"f" * 1000]
+    feed.dialog(b"g")
+    assert few.latestOffset(large, ReadMaxRows(4)) is large
     few.stop()
     impatient = attach(feed, minMessagesPerTrigger="4", maxTriggerDelay="0s")
-    assert bodies(impatient, large, impatient.latestOffset(large, ReadMaxRows(3))) == [b"f"]
+    assert bodies(impatient, large, impatient.latestOffset(large, ReadMaxRows(4))) == [b"g"]
     impatient.stop()
     last = attach(feed, minMessagesPerTrigger="4")
     last.prepareForTriggerAvailableNow()
-    assert bodies(last, large, last.latestOffset(large, ReadMaxRows(3))) == [b"f"]
+    assert bodies(last, large, last.latestOffset(large, ReadMaxRows(4))) == [b"g"]
     last.stop()
 
 
@@ -821,6 +821,8 @@ def test_a_query_that_ends_by_itself_has_let_the_queues_go(feeds):
         ({"queue": "A", "queuePattern": "B"}, "exclude each other"),
         ({"queuePattern": "("}, "is no regular expression"),
         ({}, "needs the option 'queue'"),
+        ({"queue": "A", "maxMessagesPerTrigger": "3", "minMessagesPerTrigger": "4"}, "more than 'maxMessages"),
+        ({"queue": "A", "maxBytesPerTrigger": "3", "minBytesPerTrigger": "4"}, "more than 'maxBytes"),
         ({"queue": "A", "maxTriggerDelay": "soon"}, "must be a time such as 30s"),
     ],
 )

@@ -114,7 +114,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     """
     which = "queue" if "queuepattern" not in {name.lower() for name in given} else "queuePattern"
     values = known_options("source", given, _NAMES, ("instance", "database", which))
-    return SourceOptions(
+    options = SourceOptions(
         instance=values["instance"],
         database=values["database"],
         **_queues(values),
@@ -133,6 +133,14 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         ack=one_of(values, "ack", ("delete", "archive")),
         deliver=one_of(values, "deliver", ("messages", "parts")),
     )
+    least = {"Messages": options.min_messages_per_trigger, "Bytes": options.min_bytes_per_trigger}
+    most = {"Messages": options.max_messages_per_trigger, "Bytes": options.max_bytes_per_trigger}
+    for what in least:
+        if 0 < most[what] < least[what]:
+            raise InstanceError(
+                f"The option 'min{what}PerTrigger' is more than 'max{what}PerTrigger', so no batch would have enough."
+            )
+    return options
 
 
 @dataclass(frozen=True, slots=True)

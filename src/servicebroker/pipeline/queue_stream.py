@@ -100,7 +100,7 @@ class QueueStream:
             end = queue.page_end(begins, *budget)
         self._planned = offset
         if end is None:
-            if self._target is not None and offset.hi >= hi:  # the query ends now: whoever waits finds the queue free
+            if self._target is not None:  # the query ends now: whoever waits finds the queue free
                 self._told_last = queue.progress(offset)
                 self.close()
             return None
@@ -118,6 +118,7 @@ class QueueStream:
     def take(self, plan: Plan) -> dict[str, Any]:
         """The plan is carried out. Returns the offset that it ends at."""
         self._planned = plan.end
+        self._count(plan.piece, plan.end)
         if plan.may_wait:
             self._attached().keep_frontier()
         return plan.end.to_json()
@@ -133,12 +134,16 @@ class QueueStream:
         piece = between(first, last)
         if piece is None:
             return []
-        if last != self._read_to:  # Spark may ask again, and asks for its progress later
+        self._count(piece, last)
+        return parts_of(self._options, queue, piece, count)
+
+    def _count(self, piece: Slice, end: Frontier) -> None:
+        """Once for each batch: when it is planned, for Spark asks for its progress next, or when it comes again."""
+        if end != self._read_to:
             messages, size = self.measure(piece)
             self.read["messagesRead"] += messages
             self.read["bytesRead"] += size
-            self._read_to = self._planned = last
-        return parts_of(self._options, queue, piece, count)
+            self._read_to = end
 
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is with the sink; mostly acknowledged already by `plan`."""
