@@ -93,7 +93,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if end:
                 queue.keep_frontier()
         self._planned = end or offset
-        if end is None and offset.hi >= hi and self._target is not None:
+        if end is not None:
+            self._count(between(offset, end), end)
+        elif self._target is not None:
             self._told_last = queue.progress(offset)
             self.stop()  # the query ends now, and whoever waits for that is to find the queue free
         return end.to_json() if end else start
@@ -118,11 +120,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []  # a batch that was planned in another life of the server
         first = self._continued(Frontier.from_json(start), now) or queue.initial
         piece = between(first, last)
-        if piece is not None and last != self._read_to:  # Spark may ask again, and asks for its progress later
-            messages, size = queue.measure(piece, system_messages=self._options.include_system_messages)
-            self._read["messagesRead"] += messages
-            self._read["bytesRead"] += size
-            self._read_to = self._planned = last
+        self._count(piece, last)
         return _parts(self._options, queue, piece)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -170,6 +168,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._began_anew = True
             return None
         return replace(offset, database_oid=here.database_oid)
+
+    def _count(self, piece: Slice | None, end: Frontier) -> None:
+        """Once for each batch: when it is planned, for Spark asks for its progress next, or when it comes again."""
+        if piece is not None and end != self._read_to:
+            messages, size = self._attached().measure(piece, system_messages=self._options.include_system_messages)
+            self._read["messagesRead"] += messages
+            self._read["bytesRead"] += size
+            self._read_to = end
 
     def _acknowledge(self, offset: Frontier) -> None:
         if offset != self._acknowledged:
