@@ -57,6 +57,13 @@ def test_who_is_alone_is_taken_as_a_whole(world: World) -> None:
     assert world.inbox.wake_at == networks.NEVER
 
 
+def test_what_waits_for_the_next_round_does_not_hurry_it(world: World) -> None:
+    """Rounds that follow each other pause between them, and many small transactions are carried together."""
+    world.brings(Of("mallory"), 20)
+    assert world.inbox.bell.is_set()
+    assert world.inbox.wake_at == networks.NEVER
+
+
 def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World) -> None:
     mallory, shop = Of("mallory"), Of("shop")
     world.brings(mallory, 1_500)

@@ -110,7 +110,7 @@ class _Line:
         self.portion = PORTION  # frames of a round, while there are other lines
         self.taken = 0  # by the round that runs
         self.wasted = 0.0  # of that
-        self.rests_until = 0.0
+        self.rests_until = 0.0  # 0: it does not rest
 
     @property
     def weight(self) -> int:
@@ -168,6 +168,8 @@ class Inbox:
             for line in self._lines.values():
                 line.taken, line.wasted = 0, 0.0
             turns = [line for line in self._lines.values() if line.arrivals and line.rests_until <= now]
+            for line in turns:
+                line.rests_until = 0.0
             while turns and len(taken) < most:
                 for line in turns[: most - len(taken)]:
                     arrival = line.arrivals.popleft()
@@ -204,9 +206,10 @@ class Inbox:
 
     @property
     def wake_at(self) -> float:
-        """When somebody who has more may bring it."""
+        """When somebody who rests may bring more; whose turn it is anyway has rung, and waits for the next round."""
         with self._lock:
-            return min((line.rests_until for line in self._lines.values() if line.arrivals), default=NEVER)
+            rests = [line.rests_until for line in self._lines.values() if line.arrivals and line.rests_until]
+        return min(rests, default=NEVER)
 
     @property
     def size(self) -> int:
