@@ -1,5 +1,6 @@
 """`servicebroker pipeline` as a person runs it, against a real server and a real Spark."""
 
+import contextlib
 import json
 import os
 import signal
@@ -96,12 +97,19 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     assert "in quarantine: Line: empty" in pipeline("status", path).stdout
 
     path = write(feed, other, columns='id = "decimal(38,0)"')
-    assert "other columns" in pipeline("replay", path, code=1).stderr
-    path = write(feed, other)
-    assert told("replay", path) == [{"message_type": LINE, "landed": 0, "left": 4}]
+    assert "The column 'id' of the table" in pipeline("run", path, code=1).stderr
+    path = write(feed, other, columns='note = "json?"\nid = "long"')
+    assert "At its next run the table lines gets the column note (string)." in pipeline("check", path).stdout
+    assert "note" not in rows(path, "lines")[0]
 
-    feed.dialog(b'{"id": 300}')
-    assert told("run", path, "--once")["queues"][0]["messages"] == 1
+    feed.dialog(b'{"id": 300, "note": [1.10, -0.0, 12345678901234567890.123456789]}', b'{"id": 301, "id": 302}')
+    done = pipeline("run", path, "--once", "--json")
+    assert "The table lines gets the column note (string)." in done.stderr
+    assert json.loads(done.stdout)["queues"][0]["messages"] == 2
+    assert told("replay", path) == [{"message_type": LINE, "landed": 0, "left": 5}]
+    assert {row["id"]: row["note"] for row in rows(path, "lines")} == dict.fromkeys([*range(20), 100, 200]) | {
+        300: "[1.10,-0.0,12345678901234567890.123456789]"
+    }
     compacted = {one["table"]: one for one in told("compact", path, "--keep-hours", "0")}
     assert compacted["lines"]["merged"] >= 2
     assert compacted["lines"]["removed"] >= 2
@@ -110,9 +118,17 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     found = duckdb.sql(f"select count(*), count(distinct id) from read_parquet({files})")
     assert found.fetchall() == [(23, 23)]
 
+    path = write(feed, other, columns='id = "decimal(38,0)"')
+    assert told("rebuild", path, "lines") == {"table": "lines", "rows": 24, "quarantined": 4}
+    assert sorted(row["id"] for row in rows(path, "lines"))[-2:] == [300, 10**30]
+    assert told("status", path)["quarantined"] == {
+        f"{LINE}: {reason}": 1 for reason in ("wrong encoding", "empty", "too large", "duplicate key")
+    }
 
+
+@contextlib.contextmanager
 def begun(*arguments):
-    """A run, and the events that it logs as they come."""
+    """A run, the events that it logs as they come, and what else it says."""
     run = subprocess.Popen(
         [*COMMAND, "run", *map(str, arguments), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -125,7 +141,8 @@ def begun(*arguments):
                 said.append(line)
 
     said = []
-    return run, events(), said
+    with run:
+        yield run, events(), said
 
 
 def until(events, event):
@@ -139,9 +156,9 @@ def test_a_queue_that_fails_is_started_again_while_the_others_go_on_and_all_is_t
     other.dialog(b'{"id": 3}')
     path = write(other, feed)
     path.write_text(path.read_text().replace(f'"{other.queue}"', f'"{other.queue}"\nclaim_timeout = 0'))
-    with database.instance.connection() as reader:
+    with contextlib.ExitStack() as stack, database.instance.connection() as reader:
         reader.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, other.queue_id))
-        run, events, said = begun(path, "--once")
+        run, events, said = stack.enter_context(begun(path, "--once"))
         failed = until(events, "queue restarts")
         assert (failed["queue"], failed["restarts"], failed["level"]) == (f"Warehouse.{other.queue}", 1, "WARNING")
         assert "being read by another pipeline" in failed["reason"]
@@ -151,19 +168,25 @@ def test_a_queue_that_fails_is_started_again_while_the_others_go_on_and_all_is_t
         (standing,) = (one for one in told_status(path)["run"]["queues"] if one["restarts"])
         assert standing["queue"] == failed["queue"]
         reader.execute("select pg_advisory_unlock_all()")
-    left = [pid for pid, name in family(run.pid) if name.startswith("python")]
-    rest = list(events)
-    assert run.wait(timeout=60) == 0, said
+        left = [pid for pid, name in family(run.pid) if name.startswith("python")]
+        rest = list(events)
+        assert run.wait(timeout=60) == 0, said
+        result = {one["queue"]: one for one in json.loads(run.stdout.read())["queues"]}
     for one in (feed, other):  # the queues are free
         assert one.database.receive(one.queue) == []
-    assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+    eventually(lambda: not any(map(lives, left)))
     assert sorted(row["id"] for row in rows(path, "lines")) == [1, 2, 3]
-    result = {one["queue"]: one for one in json.loads(run.stdout.read())["queues"]}
     assert result[f"Warehouse.{feed.queue}"]["messages"] == 2
     assert result[failed["queue"]]["restarts"] >= 1
     assert rest[-1]["event"] == "run ends"
     assert (rest[-1]["messages"], rest[-1]["bytes"]) == (3, 27)
     assert told_status(path)["run"]["error"] is None
+
+
+def lives(pid):
+    """Whether a process runs; one that only waits to be buried does not."""
+    state = Path(f"/proc/{pid}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def told_status(path):
@@ -173,14 +196,14 @@ def told_status(path):
 @pytest.mark.spark
 def test_a_java_that_is_killed_is_said_also_by_the_status(feed, write):
     path = write(feed)
-    run, events, said = begun(path)
-    until(events, "queue started")
-    (java,) = (pid for pid, name in family(run.pid) if name == "java")
-    os.kill(java, signal.SIGKILL)
-    list(events)
-    assert run.wait(timeout=60) == 1
-    (sentence,) = said
-    assert "Java, in which Spark runs, was killed (signal 9)" in sentence
+    with begun(path) as (run, events, said):
+        until(events, "queue started")
+        (java,) = (pid for pid, name in family(run.pid) if name == "java")
+        os.kill(java, signal.SIGKILL)
+        list(events)
+        assert run.wait(timeout=60) == 1
+    assert len(said) == 1, said
+    assert "Java, in which Spark runs, was killed (signal 9)" in said[0]
     assert "was killed (signal 9)" in told_status(path)["run"]["error"]
     assert "has failed: Java" in pipeline("status", path).stdout
 

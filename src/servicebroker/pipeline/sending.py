@@ -124,7 +124,7 @@ def _note_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[
     digest = together(one.digest for one in staged)
     if messages and (
         yield Statement(
-            "sending.note_job",
+            "sending.note_job.insert",
             "insert into servicebroker.writers (writer, batch, messages) values ($1, $2, $3) "
             "on conflict do nothing returning true",
             (sender.writer, digest, messages),
@@ -132,7 +132,7 @@ def _note_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[
     ):
         return True
     rows = yield Statement(
-        "sending.find_job",
+        "sending.note_job.find",
         "select batch, messages, committed_at from servicebroker.writers where writer = $1",
         (sender.writer,),
     )

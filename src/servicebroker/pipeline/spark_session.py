@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from servicebroker.model.errors import InstanceError
 
@@ -127,10 +127,15 @@ def _launch(settings: object, said: IO[str], held: Sequence[int]) -> None:
     else:
         gateway = None
     at_interrupt = signal.getsignal(signal.SIGINT)
-    SparkContext(conf=settings, gateway=gateway)  # type: ignore[arg-type] # both come from pyspark itself
+    context: Any = SparkContext(conf=settings, gateway=gateway)  # type: ignore[arg-type] # both come from pyspark
+    context._accumulatorServer.handle_error = _say_nothing
     if threading.current_thread() is threading.main_thread():
         # Spark's own handler calls Java in the middle of another call, and prints what comes of it
         signal.signal(signal.SIGINT, at_interrupt)
+
+
+def _say_nothing(*of: object) -> None:
+    """In place of the traceback that PySpark's server of accumulators prints when Java is gone, which we tell."""
 
 
 def register_formats(session: SparkSession) -> None:
@@ -214,5 +219,5 @@ _SAYS_ERROR = re.compile(r"[a-z]\w*\.[\w.]*(Exception|Error)\b|\bException in|\b
 _SAYS_NOTHING = re.compile(
     r"WARNING:|\s*at |\s*\.\.\. \d+ more|.*\bWARN\b|Using Spark's default|Setting default log|To adjust logging|"
     r"Picked up |Welcome to|Using Scala|Branch |Compiled by|Revision |Url |Type --help|An error occurred while calling|"
-    r"[\s_/\\.,'-]*(version [\d.]+\S*)?[\s_/\\.,'-]*$"
+    r"[\s_/\\.,'`-]*(version [\d.]+\S*)?[\s_/\\.,'`-]*$"
 )
