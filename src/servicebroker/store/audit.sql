@@ -10,7 +10,7 @@ set search_path = pg_catalog, pg_temp as $$
                else to_jsonb(left(regexp_replace(value #>> '{}', '(password\s*=\s*N?|://[^:/@\s]*:)(''([^'']|'''')*''|[^@\s'']+(?=@))',
                                                  '\1***', 'gi'), 4000)) end)
       from jsonb_each(found) where value <> 'null'::jsonb and key !~ '(version|_changes|_date|^postgres_(schema|name))$'
-       and key not in ('is_monitored', 'keeps_retained', 'notifies_activation', 'conversation_handle')
+       and key not in ('is_monitored', 'keeps_retained', 'notifies_activation', 'conversation_handle', 'fingerprint')
 $$;
 
 create or replace function servicebroker.audited_names(found jsonb) returns jsonb language sql stable
