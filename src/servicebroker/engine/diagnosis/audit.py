@@ -56,7 +56,7 @@ def find_acts(since: datetime | None = None, who: str = "", text: str = "", most
     """
     rows = yield Statement(
         "audit.find_acts",
-        "select audit_id, at, transaction_id::text::bigint, postgres_role, principal, face, program, address, act, "
+        "select audit_id, at, transaction_id, postgres_role, principal, face, program, address, act, "
         "broker_database, subject, before::text, after::text from servicebroker.audit "
         "where at >= coalesce($1::timestamptz, '-infinity') "
         "and ($2 = '' or strpos(lower(postgres_role), lower($2)) > 0 or strpos(lower(principal), lower($2)) > 0) "

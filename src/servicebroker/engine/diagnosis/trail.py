@@ -248,7 +248,7 @@ def life(handle: UUID) -> Steps[list[Event]]:
         "  from servicebroker.conversation_endpoints e join sides using (conversation_id) union "
         "  select e.far_handle from servicebroker.conversation_endpoints e "
         "  where e.conversation_handle = $1 and e.far_handle is not null) "
-        "select * from (select t.at, t.transaction_id::text::bigint, t.conversation_handle, t.what::text, "
+        "select * from (select t.at, t.transaction_id, t.conversation_handle, t.what::text, "
         "t.first_number, t.last_number, t.messages, coalesce((select m.name from servicebroker.message_types m "
         "  where m.message_type_id = t.message_type_id limit 1), ''), coalesce(t.detail, '') "
         f"from servicebroker.trail t join handles using (conversation_handle) order by t.at desc limit {_MOST}) l "

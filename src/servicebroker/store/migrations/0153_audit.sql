@@ -3,7 +3,7 @@
 create table servicebroker.audit (
     audit_id bigint generated always as identity primary key,
     at timestamptz not null default clock_timestamp(),
-    transaction_id xid8 not null default pg_current_xact_id(),  -- what was done together
+    transaction_id bigint not null default pg_current_xact_id()::text::bigint,  -- what was done together
     postgres_role text not null default session_user,
     principal text not null,      -- who worked, by the permissions of the database; '' where that is not known
     face text not null,           -- Python, T-SQL, command, dashboard; '' for somebody at the tables themselves

@@ -11,7 +11,7 @@ insert into servicebroker.trail_settings values (false, 10000, '{}', '{}');
 -- Partitions are dropped whole; what comes while nobody makes them lies in the last one.
 create table servicebroker.trail (
     at timestamptz not null default clock_timestamp(),
-    transaction_id xid8 not null default pg_current_xact_id(),
+    transaction_id bigint not null default pg_current_xact_id()::text::bigint,
     conversation_handle uuid not null,
     what "char" not null,             -- see engine/diagnosis/trail.py
     first_number bigint,              -- of a run of messages
