@@ -38,7 +38,8 @@ def told(shop: sb.Database, *arguments: str) -> Any:
 
 
 def doctor(shop: sb.Database) -> dict[str, str]:
-    return {one["subject"]: one["problem"] for one in told(shop, "doctor") if one["subject"] != "PostgreSQL"}
+    found = told(shop, "doctor")["findings"]
+    return {one["subject"]: one["problem"] for one in found if one["subject"] != "PostgreSQL"}
 
 
 def imported(shop: sb.Database, name: str, days: float, login: str | None = None) -> None:

@@ -96,11 +96,11 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     path = write(feed, other, columns='id = "decimal(38,0)"')
     assert "other columns" in pipeline("replay", path, code=1).stderr
     path = write(feed, other)
-    assert told("replay", path) == [{"message_type": LINE, "landed": 0, "left": 4}]
+    assert told("replay", path)["message_types"] == [{"message_type": LINE, "landed": 0, "left": 4}]
 
     feed.dialog(b'{"id": 300}')
     assert told("run", path, "--once")["queues"][0]["messages"] == 1
-    compacted = {one["table"]: one for one in told("compact", path, "--keep-hours", "0")}
+    compacted = {one["table"]: one for one in told("compact", path, "--keep-hours", "0")["tables"]}
     assert compacted["lines"]["merged"] >= 2
     assert compacted["lines"]["removed"] >= 2
     assert sorted(row["id"] for row in rows(path, "lines")) == [*range(20), 100, 200, 300]

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from servicebroker.cli.options import JsonOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.model.errors import InstanceError
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def replay(
 
     found = read_again(pipeline, message_type)
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in found]))
+        typer.echo(as_json_text({"message_types": [one._asdict() for one in found]}))
         return
     for one in found:
         typer.echo(f"{one.message_type}: {one.landed:,} landed, {one.left:,} still in quarantine")
@@ -185,7 +186,7 @@ def compact(
 
     found = merge(pipeline, keep_hours)
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in found]))
+        typer.echo(as_json_text({"tables": [one._asdict() for one in found]}))
         return
     for one in found:
         typer.echo(f"{one.table}: {one.merged:,} files merged into {one.written:,}, {one.removed:,} removed")
@@ -205,7 +206,7 @@ def report(
     hours = analyze(pipeline)
     out.write_text(page(pipeline.name, hours), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps([hour._asdict() for hour in hours], default=str))
+        typer.echo(as_json_text({"hours": [hour._asdict() for hour in hours]}))
         return
     typer.echo(f"{sum(hour.messages for hour in hours):,} messages of {len(hours):,} groups of an hour: {out}")
 
