@@ -96,6 +96,8 @@ def steps_of(page: str) -> list[Step]:
             text = re.sub(rf"^{part['indent']}", "", part["text"], flags=re.MULTILINE)
             named = _FILE.match(text)
             kind = "file" if named else part["language"]
+            if kind == "text" and found:
+                why = found[-1].why  # it is what that one prints
             found.append(Step(line, kind, text, named[1] if named else "", why))
             why = ""
     return found

@@ -18,6 +18,7 @@ STORIES = [page for page in PAGES if page.startswith("docs/stories/")]
 
 
 def follow(page: str, folder: Path) -> None:
+    folder.chmod(0o755)  # an embedded server of root runs as somebody else
     here = folder / "fresh"
     here.mkdir()
     with newcomer(here) as one:

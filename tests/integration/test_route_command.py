@@ -49,8 +49,9 @@ def test_routes_are_created_shown_altered_and_dropped(database: sb.Database) -> 
     assert set(routes) == {"AutoCreatedLocal", "Far"}
     assert (routes["Far"]["address"], routes["Far"]["remote_service_name"]) == ("TCP://farther:4022", NOWHERE)
     assert {one["broker_database"] for one in json.loads(said("list", "--json"))["routes"]} >= {name, "msdb"}
-    refused = route("drop", "Fra", *to)
-    assert "Did you mean 'Far'?" in str(refused.exception)
+    said("create", "Harbour", *to, "--service", NOWHERE, "--address", "TCP://far:4022")
+    assert "Did you mean 'Harbour'?" in str(route("drop", "Harbor", *to).exception)
+    said("drop", "Harbour", *to)
     said("drop", "Far", *to)
     assert [one["name"] for one in json.loads(said("list", *to, "--json"))["routes"]] == ["AutoCreatedLocal"]
     said("drop", "AutoCreatedLocal", *to)
