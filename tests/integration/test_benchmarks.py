@@ -118,9 +118,9 @@ def test_processes_share_the_work_and_processor_time_is_seen(stand_in: Path) -> 
     for line in lines:
         assert line.settings == "1 process"
         assert line.figures
-        assert line.figures.waits
     sent = lines[0].figures
     assert sent
+    assert "%" in sent.waits
     assert sent.server > 10
     assert sent.client > 10
 
