@@ -138,7 +138,9 @@ def _compared(touched: list[int], which: str, most: int | None) -> Statement:
 
 def _touched_queues() -> Steps[list[int]]:
     """The queues of whose objects one was written since we have made them, though perhaps as it was."""
-    judges = yield Statement("expected_objects.find_judge", f"select to_regprocedure('{_FINGERPRINT}') is not null")
+    judges = yield Statement(
+        "expected_objects.touched_queues.find_judge", f"select to_regprocedure('{_FINGERPRINT}') is not null"
+    )
     unless = "where fingerprint is distinct from servicebroker.fingerprint(queue_id)" if judges[0][0] else ""
     rows = yield Statement(
         "expected_objects.touched_queues", f"select queue_id from servicebroker.queues {unless}", prepared=False
