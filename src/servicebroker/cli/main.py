@@ -91,6 +91,10 @@ COMMANDS = {
     "peek": Place("messages", "peek", "Show messages of a queue without taking them, also while it is off."),
     "queue": Place("queue", "app", "Queues: what there is, and how they stand."),
     "service": Place("service", "app", "Services: their queues, and what they answer to."),
+    "database": Place("database", "app", "Broker databases: what there is, and whether their brokers are on."),
+    "endpoint": Place(
+        "endpoint", "app", "The endpoint: where other instances connect to; `servicebroker serve` obeys it."
+    ),
     "define": Place("define", "app", "A whole application as one file: types, contracts, queues, rights."),
     "poison": Place("poison", "app", "Messages that cannot be processed: look, end, try again."),
     "rights": Place("rights", "app", "PostgreSQL roles that may do the verbs and nothing else."),

@@ -21,6 +21,7 @@ from rich.text import Text
 from servicebroker.cli import stopping
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import JsonOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
 
@@ -265,7 +266,7 @@ def replay(
 
     found = read_again(pipeline, message_type)
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in found]))
+        typer.echo(as_json_text({"message_types": [one._asdict() for one in found]}))
         return
     for one in found:
         typer.echo(f"{one.message_type}: {one.landed:,} landed, {one.left:,} still in quarantine")
@@ -305,7 +306,7 @@ def compact(
 
     found = merge(pipeline, keep_hours)
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in found]))
+        typer.echo(as_json_text({"tables": [one._asdict() for one in found]}))
         return
     for one in found:
         typer.echo(f"{one.table}: {one.merged:,} files merged into {one.written:,}, {one.removed:,} removed")
@@ -325,7 +326,7 @@ def report(
     hours = analyze(pipeline)
     out.write_text(page(pipeline.name, hours), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps([hour._asdict() for hour in hours], default=str))
+        typer.echo(as_json_text({"hours": [hour._asdict() for hour in hours]}))
         return
     typer.echo(f"{sum(hour.messages for hour in hours):,} messages of {len(hours):,} groups of an hour: {out}")
 

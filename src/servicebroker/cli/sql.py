@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Set
@@ -25,8 +24,9 @@ from servicebroker.activation.output import captured
 from servicebroker.activation.task import LOG as ACTIVATION_LOG
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.sqlcmd import Sqlcmd, variables_of
+from servicebroker.cli.texts import as_json_text
 from servicebroker.tsql.results import ResultSet, RowCount, Said
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import Message, TsqlError
@@ -47,7 +47,7 @@ def sql(
     variables: Annotated[
         list[str], typer.Option("--variable", "-v", metavar="NAME=VALUE", help="For $(NAME); may be repeated.")
     ] = [],  # noqa: B006 # typer reads it
-    as_json: Annotated[bool, typer.Option("--json", help="One line for each result set and message.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run T-SQL: a script, a text, or what is typed. Exit code 1 when something was refused."""
     try:
@@ -77,7 +77,16 @@ def run_sql(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, fo
 
     `folder` is where the names of files in the script begin.
     """
-    told = Told(tell_json if as_json else tell_plainly)
+    results: list[dict[str, object]] = []
+    told = Told((lambda said: results.extend(for_a_program(said))) if as_json else tell_plainly)
+    try:
+        return _run(instance, database, script, sqlcmd, folder, told)
+    finally:
+        if as_json:
+            typer.echo(as_json_text({"results": results}))
+
+
+def _run(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folder: Path, told: Told) -> bool:
     try:
         expanded = None if script is None else sqlcmd.expand(script, folder)
     except TsqlError as unreadable:
@@ -163,21 +172,18 @@ def decoded(data: bytes) -> str:
 # ---------------------------------------------------------------- what is shown
 
 
-def tell_json(said: Said) -> None:
-    """One line for each result set and message."""
+def for_a_program(said: Said) -> Iterator[dict[str, object]]:
+    """A result set or a message, in JSON; that the database was changed is none."""
     match said:
         case ResultSet(columns, rows):
-            line: dict[str, object] = {"columns": columns, "rows": [[plain(value) for value in row] for row in rows]}
+            yield {"columns": columns, "rows": [[plain(value) for value in row] for row in rows]}
         case RowCount(rows=count):
-            line = {"message": f"({count} rows affected)"}
-        case Message(number=5701):
-            return
-        case Message():
-            line = {"message": message_text(said)}
+            yield {"message": f"({count} rows affected)"}
+        case Message() if said.number != 5701:
+            yield {"message": message_text(said)}
         case TsqlError():
-            line = {"message": said.shown(), "number": said.number, "level": said.severity, "state": said.state}
-            line |= {"procedure": said.procedure or None, "line": said.line}
-    typer.echo(json.dumps(line, ensure_ascii=False))
+            told = {"message": said.shown(), "number": said.number, "level": said.severity, "state": said.state}
+            yield told | {"procedure": said.procedure or None, "line": said.line}
 
 
 def tell_plainly(said: Said) -> None:

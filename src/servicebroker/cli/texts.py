@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import datetime
 
 from servicebroker.model.wording import cleaned
@@ -11,12 +12,19 @@ _MOST = 4000  # characters
 
 
 def shown_body(validation: str, body: bytes | None) -> str:
-    """A message body according to its validation letter: E empty, X as text, N as bytes. Nothing in it can act."""
+    """A message body according to its validation letter: E empty, X as text, N as text too where it is one, else bytes.
+
+    Nothing in it can act.
+    """
     if body is None or validation == "E":
         return "Empty message."
     if validation == "X":
-        coding = "utf-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        marked = body[:2] in (b"\xff\xfe", b"\xfe\xff")
+        coding = "utf-16" if marked else "utf-16-le" if body[1:2] == b"\0" else "utf-8-sig"  # as T-SQL sends N'...'
         return printable(body.decode(coding, errors="replace"))
+    with suppress(UnicodeDecodeError):
+        if (text := body.decode()).replace("\n", "").replace("\t", "").isprintable():
+            return printable(text)
     text = printable(body.decode("ascii", errors="replace").replace("\ufffd", "."))
     return f"No validation -- binary message:\n{body[:_MOST].hex(' ', 16)}\n{text}"
 
