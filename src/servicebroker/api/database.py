@@ -288,7 +288,7 @@ class Database(
         """DDL, one at a time, in a database that is there."""
 
         def locked() -> Steps[T]:
-            yield alter.lock_catalog()
+            yield alter.lock_catalog(self.user.name)
             yield from self.engine.check_database()
             return (yield from steps)
 

@@ -11,6 +11,7 @@ import typer
 from servicebroker.api.database import Database
 from servicebroker.cli.existing import open_database, open_existing
 from servicebroker.cli.messages import queued, show
+from servicebroker.cli.operating import operating
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.texts import as_json_text, shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
@@ -91,7 +92,10 @@ def end(
     """End a conversation WITH ERROR: all its messages go, and the other side is told."""
     with open_database(instance, database) as opened:
         queue = opened._do(poison_report.queue_of_conversation(opened.database_id, conversation))
-        opened.end_conversation(conversation, error=(error, description))
+        with operating(
+            opened, "END CONVERSATION WITH ERROR", conversation, code=error, text=description
+        ) as transaction:
+            transaction.end_conversation(conversation, error=(error, description))
         if switch_on:
             opened.alter_queue(queue, status=True)
     typer.echo(f"The conversation {conversation} has ended with the error {error}.")

@@ -15,6 +15,7 @@ import psycopg
 
 from servicebroker.api.transaction import release_kept
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.faces import working_by
 from servicebroker.store.direct import send_ahead
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import Context
@@ -175,7 +176,7 @@ class Session:
         machine = self.machine
         ended = [True]
         statement = Execute(1, Name((database, schema, name)), (), None)
-        with self._batch({}):
+        with working_by("T-SQL"), self._batch({}):
             machine.run([statement])
             ended.clear()
         if machine.transactions.count:
@@ -185,7 +186,7 @@ class Session:
             raise machine.last_error
 
     def _run_batch(self, batch: Batch, parameters: Mapping[str, object]) -> None:
-        with self._batch(parameters):
+        with working_by("T-SQL"), self._batch(parameters):
             self.machine.run(statements_of(batch, frozenset(self.machine.frame.types)))
         transactions = self.machine.transactions
         if transactions.doomed:

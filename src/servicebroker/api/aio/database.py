@@ -289,7 +289,7 @@ class AsyncDatabase(
         """DDL, one at a time, in a database that is there."""
 
         def locked() -> Steps[T]:
-            yield alter.lock_catalog()
+            yield alter.lock_catalog(self.user.name)
             yield from self.engine.check_database()
             return (yield from steps)
 
