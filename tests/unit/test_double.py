@@ -40,6 +40,7 @@ KEYS |= {f"{verb}_remote_service_binding" for verb in ("create", "alter", "drop"
 SET_ASIDE = {"set_aside_messages", "replay_message", "discard_message"}
 LACKING = ROUTES | RIGHTS | SCHEMAS | KEYS | SET_ASIDE | {"release_locks"}
 LACKING |= {"execute_tsql", "tsql_session", "defining"}
+LACKING |= {"add_master_key_password", "drop_master_key_password", "regenerate_master_key", "sign_with_certificate"}
 LACKING |= {"create_event_notification", "drop_event_notification"}
 LACKING_OPTIONS = {
     "trustworthy",
@@ -51,7 +52,7 @@ LACKING_OPTIONS = {
     "reorganize",
     "move_to",
 }
-LACKING_OPTIONS |= {"no_wait", "rollback_after", "poison"}
+LACKING_OPTIONS |= {"no_wait", "rollback_after", "poison", "read_only"}
 
 
 @pytest.fixture

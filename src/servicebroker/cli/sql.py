@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, nullcontext
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -13,12 +14,14 @@ from uuid import UUID
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from servicebroker.activation.activate import activate
 from servicebroker.activation.output import captured
+from servicebroker.activation.task import LOG as ACTIVATION_LOG
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
@@ -89,13 +92,18 @@ def _run(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folde
     except TsqlError as unreadable:
         told(unreadable)
         return False
+    databases: set[str] = {database.lower()}
     with (
+        after_the_script(databases) if expanded is not None else nullcontext(),
         open_instance(instance) as opened,
         activated(opened),
         Session(opened.database(database, create=True), told) as session,
     ):
         if expanded is not None:
-            session.run(expanded.text, ends_at_error=expanded.ends_at_error)
+            try:
+                session.run(expanded.text, ends_at_error=expanded.ends_at_error)
+            finally:
+                databases |= session.machine.context.used
             return not told.failed
         from servicebroker.cli.prompt import prompt
 
@@ -117,6 +125,29 @@ def activated(instance: Instance) -> Iterator[None]:
             host.settle(SETTLE)
         finally:
             host.stop()
+
+
+@contextmanager
+def after_the_script(databases: Set[str]) -> Iterator[None]:
+    """In the block, what is logged of activated procedures is kept; at its end that of these databases is shown."""
+    kept: list[logging.LogRecord] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.name == ACTIVATION_LOG:
+            kept.append(record)
+        return record.name != ACTIVATION_LOG
+
+    handlers = logging.getLogger().handlers[:]
+    for handler in handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(keep)
+        for record in kept:
+            if getattr(record, "database", "").lower() in databases | {""}:
+                logging.getLogger().handle(record)
 
 
 def read_script(file: Path | None, text: str | None) -> str | None:
@@ -185,10 +216,19 @@ def _show_table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> Non
     for row in rows:
         table.add_row(*(Text(shown(value)) for value in row))
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000)  # what reads it wants whole lines
+    if not console.is_terminal:  # what reads it wants whole lines
+        console = Console(width=_whole_width(columns, rows))
     console.print(table)
     typer.echo(f"({len(rows)} row{'s' if len(rows) != 1 else ''} returned)")
+
+
+def _whole_width(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> int:
+    """How wide a table is that breaks no value."""
+    width = 2
+    for place, column in enumerate(columns):
+        cells = [column, *(shown(row[place]) for row in rows)]
+        width += 4 + max(cell_len(line.expandtabs()) for cell in cells for line in (cell.splitlines() or [""]))
+    return width
 
 
 def shown(value: object) -> str:

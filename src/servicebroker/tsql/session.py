@@ -75,6 +75,7 @@ class Session:
         self._database = database
         self._listener = listener
         self._given = connection
+        self._temporary: dict[str, str] = {}  # tables of batches before this one, which outlive them
         self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -202,7 +203,7 @@ class Session:
     @contextlib.contextmanager
     def _batch(self, parameters: Mapping[str, object]) -> Iterator[None]:
         machine = self.machine
-        frame = Frame()
+        frame = Frame(tables=self._temporary)
         for name, value in parameters.items():
             variable = "@" + name.lstrip("@").lower()
             frame.declare(variable, _declared(value))
@@ -222,6 +223,8 @@ class Session:
         finally:
             machine.tries = 0
             machine.caught.clear()
+            self._temporary = {name: table for name, table in frame.tables.items() if name.startswith("#")}
+            frame.tables = {name: table for name, table in frame.tables.items() if name not in self._temporary}
             machine.unwind(0, machine.context.depth)  # EXECUTE AS and USE outlive the batch
 
 
