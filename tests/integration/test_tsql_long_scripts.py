@@ -128,3 +128,36 @@ def test_what_is_stuck_is_seen_and_cleaned(db: sb.Database) -> None:
     assert report == [('<queues><sys.service_queues name="B" b="3"/></queues>',)]
     assert (messages, refused, nothing) == ([(0,)], [(3716, 16)], [(0,)])
     assert [said.text for said in results.messages if said.number != 5701] == ["clean"]
+
+
+def test_what_is_defined_is_audited_but_for_the_window_in_which_nothing_is(db: sb.Database) -> None:
+    results = run(db, "ddl_audit")
+    scopes, log, strangers, problems, rights, function, counts, flag, refused, unpaid, invoices, left, endpoints = rows(
+        results
+    )
+    assert [error.number for error in results.errors] == [3906, 50000, 50000, 3609]
+    assert scopes == [("AuditBroker", "DATABASE", 23), ("AuditServer", "SERVER", 6), ("AuditTables", "DATABASE", 17)]
+    assert [row[1:4] for row in log] == [
+        ("CREATE_TABLE", "dbo", "Invoice"),
+        ("ALTER_TABLE", "dbo", "Invoice"),
+        ("CREATE_INDEX", "dbo", "IX_Invoice_Paid"),
+        ("CREATE_PROCEDURE", "dbo", "PayInvoice"),
+        ("ALTER_PROCEDURE", "dbo", "PayInvoice"),
+        ("CREATE_TRIGGER", "dbo", "NoCheaper"),
+        ("GRANT_DATABASE", "dbo", "PayInvoice"),
+        ("DENY_DATABASE", "dbo", "Invoice"),
+        ("CREATE_QUEUE", "dbo", "Dunning"),
+        ("ALTER_QUEUE", "dbo", "Dunning"),
+        ("DROP_QUEUE", "dbo", "Dunning"),
+        ("CREATE_LOGIN", "-", "AuditedLogin"),
+        ("DROP_LOGIN", "-", "AuditedLogin"),
+    ]
+    assert (strangers, problems) == ([(0,)], [])
+    assert rights == [("GRANT_DATABASE", "execute", "Clerk"), ("DENY_DATABASE", "delete", "Clerk")]
+    assert function == [("ALTER_PROCEDURE", "CREATE OR ALTER PROCEDUR")]
+    assert counts == [(6, 3, 1)]
+    assert flag == [("AuditDb", 1)]
+    assert refused == [(3906, 16, 'Failed to update database "AuditDb" because the database is read-only.', 0)]
+    assert unpaid == [(2,)]
+    assert invoices == [(1, Decimal("10.00"), True), (2, Decimal("20.00"), False)]
+    assert (left, endpoints) == ([(0,)], [("CLOSED", 3)])

@@ -133,7 +133,7 @@ class Attachment:
         return self.archives and lo == 0
 
     def progress(self, offset: Frontier) -> dict[str, Any]:
-        """How far behind a stream at `offset` is, for a person.
+        """How far behind a stream at `offset` of the queue `queueName` is, for a person.
 
         `messagesBehind` is at most how many have arrived and are not planned, `oldestMessageSeconds` the age of the
         oldest of them, `frontierLag` how many transaction ids lie beyond the frontier; `blockingPid`,
@@ -151,7 +151,11 @@ class Attachment:
             f"select last_value, pg_snapshot_xmax(s)::text::bigint - pg_snapshot_xmin(s)::text::bigint "
             f"from servicebroker.queue_{self.queue_id}_order, pg_current_snapshot() s",
         )
-        told: dict[str, Any] = {"messagesBehind": drawn - offset.queuing_order if oldest else 0, "frontierLag": lag}
+        told: dict[str, Any] = {
+            "queueName": self.queue_name,
+            "messagesBehind": drawn - offset.queuing_order if oldest else 0,
+            "frontierLag": lag,
+        }
         if oldest:
             told["oldestMessageSeconds"] = int((server_time(self.connection) - oldest[0][0]).total_seconds())
         for pid, seconds, application in execute(
@@ -160,12 +164,13 @@ class Attachment:
             told |= {"blockingPid": pid, "blockingSeconds": seconds, "blockingApplication": application}
         return told
 
-    def count(self, piece: Slice, *, system_messages: bool) -> int:
-        """How many messages a batch has."""
+    def measure(self, piece: Slice, *, system_messages: bool) -> tuple[int, int]:
+        """How many messages a batch has, and how many bytes their bodies."""
         kinds = {"archived": self.reads_archive(piece.lo), "system_messages": system_messages}
-        return int(
-            execute(self.connection, "attachment.count", frontier.count_rows(self.queue_id, piece, **kinds))[0][0]
+        ((messages, size),) = execute(
+            self.connection, "attachment.measure", frontier.measure(self.queue_id, piece, **kinds)
         )
+        return int(messages), int(size)
 
     def acknowledge(self, offset: Frontier, end_of_stream: str) -> None:
         """Everything up to `offset` is with the sink: it leaves the queue."""

@@ -228,13 +228,17 @@ def rows(queue_id: int, piece: Slice, share: Share, columns: str, *, archived: b
     return _merged(queue_id, columns, where, archived)
 
 
-def count_rows(queue_id: int, piece: Slice, *, archived: bool, system_messages: bool) -> str:
-    """How many rows a slice has."""
+def measure(queue_id: int, piece: Slice, *, archived: bool, system_messages: bool) -> str:
+    """How many rows a slice has, and how many bytes their bodies."""
     kinds = _without_system_messages(system_messages)
-    counted = f"select (select count(*) from servicebroker.queue_{queue_id} where {_scanned(piece)}{kinds})"
+    sizes = [
+        f"select octet_length({MESSAGE_BODY}) as bytes from servicebroker.queue_{queue_id} "
+        f"where {_scanned(piece)}{kinds}"
+    ]
     if archived:
-        counted += f" + (select count(*) from servicebroker.archived_{queue_id} where {_in_slice(piece)}{kinds})"
-    return counted
+        archive = f"servicebroker.archived_{queue_id}"
+        sizes.append(f"select octet_length(message_body) from {archive} where {_in_slice(piece)}{kinds}")
+    return f"select count(*), coalesce(sum(bytes), 0)::bigint from ({' union all '.join(sizes)}) sizes"
 
 
 def _without_system_messages(system_messages: bool) -> str:

@@ -115,6 +115,7 @@ class WriterOptions:
         end_of_stream: message type that tells the target to end a conversation.
         recycle_after, recycle_seconds: messages or age after which a conversation is replaced.
         encryption: as BEGIN DIALOG has it: whether a conversation with another instance must be secured.
+        refuses_unknown_target: whether a batch fails when no route leads to `to_service`; else its messages wait.
     """
 
     instance: str
@@ -130,6 +131,7 @@ class WriterOptions:
     recycle_after: int = 100_000
     recycle_seconds: int = 3600
     encryption: bool = True
+    refuses_unknown_target: bool = True
 
 
 _WRITER_NEEDS = ("instance", "database", "fromService", "toService", "contract")
@@ -143,6 +145,7 @@ _WRITER_NAMES = (
     "recycleAfter",
     "recycleSeconds",
     "encryption",
+    "unknownTarget",
 )
 
 
@@ -171,6 +174,7 @@ def writer_options(given: Mapping[str, str]) -> WriterOptions:
         recycle_after=whole_number(values, "recycleAfter", 100_000, 1),
         recycle_seconds=whole_number(values, "recycleSeconds", 3600, 1),
         encryption=one_of(values, "encryption", ("on", "off")) == "on",
+        refuses_unknown_target=one_of(values, "unknownTarget", ("refuse", "wait")) == "refuse",
     )
 
 

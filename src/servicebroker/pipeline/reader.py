@@ -53,8 +53,10 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._queue: Attachment | None = None
         self._acknowledged: Frontier | None = None
-        self._read = 0  # messages in the batches since the start, where Spark counts parts
         self._planned: Frontier | None = None
+        self._read = {"messagesRead": 0, "bytesRead": 0}  # in the batches up to the one that ends at
+        self._read_to: Frontier | None = None
+        self._told_last: dict[str, Any] | None = None  # what is behind a query that has read what was available
         self._began_anew = False
         self._target: int | None = None  # the frontier that ends an AvailableNow query
 
@@ -91,21 +93,23 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if end:
                 queue.keep_frontier()
         self._planned = end or offset
-        piece = between(offset, end) if end and self._options.delivers_parts else None
-        if piece:  # counted here: Spark asks for its progress next
-            self._read += queue.count(piece, system_messages=self._options.include_system_messages)
+        if end is not None:
+            self._count(between(offset, end), end)
+        elif self._target is not None:
+            self._told_last = queue.progress(offset)
+            self.stop()  # the query ends now, and whoever waits for that is to find the queue free
         return end.to_json() if end else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """How far behind the stream is (`Attachment.progress`): `latestOffset` of the source in Spark's progress.
 
-        With it goes `messagesRead`, where rows stand for parts: how many messages were in the batches so far, but for
-        one that an earlier run has planned.
+        With it go `messagesRead` and `bytesRead`: how many messages were in the batches so far, and how many bytes
+        their bodies.
         """
         if self._planned is None:
             return None
-        told = {"messagesRead": self._read} if self._options.delivers_parts else {}
-        return self._planned.to_json() | told | self._attached().progress(self._planned)
+        behind = self._told_last if self._queue is None else None
+        return self._planned.to_json() | self._read | (behind or self._attached().progress(self._planned))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch, the same rows for the same offsets at any time."""
@@ -115,7 +119,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if last is None:
             return []  # a batch that was planned in another life of the server
         first = self._continued(Frontier.from_json(start), now) or queue.initial
-        return _parts(self._options, queue, between(first, last))
+        piece = between(first, last)
+        self._count(piece, last)
+        return _parts(self._options, queue, piece)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part, in a task."""
@@ -162,6 +168,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._began_anew = True
             return None
         return replace(offset, database_oid=here.database_oid)
+
+    def _count(self, piece: Slice | None, end: Frontier) -> None:
+        """Once for each batch: when it is planned, for Spark asks for its progress next, or when it comes again."""
+        if piece is not None and end != self._read_to:
+            messages, size = self._attached().measure(piece, system_messages=self._options.include_system_messages)
+            self._read["messagesRead"] += messages
+            self._read["bytesRead"] += size
+            self._read_to = end
 
     def _acknowledge(self, offset: Frontier) -> None:
         if offset != self._acknowledged:
