@@ -19,6 +19,8 @@ from servicebroker.store import locks
 from servicebroker.store.running import execute, run
 from servicebroker.store.server_time import server_time
 
+ROWS_AT_ONCE = 10_000  # of which the bytes are added up: a deep queue is not read to its end for a small batch
+
 
 @dataclass
 class Attachment:
@@ -111,8 +113,11 @@ class Attachment:
         """The frontier that `now` has told stays below us beyond a crash of the server."""
         execute(self.connection, "attachment.keep_frontier", frontier.KEEP_FRONTIER)
 
-    def page_end(self, start: Frontier, at_most: int | None) -> Frontier | None:
-        """The end of the next page of the window of `start`, None when the window has no more rows."""
+    def page_end(self, start: Frontier, at_most: int | None, bytes_at_most: int | None = None) -> Frontier | None:
+        """The end of the next page of the window of `start`, None when the window has no more rows.
+
+        A page has one row at least, however many bytes its body has.
+        """
         window = (str(start.lo), str(start.hi), start.queuing_order)
         archived = self.reads_archive(start.lo)
         ((first, last),) = execute(
@@ -126,7 +131,24 @@ class Attachment:
                 *window,
                 at_most,
             )
+        if last is not None and bytes_at_most is not None:
+            last = self._fitting(start, last, bytes_at_most)
         return None if last is None else start.read_to(last)
+
+    def _fitting(self, start: Frontier, upto: int, room: int) -> int:
+        """The last number up to `upto` of which the bodies have no more than so many bytes, a piece after the other."""
+        after = start.queuing_order
+        while after < upto:
+            ((last, size, first, fits),) = execute(
+                self.connection,
+                "attachment.fitting",
+                frontier.fitting(self.queue_id, self.reads_archive(start.lo)),
+                *(str(start.lo), str(start.hi), after, upto, ROWS_AT_ONCE, room),
+            )
+            if size > room:
+                return int(fits or (first if after == start.queuing_order else after))
+            after, room = int(last), room - size
+        return after
 
     def reads_archive(self, lo: int) -> bool:
         """The first window of a stream holds what is archived; later ones only what has come since."""
@@ -190,6 +212,18 @@ class Attachment:
             self.queue_id,
         )
         return f" (process {found[0][0]} of the server, since {found[0][1]})" if found else ""
+
+
+def find_queues(database: OpenDatabase) -> list[str]:
+    """The queues of a broker database that are not its own, as the option `queue` names them, sorted."""
+    rows = execute(
+        database.connection,
+        "attachment.find_queues",
+        "select case when lower(schema_name) = 'dbo' then name else schema_name || '.' || name end "
+        "from servicebroker.queues where database_id = $1 and queue_id >= 65536 order by 1",
+        database.database_id,
+    )
+    return [name for (name,) in rows]
 
 
 def _initial(connection: psycopg.Connection[Any], database_id: int, queue_id: int) -> Frontier:

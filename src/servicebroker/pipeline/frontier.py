@@ -187,6 +187,7 @@ FRONTIER = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 KEEP_FRONTIER = "select pg_logical_emit_message(true, 'servicebroker', 'frontier')"
 
 _IN_WINDOW = "stamp >= $1::text::xid8 and stamp < $2::text::xid8 and queuing_order > $3"
+_UPTO = f"{_IN_WINDOW} and queuing_order <= $4"
 
 
 def extremes(queue_id: int, archived: bool) -> str:
@@ -208,6 +209,31 @@ def page_end(queue_id: int, archived: bool) -> str:
     Parameters: lo, hi, after, how many rows at most.
     """
     return f"select max(queuing_order) from ({_merged(queue_id, 'queuing_order', _IN_WINDOW, archived)} limit $4) page"
+
+
+def fitting(queue_id: int, archived: bool) -> str:
+    """Of the next rows of a window: their last number of arrival, the bytes of their bodies, their first number.
+
+    And the last number up to which no more bytes than given have come.
+
+    Parameters: lo, hi, after, up to which queuing_order, how many rows at most, how many bytes.
+    """
+    columns = f"queuing_order, octet_length({MESSAGE_BODY}) as bytes"
+    if archived:
+        return _fitting(
+            f"select * from ({_merged(queue_id, columns, _UPTO)} limit $5) q union all select * from (select "
+            f"queuing_order, octet_length(message_body) from servicebroker.archived_{queue_id} where {_UPTO} "
+            "order by queuing_order limit $5) a order by queuing_order limit $5"
+        )
+    return _fitting(f"{_merged(queue_id, columns, _UPTO)} limit $5")
+
+
+def _fitting(page: str) -> str:
+    return (
+        "select max(queuing_order), max(bytes)::bigint, min(queuing_order), "
+        "max(queuing_order) filter (where bytes <= $6) from (select queuing_order, "
+        f"sum(coalesce(bytes, 0)) over (order by queuing_order) as bytes from ({page}) page) summed"
+    )
 
 
 class Share(NamedTuple):
