@@ -90,6 +90,13 @@ MUTANTS = [
         393,
     ),
     Mutant(
+        "a changed route is not seen",
+        "broker.matching",
+        "        if before in (None, version):\n            return set()\n        self._mirrors",
+        "        if True:\n            return set()\n        self._mirrors",
+        45,
+    ),
+    Mutant(
         "a look begins anew each time",
         "broker.relay",
         "look = store.look(self._snapshot)",

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from servicebroker.simulation.faults import Faults
-from servicebroker.simulation.run import run, run_many, trace_of
+from servicebroker.simulation.run import Case, run, run_many
 from simulation.mutants import MUTANTS, Mutant, found
 
 
@@ -26,8 +26,11 @@ def test_other_seeds_each_time(seeded_random: Random) -> None:
 
 
 def test_a_seed_does_the_same_again() -> None:
-    assert trace_of(7) == trace_of(7)
-    assert run(7) == run(7)
+    first: list[str] = []
+    again: list[str] = []
+    assert run(Case(7), first.append) == run(Case(7), again.append)
+    assert first == again
+    assert len(first) > 30
 
 
 def test_every_fault_is_drawn_and_left_out() -> None:

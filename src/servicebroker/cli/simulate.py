@@ -16,7 +16,8 @@ from servicebroker.cli.options import JsonOption
 from servicebroker.cli.texts import as_json_text
 from servicebroker.simulation import mirrors as failing_mirrors
 from servicebroker.simulation.fleet import Fleet, Outcome, Size
-from servicebroker.simulation.run import Failure, run_many, trace_of
+from servicebroker.simulation.run import Failure, run_many
+from servicebroker.simulation.shrinking import shrunk
 from servicebroker.simulation.store import Lost
 
 PORTION = 200  # seeds that a process runs before it reports
@@ -91,9 +92,9 @@ def run_seeds(seeds: range, *, as_json: bool) -> None:
         typer.echo(f"{sums['runs']} runs, {sums['messages']} messages delivered, {sums['corrupted']} corrupted")
         for failure in failures:
             typer.echo(f"seed {failure.seed}: {failure.reason}")
-        if failures:
-            typer.echo(f"The run of seed {failures[0].seed}:")
-            typer.echo("\n".join(trace_of(failures[0].seed)))
+        if failures and (failing := shrunk(failures[0].seed)):
+            typer.echo(f"The shortest run that was found to fail as that of seed {failures[0].seed} does: {failing}.")
+            typer.echo("\n".join(failing.trace))
     if failures:
         raise typer.Exit(1)
 

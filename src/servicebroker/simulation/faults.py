@@ -25,6 +25,7 @@ class Faults(NamedTuple):
     usurped: float = 0.0  # a daemon loses its session, and another one begins to serve, looked at every ten seconds
     clock: float = 0.0  # the server's clock steps, looked at every ten seconds
     detour: float = 0.0  # a route leads to any other instance, in circles too, looked at every ten seconds
+    nowhere: float = 0.0  # a route leads to an address where nobody is, looked at every ten seconds
     old_copy: float = (
         0.0  # an instance goes back to what it was up to 20 seconds before, once, looked at every ten seconds
     )
@@ -36,7 +37,7 @@ class Faults(NamedTuple):
         def rate(most: float) -> float:
             return random.random() * most if random.random() < 0.5 else 0.0
 
-        return cls(
+        drawn = cls(
             loss=rate(0.3),
             replay=rate(0.5),
             reorder=rate(0.5),
@@ -53,6 +54,8 @@ class Faults(NamedTuple):
             detour=rate(0.7),
             old_copy=rate(0.5),
         )
+        apart = Random(sum(drawn))  # in one run of twelve, so that the seeds of the mutants do what they did before
+        return drawn._replace(nowhere=apart.random() * 0.3 if 0.87 < apart.random() < 0.95 else 0.0)
 
 
 def draw_limits(random: Random) -> Limits:

@@ -17,7 +17,7 @@ from servicebroker.protocol.routing import LOCAL, Route
 from servicebroker.simulation.faults import Faults, draw_limits
 from servicebroker.simulation.links import address_of
 from servicebroker.simulation.simulated_instance import Instance, World, is_waiting
-from servicebroker.simulation.simulated_network import Network
+from servicebroker.simulation.simulated_network import NOWHERE, Network
 from servicebroker.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker.simulation.store import Endpoint, Key, Lost
 
@@ -42,14 +42,23 @@ class _Sent(NamedTuple):
     body: bytes
 
 
-class Run:
-    """One seed's instances, applications and books."""
+class Case(NamedTuple):
+    """What a run is made from: its seed; and what is left out of what the seed would draw, to make it shorter."""
 
-    def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
-        self.seed = seed
-        self.loop = Loop(seed, trace)
+    seed: int
+    without: frozenset[str] = frozenset()  # faults
+    conversations: int = 4  # at most
+    seconds: float = FAULTY
+
+
+class Run:
+    """One case's instances, applications and books."""
+
+    def __init__(self, case: Case, trace: Callable[[str], object] | None = None) -> None:
+        self._seconds = case.seconds
+        self.loop = Loop(case.seed, trace)
         random = self.loop.random
-        faults = Faults.draw(random)
+        faults = Faults.draw(random)._replace(**dict.fromkeys(case.without, 0.0))
         self.loop.trace("run", faults)
         network = Network(self.loop, faults)
         self.world = World(self.loop, network, draw_limits(random), [], set())
@@ -65,7 +74,7 @@ class Run:
         self._busy: set[Key] = set()  # an application sends on it
         self._replies: set[Key] = set()
         self._ending: set[Endpoint] = set()
-        for _ in range(random.randint(1, 4)):
+        for _ in range(min(random.randint(1, 4), case.conversations)):
             self._begin_dialog()
         self._look_around()
         self._poll()
@@ -85,12 +94,12 @@ class Run:
         Raises:
             Lost: a promise was broken.
         """
-        self.loop.run(FAULTY)
+        self.loop.run(self._seconds)
         self.loop.trace("run", "faults stop")
         self._settle_routes(detours=self.world.network.faults.detour > 0)
         self.world.network.heal()
         self.loop.after(ASKING, self._ask)
-        self.loop.run(FAULTY + CALM)
+        self.loop.run(self._seconds + CALM)
         self._judge()
         received = sum(len(endpoint.queue) for endpoint in self.endpoints.values())
         corrupted = sum(daemon.links.corrupted for one in self.world.instances for daemon in one.daemons)
@@ -98,7 +107,7 @@ class Run:
 
     def _look_around(self) -> None:
         """Every ten seconds something may have changed."""
-        if self.loop.now >= FAULTY:
+        if self.loop.now >= self._seconds:
             return
         faults = self.world.network.faults
         self.world.network.partition()
@@ -121,12 +130,14 @@ class Run:
     # --- routes
 
     def _change_routes(self) -> None:
-        """Routes lead straight to where they should, or to anybody."""
+        """Routes lead straight to where they should, or to anybody, or nowhere."""
         count = len(self.world.instances)
         for here, there in permutations(range(count), 2):
             astray = self.loop.happens(self.world.network.faults.detour)
             others = [index for index in range(count) if index != here]
             self._hops[here, there] = self.loop.random.choice(others) if astray else there
+            if self.loop.happens(self.world.network.faults.nowhere):
+                self._hops[here, there] = NOWHERE
         self._set_routes()
 
     def _settle_routes(self, *, detours: bool) -> None:
@@ -204,12 +215,13 @@ class Run:
     def _plan(self, instance: Instance, key: Key, count: int, last: Content | None) -> None:
         """SENDs at random moments, one after the other, then perhaps an end."""
         random = self.loop.random
-        moments = sorted(random.random() * random.choice((0.1, FAULTY)) for _ in range(count))
+        longest = 0.1, self._seconds
+        moments = sorted(random.random() * random.choice(longest) for _ in range(count))
         for moment in moments:
             body = random.randbytes(random.choice((0, 5, 5, 30, 30, 100, 300)))
             self.loop.after(moment, lambda body=body: self._send(instance, key, Content.DATA, body))  # type: ignore[misc]
         if last is not None:
-            end = moments[-1] + random.random() * random.choice((0.1, FAULTY))
+            end = moments[-1] + random.random() * random.choice(longest)
             body = b"" if last is Content.END else WHY
             self.loop.after(end, lambda: self._send(instance, key, last, body))
 
@@ -322,23 +334,13 @@ def _show(messages: list[_Sent]) -> str:
     return " ".join(f"{one.content.name[0]}{len(one.body)}" for one in messages) or "nothing"
 
 
-def run(seed: int, trace: Callable[[str], object] | None = None) -> Outcome:
-    """Run one seed.
+def run(case: Case, trace: Callable[[str], object] | None = None) -> Outcome:
+    """Run one case.
 
     Raises:
-        Lost: a promise was broken; the same seed breaks it again.
+        Lost: a promise was broken; the same case breaks it again.
     """
-    return Run(seed, trace).finish()
-
-
-def trace_of(seed: int) -> list[str]:
-    """What happens in a run, line by line, up to its failure."""
-    lines: list[str] = []
-    try:
-        run(seed, lines.append)
-    except Exception as problem:
-        lines.append(f"{type(problem).__name__}: {problem}")
-    return lines
+    return Run(case, trace).finish()
 
 
 class Failure(NamedTuple):
@@ -355,7 +357,7 @@ def run_many(seeds: range) -> tuple[Counter[str], list[Failure]]:
     for seed in seeds:
         sums["runs"] += 1
         try:
-            outcome = run(seed)
+            outcome = run(Case(seed))
         except Exception as problem:
             failures.append(Failure(seed, f"{type(problem).__name__}: {problem}"))
         else:

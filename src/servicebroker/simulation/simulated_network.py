@@ -8,6 +8,8 @@ from typing import Protocol
 from servicebroker.simulation.faults import Faults
 from servicebroker.simulation.simulated_time import Loop
 
+NOWHERE = 99  # an instance that is not there
+
 
 class Listener(Protocol):
     """An instance, as the network sees it."""
@@ -85,8 +87,8 @@ class Network:
         self.loop.after(self._delay(), lambda: self._connect(own, other, done))
 
     def _connect(self, own: int, other: int, done: Callable[[Stream | None], None]) -> None:
-        listener = self.listeners[other]
-        if not listener.is_up or self.is_cut_off(own, other):
+        listener = self.listeners[other] if other < len(self.listeners) else None
+        if listener is None or not listener.is_up or self.is_cut_off(own, other):
             done(None)
             return
         near, far = Stream(self, own, other), Stream(self, other, own)
