@@ -252,8 +252,12 @@ def test_a_transaction_does_not_slow_itself_down(database: sb.Database) -> None:
             def pages() -> int:
                 number = queue_number(database, STOCK_QUEUE)
                 text = f"explain (analyze, buffers, format json) select * from servicebroker.receive_{number}(1, now())"
-                ((plan,),) = transaction.connection.execute(text.encode()).fetchall()
-                return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+                found = []
+                for _ in range(5):  # others may be writing just when the marks are to be moved
+                    ((plan,),) = transaction.connection.execute(text.encode()).fetchall()
+                    found.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+                    time.sleep(0.02)
+                return int(min(found))
 
             assert drain(9) == [b"%d" % number for number in range(10)]
             first = pages()
