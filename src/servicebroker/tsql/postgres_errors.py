@@ -18,6 +18,8 @@ _NUMBERS: dict[str, tuple[int, int, str]] = {
     "22007": (241, 16, "Conversion failed when converting date and/or time from character string: {message}."),
     "22008": (242, 16, "The conversion resulted in an out-of-range value: {message}."),
     "22021": (9402, 16, "The text cannot be stored: {message}."),
+    "2201E": (3623, 16, "An invalid floating point operation occurred."),
+    "2201F": (3623, 16, "An invalid floating point operation occurred."),
     "42846": (529, 16, "Explicit conversion is not allowed: {message}."),
     "42804": (206, 16, "Operand type clash: {message}."),
     "42883": (206, 16, "Operand type clash: {message}."),
@@ -61,6 +63,7 @@ _UNIQUE = (
     "Violation of {kind} constraint '{constraint}'. Cannot insert duplicate key in object '{table}'. "
     "The duplicate key value is {key}."
 )
+_NO_SUCH_CALL = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
 _OVERFLOWED = re.compile(r"(smallint|integer|bigint) out of range")
 _OWN = re.compile(r"Msg (\d+), Level (\d+), State (\d+): (.*)", re.DOTALL)
 OTHER = 50000
@@ -95,6 +98,11 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if overflowed is not None:
         kind = "int" if overflowed[1] == "integer" else overflowed[1]
         return TsqlError(8115, f"Arithmetic overflow error converting expression to data type {kind}.", state=2)
+    call = _NO_SUCH_CALL.fullmatch(message)
+    if call is not None:
+        return TsqlError(8116, f"Argument data type {call[2] or 'none'} is invalid for the {call[1]} function.")
+    if message == "input is out of range":  # of ASIN and its kin
+        return TsqlError(3623, "An invalid floating point operation occurred.")
     if problem.sqlstate == "42809" and source.lstrip().upper().startswith("TRUNCATE"):
         return from_broker(BrokerError(4708, message.split('"')[1]))
     quoted = re.search(r'"([^"]*)"', message)

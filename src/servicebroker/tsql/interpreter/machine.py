@@ -93,6 +93,8 @@ class Machine:
         tries: in how many TRY blocks this is.
         options: what SET has set.
         isolation: what SET TRANSACTION ISOLATION LEVEL has set.
+        cursor_rows: @@CURSOR_ROWS, of the cursor that was opened last.
+        context_info: what SET CONTEXT_INFO has set, 128 bytes.
         app_locks: the locks of sp_getapplock that the session holds: name, and whether it is shared.
     """
 
@@ -114,6 +116,8 @@ class Machine:
         self.trigger_level: int = 0
         self.cursors: dict[str, Cursor] = {}
         self.fetch_status: int = 0
+        self.cursor_rows: int = 0
+        self.context_info: bytes | None = None
         self.nocount = False
         self.xact_abort = False
         self.isolation = "READ COMMITTED"

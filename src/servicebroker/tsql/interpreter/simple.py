@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid4
 
 from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.function_table import type_of_session
 from servicebroker.tsql.interpreter.session_functions import KNOWN
 from servicebroker.tsql.parser.token_reader import number
 from servicebroker.tsql.statement_errors import TsqlError
@@ -216,7 +217,7 @@ def _fits(value: int, integer: str) -> bool:
 def _known(name: str) -> Compiled:
     if name not in KNOWN:
         raise NotSimple
-    value, of = KNOWN[name]
+    value, of = KNOWN[name], type_of_session(name)
     return lambda machine: Value(value(machine), of)
 
 

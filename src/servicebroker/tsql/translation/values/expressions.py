@@ -211,6 +211,13 @@ def _bits(writer: Writer, node: exp.Binary) -> Sql:
     return Sql(f"({left.text} {sign} {right.text})", wider(left.type, right.type))
 
 
+@value_of(exp.BitwiseLeftShift, exp.BitwiseRightShift)
+def _shift(writer: Writer, node: exp.Binary) -> Sql:
+    name = "left" if isinstance(node, exp.BitwiseLeftShift) else "right"
+    left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    return Sql(f"tsql.{name}_shift({left.text}, {right.text}::integer)", wider(left.type, INT))
+
+
 @value_of(exp.BitwiseNot)
 def _bit_not(writer: Writer, node: exp.BitwiseNot) -> Sql:
     inside = write_value(writer, node.this)
