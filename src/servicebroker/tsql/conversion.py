@@ -11,7 +11,7 @@ from uuid import UUID
 
 from servicebroker.model.xml import NotXml, content_text, parse_content
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.types import BINARIES, NATIONAL, STRINGS, SqlType
+from servicebroker.tsql.types import BINARIES, NATIONAL, STRINGS, VARIANT, SqlType, parse_type
 
 _RANGES = {
     "tinyint": (0, 255),
@@ -36,6 +36,8 @@ def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
     """
     if value is None:
         return None
+    if source == VARIANT and target != VARIANT:
+        value, source = out_of_variant(str(value))
     name = target.name
     if name in STRINGS:
         return _sized(_to_text(value, source, name in NATIONAL), target)
@@ -43,6 +45,52 @@ def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
         is_string = isinstance(value, str | bytes | bytearray | memoryview)
         return (_sized_bytes if is_string else _last_bytes)(_to_bytes(value, source), target)
     return _CONVERTERS[name](value, source, target)
+
+
+def out_of_variant(said: str) -> tuple[Any, SqlType]:
+    """The value of a sql_variant, which is kept as `int:5`, and its type."""
+    kind, _, text = said.partition(":")
+    of = parse_type(kind)
+    if of.name in STRINGS:
+        return text, of
+    if of.name in BINARIES:
+        return bytes.fromhex(text), of
+    if of.name == "datetimeoffset":
+        return datetime.fromisoformat(text), of
+    return convert(text, _TEXT, of), of
+
+
+_TEXT = SqlType("nvarchar", -1)
+
+
+def _to_variant(value: object, source: SqlType | None, target: SqlType) -> str:
+    if source == VARIANT:
+        return str(value)
+    of = source or next(of for kind, of in _PLAIN_TYPES if isinstance(value, kind))
+    if of.length == -1:
+        of = of._replace(length=4000 if of.name in NATIONAL else 8000)
+    if isinstance(value, bytes | bytearray | memoryview):
+        text = bytes(value).hex()
+    elif isinstance(value, datetime):
+        text = f"{value:%Y-%m-%d %H:%M:%S.%f}{'+00:00' if value.tzinfo else ''}"
+    elif isinstance(value, float):
+        text = repr(value)
+    else:
+        text = _to_text(value, of, True)
+    return f"{'nvarchar(128)' if of.name == 'sysname' else of}:{text}"
+
+
+_PLAIN_TYPES: tuple[tuple[type, SqlType], ...] = (
+    (str, SqlType("nvarchar", 4000)),
+    (bytes, SqlType("varbinary", 8000)),
+    (UUID, SqlType("uniqueidentifier")),
+    (int, SqlType("int")),
+    (float, SqlType("float")),
+    (Decimal, SqlType("decimal", None, 38, 10)),
+    (datetime, SqlType("datetime")),
+    (date, SqlType("date")),
+    (time, SqlType("time", None, None, 7)),
+)
 
 
 def _to_text(value: object, source: SqlType | None, national: bool) -> str:
@@ -261,4 +309,5 @@ _CONVERTERS: dict[str, Callable[[object, SqlType | None, SqlType], object]] = {
     "uniqueidentifier": _to_identifier,
     **dict.fromkeys(("date", "time", "datetime", "smalldatetime", "datetime2", "datetimeoffset"), _to_time),
     "xml": _to_xml,
+    "sql_variant": _to_variant,
 }

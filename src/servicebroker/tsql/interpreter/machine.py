@@ -95,6 +95,8 @@ class Machine:
         isolation: what SET TRANSACTION ISOLATION LEVEL has set.
         cursor_rows: @@CURSOR_ROWS, of the cursor that was opened last.
         context_info: what SET CONTEXT_INFO has set, 128 bytes.
+        session_context: what sp_set_session_context has set, sql_variants by their keys.
+        fixed_context: those keys of it that stay as they are.
         app_locks: the locks of sp_getapplock that the session holds: name, and whether it is shared.
     """
 
@@ -118,6 +120,8 @@ class Machine:
         self.fetch_status: int = 0
         self.cursor_rows: int = 0
         self.context_info: bytes | None = None
+        self.session_context: dict[str, str | None] = {}
+        self.fixed_context: set[str] = set()
         self.nocount = False
         self.xact_abort = False
         self.isolation = "READ COMMITTED"

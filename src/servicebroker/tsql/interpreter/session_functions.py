@@ -82,6 +82,7 @@ KNOWN: dict[str, Callable[[Machine], object]] = {
     "rowcount_big": lambda machine: machine.rowcount,
     "@@cursor_rows": lambda machine: machine.cursor_rows,
     "cursor states": _cursor_states,  # what CURSOR_STATUS looks into
+    "session context": lambda machine: json.dumps(machine.session_context),
     "trigger_nestlevel": lambda machine: machine.trigger_level,
 }
 

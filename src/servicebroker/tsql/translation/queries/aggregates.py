@@ -21,7 +21,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
 )
 from servicebroker.tsql.translation.values.functions import SPECIAL, check_count
-from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, SqlType
+from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, VARIANT, SqlType
 
 
 def _operand(writer: Writer, node: exp.Expression) -> tuple[str, Sql]:
@@ -49,6 +49,8 @@ def _count(writer: Writer, node: exp.Count) -> Sql:
 def _extreme(writer: Writer, node: exp.Min | exp.Max) -> Sql:
     only(node, "this")
     _, value = _operand(writer, node.this)
+    if value.type == VARIANT:
+        raise TsqlError(8117, "Operand data type sql_variant is invalid for min and max operator. Use CAST.")
     name = "min" if isinstance(node, exp.Min) else "max"
     if value.kind == "uniqueidentifier":
         return Sql(f"{name}({value.text}::text)::uuid", value.type)
@@ -66,7 +68,7 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
         return Sql(f"trunc({text})::integer" if name == "avg" else f"{text}::integer", INT)
     if kind == "bigint":
         return Sql(f"trunc({text})::bigint", BIGINT)
-    if value.kind == "string":
+    if value.kind == "string" or value.type == VARIANT:
         raise TsqlError(8117, f"Operand data type {kind} is invalid for {name} operator.")
     if value.type is None and name == "avg":  # of integers it is one
         whole = f"pg_typeof(sum({distinct}{value.text})) = 'bigint'::regtype"
@@ -142,6 +144,9 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
     ):
         return "NULL::integer"
     value = write_value(writer, of)
+    if value.type == VARIANT:
+        parts = ("variant_rank", "variant_number", "variant_raw")
+        return ", ".join(f"tsql.{part}({value.text}){down}" for part in parts)
     if isinstance(of, exp.Column):
         found = writer.column(of.table.lower(), of.name.lower())
         if found is not None and not found[1].is_nullable:

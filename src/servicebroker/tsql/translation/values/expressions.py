@@ -36,6 +36,7 @@ from servicebroker.tsql.types import (
     NVARCHAR,
     VARBINARY,
     VARCHAR,
+    VARIANT,
     SqlType,
 )
 
@@ -133,6 +134,7 @@ def _collate(writer: Writer, node: exp.Collate) -> Sql:
 @value_of(exp.Add)
 def _add(writer: Writer, node: exp.Add) -> Sql:
     left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    _check_variant(left, right, "add")
     kinds = {left.kind, right.kind} - ({None} if left.is_open or right.is_open else set())
     if kinds <= {"string"} or kinds == {"binary"}:
         return Sql(f"({closed_text(left)} || {closed_text(right)})", _joined(left, right))
@@ -166,6 +168,7 @@ def _numeric(value: Sql, of: SqlType) -> str:
 def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
     sign = {exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}[type(node)]
     left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    _check_variant(left, right, operator_name(sign))
     if left.kind == "date" or (right.kind == "date" and sign == "-"):
         if sign != "-":
             raise _incompatible(left, right, {"*": "multiply", "/": "divide", "%": "modulo"}[sign])
@@ -231,6 +234,11 @@ def _negative(writer: Writer, node: exp.Neg) -> Sql:
     return Sql(f"(- {inside.text})", SqlType("smallint") if is_tiny else inside.type)
 
 
+def _check_variant(left: Sql, right: Sql, operator: str) -> None:
+    if VARIANT in (left.type, right.type):
+        raise TsqlError(403, f"Invalid operator for data type. Operator equals {operator}, type equals sql_variant.")
+
+
 def _check_bits(left: Sql, right: Sql, operator: str) -> None:
     """Flags are no numbers to calculate with. Raises: TsqlError: 402."""
     if left.type == right.type == BIT:
@@ -286,6 +294,9 @@ def matched(left: Sql, right: Sql) -> tuple[str, str]:
     Raises:
         TsqlError: 402 for types that cannot be compared.
     """
+    if VARIANT in (left.type, right.type):
+        one, other = (converted(each, VARIANT).text for each in (left, right))
+        return f"tsql.variant_compare({one}, {other})", "0"
     if left.kind == right.kind == "string":
         assert left.type is not None
         assert right.type is not None

@@ -28,7 +28,7 @@ from servicebroker.tsql.translation.text_writer import (
     value_of,
     write_value,
 )
-from servicebroker.tsql.types import DECIMAL, INT, NVARCHAR, VARBINARY, VARCHAR, SqlType
+from servicebroker.tsql.types import DECIMAL, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
 
 # those whose arguments are not plain values; the modules that write them register them here
 SPECIAL: dict[str, Callable[[Writer, list[exp.Expression]], Sql]] = {}
@@ -104,7 +104,13 @@ def _result_type(name: str, of: SqlType | None) -> SqlType | None:
 
 
 def argument(value: Sql, letter: str) -> str:
-    """An argument as the function takes it."""
+    """An argument as the function takes it.
+
+    Raises:
+        TsqlError: 8116 for a sql_variant, of which nobody knows what it is.
+    """
+    if value.type == VARIANT:
+        raise TsqlError(8116, "Argument data type sql_variant is invalid for the function. Use CAST.")
     if value.is_open and value.type is None:
         return {
             "s": "NULL::text",

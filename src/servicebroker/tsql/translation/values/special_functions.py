@@ -25,7 +25,7 @@ from servicebroker.tsql.translation.values.alternatives import alike
 from servicebroker.tsql.translation.values.conversions import converted
 from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count, plain_call, session_value
 from servicebroker.tsql.translation.values.patterns import expression as pattern_expression
-from servicebroker.tsql.types import INT, NVARCHAR, VARBINARY, SqlType
+from servicebroker.tsql.types import INT, NVARCHAR, VARBINARY, VARIANT, SqlType
 
 SMALLINT = SqlType("smallint")
 
@@ -90,6 +90,8 @@ def _global(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 1, "datalength")
     value = write_value(writer, nodes[0])
+    if value.type == VARIANT:
+        return Sql(f"octet_length(tsql.variant_bytes({value.text}))", INT)
     of, text = value.type, closed_text(value)
     if value.is_open and of is None:
         return Sql("NULL::integer", INT)
@@ -129,6 +131,18 @@ def _cursor_status(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return Sql(f"coalesce(({states} ->> lower({name}))::smallint, -3::smallint)", SMALLINT)
 
 
+def _variant_property(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 2, "sql_variant_property")
+    value, name = (write_value(writer, node) for node in nodes)
+    return Sql(f"tsql.variant_property({converted(value, VARIANT).text}, {argument(name, 's')})", VARIANT)
+
+
+def _session_context(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 1, "session_context")
+    known = f"{writer.parameter('session context', NVARCHAR)}::jsonb"
+    return Sql(f"({known} ->> {argument(write_value(writer, nodes[0]), 's')})", VARIANT)
+
+
 def _suser_id(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if len(nodes) > 1:
         raise wrong_count("suser_id", 0, 1)
@@ -155,6 +169,8 @@ SPECIAL |= {
     "least": _extreme("LEAST"),
     "cursor_status": _cursor_status,
     "suser_id": _suser_id,
+    "sql_variant_property": _variant_property,
+    "session_context": _session_context,
     "string_split": _not_here("STRING_SPLIT as a value", "It is a table: write it in FROM."),
     "generate_series": _not_here("GENERATE_SERIES as a value", "It is a table: write it in FROM."),
 }
