@@ -70,7 +70,7 @@ def condition(made: random.Random, depth: int = 0) -> str:
     if depth < 2 and made.random() < 0.5:
         left, right = condition(made, depth + 1), condition(made, depth + 1)
         return f"{made.choice(['', 'NOT '])}({left} {made.choice(['AND', 'OR'])} {right})"
-    kind = made.choice([number, string, number, string, cast])
+    kind = made.choice([number, string])
     if made.random() < 0.2:
         return f"{kind(made)} IS {made.choice(['', 'NOT '])}NULL"
     return f"{kind(made)} {made.choice(['=', '<>', '<', '>', '<=', '>='])} {kind(made)}"

@@ -122,7 +122,13 @@ def test_what_is_not_here_is_refused_by_its_name_with_what_to_do_instead(row: Fu
     ("text", "number"),
     [
         *(("LEN()", 174), ("LEN('a', 'b')", 174), ("ROUND(1)", 189), ("NO_SUCH(1)", 195), ("ERROR_LINE(1)", 174)),
-        *(("@@NO_SUCH", 137), ("CHOOSE(1)", 189), ("DATEADD(fortnight, 1, GETDATE())", 155), ("DB_NAME(1, 2)", 189)),
+        *(
+            ("@@NO_SUCH", 137),
+            ("CHOOSE(1)", 189),
+            ("DATEADD(fortnight, 1, GETDATE())", 155),
+            ("DB_NAME(1, 2)", 189),
+            ("LEFT(1)", 174),
+        ),
     ],
 )
 def test_a_wrong_call_has_its_number(text: str, number: int) -> None:

@@ -25,6 +25,7 @@ _DATES = (
     "%Y-%m-%d", "%Y%m%d %H:%M:%S.%f", "%Y%m%d %H:%M:%S", "%Y%m%d %H:%M", "%Y%m%d", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y",
     "%b %d %Y %I:%M%p", "%d %b %Y", "%b %d, %Y", "%Y",
 )  # fmt: skip
+_SINGLE = {each: chr(each) for each in (129, 141, 143, 144, 157)}  # what code page 1252 leaves as it is
 _BASE = datetime(1900, 1, 1)  # what number 0 is as a datetime
 
 
@@ -98,9 +99,11 @@ def _to_text(value: object, source: SqlType | None, national: bool) -> str:
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
-        return (
-            data[: len(data) // 2 * 2].decode("utf-16-le", "replace") if national else data.decode("cp1252", "replace")
-        )
+        if national:
+            text = (data + b"\0" * (len(data) % 2)).decode("utf-16-le", "replace")
+        else:
+            text = "".join(_SINGLE.get(each) or bytes((each,)).decode("cp1252") for each in data)
+        return text.replace("\0", "\u2400")  # which no text of PostgreSQL can hold
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, UUID):
@@ -189,6 +192,8 @@ def _to_bit(value: object, source: SqlType | None, target: SqlType) -> int:
         text = value.strip().upper()
         if text in ("TRUE", "FALSE"):
             return int(text == "TRUE")
+        if not re.fullmatch(r"[-+]?\d*", text) or text in ("-", "+"):
+            raise _failed(value, source, target)
         return int(_to_integer(value, source, SqlType("int")) != 0)
     if isinstance(value, int | float | Decimal):
         return int(value != 0)

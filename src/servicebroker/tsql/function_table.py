@@ -112,7 +112,8 @@ def chosen(name: str, given: int) -> Function | None:
         if row.least <= given <= row.most:
             return row
     if rows or name in SESSION:
-        least, most = min((row.least for row in rows), default=0), max((row.most for row in rows), default=0)
+        counts = [(row.least, row.most) for row in rows] + ([(0, 0)] if name in SESSION else [])
+        least, most = min(least for least, _ in counts), max(most for _, most in counts)
         raise wrong_count(name, least, most)
     return None
 

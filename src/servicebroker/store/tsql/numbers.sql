@@ -19,6 +19,8 @@ begin
 end $$;
 create or replace function tsql.plus(a text, b text) returns text language sql immutable parallel safe return a || b;
 create or replace function tsql.plus(a bytea, b bytea) returns bytea language sql immutable parallel safe return a || b;
+create or replace function tsql.plus(a timestamp, b timestamp) returns timestamp language sql immutable parallel safe
+return a + (b - timestamp '1900-01-01');
 create or replace function tsql.minus(a timestamp, b timestamp) returns timestamp language sql immutable parallel safe
 return timestamp '1900-01-01' + (a - b);
 

@@ -128,8 +128,48 @@ return (select case when cardinality(parts) > 4 then null else nullif(btrim(part
           from (select string_to_array(said, '.') as parts) own);
 create or replace function tsql.string_escape(said text, kind text) returns text language sql immutable strict parallel safe
 return case lower(kind) when 'json' then replace(substr(to_json(said)::text, 2, length(to_json(said)::text) - 2), '/', '\/') end;
-create or replace function tsql.formatmessage(pattern text, variadic said text[] default '{}') returns text language sql immutable parallel safe
-return format(regexp_replace(replace(pattern, '%%', '%%'), '%[-+ 0#]*\d*(?:\.\d+)?[dioux s]', '%s', 'g'), variadic said);
+create or replace function tsql.formatmessage(pattern text, variadic said text[] default '{}') returns text
+language plpgsql immutable parallel safe as $$
+declare
+    done text := '';
+    rest text := pattern;
+    part text[];  -- before, flags, width, precision, kind, behind
+    place integer := 0;
+    shown text;
+begin
+    loop
+        part := regexp_match(rest, '^(.*?)%([-+ 0#]*)(\d*)(?:\.(\d+))?(?:h|l|I64)?([diouxXs%])(.*)$');
+        if part is null then return done || rest; end if;
+        if part[5] = '%' then shown := '%';
+        else
+            place := place + 1;
+            shown := coalesce(said[place], '(null)');
+            if part[5] in ('x', 'X', 'o') and said[place] is not null then
+                shown := case part[5] when 'o' then tsql.octal(shown::bigint) else to_hex(shown::integer) end;
+                if part[5] = 'X' then shown := upper(shown); end if;
+            elsif part[5] = 's' and part[4] is not null then shown := left(shown, part[4]::integer);
+            elsif part[2] ~ '\+' and left(shown, 1) <> '-' then shown := '+' || shown;
+            end if;
+            if length(shown) < nullif(part[3], '')::integer then
+                shown := case when part[2] ~ '-' then rpad(shown, part[3]::integer) when part[2] ~ '0' and left(shown, 1) = '-'
+                                   then '-' || lpad(substr(shown, 2), part[3]::integer - 1, '0')
+                              else lpad(shown, part[3]::integer, case when part[2] ~ '0' then '0' else ' ' end) end;
+            end if;
+        end if;
+        done := done || part[1] || shown;
+        rest := part[6];
+    end loop;
+end $$;
+create or replace function tsql.octal(number bigint) returns text language plpgsql immutable strict parallel safe as $$
+declare
+    digits text := '';
+begin
+    loop
+        digits := number % 8 || digits;
+        number := number / 8;
+        if number = 0 then return digits; end if;
+    end loop;
+end $$;
 create or replace function tsql.string_parts(said text, separator text) returns table (value text, ordinal bigint)
 language plpgsql immutable parallel safe rows 10 as $$
 begin

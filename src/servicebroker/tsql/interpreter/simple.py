@@ -38,6 +38,8 @@ class Value(NamedTuple):
 Compiled = Callable[["Machine"], Value]
 _SIZE = 400  # tokens; longer expressions go to the translation
 _INTEGERS = {"tinyint": (0, 255), "smallint": (-(2**15), 2**15 - 1), "int": (-(2**31) + 1, 2**31 - 1)}  # by rank
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_PLAIN = STRINGS | BINARIES | {*_WHOLE, "uniqueidentifier"}
 _RANKS = list(_INTEGERS)
 _COMPARED = ("nvarchar", "varchar", "nchar", "char")  # sysname has an order of its own
 _STRINGS = ("nvarchar", "varchar", "sysname")
@@ -224,17 +226,21 @@ def _known(name: str) -> Compiled:
 def _converted(value: Compiled, target: SqlType) -> Compiled:
     def result(machine: Machine) -> Value:
         given, source = value(machine)
-        if isinstance(given, bool) or _goes_through_bytes(given, source, target):
+        if isinstance(given, bool) or (given is not None and not _is_plain(source, target)):
             raise NotSimple
-        return Value(None if given is None else convert(given, source, target), target)
+        try:
+            return Value(None if given is None else convert(given, source, target), target)
+        except TsqlError:
+            raise NotSimple from None  # PostgreSQL says what is wrong
 
     return result
 
 
-def _goes_through_bytes(given: object, source: SqlType | None, target: SqlType) -> bool:
-    """Whether one of the two is binary and the other no text: PostgreSQL has the forms of all types."""
-    is_binary = isinstance(given, bytes | bytearray | memoryview)
-    return is_binary != (target.name in BINARIES) and (target if is_binary else source or target).name not in STRINGS
+def _is_plain(source: SqlType | None, target: SqlType) -> bool:
+    """Whether a conversion is from or to text, between whole numbers, bytes and identifiers; PostgreSQL has all forms."""
+    if source is None or not {source.name, target.name} <= _PLAIN:
+        return False
+    return source.name in STRINGS or target.name in STRINGS or {source.name, target.name} <= set(_WHOLE)
 
 
 def _either(left: Compiled, right: Compiled) -> Compiled:

@@ -100,6 +100,12 @@ def _out_of_variant(value: Sql, to: SqlType, style: str | None, attempt: bool) -
     """By what it is: a number becomes one of another type as numbers do, the rest as its text does."""
     if to.name in BINARIES:
         return _sized(Sql(f"tsql.variant_bytes({value.text})", to), to)
+    if to.name in STRINGS and style is not None:
+        moment = converted(
+            Sql(f"tsql.to_datetime(tsql.variant_raw({value.text}))", SqlType("datetime")), to, style=style
+        )
+        plain = _out_of_variant(value, to, None, attempt)
+        return Sql(f"(CASE WHEN tsql.variant_rank({value.text}) = 5 THEN {moment.text} ELSE {plain.text} END)", to)
     if to.name not in NUMBERS:
         form = "variant_text" if to.name in STRINGS else "variant_raw"
         return converted(Sql(f"tsql.{form}({value.text})", _WRITTEN), to, style=style, attempt=attempt)

@@ -157,7 +157,13 @@ def _not_here(name: str, instead: str) -> Callable[[Writer, list[exp.Expression]
     return refuse
 
 
+def _no_bytes(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    """What 0x is respelled as."""
+    return Sql("'\\x'::bytea", VARBINARY)
+
+
 SPECIAL |= {
+    "no_bytes": _no_bytes,
     "isnull": _isnull,
     "choose": _choose,
     "concat": _concat,
