@@ -116,6 +116,11 @@ class Side:
         eventually(lambda: _tried(read), PATIENCE)
         return found
 
+    def confirmed(self, way: str) -> set[tuple[str, int]]:
+        """What PostgreSQL has told its application to be committed, as that has written down elsewhere."""
+        rows = (line.split() for line in self.calm.with_name(f"{self.name}.confirmed").read_text().splitlines())
+        return {(conversation, int(number)) for kind, conversation, number in rows if kind == way}
+
     def megabytes(self) -> int:
         """What its daemon holds in memory."""
         return held(self.daemon.pid) // 2**20
@@ -236,6 +241,21 @@ def _killed_server(world: World) -> Iterator[Side]:
     side = world.either
     os.kill(side.server(), signal.SIGKILL)
     yield side
+
+
+@contextmanager
+def _killed_server_beside_a_daemon(world: World) -> Iterator[Side]:
+    """Nobody but the daemon commits, so that nobody else takes to the disk what it has acknowledged."""
+    side = world.east
+    side.application.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(3):
+            time.sleep(1 + world.chance.random())
+            with suppress(OSError):  # it may not have been started again yet
+                os.kill(side.server(), signal.SIGKILL)
+        yield side
+    finally:
+        side.application.send_signal(signal.SIGCONT)
 
 
 @contextmanager
@@ -451,6 +471,7 @@ SCENARIOS = (
     Scenario("an activated procedure exits", _procedure("exits"), "Work: It is OFF", 20),
     Scenario("an activated procedure hangs", _procedure("hangs"), "transaction .* has been open", 65),
     Scenario("PostgreSQL is killed", _killed_server),
+    Scenario("PostgreSQL is killed while only a daemon writes", _killed_server_beside_a_daemon),
     Scenario("PostgreSQL stops at once and recovers", _restarted_server),
     Scenario("all sessions are terminated, three times", _killed_backends),
     Scenario("the role gets short timeouts", _role_timeouts, "lock_timeout is 50 ms"),
@@ -514,6 +535,9 @@ def judge(world: World) -> int:
     time.sleep(1)  # what is doubled would come now
     errors = [*world.west.ledger("error"), *world.east.ledger("error")]
     assert not errors, f"conversations have failed: {errors[:5]}"
+    for side, way in ((world.west, "sent"), (world.east, "received"), (world.west, "answered")):
+        gone = sorted(side.confirmed(way) - set(side.ledger(way)))
+        assert not gone, f"{way}, committed, and gone: {len(gone)}, {gone[:5]}"
     sent = world.west.ledger("sent")
     for side, way in ((world.east, "received"), (world.west, "answered")):
         found = side.ledger(way)

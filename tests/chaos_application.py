@@ -1,8 +1,9 @@
 """An application of the chaos run, in a process of its own: `python chaos_application.py west|east FOLDER CALM`.
 
 West sends numbered orders and collects the replies, east receives and replies. Each writes what it did into a ledger of
-its own, in the transaction that did it. An error of the broker or of PostgreSQL costs it the transaction and nothing
-else: it goes on with the instance that it has open. West sends nothing new once the file CALM exists.
+its own, in the transaction that did it, and into a file beside CALM, once PostgreSQL has said that it is committed. An
+error of the broker or of PostgreSQL costs it the transaction and nothing else: it goes on with the instance that it has
+open. West sends nothing new once the file CALM exists.
 """
 
 from __future__ import annotations
@@ -51,6 +52,17 @@ def note(transaction: sb.Transaction, way: str, rows: list[tuple[str, int]]) -> 
     )
 
 
+class Confirmed:
+    """What PostgreSQL has said to be committed, in a file, which its death does not touch."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.open("ab", buffering=0)
+
+    def add(self, way: str, rows: list[tuple[str, int]]) -> None:
+        """All of it in one write: whoever kills this process leaves no half line."""
+        self._file.write("".join(f"{way} {conversation} {number}\n" for conversation, number in rows).encode())
+
+
 def parsed(message: sb.Message) -> tuple[str, int]:
     conversation, number, *_ = (message.message_body or b"").split()
     return conversation.decode(), int(number)
@@ -59,8 +71,8 @@ def parsed(message: sb.Message) -> tuple[str, int]:
 class West:
     """Sends on a few conversations that outlive the process: their handles are in a table."""
 
-    def __init__(self, database: sb.Database, calm: Path) -> None:
-        self.database, self.calm, self.chance = database, calm, random.Random()
+    def __init__(self, database: sb.Database, confirmed: Confirmed, calm: Path) -> None:
+        self.database, self.confirmed, self.calm, self.chance = database, confirmed, calm, random.Random()
 
     def send(self) -> None:
         if self.calm.exists():
@@ -77,46 +89,51 @@ class West:
             ((first,),) = transaction.connection.execute(asked, (conversation,)).fetchall()
             numbers = range(first, first + self.chance.randint(1, BATCH))
             transaction.send_batch(handle, ORDER, [b"%b %d" % (conversation.encode(), number) for number in numbers])
-            note(transaction, "sent", [(conversation, number) for number in numbers])
+            sent = [(conversation, number) for number in numbers]
+            note(transaction, "sent", sent)
             if self.chance.random() < 0.05:
                 raise sb.InstanceError("rolled back on purpose")
+        self.confirmed.add("sent", sent)
 
     def collect(self) -> None:
         with self.database.transaction() as transaction:
             messages = transaction.receive(ORDERS_QUEUE, top=500, wait=1)
-            note(
-                transaction, "answered", [parsed(message) for message in messages if message.message_type_name == REPLY]
-            )
+            answered = [parsed(message) for message in messages if message.message_type_name == REPLY]
+            note(transaction, "answered", answered)
             others = [message for message in messages if message.message_type_name != REPLY]
             note(transaction, "error", [(str(message.message_body), 0) for message in others])
+        self.confirmed.add("answered", answered)
 
 
 class East:
     """Answers every order with its own number."""
 
-    def __init__(self, database: sb.Database) -> None:
-        self.database = database
+    def __init__(self, database: sb.Database, confirmed: Confirmed) -> None:
+        self.database, self.confirmed = database, confirmed
 
     def answer(self) -> None:
         with self.database.transaction() as transaction:
             messages = transaction.receive(STOCK_QUEUE, top=500, wait=1)
             orders = [message for message in messages if message.message_type_name == ORDER]
-            note(transaction, "received", [parsed(message) for message in orders])
+            received = [parsed(message) for message in orders]
+            note(transaction, "received", received)
             for handle in dict.fromkeys(message.conversation_handle for message in orders):
                 mine = [message.message_body or b"" for message in orders if message.conversation_handle == handle]
                 transaction.send_batch(handle, REPLY, mine)
             others = [message for message in messages if message.message_type_name != ORDER]
             note(transaction, "error", [(str(message.message_body), 0) for message in others])
+        self.confirmed.add("received", received)
 
 
 def main(side: str, folder: str, calm: str) -> None:
     with sb.open(folder) as instance:
         database = instance.database("Test")
+        confirmed = Confirmed(Path(calm).with_name(f"{side}.confirmed"))
         if side == "west":
-            west = West(database, Path(calm))
+            west = West(database, confirmed, Path(calm))
             threading.Thread(target=over_and_over, args=(west.collect,), daemon=True).start()
             over_and_over(west.send)
-        over_and_over(East(database).answer)
+        over_and_over(East(database, confirmed).answer)
 
 
 if __name__ == "__main__":

@@ -251,6 +251,12 @@ CHANGED = [
     ("drop function servicebroker.expire_{queue}", "the function servicebroker.expire_"),
     ("alter function servicebroker.look_{queue} security definer", "the function servicebroker.look_"),
     ("drop index servicebroker.queue_{queue}_group", "is missing"),
+    ("create or replace function servicebroker.fire_timers_{queue}(at timestamptz) returns void language sql as ''",
+     "the function servicebroker.fire_timers_"),
+    ("alter table servicebroker.retained_{queue} add column x integer", "the table servicebroker.retained_"),
+    ("create policy p on servicebroker.queue_{queue}", "the table servicebroker.queue_"),
+    ("alter view {view} reset (security_invoker)", "the view test_dbo.stockqueue has another definition"),
+    ("drop function servicebroker.fingerprint", "the function servicebroker.fingerprint(queue integer) is missing"),
 ]  # fmt: skip
 
 
@@ -284,6 +290,55 @@ def test_retention_and_a_search_path_are_no_changes(watched: sb.Database) -> Non
         connection.execute("set search_path = servicebroker, sys, tsql, test_dbo")
         assert run(connection, changed(100)) == []
     assert watched.instance.check().findings == []
+
+
+def touched(database: sb.Database) -> set[str]:
+    """The queues whose definitions have to be compared."""
+    text = (
+        "select name from servicebroker.queues where fingerprint is distinct from servicebroker.fingerprint(queue_id)"
+    )
+    return {name for (name,) in query(database, text)}
+
+
+def test_what_nobody_has_touched_is_not_compared_again(fresh_database: sb.Database) -> None:
+    """What the broker does with a queue is no touch; a right that was granted on it is, and no change."""
+    fresh_database.create_queue("Used")
+    fresh_database.alter_queue("Used", retention=True)
+    fresh_database.alter_queue("Used", status=False, activation=sb.Activation("usp_Used", 1, "OWNER"))
+    handle, _ = open_dialog(fresh_database)
+    fresh_database.send(handle, ORDER, b"there")
+    fresh_database.receive(STOCK_QUEUE)
+    number = queue_number(fresh_database, STOCK_QUEUE)
+    with psycopg.connect(fresh_database.instance.url, autocommit=True) as connection:
+        connection.execute(f"truncate servicebroker.queue_{number}".encode())
+        connection.execute(f"vacuum (full, analyze) servicebroker.queue_{number}".encode())
+    assert touched(fresh_database) == set()
+    with psycopg.connect(fresh_database.instance.url, autocommit=True) as connection:
+        connection.execute(f"grant execute on function servicebroker.look_{number} to public".encode())
+        assert touched(fresh_database) == {STOCK_QUEUE}
+        assert run(connection, changed(100)) == []
+        mend(connection)
+    assert touched(fresh_database) == set()
+
+
+def test_what_somebody_has_changed_is_not_trusted_since_something_else_was_made(fresh_database: sb.Database) -> None:
+    number = queue_number(fresh_database, STOCK_QUEUE)
+    with psycopg.connect(fresh_database.instance.url, autocommit=True) as connection:
+        connection.execute(f"alter table servicebroker.queue_{number} add column x integer".encode())
+        table = [("table", f"servicebroker.queue_{number}", True)]
+        assert run(connection, changed(100)) == table
+        fresh_database.alter_queue(STOCK_QUEUE, retention=True)
+        assert run(connection, changed(100)) == table
+        mend(connection)
+        assert run(connection, changed(100)) == table
+
+
+def test_the_fingerprint_of_a_queue_is_of_all_that_it_has(watched: sb.Database) -> None:
+    ((text,),) = query(watched, "select prosrc from pg_proc where proname = 'fingerprint'")
+    names = query(watched, "select name from servicebroker.made where of_queue and kind not in ('view', 'trigger')")
+    for (name,) in names:
+        stem = name.removeprefix("servicebroker.").split("(")[0].replace("{id}", "%s")
+        assert f"format('{stem}', queue)" in text
 
 
 def test_what_can_be_made_anew_is_mended(make_instance_url: Callable[[], str]) -> None:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -13,12 +14,13 @@ import servicebroker as sb
 from servicebroker.activation import procedures
 from servicebroker.cli.main import app
 from servicebroker.engine.diagnosis.facts import gather
-from servicebroker.store import running
+from servicebroker.store import migrations, running
 from servicebroker.store.running import run
 from servicebroker.store.statements import Rows, Statement
-from support import CONTRACT, ORDER, ORDERS, begin, define_standard_set, eventually
+from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, bodies, define_standard_set, eventually, query
 
 MANY = 25
+UPGRADED = 150
 
 
 @pytest.fixture
@@ -112,6 +114,34 @@ def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: 
             looks()
         eventually(lambda: taken == [b"ninth", b"third"], 5)
         eventually(lambda: looks() == 0, 30)
+
+
+def test_an_instance_with_many_queues_is_upgraded(
+    make_instance_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what they hold, however PostgreSQL plans what is done with so many objects."""
+    url, every = make_instance_url(), migrations.migrations()
+    with sb.open(url, upkeep=None) as instance:
+        made = define_standard_set(instance.database("Many", create=True))
+        with made.defining() as definitions:
+            for number in range(UPGRADED):
+                definitions.create_queue(f"Queue{number}", retention=number % 2 == 0)
+        made.send(begin(made), ORDER, b"before")
+    newer = migrations.Migration(9001, "9001_newer.sql", "alter table servicebroker.routes add column newer integer")
+    monkeypatch.setattr(migrations, "migrations", lambda: [*every, newer])
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("vacuum analyze")
+        for join in ("hashjoin", "mergejoin", "sort"):  # other orders of rows than those of a few objects
+            connection.execute(f"set enable_{join} = off".encode())
+        assert migrations.migrate(connection) == [newer]
+    with sb.open(url, upkeep=None) as instance:
+        analyzed, findings = instance.check()
+        assert analyzed["Service Queues"] > UPGRADED
+        assert not findings
+        many = instance.database("Many")
+        assert not query(many, "select from servicebroker.queues where fingerprint is null")
+        assert bodies(many.receive(STOCK_QUEUE)) == [b"before"]
+        many.drop_queue("Queue7")
 
 
 @pytest.mark.full

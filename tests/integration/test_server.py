@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,6 +19,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from pooling_proxy import PoolingProxy
 from servicebroker.cli.main import app as command
+from servicebroker.store.connection import connect
 from servicebroker.store.embedded import EmbeddedServer
 from support import ORDER, REPLY, STOCK_QUEUE, bodies, define_standard_set, open_dialog, query
 
@@ -36,6 +43,33 @@ def test_a_proxy_that_lends_its_sessions_is_refused(make_url: Callable[[], str],
     assert "\n" not in str(caught.value)
     with psycopg.connect(url) as connection:
         assert connection.execute("select to_regnamespace('servicebroker')").fetchall() == [(None,)]
+
+
+def test_who_vanishes_is_given_up(make_url: Callable[[], str]) -> None:
+    """The server by us, and we by the server, after half a minute or as the URL says."""
+    url = make_url()
+    theirs = "select reset_val from pg_settings where name = 'tcp_user_timeout'"
+    with PoolingProxy(url) as proxied:
+        for more, ours in ((" ", 20_000), (" tcp_user_timeout=7000 ", 7_000)):
+            with connect(f"{proxied}{more}") as connection, socket.socket(fileno=os.dup(connection.fileno())) as tcp:
+                assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == ours
+                assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+                assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    for more, told in (("", "20000"), ("&options=-ctcp_user_timeout%3D7000", "7000")):
+        with connect(f"{url}{more}") as connection:
+            assert connection.execute(theirs).fetchall() == [(told,)]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a network of its own")
+def test_a_network_that_is_gone_holds_nobody() -> None:
+    """A statement that waits fails, and what an idle session has locked is free, though no packet comes any more."""
+    with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o711)
+        script = Path(__file__).parents[1] / "vanished_network.py"
+        command = ["unshare", "--net", sys.executable, str(script), folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_commits_that_do_not_wait_for_the_disk_are_refused(make_url: Callable[[], str], server: EmbeddedServer) -> None:

@@ -16,7 +16,9 @@ SENT = [("a", 0), ("b", 0), ("a", 1), ("a", 2), ("b", 1)]
 def world(folder: Path, **ledgers: list[tuple[str, int]]) -> Any:
     """What both applications have written down: all is well but for `ledgers`."""
     kept = {"sent": SENT, "received": SENT, "answered": SENT, "error": []} | ledgers
-    side = SimpleNamespace(ledger=lambda way: list(kept[way]))
+    side = SimpleNamespace(
+        ledger=lambda way: list(kept[way]), confirmed=lambda way: set(kept.get(f"{way}, committed", ()))
+    )
     return SimpleNamespace(
         west=side, east=side, calm=folder / "calm", answered=lambda: len(kept["answered"]), told=lambda: ""
     )
@@ -52,3 +54,10 @@ def test_what_is_wrong_is_named(tmp_path: Path, way: str, found: list[tuple[str,
 def test_a_conversation_that_has_failed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="conversations have failed"):
         chaos.judge(world(tmp_path, error=[("-9719", 0)]))
+
+
+@pytest.mark.parametrize("way", ["sent", "received", "answered"])
+def test_what_postgresql_had_confirmed_and_has_lost(tmp_path: Path, way: str) -> None:
+    """Also where both sides agree on the rest."""
+    with pytest.raises(AssertionError, match=rf"{way}, committed, and gone: 1, \[\('b', 2\)\]"):
+        chaos.judge(world(tmp_path, **{f"{way}, committed": [*SENT, ("b", 2)]}))

@@ -29,7 +29,7 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.broker import metrics
 from servicebroker.engine.activation import monitors
-from servicebroker.engine.activation.monitors import Definition
+from servicebroker.engine.activation.monitors import NO_DEFINITIONS, Definition
 from servicebroker.engine.catalog.event_notifications import drop_broken, post
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
@@ -87,6 +87,7 @@ class Host:
         self._interval = interval
         self._tick = min(TICK, interval / 4)
         self._coroutines = AsyncTasks(instance)
+        self._defined = NO_DEFINITIONS
         self._watched: dict[int, Watched] = {}
         self._retry_at: dict[int, float] = {}  # queues whose procedure is missing
         self._ended: deque[tuple[Watched, threading.Thread, Outcome]] = deque()
@@ -252,7 +253,8 @@ class Host:
 
     def _define(self, connection: psycopg.Connection[Any]) -> None:
         """Do as the catalog says: monitors begin, begin anew and end; running tasks of a queue that is off end soon."""
-        found = {definition.queue_id: definition for definition in run(connection, monitors.definitions())}
+        self._defined = run(connection, monitors.definitions(self._defined))
+        found = {definition.queue_id: definition for definition in self._defined.queues}
         for queue_id in self._watched.keys() - found.keys():
             self._switch_off(connection, self._watched[queue_id])
         for queue_id, definition in found.items():
@@ -317,7 +319,8 @@ class Host:
 
     def _glance(self, connection: psycopg.Connection[Any]) -> None:
         """Have a look at each queue where something may have happened: at an idle one, nothing has to be looked for."""
-        found = run(connection, monitors.glance(list(self._watched), self.instance.clock()))
+        known = {number: watched.counters if watched.is_settled else () for number, watched in self._watched.items()}
+        found = run(connection, monitors.glance(known, self.instance.clock()))
         self._oldest = found.oldest
         for queue in found.queues:
             if self._watched[queue.queue_id].wants_look(queue, found.next):

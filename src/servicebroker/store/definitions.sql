@@ -1,15 +1,26 @@
--- What the schemas of the broker hold, each as it is defined: kind, name (of a queue's view {view}), definition, the queue that
--- it belongs to (null: none), and the quoted name of the table or view. Names are written out, whatever the session's search_path.
+-- What the schemas of the broker hold, as far as {which} says, each as it is defined: kind, name (of a queue's view {view}),
+-- definition, the queue that it belongs to (null: none). Names are written out, whatever the session's search_path.
 with setting as materialized (
     select set_config('search_path', 'pg_catalog', true) as path
 ), relations as (
-    select c.oid, c.relkind, c.relname::text as name, n.nspname::text as space, format('%I.%I', n.nspname, c.relname) as whole,
-           q.queue_id as view_of
-      from pg_class c
-      join pg_namespace n on n.oid = c.relnamespace
-      left join servicebroker.queues q on q.postgres_schema = n.nspname and q.postgres_name = c.relname and c.relkind = 'v'
-     where (n.nspname in ('servicebroker', 'servicebroker_fence', 'sys', 'tsql') or q.queue_id is not null) and c.relkind in ('r', 'v', 'i', 'S')
-), found (kind, space, name, definition, view_of, whole) as (
+    select * from (
+        select c.oid, c.relkind, c.relname::text as name, n.nspname::text as space, q.queue_id as view_of,
+               coalesce(q.queue_id, case when n.nspname = 'servicebroker'
+                                         then substring(c.relname from '_([0-9]{1,10})(?:_|$)')::bigint end) as queue_id
+          from pg_class c
+          join pg_namespace n on n.oid = c.relnamespace
+          left join servicebroker.queues q on q.postgres_schema = n.nspname and q.postgres_name = c.relname and c.relkind = 'v'
+         where (n.nspname in ('servicebroker', 'servicebroker_fence', 'sys', 'tsql') or q.queue_id is not null)
+           and c.relkind in ('r', 'v', 'i', 'S')) r
+     where {which}
+), functions as (
+    select * from (
+        select p.oid, p.proname, n.nspname::text as space,
+               case when n.nspname = 'servicebroker' then substring(p.proname from '_([0-9]{1,10})$')::bigint end as queue_id
+          from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+         where n.nspname in ('servicebroker', 'servicebroker_fence', 'sys', 'tsql') and p.prokind = 'f') f
+     where {which}
+), found (kind, space, name, definition, view_of, queue_id) as (
     select case r.relkind when 'r' then 'table' when 'v' then 'view' when 'i' then 'index' else 'sequence' end,
            r.space, r.name,
            case r.relkind
@@ -30,24 +41,20 @@ with setting as materialized (
            -- the triggers on it, each of which is told apart below; one queue is watched by the built-in service
            || coalesce((select '; triggers ' || string_agg(t.tgname, ', ' order by t.tgname) from pg_trigger t
                          where t.tgrelid = r.oid and not t.tgisinternal and t.tgname <> 'arrival'), ''),
-           r.view_of, r.whole
+           r.view_of, r.queue_id
       from relations r
     union all
-    select 'trigger', r.space, r.name || '.' || t.tgname, pg_get_triggerdef(t.oid) || ' ' || t.tgenabled::text, r.view_of, r.whole
+    select 'trigger', r.space, r.name || '.' || t.tgname, pg_get_triggerdef(t.oid) || ' ' || t.tgenabled::text, r.view_of, r.queue_id
       from relations r join pg_trigger t on t.tgrelid = r.oid
      where not t.tgisinternal and t.tgname <> 'arrival'
     union all
-    select 'function', n.nspname, format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)),
-           pg_get_functiondef(p.oid), null, null
-      from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-     where n.nspname in ('servicebroker', 'servicebroker_fence', 'sys', 'tsql') and p.prokind = 'f'
-), objects (kind, name, definition, queue_id, whole) as (
+    select 'function', f.space, format('%s(%s)', f.proname, pg_get_function_identity_arguments(f.oid)),
+           pg_get_functiondef(f.oid), null, f.queue_id
+      from functions f
+), objects (kind, name, definition, queue_id) as (
     select f.kind,
            case when f.view_of is null then f.space || '.' || f.name else regexp_replace(f.name, '^.*?(\.refuse(_all)?)?$', '{view}\1') end,
-           f.definition,
-           coalesce(f.view_of, case when f.space = 'servicebroker'
-                                    then substring(f.name from '_([0-9]{1,10})(?:[_.(]|$)')::bigint end),
-           f.whole
+           f.definition, f.queue_id
       from setting, found f
      where setting.path is not null
 )

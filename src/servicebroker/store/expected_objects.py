@@ -2,7 +2,8 @@
 
 PostgreSQL's own words are compared. Another major version may choose others, and a dump that was restored does: then
 nothing is said, until `servicebroker check --mend` has recorded it again. A queue's
-objects are compared with those of a pattern, a queue that is made for that and dropped again.
+objects are compared with those of a pattern, a queue that is made for that and dropped again; but for queues whose
+fingerprint (`store/verbs.sql`) is what it was when they were made: nobody has touched them since.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ _VERSION = (
 )
 
 
+_FINGERPRINT = "servicebroker.fingerprint(integer)"
+_OF_NO_QUEUE, _OF_TOUCHED = "queue_id is null", "queue_id = any ($1::int[])"
+
+
 @functools.cache
-def _objects() -> str:
-    return (resources.files(__package__) / "definitions.sql").read_text()
+def _objects(which: str) -> str:
+    """What is there and how it is defined: of no queue, of some, of both."""
+    return (resources.files(__package__) / "definitions.sql").read_text().replace("{which}", which)
 
 
 def record() -> Steps[None]:
@@ -33,9 +39,8 @@ def record() -> Steps[None]:
     yield Statement("expected_objects.record.delete_made", "delete from servicebroker.made", prepared=False)
     yield Statement(
         "expected_objects.record.insert_made",
-        f"{_objects()} insert into servicebroker.made (kind, name, definition, server) "
-        f"select kind, name, md5(definition), {_VERSION} from objects "
-        "where queue_id is null and name <> 'servicebroker.made'",
+        f"{_objects(_OF_NO_QUEUE)} insert into servicebroker.made (kind, name, definition, server) "
+        f"select kind, name, md5(definition), {_VERSION} from objects where name <> 'servicebroker.made'",
         prepared=False,
     )
     yield queue_objects(_PATTERN, "servicebroker", _VIEW, False)
@@ -62,11 +67,12 @@ def _note_pattern(retention: bool) -> Statement:
     """What a queue has; of the functions for RETENTION on or off."""
     return Statement(
         "expected_objects.note_pattern",
-        f"{_objects()} insert into servicebroker.made (kind, name, definition, of_queue, retention, server) "
+        f"{_objects(f'queue_id = {_PATTERN}')} "
+        "insert into servicebroker.made (kind, name, definition, of_queue, retention, server) "
         f"select kind, replace(replace(name, 'servicebroker.{_VIEW}', '{_SHOWN}'), '{_PATTERN}', '{_ID}'), "
         f"replace(replace(definition, 'servicebroker.{_VIEW}', '{_SHOWN}'), '{_PATTERN}', '{_ID}'), true, "
         f"case when kind = 'function' then {str(retention).lower()} end, {_VERSION} from objects "
-        f"where queue_id = {_PATTERN} and (kind = 'function' or {str(not retention).lower()})",
+        f"where kind = 'function' or {str(not retention).lower()}",
         prepared=False,
     )
 
@@ -86,27 +92,57 @@ def changed(most: int) -> Steps[list[tuple[str, str, bool]]]:
 
     Nothing where it `is_foreign`.
     """
-    rows = yield Statement(
-        "expected_objects.changed",
-        f"{_objects()}, expected as ("
+    rows = yield _compared((yield from _touched_queues()), f"{_OF_NO_QUEUE} or {_OF_TOUCHED}", most)
+    return [(kind, name, is_there) for kind, name, is_there, _ in rows]
+
+
+def trust_queues() -> Steps[None]:
+    """Trust all queues whose objects are defined as they should be, however that came, until somebody touches them."""
+    if touched := (yield from _touched_queues()):
+        rows = yield _compared(touched, _OF_TOUCHED, None)
+        yield Statement(
+            "expected_objects.trust_queues",
+            "update servicebroker.queues set fingerprint = case when queue_id <> all ($2::int[]) "
+            "then servicebroker.fingerprint(queue_id) end where queue_id = any ($1::int[])",
+            (touched, sorted({row[-1] for row in rows})),
+            prepared=False,
+        )
+
+
+def _compared(touched: list[int], which: str, most: int | None) -> Statement:
+    """Kind, name, whether it is there, and the queue, of what is not as it should be: of these queues, and of none."""
+    return Statement(
+        "expected_objects.compared",
+        f"{_objects(which)}, expected as (select * from ("
         "select m.kind, m.name, m.definition, null::integer as queue_id from servicebroker.made m "
         f"where not m.of_queue and m.server = {_VERSION} union all "
-        # of a queue the texts, since there are tens of thousands: a checksum of each would take longer than to compare
         f"select m.kind, replace(m.name, '{_ID}', q.queue_id::text), case when m.kind in ('view', 'trigger') "
         f"then replace(replace(m.definition, '{_ID}', q.queue_id::text), '{_SHOWN}', "
         f"format('%I.%I', q.postgres_schema, q.postgres_name)) "
         f"else replace(m.definition, '{_ID}', q.queue_id::text) end, q.queue_id "
         "from servicebroker.made m cross join servicebroker.queues q "
-        f"where m.of_queue and m.server = {_VERSION} and coalesce(m.retention = q.is_retention_enabled, true)) "
+        f"where m.of_queue and m.server = {_VERSION} and coalesce(m.retention = q.is_retention_enabled, true)) e "
+        f"where {which}) "
         "select e.kind, case when q.queue_id is null then e.name "
         f"else replace(e.name, '{_SHOWN}', format('%I.%I', q.postgres_schema, q.postgres_name)) end, "
-        "o.kind is not null from expected e left join objects o on o.kind = e.kind and o.name = e.name "
+        "o.kind is not null, e.queue_id from expected e left join objects o on o.kind = e.kind and o.name = e.name "
         # = and not is: who joins by equality alone does not compare each queue with each other one
         "and coalesce(o.queue_id, 0) = coalesce(e.queue_id, 0) "
         "left join servicebroker.queues q on q.queue_id = e.queue_id "
         "where case when e.queue_id is null then md5(o.definition) else o.definition end "
-        "is distinct from e.definition order by 1, 2 limit $1",
-        (most,),
+        "is distinct from e.definition order by 1, 2 limit $2",
+        (touched, most),
         prepared=False,
     )
-    return [(kind, name, is_there) for kind, name, is_there in rows]
+
+
+def _touched_queues() -> Steps[list[int]]:
+    """The queues of whose objects one was written since we have made them, though perhaps as it was."""
+    judges = yield Statement(
+        "expected_objects.touched_queues.find_judge", f"select to_regprocedure('{_FINGERPRINT}') is not null"
+    )
+    unless = "where fingerprint is distinct from servicebroker.fingerprint(queue_id)" if judges[0][0] else ""
+    rows = yield Statement(
+        "expected_objects.touched_queues", f"select queue_id from servicebroker.queues {unless}", prepared=False
+    )
+    return [queue_id for (queue_id,) in rows]

@@ -321,3 +321,46 @@ begin
     perform servicebroker.refuse_with(sent.refusal);
     return sent.number;
 end $$;
+
+-- What tells whether somebody has written the objects of a queue again: which there are, and in which transactions PostgreSQL's
+-- catalogs were told of them. What the broker itself changes there (relfilenode, statistics) is left out.
+create or replace function servicebroker.fingerprint(queue integer) returns bigint language plpgsql stable as $$
+begin
+    return (
+        with relations as materialized (
+            select c.oid, c.relname, c.relkind, c.reloptions from pg_catalog.pg_class c
+             where c.relnamespace = 'servicebroker'::regnamespace and c.relname = any (array[
+                       format('queue_%s', queue), format('queue_%s_arrival', queue), format('queue_%s_group', queue),
+                       format('queue_%s_order', queue), format('queue_%s_receives', queue), format('queue_%s_empty_receives', queue),
+                       format('retained_%s', queue), format('retained_%s_conversation', queue)]::name[])
+            union all
+            select c.oid, c.relname, c.relkind, c.reloptions from servicebroker.queues q
+              join pg_catalog.pg_namespace n on n.nspname = q.postgres_schema::name
+              join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = q.postgres_name::name
+             where q.queue_id = queue
+        ), parts (kind, whose, id, made) as (
+            select 'relation', oid, 0::bigint, concat(relname, relkind, case when relkind = 'v' then reloptions end) from relations
+            union all
+            select 'column', a.attrelid, a.attnum, a.xmin::text from pg_catalog.pg_attribute a
+             where a.attrelid = any (array(select oid from relations where relkind in ('r', 'v'))) and a.attnum > 0
+            union all
+            select 'default', d.adrelid, d.oid, d.xmin::text from pg_catalog.pg_attrdef d
+             where d.adrelid = any (array(select oid from relations where relkind in ('r', 'v')))
+            union all
+            select 'rule', r.ev_class, r.oid, r.xmin::text from pg_catalog.pg_rewrite r
+             where r.ev_class = any (array(select oid from relations where relkind in ('r', 'v')))
+            union all
+            select 'policy', p.polrelid, p.oid, p.xmin::text from pg_catalog.pg_policy p
+             where p.polrelid = any (array(select oid from relations where relkind = 'r'))
+            union all
+            select 'trigger', t.tgrelid, t.oid, t.xmin::text from pg_catalog.pg_trigger t
+             where t.tgrelid = any (array(select oid from relations where relkind in ('r', 'v')))
+               and not t.tgisinternal and t.tgname <> 'arrival'
+            union all
+            select 'function', 0::oid, p.oid, p.xmin::text from pg_catalog.pg_proc p
+             where p.pronamespace = 'servicebroker'::regnamespace and p.proname = any (array[
+                       format('fire_timers_%s', queue), format('expire_%s', queue), format('survey_%s', queue),
+                       format('receive_%s', queue), format('look_%s', queue)]::name[])
+        )
+        select bit_xor(hashtextextended(concat_ws(' ', kind, whose, id, made), 0)) from parts);
+end $$;

@@ -6,7 +6,7 @@ A monitor is run by the process that holds the queue's lease, an advisory lock o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -50,20 +50,38 @@ class QueueLook(NamedTuple):
     due: datetime | None
 
 
-def definitions() -> Steps[list[Definition]]:
-    """Every queue that is to have a monitor now."""
+class Definitions(NamedTuple):
+    """Every queue that is to have a monitor now; `digest` tells them from others."""
+
+    digest: int | None
+    queues: list[Definition]
+
+
+NO_DEFINITIONS = Definitions(None, [])
+
+
+def definitions(known: Definitions) -> Steps[Definitions]:
+    """Every queue that is to have a monitor now: what is `known` already does not travel again."""
     rows = yield Statement(
         "monitors.definitions",
-        "select q.queue_id, q.database_id, d.name, q.schema_name, q.name, "
-        "case when q.is_activation_enabled then q.activation_procedure end, coalesce(q.max_readers, 0)::int, p.name, "
-        "coalesce(q.execute_as_principal_id, 0), q.monitor_version "
+        "with found as materialized (select q.queue_id, q.database_id, d.name, q.schema_name, q.name as queue, "
+        "case when q.is_activation_enabled then q.activation_procedure end as procedure, "
+        "coalesce(q.max_readers, 0)::int as max_readers, p.name as principal, "
+        "coalesce(q.execute_as_principal_id, 0) as execute_as, q.monitor_version "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
         "left join servicebroker.principals p on p.database_id = q.database_id and p.principal_id = "
         f"case when q.execute_as_principal_id = {OWNER_ID} then q.owner_id else q.execute_as_principal_id end "
         "where q.is_monitored and q.is_receive_enabled and q.is_enqueue_enabled and d.is_broker_enabled "
-        "and (q.notifies_activation or q.max_readers > 0) order by q.queue_id",
+        "and (q.notifies_activation or q.max_readers > 0)) "
+        "select d.digest, f.* "
+        "from (select coalesce(bit_xor(hash_record_extended(found, 0)), 0) as digest from found) d "
+        "left join found f on d.digest is distinct from $1 order by f.queue_id",
+        (known.digest,),
     )
-    return [Definition(*row) for row in rows]
+    digest = rows[0][0]
+    if digest == known.digest:
+        return known
+    return Definitions(digest, [Definition(*row) for _, *row in rows if row[0] is not None])
 
 
 def look(queue_id: int, now: datetime, running: int) -> Steps[QueueLook]:
@@ -96,26 +114,35 @@ class Glances(NamedTuple):
     queues: list[Glance]
 
 
-def glance(queue_ids: list[int], now: datetime) -> Steps[Glances]:
-    """A glance at many queues, in one statement of some microseconds for each."""
-    drawn = ", ".join(
-        f"coalesce(pg_sequence_last_value(to_regclass('servicebroker.queue_' || q || '{name}')), 0)"
-        for name in ("_order", "_empty_receives")
-    )
+_DRAWN = (
+    "coalesce(pg_sequence_last_value(to_regclass('servicebroker.queue_' || q || '_order')), 0)",
+    "coalesce(pg_sequence_last_value(to_regclass('servicebroker.queue_' || q || '_empty_receives')), 0)",
+)
+_UNKNOWN = (None, None, None)
+
+
+def glance(known: Mapping[int, tuple[int, ...]], now: datetime) -> Steps[Glances]:
+    """A glance at many queues, in one statement of some microseconds for each.
+
+    `known` has the counters of each that nothing is asked about while they are the same; () for who wants to be told.
+    """
+    counters = zip(*(counters or _UNKNOWN for counters in known.values()), strict=True) if known else ((), (), ())
     rows = yield Statement(
         "monitors.glance",
-        "select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint, q, "
-        "exists (select from servicebroker.conversation_endpoints e where e.queue_id = q and e.dialog_timer <= $2) "
+        "select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint, g.* "
+        "from pg_current_snapshot() as s left join (select q, due, drawn, empty, readers "
+        "from unnest($1::int[], $3::bigint[], $4::bigint[], $5::bigint[]) as k (q, k_drawn, k_empty, k_readers), "
+        "lateral (select exists (select from servicebroker.conversation_endpoints e "
+        "where e.queue_id = q and e.dialog_timer <= $2) "
         "or exists (select from servicebroker.conversation_endpoints e where e.queue_id = q and e.lifetime <= $2 "
-        "and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO'), "
-        f"{drawn}, "
-        "(select count(*) from servicebroker.waiting_readers w where w.queue_id = q and not w.is_monitor) "
-        "from pg_current_snapshot() as s, unnest($1::int[]) as q",
-        (queue_ids, now),
+        "and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO') as due, "
+        f"{_DRAWN[0]} as drawn, {_DRAWN[1]} as empty, "
+        "(select count(*) from servicebroker.waiting_readers w where w.queue_id = q and not w.is_monitor) as readers "
+        "offset 0) seen "
+        "where due or (drawn, empty, readers) is distinct from (k_drawn, k_empty, k_readers)) g on true",
+        (list(known), now, *map(list, counters)),
     )
-    if not rows:
-        return Glances(0, 0, [])
-    seen = [Glance(queue_id, is_due, tuple(counters)) for _, _, queue_id, is_due, *counters in rows]
+    seen = [Glance(queue_id, is_due, tuple(counted)) for _, _, queue_id, is_due, *counted in rows if queue_id]
     return Glances(rows[0][0], rows[0][1], seen)
 
 

@@ -19,6 +19,10 @@ _OPTIONS = (
 )
 # sessions of our own are idle and wait as long as they need, whatever the role's settings for applications are
 _UNHURRIED = " -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
+# a machine that has vanished without a word is given up in half a minute: the server by who waits for it, and a client
+# by the server, which keeps for it what it has locked
+_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
+_ALIVE_OPTIONS = " ".join(f"-c tcp_{name.removeprefix('tcp_')}={value}" for name, value in _ALIVE.items())
 _MINIMUM_SERVER = 150000
 _WITH_TRANSACTION_TIMEOUT = 170000
 _PROXY = (
@@ -94,11 +98,13 @@ async def _set_up(connection: AsyncDirectConnection) -> None:
 
 
 def _settings(url: str, application_name: str, more: str = "") -> dict[str, Any]:
-    given = conninfo_to_dict(url).get("options") or ""
+    given = conninfo_to_dict(url)
+    options = f"{_ALIVE_OPTIONS} {given.get('options') or ''} {_OPTIONS}{more}"  # the last one counts
     return {
+        **{name: value for name, value in _ALIVE.items() if name not in given},
         "autocommit": True,
         "application_name": application_name,
-        "options": f"{given} {_OPTIONS}{more}",  # ours count more
+        "options": options,
         "connect_timeout": 10,
         # at a ROLLBACK the driver would forget what it had prepared by DEALLOCATE ALL, and our statements with it
         "prepare_threshold": None,

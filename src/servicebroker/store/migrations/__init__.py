@@ -16,7 +16,7 @@ from psycopg import sql
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
-from servicebroker.store.expected_objects import is_foreign, record
+from servicebroker.store.expected_objects import is_foreign, record, trust_queues
 from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute, run
 from servicebroker.store.sql_verbs import fence, verbs
@@ -58,6 +58,7 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
                 _make_anew(connection)
                 if MADE in applied(connection):
                     run(connection, record())
+                    run(connection, trust_queues())
     except psycopg.errors.InsufficientPrivilege as refused:
         raise InstanceError(
             f"The PostgreSQL role may not make or use the schema of servicebroker ({refused.diag.message_primary}): "
@@ -148,6 +149,7 @@ def mend(connection: psycopg.Connection[object]) -> None:
             _make_anew(connection)
             if run(connection, is_foreign()):
                 run(connection, record())
+            run(connection, trust_queues())
     except psycopg.errors.InsufficientPrivilege as refused:
         raise InstanceError(f"Only the owner of the schema can mend it ({refused.diag.message_primary}).") from None
 
