@@ -55,10 +55,10 @@ IF EXISTS (SELECT 1 FROM sys.service_message_types WHERE name = N'//depot/Parcel
     DROP MESSAGE TYPE [//depot/Parcel]
 IF EXISTS (SELECT 1 FROM sys.service_message_types WHERE name = N'//depot/Receipt')
     DROP MESSAGE TYPE [//depot/Receipt]
+DROP VIEW IF EXISTS depot.Stock
 IF OBJECT_ID('depot.Unpack', 'P') IS NOT NULL DROP PROCEDURE depot.Unpack;
 IF OBJECT_ID('depot.Weight', 'FN') IS NOT NULL DROP FUNCTION depot.Weight;
 IF OBJECT_ID('depot.Heavy', 'IF') IS NOT NULL DROP FUNCTION depot.Heavy;
-DROP VIEW IF EXISTS depot.Stock
 DROP TABLE IF EXISTS depot.Parcels, depot.Shelves
 IF EXISTS (SELECT * FROM sys.objects WHERE object_id = OBJECT_ID(N'[depot].[Versions]') AND type IN (N'U'))
     PRINT N'versions are kept: ' + CAST((SELECT COUNT(*) FROM depot.Versions) AS nvarchar(10))

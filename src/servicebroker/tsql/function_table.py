@@ -66,12 +66,13 @@ def _type(returns: str) -> SqlType | None:
 
 def _rows() -> tuple[Function, ...]:
     text = (resources.files(__package__) / "functions.tsv").read_text()
-    group, rows = "", []
+    group, rows = "", list[Function]()
     for line in text.splitlines():
         if line.startswith("# "):
             group = line.removeprefix("# ")
         else:
-            rows.append(Function(*line.split("\t"), group))
+            name, arguments, returns, done, says = line.split("\t")
+            rows.append(Function(name, arguments, returns, done, says, group))
     return tuple(rows)
 
 

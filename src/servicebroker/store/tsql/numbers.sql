@@ -87,6 +87,14 @@ begin
                        'return tsql.left_shift(number, -places)', of);
     end loop;
 end $$;
+create or replace function tsql.get_bit(number smallint, place integer) returns smallint language sql immutable strict parallel safe
+return tsql.get_bit(number::integer, place);
+create or replace function tsql.set_bit(number smallint, place integer, value integer default 1) returns integer language sql immutable strict parallel safe
+return tsql.set_bit(number::integer, place, value);
+create or replace function tsql.left_shift(number smallint, places integer) returns integer language sql immutable strict parallel safe
+return tsql.left_shift(number::integer, places);
+create or replace function tsql.right_shift(number smallint, places integer) returns integer language sql immutable strict parallel safe
+return tsql.right_shift(number::integer, places);
 
 -- rowversion: a number that rises with every row written, in any table.
 create sequence if not exists tsql.rowversions;

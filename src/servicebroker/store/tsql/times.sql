@@ -130,6 +130,8 @@ begin
 end $$;
 create or replace function tsql.eomonth(moment timestamp, months integer default 0) returns date language sql immutable strict parallel safe
 return (date_trunc('month', moment) + make_interval(months => months + 1) - interval '1 day')::date;
+create or replace function tsql.eomonth(moment timestamptz, months integer default 0) returns date language sql immutable strict parallel safe
+return tsql.eomonth(moment at time zone 'UTC', months);
 create or replace function tsql.isdate(said text) returns integer language plpgsql stable parallel safe as $$
 begin
     return (tsql.moment_of(said, 0) is not null and btrim(said) <> '')::integer;

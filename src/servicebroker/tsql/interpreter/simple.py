@@ -237,7 +237,7 @@ def _converted(value: Compiled, target: SqlType) -> Compiled:
 
 
 def _is_plain(source: SqlType | None, target: SqlType) -> bool:
-    """Whether a conversion is from or to text, between whole numbers, bytes and identifiers; PostgreSQL has all forms."""
+    """Whether a conversion is from or to text, or between whole numbers; PostgreSQL has the forms of all types."""
     if source is None or not {source.name, target.name} <= _PLAIN:
         return False
     return source.name in STRINGS or target.name in STRINGS or {source.name, target.name} <= set(_WHOLE)

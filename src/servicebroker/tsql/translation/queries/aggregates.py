@@ -227,7 +227,7 @@ def _frame(spec: exp.WindowSpec) -> str:
     return f"{spec.args['kind']} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}"
 
 
-_NAMES = {
+_NAMES: dict[type[exp.Expression], str] = {
     exp.RowNumber: "row_number",
     exp.Ntile: "ntile",
     exp.CumeDist: "cume_dist",

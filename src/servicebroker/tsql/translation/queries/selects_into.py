@@ -9,9 +9,9 @@ from servicebroker.tsql.translation.queries.selects import query
 from servicebroker.tsql.translation.queries.sources import object_name, table_name
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.text_writer import Writer, refused
+from servicebroker.tsql.types import VARIANT
 
 TEMPORARY = 'pg_temp."{}"'  # where a temporary table stands that the session has not named
-from servicebroker.tsql.types import VARIANT
 
 
 def into_of(node: exp.Expression) -> exp.Table | None:

@@ -351,8 +351,7 @@ def matched(left: Sql, right: Sql) -> tuple[str, str]:
         TsqlError: 402 for types that cannot be compared.
     """
     if VARIANT in (left.type, right.type):
-        one, other = (converted(each, VARIANT).text for each in (left, right))
-        return f"tsql.variant_compare({one}, {other})", "0"
+        return f"tsql.variant_compare({converted(left, VARIANT).text}, {converted(right, VARIANT).text})", "0"
     if left.kind == right.kind == "string":
         assert left.type is not None
         assert right.type is not None
