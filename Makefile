@@ -96,7 +96,7 @@ soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_poison_policy.py --good-messages 100000 -k among
 	$(BIN)/python -m pytest -q tests/integration/test_pipeline_faults.py --kills 50
 	$(BIN)/python -m pytest -q tests/integration/test_space.py --space-messages 1000000 -k ten_times
-	$(BIN)/python -m pytest -q tests/integration/test_hostile.py --hostile-seconds 600 --timeout 3600
+	$(BIN)/python -m pytest -q tests/integration/test_hostile.py tests/integration/test_fence.py --hostile-seconds 600 --timeout 3600
 
 chaos: install
 	$(BIN)/python -m pytest -q tests/integration/test_chaos.py --chaos-seconds 3600 --log-cli-level INFO

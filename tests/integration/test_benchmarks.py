@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 from servicebroker import benchmarks
-from servicebroker.benchmarks import pipeline, remote
+from servicebroker.benchmarks import pipeline, remote, remote_scale
 from servicebroker.benchmarks.measure import Meter
 from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
+from servicebroker.benchmarks.remote_scale import core_counts
 from servicebroker.benchmarks.report import Report
 from servicebroker.benchmarks.scenarios import BARE, SCENARIOS
 from servicebroker.model.errors import InstanceError
@@ -193,14 +195,47 @@ def test_between_two_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     report = benchmarks.run(["remote-100", "remote-latency"], scale=0.02, rounds=1)
     found = [(line.scenario, line.system, line.label) for line in report.lines]
     ways = [("servicebroker", "TLS and dialog security"), ("baseline", "encryption off")]
+    local = ("remote-100", "local", "the same senders, into a queue of their own")
     rabbitmq = ("remote-100", "rabbitmq", "")
-    assert found == [("remote-100", *way) for way in ways] + [rabbitmq] + [("remote-latency", *way) for way in ways]
+    latency = [("remote-latency", *way) for way in ways]
+    assert found == [("remote-100", *ways[0]), local, ("remote-100", *ways[1]), rabbitmq, *latency]
     measured = [line for line in report.lines if line.system != "rabbitmq"]
     assert all(line.figures is not None and line.figures.per_second > 0 for line in measured)
-    assert [line.ratio is None for line in measured] == [True, False] * 2
+    assert [line.ratio is None for line in measured] == [True, False, False, True, False]
     assert "µs of CPU per message" in measured[0].settings
-    assert "99th percentile" in measured[2].settings
-    assert report.lines[2].reason == "install rabbitmq-server"
+    assert "99th percentile" in measured[3].settings
+    assert report.lines[3].reason == "install rabbitmq-server"
+
+
+@pytest.mark.full
+def test_by_how_many_cores_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_scale, "STEADY", 0.2)
+    mine = os.sched_getaffinity(0)
+    lines = benchmarks.run(["remote-scale"], scale=0.02).lines
+    assert os.sched_getaffinity(0) == mine
+    assert [line.label.rpartition("cores, ")[2] for line in lines[:3]] == [
+        "100 per transaction",
+        "10 per transaction",
+        "1 per transaction",
+    ]
+    for line in lines:
+        assert line.figures is not None
+        assert line.figures.per_second > 0
+        busy = dict(re.findall(r"([a-z 0]+) (\d+)%", line.settings.partition(": ")[2]))
+        parts = ["daemon of west0", "daemon of east", "backend of west0", "backend of east", "senders", "reader"]
+        assert [part.strip() for part in busy] == parts
+        assert sum(map(int, busy.values())) > 0
+
+
+def test_how_many_cores_are_measured() -> None:
+    assert [core_counts(cores) for cores in (1, 2, 3, 4, 16, 20)] == [
+        [1],
+        [2],
+        [2],
+        [2, 4],
+        [2, 4, 8, 16],
+        [2, 4, 8, 16],
+    ]
 
 
 def test_beside_a_large_message_and_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,5 +260,5 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shovelled]:
     server = find_server()
     if server is None:
         pytest.skip("RabbitMQ is not installed")
-    with closing(Shovelled(server, tmp_path_factory.mktemp("rabbitmq") / "nodes")) as nodes:
+    with closing(Shovelled(server, tmp_path_factory.mktemp("rabbitmq") / "nodes", 2)) as nodes:
         yield nodes

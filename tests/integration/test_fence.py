@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from threading import Event, Thread
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -47,6 +50,7 @@ from support import as_role, bodies, eventually, group_of, in_thread, let_in, qu
 
 MALLORY, ALICE = "mallory", "alice"
 SECRET = b"a secret of Alice's"
+_SLICE = 0.3  # seconds of quiet, or of harm
 
 
 class Town(NamedTuple):
@@ -219,33 +223,107 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
     assert foreign == []
 
 
-def test_a_ledger_of_others_stays_exact_meanwhile(town: Town, seeded_random: random.Random) -> None:
-    """Alice's messages, while Mallory calls, notifies and shadows what there is."""
-    sent: list[bytes] = []
+class Mallory(Thread):
+    """Calls, notifies and tries what she likes on a connection of her own, whenever she is let."""
+
+    def __init__(self, town: Town, heard_of: dict[str, list[object]], chance: random.Random) -> None:
+        super().__init__(daemon=True)
+        self.town, self.heard_of, self.chance = town, heard_of, chance
+        self.may, self.rests, self.over = Event(), Event(), Event()
+        self.heard: set[str] = set()
+        self.tried = self.done = 0
+        self.failed: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._mean_harm()
+        except BaseException as error:
+            self.failed = error
+        self.rests.set()
+
+    def _mean_harm(self) -> None:
+        with self.town.database.instance.connection() as owner:
+            found, names = hostile_role.objects(owner), names_of(self.town, owner)
+        texts = [*hostile_role.statements(found, names), *hostile_role.at_large(names)]
+        with psycopg.connect(self.town.mallory, autocommit=True) as mallory:
+            functions = [one for one in hostile_role.executable(mallory) if one[0].startswith("servicebroker_fence.")]
+            while not self.over.is_set():
+                if not self.may.is_set():
+                    self.rests.set()
+                    self.may.wait(0.1)
+                    continue
+                said, tried = hostile_role.say(
+                    mallory, list(hostile_role.calls(functions, self.heard_of, self.chance, 1))
+                )
+                self.heard.add(said)
+                self.tried += len(tried)
+                self.done += sum(not one.sqlstate for one in tried)
+                self.tried += len(hostile_role.attempt(mallory, self.chance.sample(texts, 20), undo=True))
+                for channel in ("servicebroker", "servicebroker_delivery", "servicebroker_activation"):
+                    payload = self.chance.choice(["0", "-1", "x" * 100, "9" * 30])
+                    mallory.execute("select pg_notify(%s, %s)", (channel, payload))
+
+    def go(self) -> None:
+        self.rests.clear()
+        self.may.set()
+
+    def pause(self) -> None:
+        """What she does comes to its end."""
+        self.may.clear()
+        assert self.rests.wait(60)
+        if self.failed is not None:
+            raise self.failed
+
+
+def test_a_ledger_of_others_stays_exact_meanwhile(
+    town: Town,
+    seeded_random: random.Random,
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Alice's messages, while Mallory calls, notifies and tries what there is; beside the same without her."""
     database = town.database
-    own, alices = conversation(town, "Mallory", "Den", b"own"), conversation(town, "Alice", "Vault", b"")
+    own, alices = conversation(town, "Mallory", "Den", b"own"), conversation(town, "Alice", "Vault", SECRET)
     for queue in ("Vault", "Alice"):
         while database.receive(queue):
             pass
-    with sb.open(town.alice) as instance, psycopg.connect(town.mallory, autocommit=True) as mallory:
+    sent: list[bytes] = []
+    received: list[bytes | None] = []
+    quiet: list[float] = []
+    harmed: list[float] = []
+    with sb.open(town.alice) as instance:
         alice = instance.database("Bank")
         handle = alice.begin_dialog("//bank/Alice", "//bank/Vault", contract="//bank/Contract")
-        functions = [one for one in hostile_role.executable(mallory) if one[0].startswith("servicebroker_fence.")]
-        received: list[bytes | None] = []
-        heard_of = pool(town, own, alices)
-        for number in range(20):
-            body = b"%d" % number
-            alice.send(handle, "//bank/Order", body)
-            sent.append(body)
-            hostile_role.say(mallory, list(hostile_role.calls(functions, heard_of, seeded_random, 1)))
-            for channel in ("servicebroker", "servicebroker_delivery", "servicebroker_activation"):
-                mallory.execute(
-                    "select pg_notify(%s, %s)", (channel, seeded_random.choice(["0", "-1", "x" * 100, "9" * 30]))
-                )
-            delivered(town)
-            received += bodies(database.receive("Vault"))
+
+        def messages(took: list[float]) -> None:
+            end = time.monotonic() + _SLICE
+            while time.monotonic() < end:
+                sent.append(b"%s %d" % (SECRET, len(sent)))
+                begun = time.monotonic()
+                alice.send(handle, "//bank/Order", sent[-1])
+                delivered(town)
+                received.extend(bodies(database.receive("Vault")))
+                took.append(time.monotonic() - begun)
+
+        messages([])  # all are warm
+        mallory = Mallory(town, pool(town, own, alices), seeded_random)
+        request.addfinalizer(mallory.over.set)
+        mallory.start()
+        end = time.monotonic() + request.config.getoption("--hostile-seconds")
+        while time.monotonic() < end:
+            messages(quiet)
+            mallory.go()
+            messages(harmed)
+            mallory.pause()
+        mallory.over.set()
+        received += bodies(database.receive("Vault"))
         assert received == sent
+        assert not any(SECRET.decode() in said or SECRET.hex() in said for said in mallory.heard)
+        assert mallory.done > 0
         alice.end_conversation(handle)
+    told = f"{statistics.median(quiet) * 1e3:.1f} ms quiet, {statistics.median(harmed) * 1e3:.1f} ms harmed"
+    record_property("hostile role", f"{told}, {mallory.tried} tried, {mallory.done} done, {len(sent)} messages")
+    assert statistics.median(harmed) <= 2 * statistics.median(quiet), told
 
 
 def test_shadows_of_what_we_call(town: Town) -> None:

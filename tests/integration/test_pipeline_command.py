@@ -94,12 +94,19 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     assert "in quarantine: Line: empty" in pipeline("status", path).stdout
 
     path = write(feed, other, columns='id = "decimal(38,0)"')
-    assert "other columns" in pipeline("replay", path, code=1).stderr
-    path = write(feed, other)
-    assert told("replay", path) == [{"message_type": LINE, "landed": 0, "left": 4}]
+    assert "The column 'id' of the table" in pipeline("run", path, code=1).stderr
+    path = write(feed, other, columns='note = "json?"\nid = "long"')
+    assert "At its next run the table lines gets the column note (string)." in pipeline("check", path).stdout
+    assert "note" not in rows(path, "lines")[0]
 
-    feed.dialog(b'{"id": 300}')
-    assert told("run", path, "--once")["queues"][0]["messages"] == 1
+    feed.dialog(b'{"id": 300, "note": [1.10, -0.0, 12345678901234567890.123456789]}', b'{"id": 301, "id": 302}')
+    done = pipeline("run", path, "--once", "--json")
+    assert "The table lines gets the column note (string)." in done.stderr
+    assert json.loads(done.stdout)["queues"][0]["messages"] == 2
+    assert told("replay", path) == [{"message_type": LINE, "landed": 0, "left": 5}]
+    assert {row["id"]: row["note"] for row in rows(path, "lines")} == dict.fromkeys([*range(20), 100, 200]) | {
+        300: "[1.10,-0.0,12345678901234567890.123456789]"
+    }
     compacted = {one["table"]: one for one in told("compact", path, "--keep-hours", "0")}
     assert compacted["lines"]["merged"] >= 2
     assert compacted["lines"]["removed"] >= 2
@@ -107,6 +114,13 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     files = DeltaTable(read_pipeline(path).folder("lines")).file_uris()
     found = duckdb.sql(f"select count(*), count(distinct id) from read_parquet({files})")
     assert found.fetchall() == [(23, 23)]
+
+    path = write(feed, other, columns='id = "decimal(38,0)"')
+    assert told("rebuild", path, "lines") == {"table": "lines", "rows": 24, "quarantined": 4}
+    assert sorted(row["id"] for row in rows(path, "lines"))[-2:] == [300, 10**30]
+    assert told("status", path)["quarantined"] == {
+        f"{LINE}: {reason}": 1 for reason in ("wrong encoding", "empty", "too large", "duplicate key")
+    }
 
 
 @pytest.mark.full

@@ -58,7 +58,7 @@ def shop(instance: sb.Instance) -> sb.Database:
 
 
 def test_the_types_of_the_table_are_those_of_the_results(shop: sb.Database) -> None:
-    texts = [text for rows in PLAIN.values() for row in rows for text in calls(row)]
+    texts = [text for rows in PLAIN.values() for row in rows if row.returns != "first" for text in calls(row)]
     done = [translate_expression(text, Scope("Builtins", {}, {}, dict.fromkeys(KNOWN))) for text in texts]
     found = query(shop, " union all ".join(f"select pg_typeof(({one.sql}))::text" for one in done))
     wrong = []

@@ -57,6 +57,13 @@ def test_who_is_alone_is_taken_as_a_whole(world: World) -> None:
     assert world.inbox.wake_at == networks.NEVER
 
 
+def test_what_waits_for_the_next_round_does_not_hurry_it(world: World) -> None:
+    """Rounds that follow each other pause between them, and many small transactions are carried together."""
+    world.brings(Of("mallory"), 20)
+    assert world.inbox.bell.is_set()
+    assert world.inbox.wake_at == networks.NEVER
+
+
 def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World) -> None:
     mallory, shop = Of("mallory"), Of("shop")
     world.brings(mallory, 1_500)
@@ -105,6 +112,51 @@ def test_links_of_one_owner_share_a_line_and_those_of_nobody_do_not(world: World
     for _ in range(3):
         plain.brings(Of(""), 100)
     assert plain.round() == {"": 3 * networks.PORTION}
+
+
+def test_who_brings_as_much_as_the_others_needs_no_turns(world: World) -> None:
+    """Three busy partners: short rounds would cost commits and delay all of them."""
+    partners = [Of("west"), Of("north"), Of("south")]
+    for _ in range(5):
+        for one in partners:
+            world.brings(one, 100)
+        world.round(each=0.001)
+        world.now += 1.0
+    for one in partners:
+        world.brings(one, 300)
+    found = world.round(each=0.001)
+    assert min(found.values()) >= 300
+    assert world.inbox.wake_at == networks.NEVER
+
+
+def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -> None:
+    busy, shop = [Of("west"), Of("north")], Of("shop")
+    for _ in range(20):
+        for one in busy:
+            world.brings(one, 100)
+        world.brings(shop)
+        found = world.round(each=0.001)
+        world.now += 0.2
+        assert found["shop"] == 1
+        assert sum(found.values()) <= 2 * networks.TURN / 0.001 + 1
+    for _ in range(100):  # who has gone quiet counts until it is forgotten
+        world.now += networks.ACTIVE / 90
+        for one in busy:
+            world.brings(one, 100)
+        found = world.round(each=0.001)
+    assert sum(found.values()) > 2 * networks.TURN / 0.001 + 1
+
+
+def test_what_is_for_nothing_has_its_turn_also_where_all_bring_much(world: World) -> None:
+    mallory, shop = Of("mallory"), Of("shop")
+    for _ in range(20):
+        world.brings(mallory, 100)
+        world.brings(shop, 100)
+        world.round(each=0.001, waste=0.5)
+        world.now += 1.0
+    world.brings(mallory, 500)
+    world.brings(shop, 500)
+    assert max(world.round(each=0.001).values()) <= networks.TURN / 0.001
 
 
 def test_a_link_that_is_over_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("fastavro")
 pytest.importorskip("google.protobuf")
 
 import fastavro
-from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory, struct_pb2
+from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory, struct_pb2, timestamp_pb2
 
 from servicebroker.pipeline.decoding import FORMATS, Column, Undecodable, decoder
 from servicebroker.pipeline.decoding.columns import check_kind
@@ -92,7 +92,14 @@ def test_json_is_read_in_every_encoding_that_json_has(encoding):
         (b'{"id": 1, "price": "NaN"}', "wrong type"),
         (b'{"id": 1, "price": 1e400000}', "wrong type"),
         (b'{"id": 1, "price": 1, "note": 5}', "wrong type"),
-        (b'{"id": 1, "price": 1, "weight": 1e1000000000000000000}', "malformed"),
+        (b'{"id": 1, "price": 1e1000000000000000000}', "wrong type"),
+        (b'{"id": 1, "price": 1, "id": 2}', "duplicate key"),
+        (b'{"id": 1, "price": 1, "lines": [{"a": 1, "a": 1}]}', "duplicate key"),
+        (b'{"id": 1, "price": 1, "customer": "Bern"}', "wrong type"),
+        (b'{"id": 1, "price": 1, "customer": [{"city": "Bern"}]}', "wrong type"),
+        (b'{"id": 1, "price": 1, "customer.city": "Bern"}', "ambiguous path"),
+        (b'{"id": 1, "price": "1_0"}', "wrong type"),
+        (b'{"id": 1, "price": "\xef\xbc\x91"}', "wrong type"),
         (b'{"id": 1, "price": "1e1000000000000000000"}', "wrong type"),
         (b'{"id": 1, "price": 1, "x": ' + b'{"x":' * 100_000, "too deep"),
         (b'{"id": 1, "price": 1, "x": 1' + b"0" * 5000 + b"}", "malformed"),
@@ -125,7 +132,18 @@ def test_extra_fields_are_refused_where_that_is_wanted():
         ("timestamp", '"2026-02-28T12:00:00"', datetime(2026, 2, 28, 12, tzinfo=UTC)),
         ("binary", '"AP8="', b"\x00\xff"),
         ("json", '{"a": [1, 2.5, null]}', '{"a":[1,2.5,null]}'),
-        ("json", "[1e-9999999, 1e3, 1e20]", "[0.0,1000,1e+20]"),
+        ("json", "[1e-9999999, 1e3, 1E+20, 1e9999999]", "[1e-9999999,1e3,1E+20,1e9999999]"),
+        ("json", "12345678901234567890.123456789", "12345678901234567890.123456789"),
+        (
+            "json",
+            '{"a": 1.10, "b": [-0.0, -0, 0], "\\u00e4\\n": "\\u00e4\\n"}',
+            '{"a":1.10,"b":[-0.0,-0,0],"ä\\n":"ä\\n"}',
+        ),
+        ("json", '[true, null, 1.5, "x", {}, []]', '[true,null,1.5,"x",{},[]]'),
+        ("long", "-0", 0),
+        ("double", "-0", 0.0),
+        ("decimal(5,2)", "-0", Decimal("0.00")),
+        ("timestamp", '"2026-02-28T12:00:00.123456000Z"', datetime(2026, 2, 28, 12, 0, 0, 123456, tzinfo=UTC)),
         ("string", '"a\\u0000b"', "a\0b"),
         ("decimal(38,0)", "1" * 38, Decimal("1" * 38)),
     ],
@@ -149,14 +167,65 @@ def test_every_type_is_read_from_json(kind, text, value):
         ("timestamp", '"0001-01-01T00:00:00+23:00"'),
         ("binary", '"%"'),
         ("binary", "5"),
-        ("json", '{"a": 1e9999999}'),
-        ("json", '{"a": -1e9999999}'),
         ("json", '["\\ud800"]'),
+        ("json", '["\\ud800", 1.0]'),
+        ("timestamp", '"2026-02-28T12:00:00.1234567Z"'),
+        ("timestamp", '"2026-02-28T12:00:00.1234567+01:00:00.1234567"'),
+        ("string", "1.5"),
+        ("binary", "1e10"),
         ("decimal(3,1)", "[]"),
     ],
 )
 def test_a_value_of_another_type_is_said(kind, text):
     assert reason(decoder("json", [Column("x", kind)]), b'{"x": %b}' % text.encode()) == "wrong type"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("decimal(5,2)", "1.005", Decimal("1.01")),
+        ("decimal(5,2)", "-1.005", Decimal("-1.01")),
+        ("decimal(5,2)", '"1.0049"', Decimal("1.00")),
+        ("timestamp", '"2026-02-28T12:00:00.1234565Z"', datetime(2026, 2, 28, 12, 0, 0, 123457, tzinfo=UTC)),
+        ("timestamp", '"2026-02-28T23:59:59.9999999"', datetime(2026, 3, 1, tzinfo=UTC)),
+        ("timestamp", '"2026-02-28T12:00:00.12345649Z"', datetime(2026, 2, 28, 12, 0, 0, 123456, tzinfo=UTC)),
+    ],
+)
+def test_digits_without_a_place_are_rounded_where_that_is_wanted(kind, text, value):
+    body = b'{"x": %b}' % text.encode()
+    assert decoder("json", [Column("x", kind, rounds=True)]).decode(body) == [value]
+    assert reason(decoder("json", [Column("x", kind)]), body) == "wrong type"
+
+
+def test_what_still_has_no_place_is_refused():
+    assert reason(decoder("json", [Column("x", "decimal(3,1)", rounds=True)]), b'{"x": 99.95}') == "wrong type"
+    assert reason(
+        decoder("json", [Column("x", "timestamp", rounds=True)]), b'{"x": "9999-12-31T23:59:59.9999999"}'
+    ) == ("wrong type")
+
+
+def test_a_dot_goes_a_level_down_and_a_list_names_each_key():
+    nested, literal = Column("x", "long", True, "a.b"), Column("x", "long", True, ("a.b",))
+    both = b'{"a": {"b": 1}, "a.b": 2}'
+    assert decoder("json", [nested]).decode(b'{"a": {"b": 1}}') == [1]
+    assert decoder("json", [nested]).decode(b'{"a": null}') == [None]
+    assert decoder("json", [nested]).decode(b'{"a": {}}') == [None]
+    assert decoder("json", [literal]).decode(both) == [2]
+    assert decoder("json", [Column("x", "long", True, ("a", "b"))]).decode(both) == [1]
+    assert reason(decoder("json", [nested]), both) == "ambiguous path"
+    assert reason(decoder("json", [literal], refuse_extra=True), both) == "extra field"
+    assert decoder("json", [Column("x", "long", False, ("a", "b.c"))]).decode(b'{"a": {"b.c": 3}}') == [3]
+
+
+def test_a_wrong_type_on_the_way_is_said_with_its_place():
+    with pytest.raises(Undecodable, match=r"'a\.b' is no object: 5"):
+        decoder("json", [Column("x", "long", True, "a.b.c.d")]).decode(b'{"a": {"b": 5}}')
+
+
+def test_json_that_is_too_deep_for_a_column_of_json():
+    body = b'{"x": ' + b"[" * 970 + b"1.0" + b"]" * 970 + b"}"
+    reader = decoder("json", [Column("x", "json")])
+    assert reason(reader, body) == "too deep"
 
 
 def test_text_and_bytes():
@@ -212,6 +281,14 @@ def test_xml_that_breaks_its_schema():
     assert reason(xml_reader(XSD), BOMB) == "malformed"
 
 
+def test_numbers_in_xml_are_those_of_xml():
+    reader = decoder("xml", [Column("d", "double"), Column("p", "decimal(5,2)", rounds=True)])
+    assert reader.decode(b"<a><d>1e3</d><p>1.005</p></a>") == [1000.0, Decimal("1.01")]
+    for wrong in ("1_000", "INF", "\uff11", "0x1", ""):
+        assert reason(reader, f"<a><d>{wrong}</d><p>1</p></a>".encode()) == "wrong type"
+        assert reason(reader, f"<a><d>1</d><p>{wrong}</p></a>".encode()) == "wrong type"
+
+
 def avro_body(**more):
     record = {
         "id": 1,
@@ -257,6 +334,19 @@ def test_avro_that_is_not_what_it_should_be():
         assert reason(avro_reader(), body[:length]) == "malformed"
 
 
+def test_numbers_inside_avro_stay_exact():
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 10}
+    inner = {"type": "record", "name": "I", "fields": [{"name": "price", "type": price}]}
+    schema = {"type": "record", "name": "O", "fields": [{"name": "line", "type": inner}]}
+    sink = io.BytesIO()
+    value = Decimal("12345678901234567890.1000000000")
+    fastavro.schemaless_writer(sink, fastavro.parse_schema(schema), {"line": {"price": value}})
+    definition = json.dumps(schema).encode()
+    assert decoder("avro", schema=definition).decode(sink.getvalue()) == ['{"price":12345678901234567890.1000000000}']
+    column = Column("price", "decimal(38,10)", source="line.price")
+    assert decoder("avro", [column], schema=definition).decode(sink.getvalue()) == [value]
+
+
 def proto_set():
     files = descriptor_pb2.FileDescriptorSet()
     file = files.file.add(name="order.proto", package="shop", syntax="proto3")
@@ -298,6 +388,33 @@ def test_protobuf_is_read():
     assert proto_reader().decode(None) == [0, b"", Decimal(0), False, None, "NEW", None]
 
 
+def test_a_field_inside_a_message_of_protobuf_is_what_it_is_outside():
+    column = Column("x", "long", True, "part.part.id")
+    assert proto_reader([column]).decode(proto_message(part={"part": {"id": 2**62}}).SerializeToString()) == [2**62]
+    assert proto_reader([column]).decode(proto_message(part={}).SerializeToString()) == [None]
+
+
+def test_nanoseconds_of_protobuf_are_refused_or_rounded():
+    files = descriptor_pb2.FileDescriptorSet()
+    timestamp_pb2.DESCRIPTOR.CopyToProto(files.file.add())
+    file = files.file.add(name="at.proto", syntax="proto3", dependency=["google/protobuf/timestamp.proto"])
+    field = descriptor_pb2.FieldDescriptorProto
+    more = {"type_name": ".google.protobuf.Timestamp", "label": field.LABEL_OPTIONAL}
+    file.message_type.add(name="At").field.add(name="at", number=1, type=field.TYPE_MESSAGE, **more)
+
+    def read(nanos, **column):
+        content = timestamp_pb2.Timestamp(seconds=1, nanos=nanos).SerializeToString()
+        reader = decoder(
+            "protobuf", [Column("at", "timestamp", **column)], schema=files.SerializeToString(), message="At"
+        )
+        return reader.decode(bytes([10, len(content)]) + content)
+
+    assert read(5000) == [datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=UTC)]
+    assert read(5500, rounds=True) == [datetime(1970, 1, 1, 0, 0, 1, 6, tzinfo=UTC)]
+    with pytest.raises(Undecodable, match="wrong type"):
+        read(5001)
+
+
 def test_protobuf_that_is_not_what_it_should_be():
     assert reason(proto_reader(), b"\xff\xff") == "malformed"
     assert reason(proto_reader(refuse_extra=True), b"\x9a\x06\x01x") == "extra field"
@@ -333,6 +450,8 @@ def test_protobuf_that_has_no_form_in_json_is_said():
         ({"format_": "xml"}, "xml needs columns"),
         ({"format_": "xml", "columns": ORDER, "schema": b"<a/>"}, "not schema of the namespace"),
         ({"format_": "xml", "columns": [Column("x", "string", source="a[1]")]}, "is no path"),
+        ({"format_": "xml", "columns": [Column("x", "string", source=("a", "b"))]}, "as one text"),
+        ({"format_": "avro", "schema": json.dumps(AVRO).encode(), "columns": [Column("x", "string")]}, "no field 'x'"),
         ({"format_": "avro", "schema": b"{"}, "no Avro schema"),
         ({"format_": "avro", "schema": b'"string"'}, "of a record"),
         ({"format_": "avro", "schema": b'{"type": "record", "name": "A", "fields": [{"name": "x", "type": '

@@ -41,6 +41,7 @@ extra_fields = "refuse"
 id = "long"
 note = "string?"
 city = { type = "string", from = "customer.city", optional = true }
+paid = { type = "decimal(9,2)", from = ["paid.by", "card"], round = true }
 
 [[message]]
 type = "//shop/Picture"
@@ -76,6 +77,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         Column("id", "long"),
         Column("note", "string", True),
         Column("city", "string", True, "customer.city"),
+        Column("paid", "decimal(9,2)", False, ("paid.by", "card"), True),
     )
     assert (order.partition_by, order.key, order.when_bad, order.refuse_extra) == (
         ("_date",),
@@ -109,15 +111,17 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('database = "Shop"\nqueue = "StockQueue"\nack', 'queue = "StockQueue"\nack', 6, "'database' is missing"),
         ('format = "json"', 'format = "yaml"', 21, "one of json, xml"),
         ('format = "json"', "", 19, "'format' is missing"),
-        ('table = "pictures"', 'table = "orders"', 36, "another one's"),
-        ('type = "//shop/Picture"', 'type = "//shop/Order"', 34, "has a rule already"),
+        ('table = "pictures"', 'table = "orders"', 37, "another one's"),
+        ('type = "//shop/Picture"', 'type = "//shop/Order"', 35, "has a rule already"),
         ('partition_by = "_date"', 'partition_by = ["day"]', 23, "no column 'day'"),
         ('partition_by = "_date"', "partition_by = [5]", 23, "list of texts"),
         ('key = ["id"]', 'key = ["note"]', 24, "never null"),
         ('id = "long"', 'id = "int8"', 29, "'int8' is no type"),
         ('id = "long"', 'id = { type = "long", form = "x" }', 29, "no key 'form'"),
+        ('id = "long"', 'id = { type = "long", round = true }', 29, "only decimal and timestamp can be rounded"),
+        ('id = "long"', 'id = { type = "long", from = ["a", 5] }', 29, "list of texts"),
         ('id = "long"', 'id = "long"\n_date = "date"', 28, "there twice"),
-        ('format = "binary"', 'format = "avro"\nschema = "none.avsc"', 36, "cannot be read"),
+        ('format = "binary"', 'format = "avro"\nschema = "none.avsc"', 37, "cannot be read"),
         ("[[queue]]", "[queue]", 6, ""),
         ('[message.columns]\nid = "long"\nnote = "string?"', "[other]", 28, "there is no key 'other'"),
         ('format = "json"', 'format = "text"\nencoding = "klingon"', 21, "no encoding"),

@@ -10,6 +10,9 @@ import pytest
 pytest.importorskip("deltalake")
 pytest.importorskip("fastavro")
 
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from lxml import html
 
@@ -47,12 +50,52 @@ def test_a_replay_that_was_cut_off_lands_nothing_twice(tmp_path, monkeypatch):
         raise OSError("the power went")
 
     with monkeypatch.context() as patched:
-        patched.setattr(DeltaTable, "merge", cut)
+        patched.setattr(maintenance, "exchange", cut)
         with pytest.raises(OSError, match="the power went"):
             replay(after)
     assert (len(table(after, "orders")), len(table(after, "quarantine"))) == (5, 5)
     assert replay(after, "Order") == [("Order", 5, 0)]
     assert (len(table(after, "orders")), len(table(after, "quarantine"))) == (5, 0)
+
+
+def test_quarantine_of_several_types_is_read_again_and_again(tmp_path):
+    kinds = ("Order", "Return", "Offer")
+    strict = [replace(STRICT, message_type=kind, table=kind.lower()) for kind in kinds]
+    before = pipeline(tmp_path, *strict)
+    for number, kind in enumerate(kinds):
+        bodies = [order(10 * number + place, note=None, kind=kind) for place in range(3)]
+        land(before, "q", number, batch(*bodies, message(10 * number + 5, b"?", kind)))
+    after = pipeline(tmp_path, *(replace(rule, columns=(Column("id", "long"),)) for rule in strict))
+    assert replay(after) == [(kind, 3, 1) for kind in kinds]
+    for _ in range(3):
+        assert replay(after) == [(kind, 0, 1) for kind in kinds]
+    assert sorted(row["queuing_order"] for row in table(after, "quarantine")) == [5, 15, 25]
+    kind = ds.field("message_type_name")
+    there = DeltaTable(after.folder("quarantine")).to_pyarrow_dataset()
+    assert there.to_table(filter=kind == "Return").num_rows == 1
+
+
+def test_what_deltalakes_own_merge_has_left_is_read_again(tmp_path):
+    """Its files have texts as views; quarantine of an earlier version, and what others do to a table, is in such."""
+    before = pipeline(tmp_path, STRICT)
+    land(before, "q", 0, batch(order(1, note=None), order(2, note=None), message(3, b"?", "Unheard")))
+    merged = DeltaTable(before.folder("quarantine"))
+    gone = pa.table({"queuing_order": [2]})
+    merge = merged.merge(gone, "t.queuing_order = s.queuing_order", source_alias="s", target_alias="t")
+    merge.when_matched_delete().execute()
+    after = pipeline(tmp_path, replace(STRICT, columns=(Column("id", "long"),)))
+    assert replay(after) == [("Order", 1, 0)]
+    assert replay(after) == [("Order", 0, 0)]
+
+
+def test_a_table_with_a_key_is_read_by_filters_of_arrow(tmp_path):
+    pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
+    land(pipe, "q", 0, batch(order(1, key=1, note="a"), order(2, key=2, note="b")))
+    land(pipe, "q", 1, batch(order(3, key=1, note="c")))
+    dataset = DeltaTable(pipe.folder("orders")).to_pyarrow_dataset()
+    assert dataset.to_table(filter=ds.field("note") == "c")["id"].to_pylist() == [1]
+    for uri in DeltaTable(pipe.folder("orders")).file_uris():
+        assert pq.read_table(uri, filters=[("note", "==", "b")]).schema.field("note").type == pa.string()
 
 
 def test_what_cannot_be_read_again_is_said(tmp_path):

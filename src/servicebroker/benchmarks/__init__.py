@@ -16,9 +16,19 @@ from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.jdbc import Jdbc, reachable
 from servicebroker.benchmarks.measure import Meter
 from servicebroker.benchmarks.remote import compare_remote
+from servicebroker.benchmarks.remote_scale import compare_cores
 from servicebroker.benchmarks.report import Conditions, Line, Report, in_words
 from servicebroker.benchmarks.runner import Field, Progress, compare, open_field
-from servicebroker.benchmarks.scenarios import FENCE, PIPELINE, PIPELINE_ROUNDS, REMOTE, SCENARIOS, STORAGE, TSQL
+from servicebroker.benchmarks.scenarios import (
+    FENCE,
+    PIPELINE,
+    PIPELINE_ROUNDS,
+    REMOTE,
+    REMOTE_SCALE,
+    SCENARIOS,
+    STORAGE,
+    TSQL,
+)
 from servicebroker.model.errors import InstanceError
 
 __all__ = ["ALL", "SCENARIOS", "Line", "Report", "run"]
@@ -133,6 +143,8 @@ def _lines(
     jdbc: Jdbc | None,
 ) -> list[Line]:
     scenario = SCENARIOS[name]
+    if name == REMOTE_SCALE:
+        return compare_cores(name, scenario, place, messages, progress)
     if name.startswith(f"{REMOTE}-"):
         return compare_remote(name, scenario, place, messages, rounds, progress)
     if not name.startswith(PIPELINE):

@@ -20,7 +20,10 @@ def senders(batch: int) -> int:
 
 
 class Aside:
-    """Does what `job` gives to do: it is entered once, with `arguments`, in the process, and called for each order."""
+    """Does what `job` gives to do: it is entered once, with `arguments`, in the process, and called for each order.
+
+    Nobody waits for its start: the first order does, which should be one that is not measured.
+    """
 
     def __init__(self, job: Job, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -28,7 +31,11 @@ class Aside:
         self._process = context.Process(target=_work, args=(there, job, arguments), daemon=True)
         self._process.start()
         there.close()
-        self._wait()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid or 0
 
     def during(self, work: Callable[[], T], *order: Any) -> T:
         """What `work` returns, while the job is called with that order, and after it.
@@ -55,7 +62,6 @@ class Aside:
 
 def _work(pipe: Connection[Any, Any], job: Job, arguments: tuple[Any, ...]) -> None:
     with job(*arguments) as do:
-        pipe.send(None)
         while True:
             try:
                 order = pipe.recv()

@@ -9,11 +9,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.benchmarks.aside import Aside, senders
+from servicebroker.benchmarks.aside import Aside
 from servicebroker.benchmarks.measured_system import free_port
 from servicebroker.model.errors import InstanceError
 
@@ -47,9 +48,12 @@ def find_server() -> str | None:
 
 
 class Shovelled:
-    """Two nodes on this machine. `server` is what `find_server` has found; `place` a folder for their data."""
+    """Two nodes on this machine, and so many processes that publish.
 
-    def __init__(self, server: str, place: Path) -> None:
+    `server` is what `find_server` has found; `place` a folder for their data.
+    """
+
+    def __init__(self, server: str, place: Path, many: int) -> None:
         place.mkdir(mode=0o711)
         self.version = _version(server)
         self._stack = ExitStack()
@@ -62,7 +66,9 @@ class Shovelled:
             shovel = _SHOVEL.format(source=self._ports[0], target=self._ports[1], prefetch=PREFETCH)
             self._start(server, place / "source", names, self._ports[0], shovel)
             self._declare(self._ports[0], OUT)
-            self._sender = self._stack.enter_context(closing(Aside(_publishing, self._ports[0])))
+            self._senders = [
+                self._stack.enter_context(closing(Aside(_publishing, self._ports[0]))) for _ in range(many)
+            ]
             self.carry(PREFETCH, 100)  # the shovel has found its queue
         except BaseException:
             self.close()
@@ -98,8 +104,11 @@ class Shovelled:
             channel.queue_declare(queue, durable=True, arguments=QUORUM)
 
     def carry(self, messages: int, batch: int) -> int:
-        """Publish so many, waiting for the confirms of each `batch`; on as many channels as ours has senders."""
-        return self._sender.during(lambda: self._read(messages), messages, batch)
+        """Publish so many, waiting for the confirms of each `batch`; every process on a connection of its own."""
+        work = partial(self._read, messages)
+        for number, sender in enumerate(self._senders):
+            work = partial(sender.during, work, len(range(number, messages, len(self._senders))), batch)
+        return work()
 
     def _read(self, messages: int) -> int:
         read = 0
@@ -122,7 +131,11 @@ class Shovelled:
 
 @contextmanager
 def _publishing(port: int) -> Iterator[Callable[[int, int], None]]:
-    yield lambda messages, batch: _Publisher(port, messages, batch).run()
+    def publish(messages: int, batch: int) -> None:
+        if messages:  # without one there is no confirm that ends it
+            _Publisher(port, messages, batch).run()
+
+    yield publish
 
 
 class _Publisher:
@@ -147,8 +160,7 @@ class _Publisher:
         self._connection.ioloop.close()
 
     def _opened(self, connection: Any) -> None:
-        for _ in range(senders(self._batch)):
-            connection.channel(on_open_callback=self._begin)
+        connection.channel(on_open_callback=self._begin)
 
     def _begin(self, channel: Any) -> None:
         due: list[int] = []  # the numbers of this channel's messages that are not confirmed

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from servicebroker.benchmarks.measured_system import free_port
 from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
 from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.runner import NEEDS_EXTRA, with_ratios
-from servicebroker.benchmarks.scenarios import BASELINE, RABBITMQ, REMOTE, Scenario
+from servicebroker.benchmarks.scenarios import BASELINE, LOCAL, RABBITMQ, REMOTE, Scenario
 from servicebroker.model.errors import InstanceError
 
 Progress = Callable[[str], None]
@@ -39,30 +38,32 @@ PASSWORD = "of a benchmark"  # its data are deleted at the end
 LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead of the messages of a SEND transaction
 # as in Microsoft's published test of 2009, "Service Broker: Performance and Scalability Techniques"
 SOURCES, APART, FAN_IN_BATCH = 3, 150, 100
-SECURED, UNSECURED = "TLS and dialog security", "encryption off"
+SECURED, UNSECURED, AT_HOME = "TLS and dialog security", "encryption off", "the same senders, into a queue of their own"
 SETTLING, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
 
 
 class Linked:
     """Instances with daemons of their own, some that send and one that reads; secured in two layers, or not at all.
 
-    `apart`: of so many dialogs that are begun one after the other, one is used.
+    `apart`: of so many dialogs that are begun one after the other, one is used. `senders` of each source, which are
+    processes of their own and share its conversations.
     """
 
-    def __init__(self, place: Path, *, is_secured: bool, sources: int = 1, apart: int = 1) -> None:
+    def __init__(self, place: Path, *, is_secured: bool, sources: int = 1, apart: int = 1, senders: int = 1) -> None:
         self.is_secured = is_secured
         self._stack = ExitStack()
         try:
-            self._open(place, sources, apart)
+            self._open(place, sources, apart, senders)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, place: Path, sources: int, apart: int) -> None:
+    def _open(self, place: Path, sources: int, apart: int, senders: int) -> None:
         place.mkdir(mode=0o711)
         names = [*(f"west{number}" for number in range(sources)), "east"]
         folders = [place / name for name in names]
         instances = [self._stack.enter_context(open_instance(folder, upkeep=None)) for folder in folders]
+        self.instances = dict(zip(names, instances, strict=True))
         *services, self.target = (f"//bench/{name}" for name in names)
         ports = {service: free_port() for service in [*services, self.target]}
         self.sources = {
@@ -73,11 +74,13 @@ class Linked:
         self.url = self.east.instance.url
         if self.is_secured:
             self._introduce(place)
+        self._kept: dict[str, list[UUID]] = {}
         self.handles = {service: self.begin(service, CONVERSATIONS, apart) for service in services}
-        self._daemons = [self._serve(folder) for folder in folders]
+        self.daemons = dict(zip(names, [self._serve(folder) for folder in folders], strict=True))
         self._senders = [
-            self._stack.enter_context(closing(Aside(_sending, database.instance.url, self.handles[service])))
+            (service, self._stack.enter_context(closing(Aside(_sending, database.instance.url))))
             for service, database in self.sources.items()
+            for _ in range(senders)
         ]
         self.carry(CONVERSATIONS * sources, 1)  # every conversation has its target
 
@@ -118,9 +121,35 @@ class Linked:
 
     def carry(self, messages: int, batch: int) -> int:
         """Send so many in all, so many in a transaction, and read them."""
-        work = partial(self._read, messages)
-        for number, sender in enumerate(self._senders):
-            work = partial(sender.during, work, len(range(number, messages, len(self._senders))), batch)
+        return self._while_sending(partial(self._read, messages), self.handles, messages, batch)
+
+    def keep(self, messages: int, batch: int) -> int:
+        """Let the same senders send them into a queue of their own instance, where they stay."""
+        if not self._kept:
+            self._kept = {service: self._begin_at_home(service) for service in self.sources}
+            self.keep(CONVERSATIONS * len(self.sources), 1)
+        return self._while_sending(lambda: messages, self._kept, messages, batch)
+
+    def _begin_at_home(self, service: str) -> list[UUID]:
+        database, home = self.sources[service], f"{service}/home"
+        database.create_queue("Home")
+        database.create_service(home, "Home", [CONTRACT])
+        with database.transaction() as transaction:
+            return [
+                transaction.begin_dialog(service, home, contract=CONTRACT, encryption=False)
+                for _ in range(CONVERSATIONS)
+            ]
+
+    @property
+    def sender_pids(self) -> list[int]:
+        """Of the processes that send."""
+        return [sender.pid for _, sender in self._senders]
+
+    def _while_sending(self, work: Callable[[], int], handles: dict[str, list[UUID]], messages: int, batch: int) -> int:
+        each = len(self._senders) // len(self.sources)
+        for number, (service, sender) in enumerate(self._senders):
+            share = len(range(number, messages, len(self._senders)))
+            work = partial(sender.during, work, handles[service][number % each :: each], share, batch)
         return work()
 
     def _read(self, messages: int) -> int:
@@ -186,11 +215,11 @@ class Linked:
 
     def memory(self) -> float:
         """Bytes that the larger daemon holds; 0 where the system does not say."""
-        return max(processes.held(daemon.pid) for daemon in self._daemons)
+        return max(processes.held(daemon.pid) for daemon in self.daemons.values())
 
     def cpu(self) -> float:
         """Seconds of processor time that the daemons have used; 0 where the system does not say."""
-        return sum(processes.processor_time(daemon.pid) for daemon in self._daemons)
+        return sum(processes.processor_time(daemon.pid) for daemon in self.daemons.values())
 
     def close(self) -> None:
         """End the daemons and the servers."""
@@ -198,21 +227,16 @@ class Linked:
 
 
 @contextmanager
-def _sending(url: str, handles: list[UUID]) -> Iterator[Callable[[int, int], None]]:
-    """Several senders, each with conversations of its own; as many as conversations for single messages."""
-    with Instance(url, connections=CONVERSATIONS, upkeep=None) as instance, ThreadPoolExecutor(CONVERSATIONS) as pool:
+def _sending(url: str) -> Iterator[Callable[[list[UUID], int, int], None]]:
+    """One sender with a connection of its own."""
+    with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
 
         def send(handles: list[UUID], messages: int, batch: int) -> None:
             for number, first in enumerate(range(0, messages, batch)):
                 database.send_batch(handles[number % len(handles)], ORDER, [BODY] * min(batch, messages - first))
 
-        def send_all(messages: int, batch: int) -> None:
-            many = senders(batch)
-            shares = [len(range(number, messages, many)) for number in range(many)]
-            list(pool.map(send, [handles[n::many] for n in range(many)], shares, [batch] * many))
-
-        yield send_all
+        yield send
 
 
 def compare_remote(
@@ -226,16 +250,18 @@ def compare_remote(
             found = {OURS: _rest(linked, messages)} if what == REST else _large(linked, messages)
         return with_ratios([Line(name, system, "", SECURED, *line) for system, line in found.items()], scenario)
     ways = [(OURS, SECURED, 1), (BASELINE, UNSECURED, 1)]
-    sources = 1
+    sources, many = 1, senders(int(what)) if what.isdecimal() else 1
     if what == FAN_IN:
-        sources = SOURCES
+        sources, many = SOURCES, senders(FAN_IN_BATCH)
         ways.append((BASELINE, f"{SECURED}, one of {APART} dialogs used", APART))
     lines = []
     for number, (system, label, apart) in enumerate(ways):
         progress(f"{name}: {sources + 1} instances, {label}")
         folder, is_secured = place / f"{name}-{number}", label != UNSECURED
-        with closing(Linked(folder, is_secured=is_secured, sources=sources, apart=apart)) as linked:
+        with closing(Linked(folder, is_secured=is_secured, sources=sources, apart=apart, senders=many)) as linked:
             lines.append(Line(name, system, "", label, *_measure(linked, what, messages, rounds)))
+            if what.isdecimal() and system == OURS:
+                lines.append(Line(name, LOCAL, "", AT_HOME, *_at_home(linked, messages, rounds, int(what))))
     if what.isdecimal():
         progress(f"{name}: RabbitMQ")
         lines.append(_rabbitmq(name, place / f"{name}-{RABBITMQ}", messages, rounds, int(what)))
@@ -248,7 +274,7 @@ def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) ->
     if server is None:
         return Line(name, RABBITMQ, reason="install rabbitmq-server")
     try:
-        with closing(Shovelled(server, place)) as nodes:
+        with closing(Shovelled(server, place, senders(batch))) as nodes:
             samples = [sample_elsewhere(lambda count: nodes.carry(count, batch), messages) for _ in range(rounds)]
     except ImportError:
         return Line(name, RABBITMQ, reason=NEEDS_EXTRA)
@@ -270,6 +296,15 @@ def _throughput(linked: Linked, messages: int, rounds: int, batch: int) -> tuple
         cpu = (linked.cpu() - before) / (messages * rounds)
     many = senders(batch) * len(linked.sources)
     return f"{many} senders; all daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
+
+
+def _at_home(linked: Linked, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
+    """What the senders reach where nothing has to travel and nobody reads: the bound of what can be carried."""
+    messages -= messages % CONVERSATIONS
+    ((_, database),) = linked.sources.items()
+    with closing(Meter(database.instance.url)) as meter:
+        samples = [meter.sample(lambda count: linked.keep(count, batch), messages) for _ in range(rounds)]
+    return f"{senders(batch)} senders", figures(samples)
 
 
 def _latency(seconds: list[float], where: str = "on an idle system") -> tuple[str, Figures]:

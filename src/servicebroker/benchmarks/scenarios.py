@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 PIPELINE = "pipeline"
 STORAGE = "storage"  # stands for all scenarios whose names begin so
 REMOTE = "remote"  # likewise
+REMOTE_SCALE = "remote-scale"
 TSQL = "tsql"  # likewise
 FENCE = "fence"  # likewise
 BASELINE = "baseline"  # ours in easier conditions
+LOCAL = "local"  # ours, where nothing has to travel
 RABBITMQ = "rabbitmq"
 BARE = "postgresql"  # a bare commit, for each message; a bound and no goal
 PIPELINE_ROUNDS = 3  # at most: one takes a minute
@@ -63,11 +65,16 @@ SCENARIOS: dict[str, Scenario] = {
     "forwarding": Scenario("Through one forwarder against straight", 50_000, {BASELINE: 0.7}),
     "remote-100": Scenario("Between two instances, 100 messages per SEND transaction", 50_000, _BETWEEN),
     "remote-10": Scenario("Between two instances, 10 messages per SEND transaction", 20_000, _BETWEEN),
-    "remote-1": Scenario("Between two instances, 16 senders with one message per transaction", 8_000, _BETWEEN),
+    "remote-1": Scenario(
+        "Between two instances, 16 senders with one message per transaction", 8_000, _BETWEEN | {LOCAL: 0.9}
+    ),
     "remote-latency": Scenario("Between two instances, one message at a time", 300, {BASELINE: 0.75}),
     "remote-large": Scenario("Single messages while one of 256 MB travels", 256, {BASELINE: 0.5}),
     "remote-rest": Scenario("10,000 idle conversations; less than 1 % of a core is wanted", 10_000),
     "remote-fan-in": Scenario("Three instances send to one", 60_000, {BASELINE: 0.75}),
+    REMOTE_SCALE: Scenario(
+        "Between two instances, by how many cores there are; each line for 10 s", 5_000, {BASELINE: 1.6}
+    ),
     "tsql-send": Scenario("SEND through a procedure in T-SQL against Python", 2_000, {BASELINE: 0.5}),
     "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
     "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),

@@ -40,6 +40,9 @@ ACTIVE = 30.0  # seconds for which a peer that has brought something has its sha
 OVER = float("-inf")  # when it brought something, of a link that is over: who has proved nothing comes with another one
 TURN = 0.02  # seconds that the frames of a peer may take of a round, while there are others
 PORTION, FEWEST, MOST = 16, 1, 2_000  # frames of a peer in a round: at first, at least, and at most
+RECENT = 0.2  # how much the last round says of what a peer has lately done
+LIGHT = 0.5  # who has lately had less than this part of what all have on average is not to wait for the others
+VAIN = 0.1  # who has brought a larger part for nothing has its turn in any case
 WASTE = 2.0  # who has brought more waits as long as its turn took; so much longer when that was for nothing
 LINKS = 64  # connections of one owner
 CONNECT_TIME = 15.0  # seconds
@@ -110,7 +113,9 @@ class _Line:
         self.portion = PORTION  # frames of a round, while there are other lines
         self.taken = 0  # by the round that runs
         self.wasted = 0.0  # of that
-        self.rests_until = 0.0
+        self.use = 0.0  # seconds of a round that it has lately had
+        self.vain = 0.0  # which part of its frames has lately been for nothing
+        self.rests_until = 0.0  # 0: it does not rest
 
     @property
     def weight(self) -> int:
@@ -121,9 +126,9 @@ class _Line:
 class Inbox:
     """What has happened on the network and waits for the relay's thread.
 
-    Each owner has a line of its own, who has proved nothing one for each link. While there are several, each gets about
-    as much time: who brings more than that waits as long as its portion took. So nobody can delay the others much,
-    whatever it brings.
+    Each owner has a line of its own, who has proved nothing one for each link. While somebody brings little, each gets
+    about as much time: who brings more than that waits as long as its portion took. So nobody can delay the others
+    much, whatever it brings. Where all bring about as much, nobody gains by that, and rounds take what there is.
 
     Attributes:
         relieved: called when a line that was full has room again.
@@ -134,6 +139,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._happened: dict[object, Happening] = {}  # of each address and link the last
         self._lines: dict[object, _Line] = {}
+        self._is_shared = False  # somebody brings little, and is not to wait for the others
         self.bell = threading.Event()
 
     def put(self, item: Happening) -> None:
@@ -164,17 +170,23 @@ class Inbox:
             self._lines = {
                 key: line for key, line in self._lines.items() if line.arrivals or line.active_at + ACTIVE > now
             }
-            is_shared = len(self._lines) > 1
+            self._is_shared = self._has_light_one()
             for line in self._lines.values():
                 line.taken, line.wasted = 0, 0.0
             turns = [line for line in self._lines.values() if line.arrivals and line.rests_until <= now]
+            for line in turns:
+                line.rests_until = 0.0
             while turns and len(taken) < most:
                 for line in turns[: most - len(taken)]:
                     arrival = line.arrivals.popleft()
                     line.size -= len(arrival.body)
                     line.taken += 1
                     taken.append(arrival)
-                turns = [line for line in turns if line.arrivals and not (is_shared and line.taken >= line.portion)]
+                turns = [
+                    line
+                    for line in turns
+                    if line.arrivals and not (line.taken >= line.portion and self._has_turns(line))
+                ]
             is_relieved = any(not self._is_full(line) for line in full)
         if is_relieved:
             self.relieved()
@@ -191,10 +203,22 @@ class Inbox:
         with self._lock:
             served = [line for line in self._lines.values() if line.taken]
             each = max(seconds, 1e-6) / max(1, sum(line.taken for line in served))
+            for line in self._lines.values():
+                line.use += RECENT * (each * line.taken - line.use)
             for line in served:
                 line.portion = min(max(int(TURN / each), FEWEST), MOST)
-                if line.arrivals and len(self._lines) > 1:
+                line.vain += RECENT * (line.wasted / line.taken - line.vain)
+                if line.arrivals and self._has_turns(line):
                     line.rests_until = now + each * (line.taken + WASTE * line.wasted)
+
+    def _has_light_one(self) -> bool:
+        """Whether some line has had much less than the others, or nobody knows yet."""
+        uses = [line.use for line in self._lines.values()]
+        return len(uses) > 1 and min(uses) <= LIGHT * sum(uses) / len(uses)
+
+    def _has_turns(self, line: _Line) -> bool:
+        """Whether a round takes no more than its portion of that line, and lets it rest then."""
+        return self._is_shared or (len(self._lines) > 1 and line.vain > VAIN)
 
     def waste(self, link: Link, share: float) -> None:
         """A frame of this round has cost more than it was worth."""
@@ -204,9 +228,10 @@ class Inbox:
 
     @property
     def wake_at(self) -> float:
-        """When somebody who has more may bring it."""
+        """When somebody who rests may bring more; whose turn it is anyway has rung, and waits for the next round."""
         with self._lock:
-            return min((line.rests_until for line in self._lines.values() if line.arrivals), default=NEVER)
+            rests = [line.rests_until for line in self._lines.values() if line.arrivals and line.rests_until]
+        return min(rests, default=NEVER)
 
     @property
     def size(self) -> int:

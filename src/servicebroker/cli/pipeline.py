@@ -47,6 +47,8 @@ def run(
 
     console = Console(stderr=True)
     _warn(pipeline, console)
+    for table, change in _changes(pipeline):
+        console.print(f"The table {table} {change}.", highlight=False)
     metrics = Metrics(pipeline.name)
     runs: list[QueueRun] = []
     stopped = False
@@ -98,22 +100,23 @@ def _tell(runs: list[QueueRun], as_json: bool) -> None:
 def check(file: FileArgument, as_json: JsonOption = False) -> None:
     """Look whether the pipeline could run: the file, Java, each queue, and the tables that are there already."""
     pipeline = _read(file)
-    from servicebroker.pipeline.landing import target
     from servicebroker.pipeline.maintenance import status as look
     from servicebroker.pipeline.spark_session import check_java
 
     check_java()
-    for table in pipeline.table_names():
-        if target(pipeline, table).folder.exists():
-            target(pipeline, table).ensure()
+    changes = _changes(pipeline)
     found = look(pipeline)
     if as_json:
-        typer.echo(json.dumps({"pipeline": pipeline.name, "queues": [queue.queue for queue in found.queues]}))
+        told = [{"table": table, "change": change} for table, change in changes]
+        queues = [queue.queue for queue in found.queues]
+        typer.echo(json.dumps({"pipeline": pipeline.name, "queues": queues, "changes": told}))
         return
     _warn(pipeline, Console(stderr=True))
     for rule in pipeline.messages:
         columns = ", ".join(f"{column.name} {column.kind}" for column in rule.decoder().columns)
         typer.echo(f"{rule.message_type} -> {rule.table} ({columns})")
+    for table, change in changes:
+        typer.echo(f"At its next run the table {table} {change}.")
     typer.echo(f"The pipeline '{pipeline.name}' could run: {len(found.queues)} queues, {len(found.tables)} tables.")
 
 
@@ -171,6 +174,25 @@ def replay(
 
 
 @app.command()
+def rebuild(
+    file: FileArgument,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of one of its rules.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make a table anew from bronze, by its rule as it is now."""
+    pipeline = _read(file)
+    from servicebroker.pipeline.rebuild import rebuild as make_anew
+
+    found = make_anew(pipeline, table)
+    if as_json:
+        typer.echo(json.dumps(found._asdict()))
+        return
+    typer.echo(
+        f"{found.table}: {found.rows:,} rows, {found.quarantined:,} messages cannot be read and are in quarantine"
+    )
+
+
+@app.command()
 def compact(
     file: FileArgument,
     keep_hours: Annotated[
@@ -216,6 +238,19 @@ def _read(file: Path) -> Pipeline:
     except ImportError:
         raise InstanceError("The pipeline needs PySpark: pip install 'servicebroker[spark]'.") from None
     return read_pipeline(file)
+
+
+def _changes(pipeline: Pipeline) -> list[tuple[str, str]]:
+    """What a run does to the tables that are there, first of all: a table, and a sentence that goes on from its name.
+
+    Raises:
+        InstanceError: one cannot become what its rule says.
+    """
+    from servicebroker.pipeline.landing import target
+
+    return [
+        (table, change) for table in pipeline.table_names() for change in target(pipeline, table).lacks().sentences()
+    ]
 
 
 def _warn(pipeline: Pipeline, console: Console) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+import time
+from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,17 +19,27 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.delta_reader import DeltaReader, table_schema
+from servicebroker.pipeline.delta_reader import (
+    DeltaReader,
+    TableFile,
+    arrow_columns,
+    columns_in_arrow,
+    files_of,
+    table_schema,
+)
+from servicebroker.pipeline.evolution import Plan, plan
 from servicebroker.pipeline.options import whole_number
-from servicebroker.pipeline.parquet import DataFile, flush, write_parquet
+from servicebroker.pipeline.parquet import DataFile, flush, partition_values, write_parquet
+from servicebroker.pipeline.replacing import written_anew
 from servicebroker.pipeline.spark_task import query_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Field, Transaction
     from deltalake.transaction import AddAction, RemoveAction
 
 LOG = "_delta_log"
+OWN = {"servicebroker.column": "rule"}  # metadata of a column
 T = TypeVar("T")
 
 
@@ -124,11 +135,13 @@ def land(
     batch_id: int,
     *,
     partition_by: Sequence[str] = (),
+    optional: Container[str] | None = None,
     only_new: Callable[[DeltaTable, list[DataFile]], list[DataFile]] = lambda table, files: files,
 ) -> bool:
     """Add `files` to the table in `folder`, once for (query id, batch id). False when it has landed before.
 
-    `only_new` says which of the files, or which others in their place, the table as it is still lacks.
+    `only_new` says which of the files, or which others in their place, the table as it is still lacks. `optional` is as
+    for `opened`.
 
     Raises:
         InstanceError: the table has other columns, or is written by too many at once.
@@ -137,7 +150,7 @@ def land(
     from deltalake import CommitProperties, Schema, Transaction
 
     def change() -> bool:
-        table = opened(folder, schema, partition_by)
+        table = opened(folder, schema, partition_by, optional)
         if has_landed(table, query_id, batch_id):
             flush_landed(folder, query_id)
             return False
@@ -158,6 +171,33 @@ def land(
     return committed(folder, change)
 
 
+def exchange(
+    folder: Path, table: DeltaTable, gone: list[TableFile], come: list[DataFile], transaction: Transaction | None = None
+) -> None:
+    """Put files into the place of some that the table has, in its next version.
+
+    Raises:
+        deltalake.exceptions.CommitFailedError: that version is another's already: nobody has looked at its rows.
+    """
+    from deltalake import CommitProperties
+    from deltalake.transaction import RemoveAction
+
+    now = time.time_ns() // 1_000_000
+    actions: list[AddAction | RemoveAction] = [_add(file) for file in come]
+    actions += [RemoveAction(file.name, True, now, file.size, partition_values(file.partition)) for file in gone]
+    flush(folder)
+    table.create_write_transaction(
+        actions,
+        "append",
+        table.schema(),
+        partition_by=table.metadata().partition_columns,
+        commit_properties=CommitProperties(
+            max_commit_retries=0, app_transactions=[transaction] if transaction else None
+        ),
+    )
+    flush_log(folder, table.version())
+
+
 def committed(folder: Path, change: Callable[[], T], attempts: int = 100) -> T:
     """What `change` gives, which opens the table and commits: once more when another commit came between the two.
 
@@ -172,42 +212,142 @@ def committed(folder: Path, change: Callable[[], T], attempts: int = 100) -> T:
     raise InstanceError(f"The Delta table '{folder}' is written by too many others at once: try again.")
 
 
+@contextlib.contextmanager
+def said(folder: Path) -> Iterator[None]:
+    """What deltalake refuses, as a sentence.
+
+    Raises:
+        InstanceError: it refuses.
+    """
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except DeltaError as problem:
+        told = " ".join(str(problem).split())
+        raise InstanceError(f"The Delta table '{folder}' cannot be changed: {told}.") from None
+
+
 def has_landed(table: DeltaTable, query_id: str, batch_id: int) -> bool:
     """Whether the table knows a batch, or a later one of its query."""
     landed = table.transaction_version(query_id)
     return landed is not None and landed >= batch_id
 
 
-def opened(folder: Path, schema: pa.Schema, partition_by: Sequence[str] = ()) -> DeltaTable:
-    """The table as it is now, created when it is missing.
+def opened(
+    folder: Path, schema: pa.Schema, partition_by: Sequence[str] = (), optional: Container[str] | None = None
+) -> DeltaTable:
+    """The table as it is now: created when it is missing, and changed to hold these columns where it can be.
+
+    `optional`: columns that may be null, where the table may be changed; None where it may not.
 
     Raises:
-        InstanceError: it is another kind of table than these rows need.
+        InstanceError: it is another kind of table than these rows need, by the name of the column.
+        deltalake.exceptions.CommitFailedError: somebody else has changed it in between.
     """
     from deltalake import DeltaTable, Schema
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
-    wanted = Schema.from_arrow(schema)
     try:
         table = DeltaTable(folder)
     except TableNotFoundError:
         try:
-            table = DeltaTable.create(folder, wanted, partition_by=list(partition_by))
+            table = DeltaTable.create(folder, Schema(own_columns(schema)), partition_by=list(partition_by))
         except DeltaError:  # somebody else was faster
             table = DeltaTable(folder)
-    if [(field.name, field.type) for field in table.schema().fields] != [
-        (field.name, field.type) for field in wanted.fields
-    ]:
+    lacking = lacks(folder, table, schema, partition_by, schema.names if optional is None else optional)
+    if lacking and optional is None:
+        needs = ", it ".join(lacking.sentences())
         raise InstanceError(
-            f"The Delta table '{folder}' has other columns than the query: give the query those columns, "
-            "in that order, or write into another folder."
+            f"The Delta table '{folder}' would have to change for the query (it {needs}): give the query the columns "
+            "that the table has, or write into another folder."
         )
+    return _changed(folder, table, schema, lacking) if lacking else table
+
+
+def lacks(
+    folder: Path, table: DeltaTable, schema: pa.Schema, partition_by: Sequence[str], optional: Container[str]
+) -> Plan:
+    """What the table lacks for rows with these columns.
+
+    Raises:
+        InstanceError: it is another kind of table than these rows need, by the name of the column.
+    """
+    check_partitions(folder, table, partition_by)
+    columns = arrow_columns(table)
+    differs = any(field.name not in columns.names or columns.field(field.name).type != field.type for field in schema)
+    return plan(str(folder), columns, schema, optional, has_rows=differs and bool(files_of(table)))
+
+
+def check_partitions(folder: Path, table: DeltaTable, partition_by: Sequence[str]) -> None:
+    """Refuse a table that is divided by other columns.
+
+    Raises:
+        InstanceError: it is.
+    """
     if table.metadata().partition_columns != list(partition_by):
         by = ", ".join(table.metadata().partition_columns) or "nothing"
         raise InstanceError(
             f"The Delta table '{folder}' is partitioned by {by}, not by {', '.join(partition_by) or 'nothing'}."
         )
-    return table
+
+
+def _changed(folder: Path, table: DeltaTable, schema: pa.Schema, lacking: Plan) -> DeltaTable:
+    """The table with what it lacks, as its next version: readers see it before or after."""
+    from deltalake import CommitProperties, DeltaTable, Field, Schema
+
+    wanted = {field.name: field for field in own_columns(schema)}
+    added = [wanted[name] for name, _ in lacking.added]
+    before = table.version()
+    if lacking.widened:
+        wider = {one.column for one in lacking.widened}
+        fields = [
+            Field(there.name, wanted[there.name].type, nullable=there.nullable, metadata=there.metadata)
+            if there.name in wider
+            else there
+            for there in table.schema().fields
+        ]
+        become(
+            folder, table, [*fields, *added], written_anew(folder, table, columns_in_arrow(Schema([*fields, *added])))
+        )
+    else:
+        table.alter.add_columns(added, commit_properties=CommitProperties(max_commit_retries=0))
+        flush_log(folder, before + 1)
+    return DeltaTable(folder)
+
+
+def become(folder: Path, table: DeltaTable, fields: list[Field], files: list[DataFile]) -> None:
+    """Give the table other columns and other files in place of all that it has, as its next version.
+
+    Which batches have landed stays in its log.
+
+    Raises:
+        deltalake.exceptions.CommitFailedError: that version is another's already.
+    """
+    from deltalake import CommitProperties, Schema
+
+    flush(folder)
+    table.create_write_transaction(
+        [_add(file) for file in files],
+        "overwrite",
+        Schema(fields),
+        partition_by=table.metadata().partition_columns,
+        commit_properties=CommitProperties(max_commit_retries=0),
+    )
+    flush_log(folder, table.version())
+
+
+def own_columns(schema: pa.Schema) -> list[Field]:
+    """Columns of a rule, which their mark tells from those that others have added."""
+    from deltalake import Field, Schema
+
+    fields = Schema.from_arrow(schema).fields
+    return [Field(field.name, field.type, nullable=field.nullable, metadata=OWN) for field in fields]
+
+
+def others_columns(table: DeltaTable, schema: pa.Schema) -> list[str]:
+    """Columns of the table that others have added, beside those of `schema`."""
+    return [field.name for field in table.schema().fields if field.name not in schema.names and field.metadata != OWN]
 
 
 def _add(file: DataFile) -> AddAction:

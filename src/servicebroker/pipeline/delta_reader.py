@@ -14,16 +14,37 @@ from servicebroker.model.errors import InstanceError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Schema
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a version of a table, as its log has it: the values of its partition, and what it says of the rows."""
+
+    name: str
+    size: int
+    partition: dict[str, Any]
+    told: dict[str, Any]
+
+    def range_of(self, column: str) -> tuple[Any, Any]:
+        """The least and the greatest value of a column, None where nobody knows."""
+        if column in self.partition:
+            return self.partition[column], self.partition[column]
+        return self.told.get(f"min.{column}"), self.told.get(f"max.{column}")
 
 
 @dataclass
 class File(InputPartition):
-    """One file of a version of the table, the values of its partition, and the table's columns."""
+    """One file of a version of the table, the values of its partition, and the columns to read."""
 
     path: str
     partition: dict[str, Any]
     schema: bytes
+
+    @classmethod
+    def of(cls, folder: Path, file: TableFile, schema: pa.Schema) -> File:
+        """A file of the table in `folder`, in these columns."""
+        return cls(str(folder / file.name), file.partition, schema.serialize().to_pybytes())
 
 
 class DeltaReader(DataSourceReader):
@@ -36,8 +57,7 @@ class DeltaReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The files of the version."""
         table = open_table(self._folder, self._version)
-        columns = arrow_columns(table).serialize().to_pybytes()
-        return [File(str(self._folder / name), values, columns) for name, values in files_of(table)]
+        return [File.of(self._folder, file, arrow_columns(table)) for file in files_of(table)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a file, in a task. Spark makes up a part of another kind when there is none."""
@@ -77,10 +97,15 @@ def open_dataset(folder: Path) -> Any:
 
 def arrow_columns(table: DeltaTable) -> pa.Schema:
     """The table's columns in Arrow."""
+    return columns_in_arrow(table.schema())
+
+
+def columns_in_arrow(schema: Schema) -> pa.Schema:
+    """Columns of Delta in Arrow."""
     import pyarrow as pa
 
-    schema: Any = table.schema().to_arrow()
-    return pa.schema(schema)
+    columns: Any = schema.to_arrow()
+    return pa.schema(columns)
 
 
 def table_schema(folder: Path, version: int | None) -> StructType:
@@ -90,17 +115,20 @@ def table_schema(folder: Path, version: int | None) -> StructType:
     return from_arrow_schema(arrow_columns(open_table(folder, version)))
 
 
-def files_of(table: DeltaTable) -> list[tuple[str, dict[str, Any]]]:
-    """The files of a table's version, with the values of their partitions."""
+def files_of(table: DeltaTable) -> list[TableFile]:
+    """The files of a table's version."""
     import pyarrow as pa
 
     columns = table.metadata().partition_columns
-    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    return [(row["path"], {name: row[f"partition.{name}"] for name in columns}) for row in rows]
+    rows: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    return [
+        TableFile(row["path"], row["size_bytes"], {name: row[f"partition.{name}"] for name in columns}, row)
+        for row in rows
+    ]
 
 
 def read_file(file: File) -> Iterator[pa.RecordBatch]:
-    """The rows of one file in the table's columns; what an older file lacks is null."""
+    """The rows of one file in the columns that it is asked for; what an older file lacks is null."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import FORMATS, Column
-from servicebroker.pipeline.decoding.columns import check_kind
+from servicebroker.pipeline.decoding.columns import check_kind, digits
 from servicebroker.pipeline.definition import (
     MAXIMUM_BODY,
     TABLE_FORMATS,
@@ -130,20 +130,25 @@ def _message(table: Table, folder: Path) -> MessageRule:
 
 
 def _column(name: str, table: Table) -> Column:
-    """`name = "type"`, with a ? behind the type of what may be missing, or a table with type, from and optional."""
+    """`name = "type"`, with a ? behind the type of what may be missing, or a table: type, from, optional, round."""
     given = table.values[name]
+    source: str | tuple[str, ...] = ""
+    optional = rounds = False
     if isinstance(given, dict):
         inner = table.table(name)
-        kind, source, optional = inner.text("type"), inner.text("from", ""), inner.flag("optional")
+        kind, optional, rounds = inner.text("type"), inner.flag("optional"), inner.flag("round")
+        source = tuple(inner.texts("from")) if isinstance(given.get("from"), list) else inner.text("from", "")
         inner.done()
     else:
-        kind, source, optional = table.text(name), "", False
+        kind = table.text(name)
     kind, optional = kind.removesuffix("?"), optional or kind.endswith("?")
     try:
         check_kind(kind)
     except ValueError as problem:
         raise DefinitionError(str(problem), *table.place, name) from None
-    return Column(name, kind, optional, source)
+    if rounds and kind != "timestamp" and digits(kind) is None:
+        raise DefinitionError(f"only decimal and timestamp can be rounded, not {kind}", *table.place, name)
+    return Column(name, kind, optional, source, rounds)
 
 
 def _content(path: Path, table: Table) -> bytes:

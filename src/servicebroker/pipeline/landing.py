@@ -8,8 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.pipeline.definition import Pipeline
-from servicebroker.pipeline.delta import committed, flush_changes, flush_landed, has_landed, land, opened
+from servicebroker.pipeline.delta import (
+    committed,
+    exchange,
+    flush_landed,
+    has_landed,
+    lacks,
+    land,
+    opened,
+    others_columns,
+    said,
+)
+from servicebroker.pipeline.delta_reader import TableFile, files_of, open_table
+from servicebroker.pipeline.evolution import Plan
 from servicebroker.pipeline.parquet import DataFile, flush, write_divided, write_parquet
+from servicebroker.pipeline.replacing import HERE, THERE, carried, except_at, meetings, pairs, read_columns, without
 from servicebroker.pipeline.sorting import arrow_schema, columns_of
 
 if TYPE_CHECKING:
@@ -24,11 +37,13 @@ class Target:
     """One table of a pipeline: where, in which columns, and how rows get into it.
 
     Attributes:
+        optional: columns that may be null.
         handle, number, order: columns that name a message, and its place in the queue `queue`.
     """
 
     folder: Path
     schema: pa.Schema
+    optional: frozenset[str]
     partition_by: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
     is_delta: bool = True
@@ -64,30 +79,48 @@ class Target:
                 query_id,
                 batch_id,
                 partition_by=self.partition_by,
+                optional=self.optional,
                 only_new=lambda table, given: _without_known(self, table, given),
             )
 
     def ensure(self) -> None:
-        """Create the table when it is missing.
+        """Create the table when it is missing, and give it what it lacks.
 
         Raises:
-            InstanceError: there is one with other columns or partitions.
+            InstanceError: there is one that cannot become what its rule says.
         """
         if self.is_delta:
-            opened(self.folder, self.schema, self.partition_by)
+            with said(self.folder):
+                committed(self.folder, self.opened)
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
+
+    def opened(self) -> DeltaTable:
+        """The table as it is now, with all that its rule needs."""
+        return opened(self.folder, self.schema, self.partition_by, self.optional)
+
+    def lacks(self) -> Plan:
+        """What the table has not yet that its rule needs; nothing where there is no table.
+
+        Raises:
+            InstanceError: there is one that cannot become what its rule says.
+        """
+        if not self.is_delta or not self.folder.exists():
+            return Plan()
+        return lacks(self.folder, open_table(self.folder), self.schema, self.partition_by, self.optional)
 
 
 def target(pipeline: Pipeline, table: str) -> Target:
     """One of the pipeline's tables. Bronze and quarantine know a message by its place in the queue alone."""
-    schema = arrow_schema(columns_of(pipeline, table))
+    columns = columns_of(pipeline, table)
+    schema = arrow_schema(columns)
     is_delta = pipeline.format == "delta"
     if table in (pipeline.bronze, pipeline.quarantine):
         names = ("queue", "conversation_handle", "queuing_order", "queuing_order")
-        return Target(pipeline.folder(table), schema, (), (), is_delta, *names)
+        return Target(pipeline.folder(table), schema, frozenset(schema.names), (), (), is_delta, *names)
     (rule,) = (rule for rule in pipeline.messages if rule.table == table)
-    return Target(pipeline.folder(table), schema, rule.partition_by, rule.key, is_delta)
+    optional = frozenset(column.name for column in columns if column.is_optional)
+    return Target(pipeline.folder(table), schema, optional, rule.partition_by, rule.key, is_delta)
 
 
 # ---------------------------------------------------------------- what is there already
@@ -107,8 +140,8 @@ def _without_known(target: Target, table: DeltaTable, files: list[DataFile]) -> 
     arrived: list[Any] = [number for rows in fresh for number in rows.column(target.order).to_pylist()]
     queue = _queue_of(target, files)
     known = [
-        _columns(folder / name, names)
-        for name in _meeting(target, table, queue, min(arrived, default=0), max(arrived, default=-1))
+        read_columns(folder, table, file, names)
+        for file in _meeting(target, table, queue, min(arrived, default=0), max(arrived, default=-1))
     ]
     if not known:
         return files
@@ -120,19 +153,15 @@ def _without_known(target: Target, table: DeltaTable, files: list[DataFile]) -> 
     return found
 
 
-def _meeting(target: Target, table: DeltaTable, queue: str | None, first: int, last: int) -> Iterable[str]:
+def _meeting(target: Target, table: DeltaTable, queue: str | None, first: int, last: int) -> Iterable[TableFile]:
     """Files of the table that may hold messages of the queue from `first` to `last`."""
-    import pyarrow as pa
-
-    rows: list[Any] = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    for row in rows:
-        lowest, highest = row.get(f"min.{target.order}"), row.get(f"max.{target.order}")
-        one = row.get(f"partition.{target.queue}") or row.get(f"min.{target.queue}")
-        other = row.get(f"partition.{target.queue}") or row.get(f"max.{target.queue}")
+    for file in files_of(table):
+        lowest, highest = file.range_of(target.order)
+        one, other = file.range_of(target.queue)
         apart = lowest is not None and highest is not None and (highest < first or lowest > last)
         elsewhere = bool(one and other and queue) and not one <= queue <= other
         if not apart and not elsewhere:
-            yield row["path"]
+            yield file
 
 
 def _queue_of(target: Target, files: list[DataFile]) -> str | None:
@@ -169,45 +198,72 @@ def _columns(path: Path, names: list[str] | None) -> pa.Table:
 def _merge(target: Target, files: list[DataFile], query_id: str, batch_id: int) -> None:
     """The newest row of each key replaces what the table has, unless that is newer."""
     import pyarrow as pa
+    from deltalake import Transaction
 
     def change() -> None:
-        table = opened(target.folder, target.schema, target.partition_by)
+        table = target.opened()
         if has_landed(table, query_id, batch_id):
             flush_landed(target.folder, query_id)
             return
-        before = table.version()
         rows = newest(pa.concat_tables([_columns(target.staged / file.name, None) for file in files]), target)
-        _merge_rows(target, table, rows, query_id, batch_id)
-        flush_changes(target.folder, before)
+        gone, come = _replaced(target, table, rows)
+        exchange(target.folder, table, gone, come, Transaction(query_id, batch_id))
 
     committed(target.folder, change)
     for file in files:
         (target.staged / file.name).unlink(missing_ok=True)
 
 
-def _merge_rows(target: Target, table: DeltaTable, rows: pa.Table, query_id: str, batch_id: int) -> None:
-    from deltalake import CommitProperties, Transaction
+def _replaced(target: Target, table: DeltaTable, rows: pa.Table) -> tuple[list[TableFile], list[DataFile]]:
+    """Files of the table that have older rows of these keys, and files in their place, with the rows that count."""
+    import pyarrow as pa
+    from pyarrow import compute
 
-    # Clocks may go back, places in a queue do not, unless it was made anew: then time tells.
-    newer = (
-        'case when source."_queue" = target."_queue" '
-        'and source."_conversation_handle" = target."_conversation_handle" '
-        'then source."_queuing_order" > target."_queuing_order" '
-        'else source."_message_enqueue_time" > target."_message_enqueue_time" '
-        'or source."_queue" = target."_queue" and source."_queuing_order" > target."_queuing_order" end'
-    )
-    (
-        table.merge(
-            rows,
-            " and ".join(f'target."{name}" = source."{name}"' for name in target.key),
-            source_alias="source",
-            target_alias="target",
-            commit_properties=CommitProperties(app_transactions=[Transaction(query_id, batch_id)]),
-        )
-        .when_matched_update_all(newer)
-        .when_not_matched_insert_all()
-        .execute()
-    )
+    gone: list[TableFile] = []
+    come: list[DataFile] = []
+    beaten: list[Any] = []
+    for file, found in meetings(target.folder, table, rows, target.key, _AGE):
+        is_newer = _is_newer(found)
+        beaten += found.filter(compute.invert(is_newer)).column(HERE).to_pylist()
+        old = found.filter(is_newer).column(THERE)
+        if len(old):
+            gone.append(file)
+            come += without(target.folder, table, file, old)
+    rows = except_at(rows, pa.array(beaten, pa.int64()))
+    if others := others_columns(table, target.schema):
+        rows = carried(target.folder, table, rows, target.key, others)
+    return gone, [*come, *write_divided(rows, target.folder, target.partition_by)]
+
+
+def folded(target: Target, there: pa.Table, rows: pa.Table) -> pa.Table:
+    """Of rows that are there and rows that come, each with one for each key, those that count."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    found = pairs(rows, there, target.key, _AGE)
+    is_newer = _is_newer(found)
+    old, beaten = found.filter(is_newer).column(THERE), found.filter(compute.invert(is_newer)).column(HERE)
+    return pa.concat_tables([except_at(there, old), except_at(rows, beaten)])
+
+
+_AGE = ("_queue", "_conversation_handle", "_queuing_order", "_message_enqueue_time")
+
+
+def _is_newer(found: pa.Table) -> Any:
+    """Whether the row that comes is newer: clocks may go back, places in a queue do not, unless it was made anew.
+
+    Then time tells.
+    """
+    from pyarrow import compute
+
+    def both(test: Any, name: str) -> Any:
+        return test(found.column(name), found.column(f"there {name}"))
+
+    one_queue = both(compute.equal, "_queue")
+    behind = both(compute.greater, "_queuing_order")
+    later = compute.or_(both(compute.greater, "_message_enqueue_time"), compute.and_(one_queue, behind))
+    one_conversation = compute.and_(one_queue, both(compute.equal, "_conversation_handle"))
+    return compute.if_else(one_conversation, behind, later)
 
 
 def newest(rows: pa.Table, target: Target) -> pa.Table:

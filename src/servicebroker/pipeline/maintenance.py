@@ -8,7 +8,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,15 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.delta import committed, flush_changes, flush_log
-from servicebroker.pipeline.delta_reader import open_dataset, open_table
+from servicebroker.pipeline.delta import committed, exchange, flush_changes, flush_log, said
+from servicebroker.pipeline.delta_reader import File, arrow_columns, files_of, open_dataset, open_table, read_file
 from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.landing import STAGED, target
 from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.replacing import THERE, meetings, without
 from servicebroker.pipeline.sorting import Sorter
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from deltalake import DeltaTable
 
 _COMPACTIONS = 5  # of a table: each reads and writes it, and somebody else's commit may undo it
 _DAY = 86_400  # seconds
@@ -136,7 +137,7 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
         if not folder.exists():
             continue
         try:
-            with _said(folder):
+            with said(folder):
                 merged, written = committed(folder, partial(_merge_files, folder), _COMPACTIONS)
                 removed = committed(folder, partial(_remove_files, folder, keep_hours), _COMPACTIONS)
         except InstanceError as problem:
@@ -171,18 +172,6 @@ def _remove_files(folder: Path, keep_hours: float) -> int:
     return len(removed)
 
 
-@contextmanager
-def _said(folder: Path) -> Iterator[None]:
-    """What deltalake refuses, as a sentence."""
-    from deltalake.exceptions import DeltaError
-
-    try:
-        yield
-    except DeltaError as problem:
-        told = " ".join(str(problem).split())
-        raise InstanceError(f"The Delta table '{folder}' cannot be changed: {told}.") from None
-
-
 def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
     import pyarrow as pa
     from pyarrow import compute
@@ -212,8 +201,9 @@ def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
     import pyarrow as pa
     from pyarrow import compute
 
-    quarantine = open_dataset(target(pipeline, pipeline.quarantine).folder)
-    waiting: Any = quarantine.to_table(filter=compute.field("message_type_name") == rule.message_type)
+    folder = target(pipeline, pipeline.quarantine).folder
+    table = open_table(folder)
+    waiting: Any = pa.Table.from_batches(messages_of(folder, table, rule.message_type), arrow_columns(table))
     landed = 0
     for label in compute.unique(waiting.column("queue")).to_pylist():
         theirs = waiting.filter(compute.equal(waiting.column("queue"), label))
@@ -225,28 +215,29 @@ def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
         into.ensure()
         into.land(into.write(rows), f"replay {uuid.uuid4()}", 0)
         done = theirs.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(places))
-        folder = target(pipeline, pipeline.quarantine).folder
-        with _said(folder):
+        with said(folder):
             committed(folder, partial(_remove_rows, folder, done))
         landed += len(places)
     return Replayed(rule.message_type, landed, waiting.num_rows - landed)
 
 
+def messages_of(folder: Path, table: DeltaTable, message_type: str) -> Iterator[pa.RecordBatch]:
+    """The messages of one type in a table of messages as they are, about in the order of their landing."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    for file in sorted(files_of(table), key=lambda file: str(file.range_of("landed_at")[0])):
+        for rows in read_file(File.of(folder, file, arrow_columns(table))):
+            yield rows.filter(compute.equal(rows.column("message_type_name"), pa.scalar(message_type)))
+
+
 def _remove_rows(quarantine: Path, rows: pa.Table) -> None:
     table = open_table(quarantine)
-    before = table.version()
-    (
-        table.merge(
-            rows,
-            "target.queue = source.queue and target.conversation_handle = source.conversation_handle "
-            "and target.queuing_order = source.queuing_order",
-            source_alias="source",
-            target_alias="target",
-        )
-        .when_matched_delete()
-        .execute()
-    )
-    flush_changes(quarantine, before)
+    gone, come = [], []
+    for file, pairs in meetings(quarantine, table, rows, rows.schema.names):
+        gone.append(file)
+        come += without(quarantine, table, file, pairs.column(THERE))
+    exchange(quarantine, table, gone, come)
 
 
 def _remove_old(staged: Path) -> int:

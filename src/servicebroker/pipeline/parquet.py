@@ -76,10 +76,14 @@ def write_divided(rows: pa.Table, folder: Path, partition_by: Sequence[str]) -> 
             column = these.column(name)
             these = these.filter(compute.is_null(column) if value is None else compute.equal(column, value))
         these = these.select(own)
-        partition = {name: _partition_text(value) for name, value in values.items()}
         files = write_parquet(iter(these.to_batches()), folder, these.schema)
-        found += [replace(file, partition=partition) for file in files]
+        found += [replace(file, partition=partition_values(values)) for file in files]
     return found
+
+
+def partition_values(values: dict[str, Any]) -> dict[str, str | None]:
+    """The values of the columns that divide a table, as Delta writes them."""
+    return {name: _partition_text(value) for name, value in values.items()}
 
 
 def _partition_text(value: Any) -> str | None:
@@ -103,13 +107,15 @@ def flush(path: Path) -> None:
 
 
 def statistics(metadata: Any) -> dict[str, Any]:
-    """The statistics of a Delta add action, from the footer of a flat Parquet file.
+    """The statistics of a Delta add action, from the footer of a Parquet file.
 
     A column is left out where one of its row groups has none, or a text is too long to be worth it.
     """
     found: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     for number in range(metadata.num_columns):
         columns = [metadata.row_group(group).column(number) for group in range(metadata.num_row_groups)]
+        if "." in columns[0].path_in_schema:  # a part of a column that others have added
+            continue
         known = [column.statistics for column in columns]
         if any(one is None or not one.has_null_count for one in known):
             continue

@@ -57,7 +57,27 @@ def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """The columns of a table."""
     import pyarrow as pa
 
-    types: dict[str, pa.DataType] = {
+    types = _types()
+    fields: list[tuple[str, pa.DataType]] = []
+    for column in columns:
+        places = digits(column.kind)
+        fields.append((column.name, pa.decimal128(*places) if places else types[column.kind]))
+    return pa.schema(fields)
+
+
+def kind_of(arrow: pa.DataType) -> str:
+    """The name of a column's type, as a pipeline file says it; Arrow's own name where there is none."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(arrow):
+        return f"decimal({arrow.precision},{arrow.scale})"
+    return next((kind for kind, known in _types().items() if known == arrow), str(arrow))
+
+
+def _types() -> dict[str, pa.DataType]:
+    import pyarrow as pa
+
+    return {
         "string": pa.string(),
         "json": pa.string(),
         "integer": pa.int32(),
@@ -68,11 +88,6 @@ def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
         "timestamp": pa.timestamp("us", "UTC"),
         "binary": pa.binary(),
     }
-    fields: list[tuple[str, pa.DataType]] = []
-    for column in columns:
-        places = digits(column.kind)
-        fields.append((column.name, pa.decimal128(*places) if places else types[column.kind]))
-    return pa.schema(fields)
 
 
 def columns_of(pipeline: Pipeline, table: str) -> tuple[Column, ...]:
@@ -124,6 +139,14 @@ class Sorter:
     def reread(self, rule: MessageRule, messages: pa.Table) -> tuple[pa.Table, list[int]]:
         """Rows of the rule's table for what can be read now, and the places of those messages."""
         return _decoded(rule, self._decoders[rule.table], messages, self._queue.label)[:2]
+
+    def read_again(self, rule: MessageRule, messages: pa.Table, now: datetime) -> tuple[pa.Table, pa.Table]:
+        """Rows of the rule's table, and what cannot be read as rows of quarantine, whatever the rule says follows."""
+        import pyarrow as pa
+
+        rows, _, refused = _decoded(rule, self._decoders[rule.table], messages, self._queue.label)
+        unread = messages.take(pa.array(refused, pa.int64()))
+        return rows, self._quarantined(unread, list(refused.values()), now)
 
     def _read(self, rule: MessageRule, messages: pa.Table, now: datetime, found: Sorted) -> list[pa.Table]:
         """The messages of one rule: rows into `found`; what cannot be read is returned."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servicebroker.pipeline.decoding.columns import Column, Undecodable, project
+from servicebroker.pipeline.decoding.columns import Column, Projection, Undecodable
 
 _KINDS = {
     "string": "string",
@@ -42,7 +42,11 @@ class AvroDecoder:
             raise ValueError("the Avro schema must be of a record")
         _check_sizes(self._schema)
         self.columns = tuple(columns) or tuple(_column(field) for field in self._schema["fields"])
-        self._refuse_extra = refuse_extra
+        names = {field["name"] for field in self._schema["fields"]}
+        for column in self.columns:
+            if column.steps[0] not in names:
+                raise ValueError(f"the Avro record has no field '{column.steps[0]}' for the column '{column.name}'")
+        self._projection = Projection(self.columns, refuse_extra=refuse_extra)
 
     def decode(self, body: bytes | None) -> list[Any]:
         """See `Decoder`."""
@@ -58,7 +62,7 @@ class AvroDecoder:
         if source.tell() != len(body):
             raise Undecodable("malformed", f"{len(body) - source.tell()} bytes follow the record")
         fields = {name: str(value) if type(value).__name__ == "UUID" else value for name, value in found.items()}
-        return project(fields, self.columns, refuse_extra=self._refuse_extra)
+        return self._projection.values(fields)
 
 
 def _column(field: Mapping[str, Any]) -> Column:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
-from servicebroker.pipeline.decoding.columns import Column, Undecodable, project
+from servicebroker.pipeline.decoding.columns import Column, Number, Projection, Undecodable
 
 
 class JsonDecoder:
@@ -18,7 +17,7 @@ class JsonDecoder:
         if not columns:
             raise ValueError("json needs columns")
         self.columns = tuple(columns)
-        self._refuse_extra = refuse_extra
+        self._projection = Projection(columns, refuse_extra=refuse_extra)
 
     def decode(self, body: bytes | None) -> list[Any]:
         """See `Decoder`."""
@@ -29,16 +28,30 @@ class JsonDecoder:
         except UnicodeDecodeError as problem:
             raise Undecodable("wrong encoding", str(problem)) from None
         try:
-            found = json.loads(text, parse_float=Decimal, parse_constant=_no_constant)
+            found = json.loads(
+                text, object_pairs_hook=_object, parse_float=Number, parse_int=_whole, parse_constant=_no_constant
+            )
         except RecursionError:
             raise Undecodable("too deep", "the body is nested too deeply") from None
         except ValueError as problem:
             raise Undecodable("malformed", str(problem)) from None
-        except ArithmeticError:
-            raise Undecodable("malformed", "it holds a number with an exponent beyond all bounds") from None
         if not isinstance(found, dict):
             raise Undecodable("wrong type", f"the body is no object but {type(found).__name__}")
-        return project(found, self.columns, refuse_extra=self._refuse_extra)
+        return self._projection.values(found)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys are there once: which of two values counts, each reader of JSON decides for itself."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Undecodable("duplicate key", f"'{twice}' is there {names.count(twice)} times in one object")
+    return found
+
+
+def _whole(text: str) -> int | Number:
+    return Number(text) if text == "-0" else int(text)
 
 
 def _no_constant(name: str) -> Any:

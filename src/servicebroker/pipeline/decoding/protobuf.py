@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC
 from typing import Any
 
-from servicebroker.pipeline.decoding.columns import Column, Undecodable, project
+from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, checked, convert, find
 
 _TIMESTAMP = "google.protobuf.Timestamp"
 
@@ -17,8 +17,11 @@ class ProtobufDecoder:
     def __init__(self, columns: Sequence[Column], schema: bytes, message: str, refuse_extra: bool) -> None:
         self._given = (tuple(columns), schema, message, refuse_extra)
         self._class = _message_class(schema, message)
-        self._fields = list(self._class.DESCRIPTOR.fields)
-        self.columns = tuple(columns) or tuple(_column(field) for field in self._fields)
+        self.columns = tuple(columns) or tuple(_column(field) for field in self._class.DESCRIPTOR.fields)
+        self._ways = [column.steps for column in self.columns]
+        for column, steps in zip(self.columns, self._ways, strict=True):
+            if steps[0] not in self._class.DESCRIPTOR.fields_by_name:
+                raise ValueError(f"the message '{message}' has no field '{steps[0]}' for the column '{column.name}'")
         self._refuse_extra = refuse_extra
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -42,10 +45,12 @@ class ProtobufDecoder:
         if self._refuse_extra and len(UnknownFieldSet(found)):
             raise Undecodable("extra field", f"number {UnknownFieldSet(found)[0].field_number} is not in the schema")
         try:
-            values = {field.name: _value(found, field) for field in self._fields}
+            values = [_at(found, steps) for steps in self._ways]
+        except Undecodable:
+            raise
         except Exception as problem:  # many kinds: a Timestamp beyond the year 9999, an Any of a type that nobody knows
             raise Undecodable("wrong type", str(problem)) from None
-        return project(values, self.columns, refuse_extra=False)
+        return [checked(column, value, convert) for column, value in zip(self.columns, values, strict=True)]
 
 
 def _message_class(schema: bytes, message: str) -> Any:
@@ -85,6 +90,17 @@ def _column(field: Any) -> Column:
     return Column(field.name, kinds[field.cpp_type], is_optional=field.has_presence)
 
 
+def _at(message: Any, steps: Sequence[str]) -> Any:
+    """What stands at the end of a way of fields; in maps, and in what has a form of its own in JSON, as it is there."""
+    field = message.DESCRIPTOR.fields_by_name.get(steps[0])
+    if field is None:
+        return MISSING
+    inner = field.message_type
+    if len(steps) == 1 or field.is_repeated or inner is None or inner.full_name.startswith("google.protobuf."):
+        return find(_value(message, field), steps[1:])
+    return _at(getattr(message, field.name), steps[1:]) if message.HasField(field.name) else MISSING
+
+
 def _value(message: Any, field: Any) -> Any:
     from google.protobuf.json_format import MessageToDict
 
@@ -94,7 +110,7 @@ def _value(message: Any, field: Any) -> Any:
     if field.is_repeated or (field.message_type is not None and field.message_type.full_name != _TIMESTAMP):
         return MessageToDict(message, preserving_proto_field_name=True).get(field.name)
     if field.message_type is not None:
-        return value.ToDatetime(tzinfo=UTC)
+        return value.ToJsonString() if value.nanos % 1000 else value.ToDatetime(tzinfo=UTC)  # which would cut them off
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
         return known.name if known else str(value)

@@ -17,6 +17,9 @@ class XmlDecoder:
     def __init__(self, columns: Sequence[Column], schema: bytes | None) -> None:
         if not columns:
             raise ValueError("xml needs columns")
+        for column in columns:
+            if not isinstance(column.source, str):
+                raise ValueError(f"xml takes the path of '{column.name}' as one text, as in a/b/@c")
         self.columns = tuple(columns)
         self._paths = [_xpath(column.path) for column in columns]
         self._xsd = schema

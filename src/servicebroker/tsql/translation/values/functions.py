@@ -28,7 +28,7 @@ from servicebroker.tsql.translation.text_writer import (
     value_of,
     write_value,
 )
-from servicebroker.tsql.types import DECIMAL, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
+from servicebroker.tsql.types import DECIMAL, FLOAT, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
 
 # those whose arguments are not plain values; the modules that write them register them here
 SPECIAL: dict[str, Callable[[Writer, list[exp.Expression]], Sql]] = {}
@@ -86,6 +86,10 @@ def _written(writer: Writer, function: Function, nodes: list[exp.Expression]) ->
         database=string(writer.scope.database),
     )
     is_first = function.returns == FIRST and values
+    if is_first and letters[0] == "s" and values[0].kind != "string":  # which was made a string
+        return Sql(text, VARCHAR)
+    if is_first and letters[0] == "n" and values[0].kind == "string":  # or a number
+        return Sql(text, FLOAT)
     return Sql(text, _result_type(function.name, values[0].type) if is_first else function.type)
 
 

@@ -1,0 +1,86 @@
+"""What two instances carry on 2, 4, 8 ... cores of one machine, and how busy each process is meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from servicebroker.api.instance import Instance
+from servicebroker.benchmarks.measure import Figures
+from servicebroker.benchmarks.processes import processor_time
+from servicebroker.benchmarks.remote import CONVERSATIONS, SECURED, Linked
+from servicebroker.benchmarks.report import OURS, Line
+from servicebroker.benchmarks.scenarios import BASELINE, Scenario
+
+STEADY = 10.0  # seconds
+BATCHES = (100, 10, 1)  # messages of a SEND transaction
+SENDERS = 16  # as many as conversations
+
+Progress = Callable[[str], None]
+
+
+def compare_cores(name: str, scenario: Scenario, place: Path, messages: int, progress: Progress) -> list[Line]:
+    """A line for each number of cores and size of a transaction, and how much the next number of cores gives."""
+    rates: dict[tuple[int, int], float] = {}
+    busy: dict[tuple[int, int], str] = {}
+    counts = core_counts(len(os.sched_getaffinity(0)))
+    for cores in counts:
+        progress(f"{name}: {cores} cores")
+        with only(cores), closing(Linked(place / f"{name}-{cores}", is_secured=True, senders=SENDERS)) as linked:
+            for batch in BATCHES:
+                rates[cores, batch], busy[cores, batch] = _steady(linked, messages, batch)
+    lines = []
+    for (cores, batch), rate in rates.items():
+        more = rates.get((2 * cores, batch))
+        label = f"{SECURED}, {cores} cores, {batch} per transaction"
+        system = OURS if more is None else BASELINE
+        figures, ratio = Figures(rate, 0.0, 0.0), None if more is None else more / rate
+        lines.append(Line(name, system, "", label, busy[cores, batch], figures, "", ratio, scenario.goals.get(system)))
+    return lines
+
+
+def core_counts(cores: int) -> list[int]:
+    """2, 4, 8 ... as far as there are so many; the one that there is."""
+    return [2**power for power in range(1, cores.bit_length()) if 2**power <= cores] or [cores]
+
+
+@contextmanager
+def only(cores: int) -> Iterator[None]:
+    """This process, and all that it starts meanwhile, on so many of its cores."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(mine)[:cores])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def _steady(linked: Linked, messages: int, batch: int) -> tuple[float, str]:
+    """Messages a second for about ten seconds, after as many as that takes to know."""
+    begun = time.perf_counter()
+    linked.carry(messages, batch)
+    due = max(CONVERSATIONS, round(messages * STEADY / (time.perf_counter() - begun)))
+    before, begun = _used(linked), time.perf_counter()
+    linked.carry(due, batch)
+    seconds = time.perf_counter() - begun
+    used = _used(linked)
+    shares = {name: [(used[name][p] - before[name].get(p, 0.0)) / seconds for p in used[name]] for name in used}
+    parts = [f"{name} {max(found):.0%}" for name, found in shares.items() if found]
+    return due / seconds, f"busiest of each: {', '.join(parts)} of a core"
+
+
+def _used(linked: Linked) -> dict[str, dict[int, float]]:
+    """Seconds of processor time of each process, by what it is."""
+    found = {f"daemon of {name}": [daemon.pid] for name, daemon in linked.daemons.items()}
+    found |= {f"backend of {name}": _backends(instance) for name, instance in linked.instances.items()}
+    found["senders"] = linked.sender_pids
+    found["reader"] = [os.getpid()]
+    return {name: {pid: processor_time(pid) for pid in pids} for name, pids in found.items()}
+
+
+def _backends(instance: Instance) -> list[int]:
+    with instance.connection() as connection:
+        return [pid for (pid,) in connection.execute("select pid from pg_stat_activity where pid is not null")]

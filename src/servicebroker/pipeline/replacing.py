@@ -1,0 +1,131 @@
+"""Rows of a Delta table that others replace, or that leave it: the files that hold them are written anew without them.
+
+MERGE of deltalake does so too, but its files give texts in a form that filters of Arrow refuse (decision 212).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servicebroker.pipeline.delta_reader import File, TableFile, arrow_columns, files_of, read_file
+from servicebroker.pipeline.parquet import DataFile, partition_values, write_parquet
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+HERE, THERE = "_place_here", "_place_there"
+
+
+def meetings(
+    folder: Path, table: DeltaTable, rows: pa.Table, names: Sequence[str], more: Sequence[str] = ()
+) -> Iterator[tuple[TableFile, pa.Table]]:
+    """Files of the table that hold rows with the same values in the columns `names` as some of `rows`, and these pairs.
+
+    A pair has the places of both rows (`HERE` in `rows`, `THERE` in the file), and of the columns `more` the value that
+    `rows` has under the column's name, and the file's behind "there ".
+    """
+    ranges = _ranges(rows, names)
+    for file in files_of(table):
+        if _is_apart(file, ranges):
+            continue
+        found = pairs(rows, read_columns(folder, table, file, [*names, *more]), names, more)
+        if found.num_rows:
+            yield file, found
+
+
+def pairs(here: pa.Table, there: pa.Table, names: Sequence[str], more: Sequence[str] = ()) -> pa.Table:
+    """Rows of two tables with the same values in `names`, as `meetings` gives them."""
+    import pyarrow as pa
+
+    ours = here.select([*names, *more]).append_column(HERE, pa.array(range(here.num_rows), pa.int64()))
+    theirs = there.select([*names, *more]).append_column(THERE, pa.array(range(there.num_rows), pa.int64()))
+    theirs = theirs.rename_columns([*names, *(f"there {name}" for name in more), THERE])
+    return ours.join(theirs, keys=list(names), join_type="inner")
+
+
+def read_columns(folder: Path, table: DeltaTable, file: TableFile, names: Sequence[str]) -> pa.Table:
+    """Some columns of one of the table's files, those too that divide the table."""
+    import pyarrow as pa
+
+    schema = pa.schema([arrow_columns(table).field(name) for name in names])
+    return pa.Table.from_batches(read_file(File.of(folder, file, schema)), schema)
+
+
+def without(folder: Path, table: DeltaTable, file: TableFile, places: Any) -> list[DataFile]:
+    """A file with the rows of one of the table's files but for those at `places`; none when there are no others."""
+    own = [name for name in arrow_columns(table).names if name not in file.partition]
+    rows = except_at(read_columns(folder, table, file, own), places)
+    return in_place_of(file, write_parquet(iter(rows.to_batches()), folder, rows.schema))
+
+
+def except_at(rows: pa.Table, places: Any) -> pa.Table:
+    """All rows but those at `places`."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    goes = compute.is_in(pa.array(range(rows.num_rows), pa.int64()), value_set=places)
+    return rows.filter(compute.invert(goes))
+
+
+def written_anew(folder: Path, table: DeltaTable, columns: pa.Schema) -> list[DataFile]:
+    """Files with all rows of the table in other columns: their types have room for all values."""
+    import pyarrow as pa
+
+    found = []
+    for file in files_of(table):
+        own = pa.schema([field for field in columns if field.name not in file.partition])
+        values = {name: pa.scalar(value, columns.field(name).type).as_py() for name, value in file.partition.items()}
+        rows = read_file(File.of(folder, file, own))
+        found += in_place_of(replace(file, partition=values), write_parquet(rows, folder, own))
+    return found
+
+
+def carried(folder: Path, table: DeltaTable, rows: pa.Table, names: Sequence[str], others: Sequence[str]) -> pa.Table:
+    """`rows` with the columns `others` of the table's row that has the same values in `names`; null where none has."""
+    import pyarrow as pa
+
+    places: list[int | None] = [None] * rows.num_rows
+    values = [pa.schema([arrow_columns(table).field(name) for name in others]).empty_table()]
+    count = 0
+    for file, found in meetings(folder, table, rows, names):
+        values.append(read_columns(folder, table, file, others).take(found.column(THERE)))
+        here: list[Any] = found.column(HERE).to_pylist()
+        for number, place in enumerate(here, count):
+            places[place] = number
+        count += found.num_rows
+    taken = pa.concat_tables(values).take(pa.array(places, pa.int64()))
+    for name in others:
+        rows = rows.append_column(taken.schema.field(name), taken.column(name))
+    return rows
+
+
+def in_place_of(file: TableFile, written: list[DataFile]) -> list[DataFile]:
+    """Files that have been written, in the partition of one of the table's."""
+    return [replace(one, partition=partition_values(file.partition)) for one in written]
+
+
+def _ranges(rows: pa.Table, names: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """The least and the greatest value of those columns whose statistics every writer keeps whole."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    found = {}
+    for name in names:
+        column: Any = rows.column(name)
+        if rows.num_rows and (pa.types.is_integer(column.type) or pa.types.is_string(column.type)):
+            both: Any = compute.min_max(column).as_py()
+            found[name] = (both["min"], both["max"])
+    return found
+
+
+def _is_apart(file: TableFile, ranges: dict[str, tuple[Any, Any]]) -> bool:
+    """Whether the table's log says that the file has no row with such values."""
+    for name, (lowest, highest) in ranges.items():
+        least, greatest = file.range_of(name)
+        if least is not None and greatest is not None and (greatest < lowest or least > highest):
+            return True
+    return False

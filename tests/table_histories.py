@@ -1,0 +1,357 @@
+"""Random histories of a pipeline's table, whose rule changes while messages land, beside a model of what it must hold.
+
+The model knows neither Arrow nor Delta: it keeps messages and rows as plain values, and decides by itself which change
+of a rule a table can follow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
+
+from pipeline_tables import batch, land, message, pipeline
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.decoding import Column
+from servicebroker.pipeline.definition import MessageRule
+from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.maintenance import compact, replay
+from servicebroker.pipeline.rebuild import rebuild
+
+KINDS = ("integer", "long", "double", "string", "decimal(4,1)", "decimal(6,1)", "decimal(8,3)")
+WIDER = {
+    "integer": ("long",),
+    "decimal(4,1)": ("decimal(6,1)", "decimal(8,3)"),
+    "decimal(6,1)": ("decimal(8,3)",),
+}
+NAMES = ("a", "b", "c", "d")
+STEPS = ("land", "land", "land", "change", "change", "replay", "rebuild", "others", "compact", "again")
+
+
+class Unreadable(Exception):
+    pass
+
+
+class Cut(Exception):
+    """The power went."""
+
+
+@dataclass
+class Model:
+    """What the table must hold: rows by the message they are from, the columns it has, what lies in quarantine."""
+
+    is_keyed: bool
+    rule: dict[str, tuple[str, bool]] = field(default_factory=dict)  # column: kind, whether it is optional
+    columns: dict[str, str] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
+    bodies: list[dict] = field(default_factory=list)
+    rows: dict[int, dict] = field(default_factory=dict)
+    quarantine: set[int] = field(default_factory=set)
+
+    def read(self, body: dict) -> dict:
+        return {name: value_of(kind, body.get(name), optional) for name, (kind, optional) in self.rule.items()}
+
+    def land(self, order: int) -> None:
+        try:
+            row = self.read(self.bodies[order])
+        except Unreadable:
+            self.quarantine.add(order)
+        else:
+            self.put(order, row)
+
+    def put(self, order: int, row: dict) -> None:
+        old = [number for number, there in self.rows.items() if there["id"] == row["id"]] if self.is_keyed else []
+        if order in self.rows or any(number > order for number in old):
+            return
+        kept = {name: self.rows[number][name] for number in old for name in self.others}
+        for number in old:
+            del self.rows[number]
+        self.rows[order] = dict.fromkeys(self.columns) | kept | row
+
+    def refuses(self, rule: dict[str, tuple[str, bool]]) -> set[str]:
+        """Columns of a rule that the table cannot follow."""
+        if not self.rows:
+            return set()
+        wrong = {name for name, (_, optional) in rule.items() if name not in self.columns and not optional}
+        return wrong | {
+            name
+            for name, (kind, _) in rule.items()
+            if name in self.columns and kind != self.columns[name] and kind not in WIDER.get(self.columns[name], ())
+        }
+
+    def follow(self, rule: dict[str, tuple[str, bool]]) -> None:
+        self.rule = rule
+        self.columns |= {name: kind for name, (kind, _) in rule.items()}
+        for row in self.rows.values():
+            row.update({name: None for name in self.columns if name not in row})
+
+    def replay(self) -> None:
+        for order in sorted(self.quarantine):
+            try:
+                self.put(order, self.read(self.bodies[order]))
+            except Unreadable:
+                continue
+            self.quarantine.remove(order)
+
+    def rebuild(self, rule: dict[str, tuple[str, bool]]) -> None:
+        kept = {order: {name: row[name] for name in self.others} for order, row in self.rows.items()}
+        self.rule, self.rows = rule, {}
+        self.columns = {name: kind for name, (kind, _) in rule.items()} | {
+            name: kind for name, kind in self.columns.items() if name in self.others
+        }
+        for order in range(len(self.bodies)):
+            self.land(order)
+        for order, row in self.rows.items():
+            row.update(kept.get(order, {}))
+        self.replay()
+
+
+def value_of(kind: str, value: object, optional: bool) -> object:
+    if value is None:
+        if optional:
+            return None
+        raise Unreadable
+    if kind in ("integer", "long"):
+        good = isinstance(value, int) and abs(value) < 2 ** (31 if kind == "integer" else 63)
+    elif kind == "double":
+        good = isinstance(value, int | float)
+    elif kind == "string":
+        good = isinstance(value, str)
+    else:
+        precision, scale = map(int, kind[8:-1].split(","))
+        good = isinstance(value, int | float) and abs(Decimal(str(value)) * 10**scale) < 10**precision
+        good = good and Decimal(str(value)) * 10**scale % 1 == 0
+        return Decimal(str(value)) if good else bad()
+    return value if good else bad()
+
+
+def bad() -> object:
+    raise Unreadable
+
+
+class History:
+    """One random history: steps done to the tables and to the model alike, compared after each."""
+
+    def __init__(self, random, folder):
+        self.random, self.folder = random, folder
+        self.partition_by = random.choice([(), (), ("_date",), ("id",)])
+        self.model = Model(random.choice([True, False]))
+        self.pipe = self.pipe_of({"id": ("integer", False), "a": (random.choice(KINDS), True)})
+        target(self.pipe, "orders").ensure()
+        self.model.follow(self.rule)
+        self.batches = 0
+        self.seen: dict[int, dict] = {}
+        self.told: list[str] = []
+
+    def pipe_of(self, rule):
+        self.rule = rule
+        columns = tuple(Column(name, kind, optional) for name, (kind, optional) in rule.items())
+        key = ("id",) if self.model.is_keyed else ()
+        return pipeline(self.folder, MessageRule("Order", "json", "orders", columns, self.partition_by, key))
+
+    def run(self, steps):
+        for _ in range(steps):
+            step = self.random.choice(STEPS)
+            self.told.append(step)
+            getattr(self, step)()
+            self.compare()
+        self.look_back()
+
+    # ---------------------------------------------------------------- steps
+
+    def land(self):
+        first = len(self.model.bodies)
+        self.model.bodies += [self.body() for _ in range(self.random.randrange(1, 5))]
+        self.batches += 1
+        self.land_bodies("q", self.batches, range(first, len(self.model.bodies)))
+
+    def again(self):
+        """A lost checkpoint brings what was there before."""
+        self.batches += 1
+        self.land_bodies(f"lost {self.batches}", 0, range(len(self.model.bodies)))
+
+    def land_bodies(self, query, number, orders):
+        rows = [message(order, json.dumps(self.model.bodies[order]).encode(), minutes=order) for order in orders]
+        if self.random.random() < 0.3:
+            self.cut(lambda: land(self.pipe, query, number, batch(*rows)))
+        land(self.pipe, query, number, batch(*rows))
+        for order in orders:
+            self.model.land(order)
+
+    def change(self):
+        rule = self.other_rule()
+        before = self.pipe
+        pipe = self.pipe_of(rule)
+        self.told.append(str(rule))
+        wrong = self.model.refuses(rule)
+        into = target(pipe, "orders")
+        if wrong:
+            version = DeltaTable(into.folder).version()
+            for look in (into.lacks, into.ensure):
+                with pytest.raises(InstanceError) as refused:
+                    look()
+                assert any(f"'{name}'" in str(refused.value) for name in wrong)
+            assert DeltaTable(into.folder).version() == version
+            self.pipe, self.rule = before, self.model.rule
+            return
+        needs = into.lacks()
+        changes = {name for name, (kind, _) in rule.items() if self.model.columns.get(name) != kind}
+        assert {name for name, _ in needs.added} | {one.column for one in needs.widened} == changes
+        if self.random.random() < 0.3:
+            self.cut(into.ensure)
+        into.ensure()
+        assert not into.lacks()
+        self.pipe = pipe
+        self.model.follow(rule)
+
+    def replay(self):
+        replay(self.pipe)
+        self.model.replay()
+
+    def rebuild(self):
+        rule = self.other_rule() if self.random.random() < 0.7 else self.rule
+        self.told.append(str(rule))
+        self.pipe = self.pipe_of(rule)
+        if not self.pipe.folder("bronze").exists():
+            self.pipe = self.pipe_of(self.model.rule)
+            return
+        if self.random.random() < 0.3:
+            self.cut(lambda: rebuild(self.pipe, "orders"))
+        self.model.rebuild(rule)
+        assert rebuild(self.pipe, "orders").rows == len(self.model.rows)
+
+    def others(self):
+        """Somebody adds a column of his own, and fills it by means of his own."""
+        name = f"theirs{len(self.model.others)}"
+        table = DeltaTable(self.pipe.folder("orders"))
+        table.alter.add_columns([Field(name, PrimitiveType("string"))])
+        self.model.others.add(name)
+        self.model.columns[name] = "string"
+        for row in self.model.rows.values():
+            row[name] = None
+        if self.model.rows:
+            least = self.random.choice(list(self.model.rows))
+            table.update(updates={name: "'x'"}, predicate=f"_queuing_order >= {least}")
+            for order, row in self.model.rows.items():
+                row[name] = "x" if order >= least else None
+
+    def compact(self):
+        compact(self.pipe, 168)
+
+    def cut(self, act):
+        """The power goes somewhere."""
+        left = self.random.randrange(12)
+        fsync = os.fsync
+
+        def failing(descriptor):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Cut
+            fsync(descriptor)
+
+        os.fsync = failing
+        with suppress(Cut):
+            try:
+                act()
+            finally:
+                os.fsync = fsync
+
+    # ---------------------------------------------------------------- random values
+
+    def body(self):
+        random = self.random
+        values = [None, 1, -5, 2**31, 2**40, 12.5, 0.125, 99999.5, 999.9, "", "x", "ä"]
+        found = {name: random.choice(values) for name in NAMES if random.random() < 0.7}
+        return found | {"id": random.choice([1, 2, 3, 4, 2**35, "x"]) if random.random() < 0.3 else random.randrange(5)}
+
+    def other_rule(self):
+        random, rule = self.random, dict(self.rule)
+        kind = random.choice(KINDS)
+        free = [name for name in NAMES if name not in rule]
+        own = [name for name in rule if name != "id"]
+        choice = random.randrange(7)
+        if choice == 0 and free:
+            rule[random.choice(free)] = (kind, random.random() < 0.8)
+        elif choice == 1 and own:
+            del rule[random.choice(own)]
+        elif choice == 2 and own:
+            name = random.choice(own)
+            rule[name] = (random.choice(WIDER.get(rule[name][0], KINDS)), rule[name][1])
+        elif choice == 3 and own and free:
+            rule[random.choice(free)] = rule.pop(random.choice(own))
+        elif choice == 4:
+            rule["id"] = (random.choice(["integer", "long"]), False)
+        elif choice == 5 and own:
+            name = random.choice(own)
+            rule[name] = (kind, not rule[name][1])
+        names = random.sample(list(rule), len(rule))
+        return {name: rule[name] for name in names}
+
+    # ---------------------------------------------------------------- judging
+
+    def compare(self):
+        folder = self.pipe.folder("orders")
+        table = DeltaTable(folder)
+        assert {one.name: kind_of(one.type) for one in table.schema().fields if not one.name.startswith("_")} == (
+            self.model.columns
+        )
+        expected = {order: dict(row) for order, row in self.model.rows.items()}
+        assert rows_in_duckdb(table, folder) == expected
+        assert rows_in_arrow(table) == expected
+        quarantine = self.pipe.folder("quarantine")
+        there = DeltaTable(quarantine).to_pyarrow_table() if quarantine.exists() else pa.table({"queuing_order": []})
+        assert sorted(there["queuing_order"].to_pylist()) == sorted(self.model.quarantine)
+        self.seen[table.version()] = expected
+
+    def look_back(self):
+        """A reader of an older version finds what was there then."""
+        for version, expected in self.random.sample(sorted(self.seen.items()), min(3, len(self.seen))):
+            assert rows_in_arrow(DeltaTable(self.pipe.folder("orders"), version=version)) == expected
+
+
+def kind_of(delta_type):
+    """The type's name in a rule."""
+    return delta_type.type
+
+
+def rows_in_duckdb(table, folder):
+    """By the place of their message; each file has the types of the table."""
+    kinds = {"integer": "INTEGER", "long": "BIGINT", "double": "DOUBLE", "string": "VARCHAR"}
+    types = {one.name: one.type.type for one in table.schema().fields}
+    found = {}
+    for add in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        name = str(folder / add["path"])
+        told = duckdb.execute(
+            "select columns(lambda c: c[1] != '_' or c = '_queuing_order') "
+            "from read_parquet(?, hive_partitioning = false)",
+            [name],
+        )
+        names = [column[0] for column in told.description]
+        for column in told.description:
+            if not column[0].startswith("_"):
+                assert str(column[1]) == kinds.get(types[column[0]], types[column[0]].upper()), name
+        for values in told.fetchall():
+            row = dict.fromkeys(types) | dict(zip(names, values, strict=True))
+            row |= {key[10:]: value for key, value in add.items() if key.startswith("partition.")}
+            assert row["_queuing_order"] not in found
+            found[row["_queuing_order"]] = {key: value for key, value in row.items() if not key.startswith("_")}
+    return found
+
+
+def rows_in_arrow(table):
+    """By the place of their message; a filter of a text passes each file."""
+    import pyarrow.compute as pc
+
+    dataset = table.to_pyarrow_dataset()
+    rows = dataset.to_table(filter=pc.field("_conversation_handle") == "h").to_pylist()
+    assert len(rows) == table.count()
+    return {row["_queuing_order"]: {k: v for k, v in row.items() if not k.startswith("_")} for row in rows}

@@ -1,0 +1,211 @@
+"""Tables whose rule changes: what they follow, what is refused, and what is in them then. No Spark, no server."""
+
+import sys
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+pytest.importorskip("deltalake")
+pytest.importorskip("fastavro")
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
+
+from pipeline_tables import ORDER, batch, land, message, order, pipeline, table
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import landing
+from servicebroker.pipeline.decoding import Column
+from servicebroker.pipeline.evolution import plan
+from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.maintenance import compact, replay
+from servicebroker.pipeline.rebuild import rebuild
+from table_histories import History
+
+LONG, TEXT = pa.int64(), pa.string()
+
+
+def with_columns(tmp_path, *columns, **more):
+    return pipeline(tmp_path, replace(ORDER, columns=columns, **more))
+
+
+def body(number, text, **more):
+    return message(number, text.encode(), **more)
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "complaint"),
+    [
+        (pa.field("x", pa.int64()), pa.field("x", pa.int32()), "'x' of the table 't' is long and cannot be"),
+        (pa.field("x", pa.int64()), pa.field("x", pa.string()), "is long and cannot become string"),
+        (pa.field("x", pa.decimal128(9, 2)), pa.field("x", pa.decimal128(9, 3)), r"decimal\(9,2\) and cannot"),
+        (pa.field("x", pa.decimal128(9, 2)), pa.field("x", pa.decimal128(8, 2)), r"become decimal\(8,2\)"),
+        (pa.field("x", pa.list_(pa.int64())), pa.field("x", pa.string()), "is list<"),
+        (pa.field("X", pa.int64()), pa.field("x", pa.int64()), "a column 'X', which most readers do not tell from 'x'"),
+        (pa.field("y", pa.int64()), pa.field("x", pa.int64()), """'x' is new.+whose rows have no value.+"long\\?\""""),
+        (pa.field("y", pa.int64(), nullable=False), pa.field("o", pa.int64()), "'y' of the table 't' must not be null"),
+    ],
+)  # fmt: skip
+def test_what_a_table_cannot_become_is_said_by_the_name_of_the_column(there, wanted, complaint):
+    with pytest.raises(InstanceError, match=complaint):
+        plan("t", pa.schema([there]), pa.schema([wanted]), {"o"}, has_rows=True)
+
+
+def test_a_plan_says_what_it_does():
+    there = pa.schema([("id", pa.int32()), ("left", TEXT), ("f", pa.float32()), ("d", pa.decimal128(5, 2))])
+    wanted = pa.schema([("note", TEXT), ("d", pa.decimal128(7, 3)), ("id", LONG), ("f", pa.float64())])
+    found = plan("t", there, wanted, {"note"}, has_rows=True)
+    assert found.sentences() == [
+        "gets the column note (string)",
+        "gets its column d as decimal(7,3), which is decimal(5,2)",
+        "gets its column id as long, which is integer",
+        "gets its column f as double, which is float",
+    ]
+    assert not plan("t", there, there, (), has_rows=True)
+    assert plan("t", there, pa.schema([("id", TEXT), ("new", LONG)]), (), has_rows=False)
+
+
+def test_a_column_is_added_and_one_that_left_stays(tmp_path):
+    land(with_columns(tmp_path, Column("id", "long"), Column("old", "string", True)), "q", 0,
+         batch(body(1, '{"id": 1, "old": "x", "new": 7}')))  # fmt: skip
+    after = with_columns(tmp_path, Column("new", "long", True), Column("id", "long"))
+    assert target(after, "orders").lacks().sentences() == ["gets the column new (long)"]
+    assert len(DeltaTable(after.folder("orders")).schema().fields) == 8  # a look changes nothing
+    land(after, "q", 1, batch(body(2, '{"id": 2, "old": "y", "new": 8}')))
+    assert [
+        (row["id"], row["old"], row["new"]) for row in sorted(table(after, "orders"), key=lambda row: row["id"])
+    ] == [
+        (1, "x", None),
+        (2, None, 8),
+    ]
+    land(after, "q", 1, batch(body(2, '{"id": 2}')))  # has landed
+    assert len(table(after, "orders")) == 2
+
+
+def test_a_widened_table_is_one_new_version_and_knows_its_batches(tmp_path):
+    before = with_columns(tmp_path, Column("id", "integer"), Column("price", "decimal(5,2)", True))
+    for number in range(3):
+        land(before, "q", number, batch(body(number, f'{{"id": {number}, "price": 1.10}}')))
+    version = DeltaTable(before.folder("orders")).version()
+    after = with_columns(tmp_path, Column("id", "long"), Column("price", "decimal(9,4)", True))
+    target(after, "orders").ensure()
+    there = DeltaTable(after.folder("orders"))
+    assert (there.version(), there.transaction_version("q")) == (version + 1, 2)
+    land(after, "q", 2, batch(body(2, '{"id": 2, "price": 1.10}')))
+    land(after, "q", 3, batch(body(3, f'{{"id": {2**40}, "price": 0.0001}}')))
+    assert sorted((row["id"], row["price"]) for row in table(after, "orders")) == [
+        *((number, Decimal("1.10")) for number in range(3)),
+        (2**40, Decimal("0.0001")),
+    ]
+    old = DeltaTable(after.folder("orders"), version=version).to_pyarrow_table()
+    assert (old.schema.field("id").type, old.num_rows) == (pa.int32(), 3)
+
+
+def test_a_batch_beside_a_change_of_the_table_is_refused_or_waits(tmp_path, monkeypatch):
+    """The files of one definition never count in the table of another."""
+    before = with_columns(tmp_path, Column("id", "integer"))
+    land(before, "q", 0, batch(body(0, '{"id": 0}')))
+    after = with_columns(tmp_path, Column("id", "long"))
+    known = landing._without_known
+
+    def beside(into, there, files):
+        target(after, "orders").ensure()
+        return known(into, there, files)
+
+    monkeypatch.setattr(landing, "_without_known", beside)
+    with pytest.raises(InstanceError, match=r"'id' of the table .+ is long and cannot become integer"):
+        land(before, "q", 1, batch(body(1, '{"id": 1}')))
+    monkeypatch.undo()
+    land(after, "q", 1, batch(body(1, '{"id": 1}')))
+    assert sorted(row["id"] for row in table(after, "orders")) == [0, 1]
+
+
+def test_what_others_have_added_is_left_alone(tmp_path):
+    pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
+    land(pipe, "q", 0, batch(order(1, key=1), order(2, key=2)))
+    there = DeltaTable(pipe.folder("orders"))
+    there.alter.add_columns([Field("theirs", PrimitiveType("string"))])
+    there.update(updates={"theirs": "'x'"}, predicate="id = 1")
+    gone = pipeline(tmp_path, replace(ORDER, key=("id",), columns=(Column("id", "long"),)))
+    land(gone, "q", 1, batch(order(3, key=1), order(4, key=3)))
+    found = {row["id"]: (row["theirs"], row["note"]) for row in table(gone, "orders")}
+    assert found == {1: ("x", None), 2: (None, "n"), 3: (None, None)}
+
+
+def test_a_table_that_somebody_else_has_made_is_used_where_it_fits(tmp_path):
+    pipe = pipeline(tmp_path, bronze="", unconfigured="quarantine")
+    write_deltalake(pipe.folder("orders"), pa.table({"ID": pa.array([1])}))
+    with pytest.raises(InstanceError, match="'ID'"):
+        target(pipe, "orders").ensure()
+
+
+def test_quarantine_is_read_into_the_new_shape(tmp_path):
+    before = with_columns(tmp_path, Column("id", "integer"))
+    land(before, "q", 0, batch(body(1, '{"id": 1}'), body(2, f'{{"id": {2**40}, "note": "n"}}')))
+    after = with_columns(tmp_path, Column("id", "long"), Column("note", "string", True))
+    assert replay(after) == [("Order", 1, 0)]
+    assert {row["id"]: row["note"] for row in table(after, "orders")} == {1: None, 2**40: "n"}
+
+
+def test_a_table_is_made_anew_from_bronze(tmp_path):
+    before = with_columns(tmp_path, Column("id", "long"), Column("note", "string", True))
+    land(before, "q", 4, batch(order(1), order(2), body(3, '{"id": "x"}'), body(4, '{"id": 4}')))
+    compact(before, 168)
+    after = with_columns(tmp_path, Column("number", "string", source="id"))
+    with pytest.raises(InstanceError, match="'number' is new"):
+        target(after, "orders").ensure()
+    version = DeltaTable(after.folder("orders")).version()
+    assert rebuild(after, "orders") == ("orders", 1, 3)
+    there = DeltaTable(after.folder("orders"), version=version + 1)
+    assert (there.count(), there.transaction_version("q")) == (1, 4)
+    assert [(row["number"], row["_queuing_order"]) for row in table(after, "orders")] == [("x", 3)]
+    assert "note" not in [one.name for one in there.schema().fields]
+    assert sorted(row["queuing_order"] for row in table(after, "quarantine")) == [1, 2, 4]
+    land(after, "q", 4, batch(order(1)))  # has landed
+    assert rebuild(before, "orders") == ("orders", 3, 1)
+    assert {row["id"]: row["note"] for row in table(before, "orders")} == {1: "n", 2: "n", 4: None}
+    assert [row["queuing_order"] for row in table(before, "quarantine")] == [3]
+
+
+def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch):
+    module = sys.modules["servicebroker.pipeline.rebuild"]
+    pipe = pipeline(tmp_path)
+    land(pipe, "q", 0, batch(order(1)))
+    become, numbers = module.become, iter(range(2))
+
+    def beside(*given):
+        number = next(numbers, None)
+        if number is not None:
+            land(pipe, "q", 1 + number, batch(order(10 + number)))
+        become(*given)
+
+    monkeypatch.setattr(module, "become", beside)
+    assert rebuild(pipe, "orders").rows == 3
+    assert sorted(row["id"] for row in table(pipe, "orders")) == [1, 10, 11]
+
+
+def test_what_cannot_be_made_anew_is_said_and_nothing_changes(tmp_path):
+    pipe = pipeline(tmp_path, bronze="", unconfigured="quarantine")
+    land(pipe, "q", 0, batch(order(1), order(2)))
+    with pytest.raises(InstanceError, match="from a bronze table"):
+        rebuild(pipe, "orders")
+    late = pipeline(tmp_path)
+    with pytest.raises(InstanceError, match="no table 'orders' yet, or no bronze"):
+        rebuild(late, "orders")
+    land(late, "q", 1, batch(order(3)))
+    with pytest.raises(InstanceError, match="has 2 rows of messages that bronze does not hold"):
+        rebuild(late, "orders")
+    assert len(table(late, "orders")) == 3
+    with pytest.raises(InstanceError, match="No rule of the pipeline 'test' has a table 'bronze'"):
+        rebuild(late, "bronze")
+
+
+def test_random_histories_of_rules_end_as_the_model_says(seeded_random, tmp_path, request):
+    for number in range(request.config.option.table_histories):
+        history = History(seeded_random, tmp_path / str(number))
+        try:
+            history.run(12)
+        except BaseException as problem:
+            problem.add_note(f"history {number}, {history.partition_by}, {history.model}: {history.told}")
+            raise
