@@ -105,7 +105,10 @@ bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md
 
 docs: install
+	$(BIN)/python tools/make_pictures.py --check
+	$(BIN)/python tools/make_reference.py --check
 	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m pytest -q --full tests/integration/test_pages.py
 
 clean:
 	rm -rf $(VENV) demo-data site .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -38,7 +38,8 @@ def told(shop: sb.Database, *arguments: str) -> Any:
 
 
 def doctor(shop: sb.Database) -> dict[str, str]:
-    return {one["subject"]: one["problem"] for one in told(shop, "doctor") if one["subject"] != "PostgreSQL"}
+    found = told(shop, "doctor")["findings"]
+    return {one["subject"]: one["problem"] for one in found if one["subject"] != "PostgreSQL"}
 
 
 def imported(shop: sb.Database, name: str, days: float, login: str | None = None) -> None:
@@ -98,7 +99,9 @@ def test_those_of_dialog_security(shop: sb.Database) -> None:
     assert "the user Owner in Shop and expires on" in doctor(shop)["certificate Owner1"]
     assert scraped(shop)["expiring_certificates"] == 3
     assert {one["user"] for one in told(shop, "status")["expiring_certificates"]} == {"Owner", "Far", "Sender"}
-    used = {one["name"]: one["is_used"] for one in told(shop, "certificate", "list", "--database", "Shop")}
+    used = {
+        one["name"]: one["is_used"] for one in told(shop, "certificate", "list", "--database", "Shop")["certificates"]
+    }
     assert used == {"Owner1": True, "Far1": True, "Sender1": True, "Idle1": True, "Well1": False, "Well2": True}
 
 
@@ -123,7 +126,7 @@ def test_which_one_is_shown_is_told(shop: sb.Database) -> None:
     instance.create_certificate("locked", encryption_password="Pa55 of the key")
     instance.create_certificate("first")
     instance.create_certificate("second")
-    used = {one["name"]: one["is_used"] for one in told(shop, "certificate", "list")}
+    used = {one["name"]: one["is_used"] for one in told(shop, "certificate", "list")["certificates"]}
     assert used == {"early": False, "locked": False, "first": True, "second": False}
     shown = (
         CliRunner().invoke(command, ["certificate", "list", "--instance", instance.url], env={"COLUMNS": "200"}).stdout
@@ -131,5 +134,5 @@ def test_which_one_is_shown_is_told(shop: sb.Database) -> None:
     assert "(not yet valid)" in shown
     assert "under a password" in shown
     instance.create_endpoint("e", listener_port=4022, authentication="CERTIFICATE second")
-    used = {one["name"]: one["is_used"] for one in told(shop, "certificate", "list")}
+    used = {one["name"]: one["is_used"] for one in told(shop, "certificate", "list")["certificates"]}
     assert used == {"early": False, "locked": False, "first": False, "second": True}

@@ -53,7 +53,7 @@ def terminal(fresh_instance: sb.Instance, tmp_path: Path) -> Terminal:
 def test_from_create_to_drop(fresh_instance: sb.Instance, terminal: Terminal, tmp_path: Path) -> None:
     assert terminal("list") == "No certificates yet.\n"
     terminal("create", "west", "--days", "30")
-    (told,) = json.loads(terminal("list", "--json"))
+    (told,) = json.loads(terminal("list", "--json"))["certificates"]
     assert (told["name"], told["is_own"], told["subject"]) == ("west", True, "CN=west")
     assert terminal.files() == [f"{told['sha256']}.pem"]
     assert told["sha256"] in terminal("list")
@@ -72,7 +72,7 @@ def test_from_create_to_drop(fresh_instance: sb.Instance, terminal: Terminal, tm
     assert terminal.files() == []
     assert terminal("list") == "No certificates yet.\n"
     assert told["sha256"] in terminal("import", "peer", str(file))
-    (told,) = json.loads(terminal("list", "--json"))
+    (told,) = json.loads(terminal("list", "--json"))["certificates"]
     assert (told["name"], told["is_own"]) == ("peer", False)
 
 

@@ -52,7 +52,7 @@ def test_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) 
     database.create_route("far", service_name="//far", address="TCP://far:4022")
     other = instance.database("Other", create=True)
     other.alter(disable_broker=True)
-    found = json.loads(examined(instance, "--json")[1])
+    found = json.loads(examined(instance, "--json")[1])["findings"]
     said = {finding["subject"]: finding["problem"] for finding in found if finding["subject"] != "PostgreSQL"}
     assert said["queue Test.dbo.StockQueue"].startswith("It is OFF")
     assert said["queue Test.dbo.Idle"].startswith("Nobody runs its activation procedure")
@@ -132,7 +132,7 @@ def test_who_brings_something_is_nobody_who_receives(database: sb.Database) -> N
 
 def test_while_the_database_is_down(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["doctor", "--json", "--instance", "postgresql://nobody@127.0.0.1:9/none"])
-    (found,) = json.loads(done.stdout)
+    (found,) = json.loads(done.stdout)["findings"]
     assert (done.exit_code, found["subject"], "It is down" in found["problem"]) == (1, "PostgreSQL", True)
     assert "Connection refused" in found["problem"]
     (tmp_path / "postgresql").mkdir()  # an embedded one of which nothing else is left

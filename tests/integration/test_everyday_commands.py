@@ -71,6 +71,31 @@ def test_queues_and_services() -> None:
     assert "Extra" not in run("queue", "list") + run("service", "list")
 
 
+def test_databases() -> None:
+    run("database", "create", "Extra")
+    run("database", "create", "extra", "--exist-ok")
+    run("database", "alter", "Extra", "--off", "--honor-broker-priority")
+    (row,) = [one for one in json.loads(run("database", "list", "--json"))["databases"] if one["database"] == "Extra"]
+    assert (row["is_broker_enabled"], row["is_honor_broker_priority_on"]) == (False, True)
+    assert f"Extra: broker {row['service_broker_guid']}, disabled\n" in run("database", "list")
+    assert CliRunner().invoke(command, ["database", "drop", "Extra"], input="n\n").exit_code == 1
+    run("database", "drop", "Extra", "--yes")
+    assert "Extra" not in run("database", "list")
+
+
+def test_the_endpoint() -> None:
+    assert run("endpoint", "show") == "No endpoint yet: nothing leaves this instance and nothing comes in.\n"
+    assert json.loads(run("endpoint", "show", "--json")) == {"endpoint": None}
+    run("endpoint", "create", "Broker", "--port", "4022", "--ip", "127.0.0.1")
+    shown = "Broker: STARTED at 127.0.0.1:4022, authentication CERTIFICATE, encryption REQUIRED\n"
+    assert run("endpoint", "show") == shown
+    assert "nothing proves" in run("endpoint", "alter", "Broker", "--encryption", "SUPPORTED", "--forward")
+    run("endpoint", "alter", "Broker", "--state", "STOPPED")
+    told = json.loads(run("endpoint", "show", "--json"))["endpoint"]
+    assert (told["state"], told["encryption"], told["message_forwarding"]) == ("STOPPED", "SUPPORTED", True)
+    run("endpoint", "drop", "Broker")
+
+
 def test_purge_takes_everything_and_ends_what_has_ended() -> None:
     handles = [run("send", "x", *DIALOG, "--type", ORDER).strip() for _ in range(3)]
     assert run("queue", "purge", STOCK_QUEUE, given="y\n").endswith("3 messages are gone.\n")
@@ -148,6 +173,13 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["sql", "-i", "nowhere.sql"], "nowhere.sql"),
     (["route", "create", "R", "--address", "tcp:/x"], "Write TCP://host:port, LOCAL or TRANSPORT."),
     (["route", "drop", "AutoCreatedLocl"], "AutoCreatedLocl"),
+    (["route", "list", "-d", "Tets"], "Did you mean 'Test'?"),
+    (["poison", "inspect", "StckQueue"], "Did you mean 'StockQueue'?"),
+    (["poison", "set-aside", "-d", "Tets"], "Did you mean 'Test'?"),
+    (["database", "drop", "Tets", "--yes"], "Did you mean 'Test'?"),
+    (["database", "create", "test"], "Database 'test' already exists. Choose a different database name."),
+    (["endpoint", "drop", "Broker"], "15151"),
+    (["endpoint", "create", "Broker", "--port", "80"], "5837"),
 ]
 
 
@@ -161,8 +193,6 @@ def test_a_mistake_is_one_sentence(
     (tmp_path / "contract.toml").write_text('[contracts."//test/Contract"]\n"//test/Order" = "ANY"\n')
     (tmp_path / "empty.py").write_text("")
     (tmp_path / "broken.py").write_text("def")
-    if arguments[0] == "route":
-        arguments = [*arguments, "--database", "Test"]
     with pytest.raises(SystemExit) as ended, main.said_in_one_sentence():
         command(arguments, standalone_mode=True)
     said = capsys.readouterr()

@@ -212,7 +212,8 @@ def _everything(database: sb.Database) -> list[tuple[Any, ...]]:
     )
     tables = query(
         database,
-        "select tablename::text from pg_tables where schemaname = 'servicebroker' and tablename !~ '_probes|waiting'",
+        "select tablename::text from pg_tables "
+        "where schemaname = 'servicebroker' and tablename !~ '_probes|waiting|audit'",
     )
     counts = [(t, query(database, f"select count(*) from servicebroker.{t}")[0][0]) for (t,) in sorted(tables)]  # type: ignore[arg-type]
     return [*found, *counts]

@@ -12,6 +12,7 @@ from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, Clock, begin, far_h
 
 CATALOG = {
     *("made", "needs"),  # what definitions need, and nothing of a conversation
+    *("audit", "trail_settings"),
     "databases",
     "message_types",
     "service_contracts",
@@ -30,7 +31,7 @@ CATALOG = {
     "migrations",
 }
 SESSIONS = {"savepoint_probes"}  # one row for each process number of the server
-STATEMENTS = {"statement_totals"}  # one row for each name
+STATEMENTS = {"statement_totals", "history", "history_samples"}  # for each name; by time
 TOGETHER = 350  # conversations that are begun in one transaction
 LIFETIME = 60  # seconds
 LIVES = [b"answered", b"forgotten", b"failed", b"cleaned", b"expires", b"unread", b"nowhere"]

@@ -234,6 +234,38 @@ def test_a_sender_that_stays_open_does_not_slow_down_receive(database: sb.Databa
         assert bodies(receive_all(reader)) == [b"late"]
 
 
+def test_a_transaction_does_not_slow_itself_down(database: sb.Database) -> None:
+    """It passes over 2,000 messages that it has consumed itself; what it undoes comes again, whatever it remembered."""
+    handle = begin(database)
+    database.send_batch(handle, ORDER, [b"%d" % number for number in range(2_020)])
+    with one_session(database) as reader:
+        with reader.transaction() as transaction:
+
+            def drain(messages: int) -> list[bytes | None]:
+                found = []
+                for left in range(messages, 0, -100):
+                    found += bodies(transaction.receive(STOCK_QUEUE, top=min(100, left)))
+                    time.sleep(0.001)
+                time.sleep(0.02)  # the marks are moved at most every 10 ms
+                return found + bodies(transaction.receive(STOCK_QUEUE, top=1))
+
+            def pages() -> int:
+                number = queue_number(database, STOCK_QUEUE)
+                text = f"explain (analyze, buffers, format json) select * from servicebroker.receive_{number}(1, now())"
+                ((plan,),) = transaction.connection.execute(text.encode()).fetchall()
+                return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+
+            assert drain(9) == [b"%d" % number for number in range(10)]
+            first = pages()
+            transaction.connection.execute("savepoint s")
+            assert drain(1_000)[-1] == b"1011"
+            transaction.connection.execute("rollback to savepoint s")
+            assert drain(2_000)[-1] == b"2011"
+            assert pages() < first + 20
+            transaction.connection.rollback()
+        assert bodies(receive_all(reader, 3_000)) == [b"%d" % number for number in range(2_020)]
+
+
 # ---------------------------------------------------------------- stress
 
 

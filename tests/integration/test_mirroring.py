@@ -232,7 +232,7 @@ def test_a_standby_shows_what_it_has_and_says_so(mirrored: Mirrored) -> None:
     assert json.loads(told.output)["is_standby"] is True
     told = CliRunner().invoke(main.app, ["status", "--instance", mirrored.primary.server.url])
     assert "standby" not in told.output
-    found = json.loads(CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url]).output)
+    found = json.loads(CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url]).output)["findings"]
     assert "The server is a standby: nothing can be sent or received." in [one["problem"] for one in found]
     assert "servicebroker_up 1.0" in prometheus_client.generate_latest(metrics.registry(url)).decode()
     with sb.open(url, upkeep=None) as instance:

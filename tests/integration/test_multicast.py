@@ -381,12 +381,12 @@ def test_a_connection_lost_before_any_statement_leaves_nothing(
     run_prepared = DirectConnection.run_prepared
     left = 0
 
-    def cut(connection: DirectConnection, text: str, parameters: tuple[object, ...]) -> Any:
+    def cut(connection: DirectConnection, text: str, parameters: tuple[object, ...], then: bytes) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
             stopped(connection)
-        return run_prepared(connection, text, parameters)
+        return run_prepared(connection, text, parameters, then)
 
     for statements in itertools.count():
         left = statements
@@ -564,9 +564,9 @@ def test_permissions_of_the_sender_are_asked_once_for_all_handles(
     done: list[str] = []
     run = DirectConnection.run_prepared
 
-    def counted(connection: DirectConnection, sql: str, parameters: tuple[object, ...]) -> list[Any]:
+    def counted(connection: DirectConnection, sql: str, parameters: tuple[object, ...], then: bytes) -> list[Any]:
         done.append(sql)
-        return run(connection, sql, parameters)
+        return run(connection, sql, parameters, then)
 
     monkeypatch.setattr(DirectConnection, "run_prepared", counted)
     app.send(handles, ORDER, BODY)

@@ -1,5 +1,6 @@
 """`servicebroker pipeline` as a person runs it, against a real server and a real Spark."""
 
+import contextlib
 import json
 import os
 import signal
@@ -17,8 +18,10 @@ pytest.importorskip("pyspark")
 
 from deltalake import DeltaTable
 
+from servicebroker.benchmarks.processes import family
 from servicebroker.model import names
 from servicebroker.pipeline.file import read_pipeline
+from servicebroker.store import locks
 from support import eventually
 
 COMMAND = [sys.executable, "-W", "error", "-m", "servicebroker.cli.main", "pipeline"]
@@ -103,11 +106,11 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     done = pipeline("run", path, "--once", "--json")
     assert "The table lines gets the column note (string)." in done.stderr
     assert json.loads(done.stdout)["queues"][0]["messages"] == 2
-    assert told("replay", path) == [{"message_type": LINE, "landed": 0, "left": 5}]
+    assert told("replay", path)["message_types"] == [{"message_type": LINE, "landed": 0, "left": 5}]
     assert {row["id"]: row["note"] for row in rows(path, "lines")} == dict.fromkeys([*range(20), 100, 200]) | {
         300: "[1.10,-0.0,12345678901234567890.123456789]"
     }
-    compacted = {one["table"]: one for one in told("compact", path, "--keep-hours", "0")}
+    compacted = {one["table"]: one for one in told("compact", path, "--keep-hours", "0")["tables"]}
     assert compacted["lines"]["merged"] >= 2
     assert compacted["lines"]["removed"] >= 2
     assert sorted(row["id"] for row in rows(path, "lines")) == [*range(20), 100, 200, 300]
@@ -121,6 +124,113 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     assert told("status", path)["quarantined"] == {
         f"{LINE}: {reason}": 1 for reason in ("wrong encoding", "empty", "too large", "duplicate key")
     }
+
+
+@contextlib.contextmanager
+def begun(*arguments):
+    """A run, the events that it logs as they come, and what else it says."""
+    run = subprocess.Popen(
+        [*COMMAND, "run", *map(str, arguments), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+    def events():
+        for line in run.stderr:
+            if line.startswith("{"):
+                yield json.loads(line)
+            else:
+                said.append(line)
+
+    said = []
+    with run:
+        yield run, events(), said
+
+
+def until(events, event):
+    return next(one for one in events if one.get("event") == event)
+
+
+@pytest.mark.spark
+def test_a_queue_that_fails_is_started_again_while_the_others_go_on_and_all_is_told(database, feed, write):
+    other = Feed(database)
+    feed.dialog(b'{"id": 1}', b'{"id": 2}')
+    other.dialog(b'{"id": 3}')
+    path = write(other, feed)
+    path.write_text(path.read_text().replace(f'"{other.queue}"', f'"{other.queue}"\nclaim_timeout = 0'))
+    with contextlib.ExitStack() as stack, database.instance.connection() as reader:
+        reader.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, other.queue_id))
+        run, events, said = stack.enter_context(begun(path, "--once"))
+        failed = until(events, "queue restarts")
+        assert (failed["queue"], failed["restarts"], failed["level"]) == (f"Warehouse.{other.queue}", 1, "WARNING")
+        assert "being read by another pipeline" in failed["reason"]
+        batch = until(events, "batch")  # of the other one, meanwhile
+        told = {key: batch[key] for key in ("queue", "messages", "bytes", "messagesBehind")}
+        assert told == {"queue": f"Warehouse.{feed.queue}", "messages": 2, "bytes": 18, "messagesBehind": 0}
+        (standing,) = (one for one in told_status(path)["run"]["queues"] if one["restarts"])
+        assert standing["queue"] == failed["queue"]
+        reader.execute("select pg_advisory_unlock_all()")
+        left = [pid for pid, name in family(run.pid) if name.startswith("python")]
+        rest = list(events)
+        assert run.wait(timeout=60) == 0, said
+        result = {one["queue"]: one for one in json.loads(run.stdout.read())["queues"]}
+    for one in (feed, other):  # the queues are free
+        assert one.database.receive(one.queue) == []
+    eventually(lambda: not any(map(lives, left)))
+    assert sorted(row["id"] for row in rows(path, "lines")) == [1, 2, 3]
+    assert result[f"Warehouse.{feed.queue}"]["messages"] == 2
+    assert result[failed["queue"]]["restarts"] >= 1
+    assert rest[-1]["event"] == "run ends"
+    assert (rest[-1]["messages"], rest[-1]["bytes"]) == (3, 27)
+    assert told_status(path)["run"]["error"] is None
+
+
+def lives(pid):
+    """Whether a process runs; one that only waits to be buried does not."""
+    state = Path(f"/proc/{pid}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def told_status(path):
+    return told("status", path)
+
+
+@pytest.mark.spark
+def test_a_java_that_is_killed_is_said_also_by_the_status(feed, write):
+    path = write(feed)
+    with begun(path) as (run, events, said):
+        until(events, "queue started")
+        (java,) = (pid for pid, name in family(run.pid) if name == "java")
+        os.kill(java, signal.SIGKILL)
+        list(events)
+        assert run.wait(timeout=60) == 1
+    assert len(said) == 1, said
+    assert "Java, in which Spark runs, was killed (signal 9)" in said[0]
+    assert "was killed (signal 9)" in told_status(path)["run"]["error"]
+    assert "has failed: Java" in pipeline("status", path).stdout
+
+
+def test_the_status_knows_of_a_run_that_never_began(feed, write):
+    path = write(feed)
+    assert told_status(path)["run"] is None
+    assert "There was no run yet." in pipeline("status", path).stdout
+    good = path.read_text()
+    path.write_text(good.replace(feed.queue, "Nowhere"))
+    assert "Nowhere" in pipeline("run", path, code=1).stderr
+    path.write_text(good)
+    assert "Nowhere" in told_status(path)["run"]["error"]
+    place = path.parent / "tables" / "_checkpoints" / "_last_run.json"
+    noted = json.loads(place.read_text())
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    place.write_text(json.dumps(noted | {"ended": None, "error": None, "process": gone.pid}))
+    assert "It was killed: its process" in " ".join(pipeline("status", path).stdout.split())
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_a_spark_that_does_not_start_says_why(feed, write):
+    done = pipeline("run", write(feed), "--master", "mars", code=1)
+    assert "Spark does not start: org.apache.spark.SparkException: " in done.stderr
+    assert "mars" in done.stderr
 
 
 @pytest.mark.full
@@ -160,13 +270,13 @@ def test_it_goes_on_until_ctrl_c_with_metrics_and_the_next_run_continues(feed, w
     def counted():
         with urllib.request.urlopen(f"http://127.0.0.1:{unused_port}/metrics") as page:
             return (
-                f'servicebroker_pipeline_messages{{pipeline="test",queue="Warehouse.{feed.queue}"}} 2.0'
+                f'servicebroker_pipeline_messages_total{{pipeline="test",queue="Warehouse.{feed.queue}"}} 2.0'
                 in page.read().decode()
             )
 
     eventually(counted)
     os.killpg(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=300)
+    _, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
     assert "Nothing is lost" in errors
     assert "Traceback" not in errors

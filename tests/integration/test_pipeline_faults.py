@@ -241,10 +241,5 @@ def test_an_archive_survives_a_lost_checkpoint_and_doubles_nothing(tmp_path, ins
 
 def run_here(path):
     """A run to the end of the queues as the command does it, in this process: the second one need not start Java."""
-    with running(read_pipeline(path), once=True) as runs:
-        while not all(run.has_ended() for run in runs):
-            time.sleep(0.1)
-        for run in runs:
-            run.update()
-    for run in runs:
-        run.acknowledge_last()
+    with running(read_pipeline(path), once=True) as run:
+        run.wait()

@@ -296,7 +296,7 @@ def test_control_messages_end_their_conversations_once(feed, reader):
     assert feed.far_states() == {"CD": 3, "CO": 1}
     told = feed.database.receive(feed.back)
     assert [(m.message_type_name, m.conversation_handle) for m in told] == [(names.END_DIALOG, finished)]
-    reader._acknowledged = None  # as after a restart
+    reader._stream(feed.queue)._acknowledged = None  # as after a restart
     assert reader.latestOffset(end, ALL) is end
     assert feed.database.receive(feed.back) == []
     feed.database.send(going, "Line", b"still open")
@@ -381,7 +381,7 @@ def test_a_large_slice_is_truncated_only_when_nothing_else_is_there(feed, reader
             feed.database.send(slow, "Line", b"late")
         if late == "reader":
             stack.enter_context(feed.database.transaction()).connection.execute(f"select from {feed.table}")
-        reader._acknowledge(Frontier.from_json(end))
+        reader._stream(feed.queue).acknowledge(Frontier.from_json(end))
         (after,) = connection.execute(f"select pg_relation_filenode('{feed.table}')").fetchone()
     assert (before != after) == (late == "nothing")
     rest = [b"late"] if late in ("behind", "between", "open") else []
@@ -654,3 +654,178 @@ def test_the_progress_says_how_far_behind_and_who_holds_it_back(feed, reader):
 def counted(feed, table):
     with feed.database.instance.connection() as connection:
         return connection.execute(f"select count(*) from servicebroker.{table}").fetchone()[0]
+
+
+def attach_to(feeds, **options):
+    """One reader of several queues."""
+    first, *_ = feeds
+    given = {"queue": ", ".join(feed.queue for feed in feeds)} if "queuePattern" not in options else {}
+    plain = {key: value for key, value in first.options.items() if key != "queue"}
+    return QueueStreamReader(source_options(plain | given | {"minPartitions": "2"} | options))
+
+
+def by_queue(reader, start, end):
+    """The bodies of a batch by their queues, each in its order."""
+    found = {}
+    for batch in batches(reader, start, end):
+        for row in batch.to_pylist():
+            found.setdefault(row["queue"], []).append(row["message_body"])
+    return found
+
+
+@pytest.fixture
+def feeds(database):
+    return [Feed(database) for _ in range(2)]
+
+
+def test_one_source_reads_several_queues(feeds):
+    one, other = feeds
+    one.dialog(b"a", b"b")
+    with contextlib.ExitStack() as stack:
+        reader = attach_to(feeds)
+        stack.callback(reader.stop)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        assert by_queue(reader, start, end) == {one.queue: [b"a", b"b"]}
+        other.dialog(b"c")
+        later = reader.latestOffset(end, ALL)
+        assert by_queue(reader, end, later) == {other.queue: [b"c"]}
+        assert (one.left(), other.left()) == (0, 1)
+        assert reader.latestOffset(later, ALL) is later
+        assert other.left() == 0
+        told = reader.reportLatestOffset()
+        assert (told["messagesRead"], told["bytesRead"], told["messagesBehind"]) == (3, 3, 0)
+        assert {one["queueName"] for one in told["queues"].values()} == {feed.queue for feed in feeds}
+        for feed in feeds:
+            with pytest.raises(InstanceError, match="being read by another pipeline"):
+                attach(feed, claimTimeout="0").initialOffset()
+    successor = attach_to(feeds)
+    assert successor.latestOffset(later, ALL) is later
+    successor.stop()
+
+
+def test_a_limit_is_divided_among_the_queues_and_what_one_leaves_is_for_those_behind_it(feeds):
+    for feed, count in zip(feeds, (30, 8), strict=True):
+        feed.dialog(*[b"%d" % number for number in range(count)])
+    reader, seen = attach_to(feeds), []
+    at = reader.initialOffset()
+    while (end := reader.latestOffset(at, ReadMaxRows(10))) is not at:
+        seen.append({queue: len(found) for queue, found in by_queue(reader, at, end).items()})
+        at = end
+    reader.stop()
+    assert [sum(page.values()) for page in seen] == [10, 8, 10, 5, 5]
+    assert seen[0] == dict.fromkeys((feed.queue for feed in feeds), 5)
+    assert [sum(page.get(feed.queue, 0) for page in seen) for feed in feeds] == [30, 8]
+
+
+def test_a_pattern_finds_queues_that_come_later(database):
+    feeds = [Feed(database)]
+    feeds[0].dialog(b"before")
+    reader = attach_to(feeds, queuePattern=f"{feeds[0].queue}|Later.*", startingOffsets="latest")
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ALL) is start
+    database.create_queue("Later")
+    database.create_service("LaterFar", "Later", ["Lines"])
+    database.send(database.begin_dialog(feeds[0].near, "LaterFar", contract="Lines"), LINE, b"new")
+    end = reader.latestOffset(start, ALL)
+    assert by_queue(reader, start, end) == {"Later": [b"new"]}
+    assert reader.latestOffset(end, ALL) is end
+    reader.stop()
+    database.drop_service("LaterFar")
+    database.drop_queue("Later")
+    again = attach_to(feeds, queuePattern=f"{feeds[0].queue}|Later.*")
+    with pytest.raises(InstanceError, match="has read the queue 'Later', which is not there"):
+        again.latestOffset(end, ALL)
+    again.stop()
+    loose = attach_to(feeds, queuePattern=f"{feeds[0].queue}|Later.*", failOnDataLoss="false")
+    feeds[0].dialog(b"on")
+    assert by_queue(loose, end, loose.latestOffset(end, ALL)) == {feeds[0].queue: [b"on"]}
+    loose.stop()
+
+
+def test_a_checkpoint_of_one_queue_is_none_of_several(feeds, feed):
+    reader = attach_to(feeds)
+    with pytest.raises(InstanceError, match="written by a query that reads one queue"):
+        reader.latestOffset({"version": 1}, ALL)
+    several = reader.initialOffset()
+    reader.stop()
+    with pytest.raises(InstanceError, match="written by a query that reads several queues"):
+        attach(feed).latestOffset(several, ALL)
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_batch_has_no_more_bytes_than_it_may(feed, archived, monkeypatch):
+    monkeypatch.setattr("servicebroker.pipeline.attachment.ROWS_AT_ONCE", 3)
+    feed.dialog(*[b"x" * 100] * 12, b"y" * 5_000, b"", *[b"z" * 100] * 3)
+    if archived:
+        first = attach(feed, ack="archive")
+        end = first.latestOffset(first.initialOffset(), ReadMaxRows(5))
+        first.latestOffset(end, ReadMaxRows(5))
+        first.stop()
+    reader = attach(feed, maxBytesPerTrigger="1000", ack="archive" if archived else "delete")
+    at, sizes = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, ReadMaxRows(1_000))) is not at:
+        sizes.append(sum(len(body or b"") for body in bodies(reader, at, end)))
+        at = end
+    assert sizes == [1000, 200, 5000, 300]
+    assert reader.reportLatestOffset()["bytesRead"] == 6500
+    reader.stop()
+
+
+def test_a_batch_waits_until_it_has_enough_but_not_for_ever(feed):
+    few = attach(feed, minMessagesPerTrigger="4", minBytesPerTrigger="1000")
+    start = few.initialOffset()
+    feed.dialog(b"a", b"b", b"c")
+    assert few.latestOffset(start, ReadMaxRows(10)) is start
+    assert few.reportLatestOffset()["messagesBehind"] == 3
+    feed.dialog(b"d", b"e")
+    end = few.latestOffset(start, ReadMaxRows(4))
+    assert sorted(bodies(few, start, end)) == [b"a", b"b", b"c", b"d"]
+    rest = few.latestOffset(end, ReadMaxRows(4))  # of its window
+    assert bodies(few, end, rest) == [b"e"]
+    feed.dialog(b"f" * 1000)
+    large = few.latestOffset(rest, ReadMaxRows(4))
+    assert bodies(few, rest, large) == [b"f" * 1000]
+    feed.dialog(b"g")
+    assert few.latestOffset(large, ReadMaxRows(4)) is large
+    few.stop()
+    impatient = attach(feed, minMessagesPerTrigger="4", maxTriggerDelay="0s")
+    assert bodies(impatient, large, impatient.latestOffset(large, ReadMaxRows(4))) == [b"g"]
+    impatient.stop()
+    last = attach(feed, minMessagesPerTrigger="4")
+    last.prepareForTriggerAvailableNow()
+    assert bodies(last, large, last.latestOffset(large, ReadMaxRows(4))) == [b"g"]
+    last.stop()
+
+
+def test_a_query_that_ends_by_itself_has_let_the_queues_go(feeds):
+    feeds[0].dialog(b"a")
+    reader = attach_to(feeds)
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    feeds[1].dialog(b"later")
+    assert by_queue(reader, start, end) == {feeds[0].queue: [b"a"]}
+    assert reader.latestOffset(end, ALL) is end
+    assert reader.latestOffset(end, ALL) is end
+    assert reader.reportLatestOffset()["messagesRead"] == 1
+    assert feeds[0].database.receive(feeds[0].queue) == []
+    assert [m.message_body for m in feeds[1].database.receive(feeds[1].queue)] == [b"later"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"queue": "A, a"}, "names a queue twice"),
+        ({"queue": "A,,B"}, "or none between two commas"),
+        ({"queue": "A", "queuePattern": "B"}, "exclude each other"),
+        ({"queuePattern": "("}, "is no regular expression"),
+        ({}, "needs the option 'queue'"),
+        ({"queue": "A", "maxMessagesPerTrigger": "3", "minMessagesPerTrigger": "4"}, "more than 'maxMessages"),
+        ({"queue": "A", "maxBytesPerTrigger": "3", "minBytesPerTrigger": "4"}, "more than 'maxBytes"),
+        ({"queue": "A", "maxTriggerDelay": "soon"}, "must be a time such as 30s"),
+    ],
+)
+def test_queues_that_cannot_be_meant_are_refused(given, said):
+    with pytest.raises(InstanceError, match=said):
+        source_options({"instance": "x", "database": "D"} | given)

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import spark_session as spark_session_module
 from servicebroker.pipeline.spark_session import check_java
 
 
@@ -100,3 +101,53 @@ def test_each_registration_has_a_map_of_its_own(tmp_path):
         "assert environment().get('said') is None\n"
     )
     runs_in_silence(script, tmp_path)
+
+
+def a_java_error(text):
+    return type("Py4JJavaError", (Exception,), {})(text)
+
+
+BANNER = """WARNING: Using incubator modules: jdk.incubator.vector
+Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties
+      ____              __
+     / __/__  ___ _____/ /__
+    _\\ \\/ _ \\/ _ `/ __/  '_/
+   /___/ .__/\\_,_/_/ /_/\\_\\   version 4.3.0
+      /_/
+
+Using Scala version 2.13.17, OpenJDK 64-Bit Server VM, 17.0.15
+Branch HEAD
+Type --help for more information.
+"""
+
+
+@pytest.mark.parametrize(
+    ("problem", "said", "why"),
+    [
+        (OSError("exited"), BANNER + "Invalid maximum heap size: -Xmx1q\n", "Invalid maximum heap size: -Xmx1q"),
+        (OSError("exited"), BANNER, "exited"),
+        (OSError("exited"), BANNER + "no space left\n", "no space left"),
+        (
+            OSError("exited"),
+            'Exception in thread "main" org.apache.spark.SparkException: Master must be one of ...\n\tat x.y(Z:1)\n',
+            'Exception in thread "main" org.apache.spark.SparkException: Master must be one of ...',
+        ),
+        (
+            a_java_error(
+                "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n"
+                ": org.apache.spark.SparkException: Could not parse Master URL: 'mars'\n\tat a.b(C:1)\n"
+            ),
+            BANNER + "10:00:00 ERROR SparkContext: Error initializing SparkContext.\n",
+            "org.apache.spark.SparkException: Could not parse Master URL: 'mars'",
+        ),
+        (
+            a_java_error(
+                ": org.apache.spark.SparkException: outer\n\tat a\nCaused by: java.io.IOException: No route\n"
+            ),
+            "",
+            "java.io.IOException: No route",
+        ),
+    ],
+)
+def test_why_spark_does_not_start_is_no_banner(problem, said, why):
+    assert spark_session_module._why(problem, said) == why

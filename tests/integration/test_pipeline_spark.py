@@ -130,8 +130,9 @@ def test_a_run_lands_in_pages_ends_conversations_and_leaves_nothing(feed, land, 
     assert found == rows_of_batches
     last = [one for one in query.recentProgress if one["numInputRows"]][-1]
     told = json.loads(last["sources"][0]["latestOffset"])
-    assert told.get("messagesRead", sum(found)) == 40
-    assert told["messagesBehind"] == 0
+    assert (told["messagesRead"], told["bytesRead"], told["messagesBehind"]) == (40, 60, 0)
+    assert told["queueName"] == feed.queue
+    assert feed.database.receive(feed.queue) == []  # free, and nothing is left
     assert (feed.left(), feed.far_states()) == (0, {"CD": 10})
     table = DeltaTable(tmp_path / "table")
     rows = table.to_pyarrow_table().to_pylist()

@@ -177,9 +177,58 @@ def test_a_batch_job_ends_its_streams_and_is_sent_once(feed):
     assert sorted(kinds) == [END_OF_STREAM, LINE, LINE]
 
 
+def job(feed, name, *tasks, **more):
+    return write(feed, *tasks, writer=f"sendId {name}", finish=True, sendId=name, **more)
+
+
+def test_a_send_id_knows_its_rows_however_they_are_divided(feed):
+    more = rows(b"c", None, message_type_name=pa.array([LINE, None]))
+    assert job(feed, "once", rows(b"a", b"b"), more)
+    assert not job(feed, "once", rows(b"", b"a"), rows(b"c"), rows(b"b"), conversations="1")
+    assert len([m for m in everything(feed) if m.message_type_name == LINE]) == 4
+
+
+@pytest.mark.parametrize(
+    ("again", "said"),
+    [
+        (rows(b"a"), r"2 rows were sent under it on 20.*, these are 1\."),
+        (rows(), r"2 rows were sent under it on 20.*, these are 0\."),
+        (rows(b"a", b"c"), "2 rows with other bodies or types"),
+        (rows(b"a", b"b", message_type_name=pa.array([END_OF_STREAM, None])), "2 rows with other bodies or types"),
+    ],
+)
+def test_a_send_id_that_comes_back_with_other_rows_is_refused(feed, again, said):
+    name = f"refused {feed.queue}"
+    assert job(feed, name, rows(b"a", b"b"))
+    with pytest.raises(InstanceError, match=f"The sendId '{name}' was used for other rows: {said}"):
+        job(feed, name, again)
+    assert [m.message_body for m in everything(feed) if m.message_type_name == LINE] == [b"a", b"b"]
+    assert not job(feed, name, rows(b"a", b"b"))
+
+
+def test_of_a_send_id_of_an_earlier_version_the_count_alone_is_known(feed):
+    with feed.database.instance.connection() as connection:
+        connection.execute("insert into servicebroker.writers (writer, batch, messages) values ('sendId old', 0, 2)")
+    with pytest.raises(InstanceError, match="2 rows were sent"):
+        job(feed, "old", rows(b"a"))
+    assert not job(feed, "old", rows(b"a", b"b"))
+
+
+def test_a_service_that_leads_nowhere_is_told_and_nothing_is_sent(feed):
+    nowhere = {"toService": "Nowhere", "writer": "nowhere"}
+    with pytest.raises(InstanceError, match=r"'Nowhere' leads nowhere, so nothing is sent: .* 'toService'"):
+        write(feed, rows(b"a"), **nowhere)
+    assert write(feed, rows(b"a"), unknownTarget="wait", **nowhere)
+    with feed.database.instance.connection() as connection:
+        sql = "select count(*) from sys.transmission_queue where to_service_name = 'Nowhere'"
+        assert connection.execute(sql).fetchone() == (1,)
+
+
 def test_no_rows_are_no_batch(feed):
     assert not write(feed, rows(), writer="empty", finish=True)
     assert everything(feed) == []
+    assert not job(feed, "empty at first", rows())
+    assert job(feed, "empty at first", rows(b"a"))
 
 
 def test_what_failed_attempts_have_staged_is_collected(feed):

@@ -124,7 +124,7 @@ def test_receive(database: sb.Database, arguments: str) -> None:
     assert {scan.index for scan in endpoints} <= {
         f"conversation_endpoints_{index}" for index in ("timer", "lifetime", "pkey")
     }
-    assert {scan.table for scan in found if scan.kind == "SEQSCAN"} == {f"{queue}_order"}
+    assert {scan.table for scan in found if scan.kind == "SEQSCAN"} <= {f"{queue}_order"}
 
 
 def test_the_survey_of_the_marks(database: sb.Database) -> None:
@@ -154,6 +154,17 @@ _WRITES = [enqueue.send, enqueue.send_batch, enqueue.send_many, enqueue.tell_pee
 def test_send_finds_the_endpoint_by_its_key(database: sb.Database, write: Callable[[int], str]) -> None:
     number = queue_number(database, STOCK_QUEUE)
     found, _ = planned(database, f"explain (generic_plan) {write(number)}")
+    endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
+    assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
+
+
+@pytest.mark.parametrize("write", _WRITES, ids=lambda one: one.__name__)
+def test_so_it_does_where_there_is_only_one(make_instance_url: Callable[..., str], write: Callable[[int], str]) -> None:
+    """A session keeps the plan it has made then, however many come after it."""
+    with sb.open(make_instance_url(1), upkeep=None) as instance:
+        database = instance.database("Test")
+        begin(database)
+        found, _ = planned(database, f"explain (generic_plan) {write(queue_number(database, STOCK_QUEUE))}")
     endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
 

@@ -236,9 +236,9 @@ def test_an_empty_receive_is_one_statement(database: sb.Database, monkeypatch: p
     done: list[str] = []
     steps = PreparedStatements.steps
 
-    def counted(self: PreparedStatements, connection: Any, sql: str, parameters: tuple[object, ...]) -> Any:
+    def counted(self: PreparedStatements, connection: Any, sql: str, *more: Any) -> Any:
         done.append(sql)
-        return steps(self, connection, sql, parameters)
+        return steps(self, connection, sql, *more)
 
     monkeypatch.setattr(PreparedStatements, "steps", counted)
     assert database.receive(STOCK_QUEUE) == []

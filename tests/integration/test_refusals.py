@@ -44,7 +44,7 @@ def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathF
 def doctor(site: Site) -> list[dict[str, str]]:
     """What it finds of peers and of messages that wait."""
     done = CliRunner().invoke(app, ["doctor", "--instance", site.url, "--json"])
-    found: list[dict[str, str]] = json.loads(done.stdout)
+    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
     assert done.exit_code == (1 if found else 0)
     return [one for one in found if one["subject"].startswith(("peer", "service"))]
 

@@ -189,9 +189,9 @@ def test_a_queue_without_the_option_pays_nothing(fresh_database: sb.Database, mo
     statements: list[str] = []
     run_prepared = DirectConnection.run_prepared
 
-    def counted(connection: DirectConnection, text: str, parameters: tuple[object, ...]) -> Any:
+    def counted(connection: DirectConnection, text: str, parameters: tuple[object, ...], then: bytes) -> Any:
         statements.append(text)
-        return run_prepared(connection, text, parameters)
+        return run_prepared(connection, text, parameters, then)
 
     monkeypatch.setattr(DirectConnection, "run_prepared", counted)
     database.send(initiator, ORDER, b"x")

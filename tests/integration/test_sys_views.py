@@ -119,9 +119,12 @@ VIEWS = {
 OF_THE_INSTANCE = (
     "dm_broker_connections",
     "dm_broker_forwarded_messages",
+    "crypt_properties",
     "dm_exec_sessions",
     "dm_os_performance_counters",
     "endpoints",
+    "server_event_notifications",
+    "server_events",
     "server_permissions",
     "server_principals",
     "service_broker_endpoints",

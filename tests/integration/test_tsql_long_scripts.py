@@ -148,3 +148,36 @@ def test_an_installation_runs_and_runs_again(db: sb.Database) -> None:
         for error, name in zip(results.errors, ("FK_Parcels_Shelves", "CK_Parcels_Grams", "UQ_Shelves"), strict=True):
             assert name in error.text
         assert [one.text for one in results.messages if one.number != 5701][:-1] == said
+
+
+def test_what_is_defined_is_audited_but_for_the_window_in_which_nothing_is(db: sb.Database) -> None:
+    results = run(db, "ddl_audit")
+    scopes, log, strangers, problems, rights, function, counts, flag, refused, unpaid, invoices, left, endpoints = rows(
+        results
+    )
+    assert [error.number for error in results.errors] == [3906, 50000, 50000, 3609]
+    assert scopes == [("AuditBroker", "DATABASE", 23), ("AuditServer", "SERVER", 6), ("AuditTables", "DATABASE", 17)]
+    assert [row[1:4] for row in log] == [
+        ("CREATE_TABLE", "dbo", "Invoice"),
+        ("ALTER_TABLE", "dbo", "Invoice"),
+        ("CREATE_INDEX", "dbo", "IX_Invoice_Paid"),
+        ("CREATE_PROCEDURE", "dbo", "PayInvoice"),
+        ("ALTER_PROCEDURE", "dbo", "PayInvoice"),
+        ("CREATE_TRIGGER", "dbo", "NoCheaper"),
+        ("GRANT_DATABASE", "dbo", "PayInvoice"),
+        ("DENY_DATABASE", "dbo", "Invoice"),
+        ("CREATE_QUEUE", "dbo", "Dunning"),
+        ("ALTER_QUEUE", "dbo", "Dunning"),
+        ("DROP_QUEUE", "dbo", "Dunning"),
+        ("CREATE_LOGIN", "-", "AuditedLogin"),
+        ("DROP_LOGIN", "-", "AuditedLogin"),
+    ]
+    assert (strangers, problems) == ([(0,)], [])
+    assert rights == [("GRANT_DATABASE", "execute", "Clerk"), ("DENY_DATABASE", "delete", "Clerk")]
+    assert function == [("ALTER_PROCEDURE", "CREATE OR ALTER PROCEDUR")]
+    assert counts == [(6, 3, 1)]
+    assert flag == [("AuditDb", 1)]
+    assert refused == [(3906, 16, 'Failed to update database "AuditDb" because the database is read-only.', 0)]
+    assert unpaid == [(2,)]
+    assert invoices == [(1, Decimal("10.00"), True), (2, Decimal("20.00"), False)]
+    assert (left, endpoints) == ([(0,)], [("CLOSED", 3)])

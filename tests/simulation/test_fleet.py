@@ -53,7 +53,8 @@ def test_the_command() -> None:
     done = CliRunner().invoke(app, ["simulate", "--fleet", "40:400", "--conversations", "500", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)
-    assert (told["instances"], told["conversations"], told["misplaced"]) == (40, 500, 0)
+    (run,) = told["runs"]
+    assert (told["instances"], run["conversations"], run["misplaced"]) == (40, 500, 0)
     assert "0 misplaced" in CliRunner().invoke(app, ["simulate", "--fleet", "40:400", "--conversations", "500"]).output
     for wrong in ("40", "0:5", "x:y"):
         assert CliRunner().invoke(app, ["simulate", "--fleet", wrong]).exit_code == 2

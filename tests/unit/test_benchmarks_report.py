@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ def some_lines() -> list[Line]:
     lines = [
         Line("send-one", "servicebroker", "1.0", "send", "", Figures(3000.0, 1.0, 600.0)),
         Line("send-one", "pgqueuer", "2.0", "enqueue", "psycopg <3>", Figures(2000.0, 1.0, 1100.0)),
-        Line("send-one", "procrastinate", "3.0", "defer", "", Figures(1600.0, 1.0, 900.0)),
+        Line("send-one", "procrastinate", "3.0", "defer", "", Figures(1600.0, 1.0, 900.0, 520.0, 7.25)),
         Line("send-one", "pgmq", reason="give --pgmq-sql FILE"),
     ]
     return with_ratios(lines, SCENARIO)
@@ -37,9 +39,28 @@ def a_report() -> Report:
     return Report(conditions, tuple(some_lines()))
 
 
-def test_figures_are_medians_of_each_figure() -> None:
+def test_figures_are_medians() -> None:
     samples = [Sample(100, 1.0, 100, 5000), Sample(100, 4.0, 300, 1000), Sample(100, 2.0, 200, 9000)]
     assert figures(samples) == Figures(50.0, 2.0, 50.0)
+
+
+def test_processor_time_is_told_in_microseconds_and_waits_by_their_share() -> None:
+    waits = Counter({"running": 2, "WALSync": 1})
+    samples = [Sample(100, 1.0, 100, 5000, 0.05, 0.02, waits), Sample(100, 1.0, 100, 5000, 0.03, 0.01, waits)]
+    assert figures(samples) == Figures(100.0, 1.0, 50.0, 400.0, 150.0, "running 67%, WALSync 33%")
+
+
+def test_where_cost_is_compared_less_is_better() -> None:
+    scenario = SCENARIOS["cpu-receive-one"]
+    lines = [
+        Line("cpu-receive-one", system, figures=Figures(1.0, 1.0, 1.0, server))
+        for system, server in (("servicebroker", 480.0), ("pgmq", 400.0), ("postgresql", 0.0))
+    ]
+    _, dearer, unknown = with_ratios(lines, scenario)
+    assert (dearer.ratio, dearer.reached, goal_text(dearer)) == (1.2, False, "<= 1.1x, **not reached**")
+    assert (unknown.ratio, unknown.reached) == (None, None)
+    (_, cheap) = with_ratios([lines[0], replace(lines[1], figures=Figures(1.0, 1.0, 1.0, 600.0))], scenario)
+    assert (cheap.ratio, cheap.reached) == (0.8, True)
 
 
 def test_ratios_and_goals() -> None:
@@ -55,7 +76,7 @@ def test_what_came_out_is_told_in_a_line_each() -> None:
     assert [in_words(line) for line in some_lines()] == [
         "send-one: servicebroker send: 3,000/s",
         "send-one: pgqueuer enqueue psycopg <3>: 2,000/s, ours is 1.50x (>= 1.2x, reached)",
-        "send-one: procrastinate defer: 1,600/s, ours is 1.88x (>= 2x, not reached)",
+        "send-one: procrastinate defer: 1,600/s, 520 + 7 µs, ours is 1.88x (>= 2x, not reached)",
         "send-one: pgmq: not measured: give --pgmq-sql FILE",
     ]
 
@@ -73,17 +94,21 @@ def test_markdown() -> None:
     page = a_report().markdown("benchmarks.svg")
     assert "servicebroker bench send-one\n" in page
     assert "![Messages per second, by scenario](benchmarks.svg)" in page
-    assert "| pgqueuer 2.0 `enqueue`<br>psycopg <3> | 2,000 | 1.50x | >= 1.2x, reached | 1.000 | 1,100 B |" in page
-    assert "| pgmq | not measured: give --pgmq-sql FILE | | >= 1.2x | | |" in page
+    assert (
+        "| pgqueuer 2.0 `enqueue`<br>psycopg <3> | 2,000 | 1.50x | >= 1.2x, reached | 1.000 | 1,100 B | | |"
+        in page.replace("  ", " ")
+    )
+    assert "| 1.000 | 900 B | 520 µs | 7.2 µs |" in page
+    assert "| pgmq | not measured: give --pgmq-sql FILE | | >= 1.2x | | | | |" in page
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    assert {row.count("|") for row in rows} == {7}
+    assert {row.count("|") for row in rows} == {9}
 
 
 def test_json() -> None:
     found = json.loads(json.dumps(a_report().as_json()))
     assert found["conditions"]["messages"] == {"send-one": 3000}
     assert [line["reached"] for line in found["lines"]] == [None, True, False, None]
-    assert found["lines"][1]["figures"] == {"per_second": 2000.0, "commits": 1.0, "wal_bytes": 1100.0}
+    assert found["lines"][1]["figures"] == asdict(Figures(2000.0, 1.0, 1100.0))
 
 
 def test_svg_shows_every_measured_line_to_scale() -> None:
@@ -107,6 +132,7 @@ def test_write(tmp_path: Path) -> None:
 def test_chosen_scenarios() -> None:
     assert chosen_scenarios(["worker", "send-one", "worker"]) == ["send-one", "worker"]
     assert chosen_scenarios(["all"]) == list(SCENARIOS)
+    assert chosen_scenarios(["scale"])[0] == "scale-send-1-1"
     with pytest.raises(InstanceError, match="There is no benchmark 'sned'; there are send-one, "):
         chosen_scenarios(["sned"])
     with pytest.raises(InstanceError, match="Name a benchmark"):

@@ -63,6 +63,17 @@ def test_every_decision_that_is_named_is_there() -> None:
     assert named - DECISIONS.keys() == set()
 
 
+def test_sizing_quotes_the_benchmarks() -> None:
+    """Each figure stands in the benchmarks, under the scenario that it is said to be of."""
+    measured = (ROOT / "docs/benchmarks.md").read_text()
+    rows = re.findall(r"\| `([\w-]+)` \| ([\d,]+) \|", (ROOT / "docs/how-to/sizing.md").read_text())
+    assert len(rows) > 10
+    for scenario, figure in rows:
+        section = re.search(rf"^`{scenario}`,.*?(?=^## |\Z)", measured, re.MULTILINE | re.DOTALL)
+        assert section is not None, scenario
+        assert f"| {figure} |" in section[0], (scenario, figure)
+
+
 def test_the_page_of_what_breaks_has_every_scenario() -> None:
     page = (ROOT / "docs/reliability.md").read_text()
     assert [one.name for one in SCENARIOS if f"| {one.name} |" not in page] == []

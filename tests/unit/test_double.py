@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +39,8 @@ KEYS |= {f"{verb}_certificate" for verb in ("create", "alter", "drop", "backup")
 KEYS |= {f"{verb}_remote_service_binding" for verb in ("create", "alter", "drop")}
 SET_ASIDE = {"set_aside_messages", "replay_message", "discard_message"}
 LACKING = ROUTES | RIGHTS | SCHEMAS | KEYS | SET_ASIDE | {"release_locks"}
-LACKING |= {"execute_tsql", "tsql_session", "working", "define", "defining"}
+LACKING |= {"execute_tsql", "tsql_session", "defining"}
+LACKING |= {"add_master_key_password", "drop_master_key_password", "regenerate_master_key", "sign_with_certificate"}
 LACKING |= {"create_event_notification", "drop_event_notification"}
 LACKING_OPTIONS = {
     "trustworthy",
@@ -45,7 +52,7 @@ LACKING_OPTIONS = {
     "reorganize",
     "move_to",
 }
-LACKING_OPTIONS |= {"no_wait", "rollback_after", "poison"}
+LACKING_OPTIONS |= {"no_wait", "rollback_after", "poison", "read_only"}
 
 
 @pytest.fixture
@@ -62,7 +69,7 @@ def database() -> double.Database:
 def test_it_has_the_methods_of_the_real_one(real: type, ours: type) -> None:
     names = {name for name, _ in inspect.getmembers(real, inspect.isfunction) if not name.startswith("_")}
     assert names - LACKING - set(dir(ours)) == set()
-    for name in names - LACKING - {"transaction", "join", "savepoint", "pipeline"}:
+    for name in names - LACKING - {"transaction", "join", "savepoint", "pipeline", "working"}:
         theirs, mine = (inspect.signature(getattr(one, name)).parameters.values() for one in (real, ours))
         wanted = [(p.name, p.kind, p.default) for p in theirs if p.name not in LACKING_OPTIONS]
         assert [(p.name, p.kind, p.default) for p in mine] == wanted, name
@@ -252,3 +259,145 @@ def test_one_message_on_several_conversations_or_on_none(database: double.Databa
     while messages := database.receive(STOCK_QUEUE):
         found.append(bodies(messages))
     assert sorted(found, key=str) == [[b"all", None], [b"all"], [b"before", b"all"]]
+
+
+SHOP = {
+    "message_types": {"//shop/Order": "NONE", "//shop/Confirmation": "NONE"},
+    "contracts": {"//shop/Ordering": {"//shop/Order": "INITIATOR", "//shop/Confirmation": "TARGET"}},
+    "queues": {"OrderQueue": {"retention": True}, "StockQueue": {}},
+    "services": {
+        "//shop/Orders": {"queue": "OrderQueue"},
+        "//shop/Stock": {"queue": "StockQueue", "contracts": ["//shop/Ordering"]},
+    },
+    "grants": {"web": ["SEND ON SERVICE //shop/Stock"]},
+}
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Callable[[], sqlite3.Connection]:
+    """Makes connections to the tables of an application."""
+    with closing(sqlite3.connect(tmp_path / "tables.db")) as connection:
+        connection.execute("create table shipments (item text)")
+
+    def connect() -> sqlite3.Connection:
+        made = sqlite3.connect(tmp_path / "tables.db", isolation_level=None)
+        made.execute("begin")
+        return made
+
+    return connect
+
+
+def shipped(tables: Callable[[], sqlite3.Connection]) -> list[str]:
+    with closing(tables()) as connection:
+        return [item for (item,) in connection.execute("select item from shipments")]
+
+
+def test_a_definition_is_applied_and_then_there(database: double.Database) -> None:
+    assert len(database.define(SHOP)) == 6  # one queue is there
+    assert database.define(SHOP) == []
+    assert database.define({"queues": {"StockQueue": {"status": False}}}) == ["alter queue StockQueue: status = false"]
+
+
+def test_a_message_and_a_row_in_one_transaction(tables: Callable[[], sqlite3.Connection]) -> None:
+    """The worker's row, its reply and the RECEIVE are there together or not at all."""
+    stock = sb.Worker("StockQueue")
+    fails = True
+
+    @stock.on("//shop/Order")
+    def order(tx: double.Transaction, message: sb.Message) -> None:
+        assert message.message_body is not None
+        tx.connection.execute("insert into shipments values (?)", (message.message_body.decode(),))
+        with suppress(Undo), tx.savepoint():
+            tx.connection.execute("insert into shipments values ('undone')")
+            tx.send(message.conversation_handle, "//shop/Confirmation", b"undone")
+            raise Undo
+        tx.send(message.conversation_handle, "//shop/Confirmation", b"done")
+        if fails:
+            raise Undo
+
+    db = double.open(connect=tables).database("Shop", create=True)
+    db.define(SHOP)
+    handle = db.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Ordering")
+    with db.working(stock), pytest.raises(Undo):
+        db.send(handle, "//shop/Order", b"teapot")
+    assert (shipped(tables), len(db.queue_messages("StockQueue")), db.queue_messages("OrderQueue")) == ([], 1, [])
+    fails = False
+    with db.working(stock):
+        assert bodies(db.receive("OrderQueue", wait=5)) == [b"done"]
+        db.end_conversation(handle)
+    assert (shipped(tables), [row["state"] for row in db.conversation_endpoints()]) == (["teapot"], ["CD"])
+
+
+def test_a_worker_hears_a_timer_while_the_test_waits(database: double.Database) -> None:
+    late = sb.Worker(ORDERS_QUEUE)
+
+    @late.on(sb.DIALOG_TIMER)
+    def too_late(tx: double.Transaction, message: sb.Message) -> None:
+        tx.send(message.conversation_handle, ORDER, b"late")
+
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    database.begin_conversation_timer(handle, 30)
+    with database.working(late):
+        assert bodies(database.receive(STOCK_QUEUE, wait=60)) == [b"late"]
+
+
+def test_the_asyncio_face() -> None:
+    """Handlers, processing, savepoints and tables, awaited."""
+    committed: list[str] = []
+
+    class Rows:
+        def __init__(self) -> None:
+            self.rows: list[str] = []
+
+        async def execute(self, text: str) -> None:
+            self.rows.append(text)
+
+        async def commit(self) -> None:
+            committed.extend(self.rows)
+
+        async def rollback(self) -> None:
+            self.rows.clear()
+
+        async def close(self) -> None:
+            pass
+
+    async def connect() -> Rows:
+        return Rows()
+
+    stock = sb.Worker("StockQueue")
+
+    @stock.on("//shop/Order")
+    async def order(tx: Any, message: sb.Message) -> None:
+        await asyncio.sleep(0)
+        await tx.connection.execute("insert")
+        await tx.send(message.conversation_handle, "//shop/Confirmation", b"done")
+
+    async def main() -> None:
+        async with double.open_async(connect=connect) as instance:
+            db = await instance.database("Shop", create=True)
+            await db.define(SHOP)
+            async with db.working(stock):
+                async with db.transaction() as tx:
+                    handle = await tx.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Ordering")
+                    with suppress(Undo):
+                        async with tx.savepoint():
+                            await tx.send(handle, "//shop/Order", b"undone")
+                            raise Undo
+                    async with tx.pipeline() as sent:
+                        await tx.send(handle, "//shop/Order", b"teapot")
+                    assert sent.numbers == [0]
+                assert bodies(await db.receive("OrderQueue", wait=5)) == [b"done"]
+            with pytest.raises(Undo):
+                async with db.transaction() as tx:
+                    await tx.connection.execute("lost")
+                    raise Undo
+            await db.end_conversation(handle)
+            assert await db.process("StockQueue", ignored) == 1
+            assert db.name == "Shop"
+            instance.clock.jump(seconds=1)
+
+    async def ignored(tx: Any, messages: list[sb.Message]) -> None:
+        await tx.connection.execute("ignored")
+
+    asyncio.run(main())
+    assert [row for row in committed if "savepoint" not in row] == ["insert", "ignored"]

@@ -9,6 +9,8 @@ import pytest
 
 import make_functions
 import make_permissions
+import make_pictures
+import make_reference
 import make_remedies
 import make_sync
 
@@ -31,6 +33,14 @@ def test_the_page_of_functions_says_what_the_table_says() -> None:
 def test_the_page_of_what_is_stuck_says_what_doctor_says() -> None:
     written = make_remedies.PAGE.read_text()
     assert make_remedies.page(written) == written, "run python tools/make_remedies.py"
+
+
+def test_the_reference_says_what_docstrings_and_options_say() -> None:
+    assert make_reference.main(["--check"]) == 0, "run python tools/make_reference.py"
+
+
+def test_the_pictures_show_what_their_texts_say() -> None:
+    assert make_pictures.main(["--check"]) == 0, "run python tools/make_pictures.py"
 
 
 def test_every_asyncio_module_has_a_blocking_one() -> None:

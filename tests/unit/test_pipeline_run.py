@@ -1,4 +1,7 @@
-"""When the query of a queue has ended, and when it is started again."""
+"""When the query of a queue has ended, when it is started again, and what is told of it."""
+
+import json
+import logging
 
 import pytest
 
@@ -9,52 +12,155 @@ from pyspark.errors import StreamingQueryException
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import run as pipeline_run
 from servicebroker.pipeline.definition import QueueRule
-from servicebroker.pipeline.run import STARTS, QueueRun
+from servicebroker.pipeline.metrics import Metrics
+from servicebroker.pipeline.queue_run import LONGEST_PAUSE, STARTS, QueueRun, Started, State
+from servicebroker.pipeline.run import Run
 
 SLOW = "Query q terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
 BROKEN = "Query q terminated with exception: servicebroker.model.errors.InstanceError: The disk is full."
+STOP = "Query q terminated with exception: servicebroker.pipeline.definition.StopError: The pipeline says stop."
+
+
+class Progress:
+    def __init__(self, batch, rows, **behind):
+        self.timestamp = f"{batch} {rows} {behind}"
+        told = {"batchId": batch, "numInputRows": rows, "batchDuration": 1500, "sources": [{"latestOffset": behind}]}
+        self.json = json.dumps(told)
 
 
 class Query:
     """As far as it is looked at."""
 
-    def __init__(self, is_active=False, problem=None):
+    def __init__(self, is_active=False, problem=None, told=()):
         self.isActive = is_active
         self._problem = problem and StreamingQueryException(problem)
+        self.recentProgress = list(told)
+
+    @property
+    def lastProgress(self):
+        return self.recentProgress[-1] if self.recentProgress else None
 
     def exception(self):
         return self._problem
 
 
-def run_of(*queries):
-    queries = iter(queries)
-    return QueueRun(QueueRule("url", "Shop", "StockQueue"), next(queries), lambda: next(queries))
+class Queries:
+    """Starts queries one after the other, by a clock that stands still."""
+
+    def __init__(self, *queries, once=False):
+        self.left, self.now, self.cleared = list(queries), 0.0, 0
+        self.run = QueueRun(QueueRule("url", "Shop", "StockQueue"), self.start, once, clock=lambda: self.now)
+
+    def start(self):
+        query = self.left.pop(0)
+        if isinstance(query, Exception):
+            raise query
+        return Started(query, self.clear)
+
+    def clear(self):
+        self.cleared += 1
+
+    def look(self):
+        """As `Run.look`; the seconds until the next start, None when none is awaited."""
+        if self.run.is_due:
+            self.run.begin()
+        self.run.look()
+        return self.run._due - self.now if self.run.state is State.WAITS else None
 
 
 def test_it_has_ended_when_it_is_not_active():
-    assert not run_of(Query(is_active=True)).has_ended()
-    assert run_of(Query()).has_ended()
+    queries = Queries(Query(is_active=True))
+    assert queries.look() is None
+    assert (queries.run.state, queries.cleared) == (State.RUNS, 0)
+    queries.run._started.query.isActive = False
+    queries.look()
+    assert (queries.run.state, queries.cleared) == (State.ENDED, 1)
 
 
-def test_a_query_that_was_started_too_slowly_is_started_again():
-    run = run_of(Query(problem=SLOW), Query(problem=SLOW), Query(is_active=True))
-    assert not run.has_ended()
-    assert not run.has_ended()
-    assert not run.has_ended()
-    assert run.query.isActive
+def test_pauses_grow_up_to_a_minute_and_a_batch_makes_them_short_again(caplog):
+    landed = Query(problem=BROKEN, told=[Progress(0, 2, messagesRead=3)])
+    queries = Queries(*[Query(problem=BROKEN)] * 9, landed)
+    pauses = []
+    for _ in range(10):
+        pauses.append(queries.look())
+        queries.now = queries.run._due
+    assert pauses == [1, 2, 4, 8, 16, 32, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE, 1]
+    assert (queries.run.restarts, queries.run.reason, queries.cleared) == (10, "The disk is full.", 10)
+    told = [record for record in caplog.records if record.fields["event"] == "queue restarts"]
+    assert told[2].getMessage() == (
+        "The queue 'Shop.StockQueue' is started again in 4 s, for the 3. time: The disk is full."
+    )
+    assert told[2].fields | {"pause": 4.0, "restarts": 3, "reason": "The disk is full."} == told[2].fields
 
 
-def test_it_is_not_started_for_ever():
-    run = run_of(*[Query(problem=SLOW)] * STARTS)
-    for _ in range(STARTS - 1):
-        assert not run.has_ended()
-    with pytest.raises(InstanceError, match=r"StockQueue' is not read any more: .*failed to connect back"):
-        run.has_ended()
+def test_a_query_that_is_to_end_is_not_started_for_ever():
+    queries = Queries(*[Query(problem=SLOW), InstanceError("It cannot be read.")] * STARTS, once=True)
+    for _ in range(STARTS):
+        assert queries.run.state is State.WAITS
+        queries.look()
+        queries.now = queries.run._due
+    assert (queries.run.state, queries.run.restarts) == (State.FAILED, STARTS - 1)
 
 
-def test_what_is_broken_is_not_started_again():
-    with pytest.raises(InstanceError, match=r"is not read any more: The disk is full\."):
-        run_of(Query(problem=BROKEN)).has_ended()
+def test_a_rule_that_says_stop_is_obeyed_at_once():
+    queries = Queries(Query(problem=STOP))
+    queries.look()
+    assert (queries.run.state, queries.run.restarts) == (State.FAILED, 0)
+
+
+def test_one_that_fails_leaves_the_others_alone():
+    bad, good = Queries(Query(problem=STOP)), Queries(Query(is_active=True))
+    run = Run([bad.run, good.run])
+    for _ in range(3):
+        run.look()
+    assert [one.state for one in run.queues] == [State.FAILED, State.RUNS]
+    assert not run.is_over
+    good.run._started.query.isActive = False
+    run.look()
+    assert run.is_over
+    with pytest.raises(InstanceError, match=r"'Shop.StockQueue' is not read any more: The pipeline says stop\."):
+        run.check()
+
+
+def test_queues_start_one_after_the_other():
+    waiting = [Queries(Query(is_active=True)) for _ in range(3)]
+    run = Run([one.run for one in waiting])
+    for count in range(1, 4):
+        run.look()
+        assert [one.state for one in run.queues].count(State.RUNS) == count
+
+
+def test_batches_are_told_and_counted_over_restarts(caplog):
+    caplog.set_level(logging.INFO, "servicebroker.pipeline")
+    idle = Progress(1, 0, messagesRead=5, bytesRead=50)
+    first = Query(
+        problem=BROKEN,
+        told=[
+            Progress(0, 2, messagesRead=3, bytesRead=30, messagesBehind=1200, oldestMessageSeconds=7),
+            Progress(1, 2, messagesRead=5, bytesRead=50),
+            idle,
+        ],
+    )
+    queries = Queries(first, Query(is_active=True, told=[Progress(2, 2, messagesRead=4, bytesRead=4), idle]))
+    for _ in range(3):
+        queries.look()
+        queries.now += 1
+    assert queries.run.totals() == {"batches": 3, "messages": 9, "bytes": 54, "restarts": 1}
+    told = [record for record in caplog.records if record.fields["event"] == "batch"]
+    assert [(one.fields["batch"], one.fields["messages"], one.fields["bytes"]) for one in told] == [
+        (0, 3, 30),
+        (1, 2, 20),
+        (2, 4, 4),
+    ]
+    assert told[0].getMessage() == (
+        "The queue 'Shop.StockQueue' batch 0: 3 messages, 30 bytes, 1.5 s, 1,200 behind, the oldest of them 7 s."
+    )
+    metrics = Metrics("orders")
+    metrics.queues = [queries.run]
+    labels = {"pipeline": "orders", "queue": "Shop.StockQueue"}
+    wanted = {"messages_total": 9, "bytes_total": 54, "batches_total": 3, "restarts_total": 1, "up": 1}
+    for name, value in {**wanted, "batch_seconds": 1.5}.items():
+        assert metrics.registry.get_sample_value(f"servicebroker_pipeline_{name}", labels) == value, name
 
 
 def test_each_query_registers_the_formats_before_it_is_defined(monkeypatch):
@@ -69,6 +175,7 @@ def test_each_query_registers_the_formats_before_it_is_defined(monkeypatch):
             raise InstanceError("seen")
 
     monkeypatch.setattr(pipeline_run, "register_formats", lambda spark: told.append("registered"))
+    monkeypatch.setattr(pipeline_run, "planners", lambda spark: frozenset())
     for _ in range(2):
         with pytest.raises(InstanceError, match="seen"):
             pipeline_run._start(Spark(), None, QueueRule("url", "Shop", "StockQueue"), once=True)

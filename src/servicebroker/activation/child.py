@@ -22,7 +22,7 @@ from servicebroker.activation.order import Order
 from servicebroker.activation.output import captured
 from servicebroker.activation.procedures import Call, PythonProcedure, Worker, load, registered
 from servicebroker.activation.stop import Ending, Stop
-from servicebroker.activation.task import Outcome, run_task
+from servicebroker.activation.task import Outcome, of, run_task
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.api.poison import PoisonDetector
@@ -58,14 +58,14 @@ def run_in_process(instance: Instance, order: Order, procedure: PythonProcedure,
             keys = None if folder is None else str(folder.path)
             _tell(orders, {"url": instance.url, "keys": keys, "order": order, "source": procedure.source})
             stop.ends(Ending(lambda reason: _tell(orders, {"stop": reason}), lambda: _kill(process, orders)))
-            outcome = _listen(instance, reports)
+            outcome = _listen(instance, order, reports)
         process.wait()
     with instance.connection() as connection:
         instance.poison.judge(connection)
     if outcome is None:
         text = f"its process ended with code {process.returncode}"
-        _LOG.error("%s", BrokerError(9724, order.procedure, order.queue, text))
-        _LOG.error("%s", BrokerError(28088, 0, 1))
+        _LOG.error("%s", BrokerError(9724, order.procedure, order.queue, text), extra=of(order))
+        _LOG.error("%s", BrokerError(28088, 0, 1), extra=of(order))
     return outcome or Outcome.ABORTED
 
 
@@ -90,12 +90,12 @@ def _kill(process: subprocess.Popen[str], orders: IO[str]) -> None:
     later.start()
 
 
-def _listen(instance: Instance, reports: Iterable[str]) -> Outcome | None:
+def _listen(instance: Instance, order: Order, reports: Iterable[str]) -> Outcome | None:
     outcome, last_call = None, ""
     for line in reports:
         report = json.loads(line)
         if "log" in report:
-            _LOG.log(report["level"], "%s", report["log"])
+            _LOG.log(report["level"], "%s", report["log"], extra=of(order))
         if "took" in report:
             instance.poison.received(report["took"], report["queues"])
         if "call" in report:

@@ -33,7 +33,7 @@ from servicebroker.engine.activation.monitors import NO_DEFINITIONS, Definition
 from servicebroker.engine.catalog.event_notifications import drop_broken, post
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
-from servicebroker.model.event_instances import QUEUE_ACTIVATION
+from servicebroker.model.event_types import QUEUE_ACTIVATION
 from servicebroker.model.events import ACTIVATION
 from servicebroker.protocol.queue_monitor import (
     INTERVAL,
@@ -353,10 +353,10 @@ class Host:
             return
         procedure = self._resolve(definition)
         if procedure is None:
-            _log.error("%s", BrokerError(9614, definition.queue))
+            _log.error("%s", BrokerError(9614, definition.queue), extra={"database": definition.database})
             self._give_up(connection, watched)
         elif not definition.principal:
-            _log.error("%s", BrokerError(9613, definition.queue))
+            _log.error("%s", BrokerError(9613, definition.queue), extra={"database": definition.database})
             watched.monitor = could_not_start(watched.monitor, self._settings(watched), time.monotonic())
         else:
             self._start(watched, procedure)

@@ -23,7 +23,8 @@ from servicebroker.model.errors import BrokerError, InstanceError, ServiceBroker
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run
 
-_LOG = logging.getLogger("servicebroker.activation")
+LOG = "servicebroker.activation"  # the logger; records of a task have `database`, the name of its database
+_LOG = logging.getLogger(LOG)
 _QUEUE_OFF = {9617, 15151, 8468}  # what a RECEIVE raises when the queue was switched off, dropped or changed
 
 
@@ -60,7 +61,7 @@ def run_task(instance: Instance, order: Order, procedure: Procedure, stop: Stop,
                     session.roll_back()
                     run(connection, monitors.leave_task())
     except BrokerError as refused:  # of EXECUTE AS
-        _LOG.error("%s", refused)
+        _LOG.error("%s", refused, extra=of(order))
         return Outcome.NOT_STARTED
     except Exception as problem:
         if _is_undone(stop, problem):
@@ -91,14 +92,14 @@ def _loop(
             observed.left_open = True
         session.roll_back()
         if observed.left_open:
-            _LOG.error("%s", BrokerError(8415, order.procedure))
+            _LOG.error("%s", BrokerError(8415, order.procedure), extra=of(order))
             return Outcome.ABORTED
         if not observed.has_received and run(session.own, monitors.receives(order.queue_id)) == receives:
-            _LOG.error("%s", BrokerError(28087, order.procedure))
+            _LOG.error("%s", BrokerError(28087, order.procedure), extra=of(order))
             return Outcome.ABORTED
         if stop.is_asked():
             if stop.reason is not None:
-                _LOG.warning("%s", BrokerError(stop.reason))
+                _LOG.warning("%s", BrokerError(stop.reason), extra=of(order))
             return Outcome.ENDED
         if observed.found_nothing or not observed.has_taken:
             return Outcome.ENDED
@@ -110,16 +111,21 @@ def _failed(order: Order, session: ActivatedSession, problem: Exception) -> Outc
         session.roll_back()
         reason = run(session.own, monitors.why_off(order.queue_id))
         if reason is not None:
-            _LOG.warning("%s", BrokerError(reason))
+            _LOG.warning("%s", BrokerError(reason), extra=of(order))
             return Outcome.ENDED
     metrics.ACTIVATION_ERRORS.inc()
     _fail(order, problem)
     return Outcome.ABORTED
 
 
+def of(order: Order) -> dict[str, str]:
+    """What a record of a task has beside its text."""
+    return {"database": order.database}
+
+
 def say(order: Order, text: str) -> None:
     """What a procedure puts out goes to the log."""
-    _LOG.info("%s", BrokerError(9724, order.procedure, order.queue, text))
+    _LOG.info("%s", BrokerError(9724, order.procedure, order.queue, text), extra=of(order))
 
 
 def _fail(order: Order, problem: Exception) -> None:
@@ -127,5 +133,10 @@ def _fail(order: Order, problem: Exception) -> None:
     text = f"{type(problem).__name__}: {problem}"
     number, state = (problem.number, problem.state) if isinstance(problem, BrokerError) else (0, 1)
     expected = isinstance(problem, ServiceBrokerError)
-    _LOG.error("%s", BrokerError(9724, order.procedure, order.queue, text), exc_info=None if expected else problem)
-    _LOG.error("%s", BrokerError(28088, number, state))
+    _LOG.error(
+        "%s",
+        BrokerError(9724, order.procedure, order.queue, text),
+        exc_info=None if expected else problem,
+        extra=of(order),
+    )
+    _LOG.error("%s", BrokerError(28088, number, state), extra=of(order))

@@ -26,6 +26,7 @@ from servicebroker.api.transaction import JoinedTransaction, Transaction, transl
 from servicebroker.api.verbs import Verbs
 from servicebroker.api.working import working
 from servicebroker.engine.catalog import alter, database_options, databases
+from servicebroker.engine.catalog.read_only import set_read_only, set_read_write
 from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import (
     Termination,
@@ -207,10 +208,11 @@ class Database(
         error_broker_conversations: bool = False,
         honor_broker_priority: bool | None = None,
         trustworthy: bool | None = None,
+        read_only: bool | None = None,
         no_wait: bool = False,
         rollback_after: float | None = None,
     ) -> None:
-        """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY and TRUSTWORTHY ON or OFF, or several.
+        """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY, TRUSTWORTHY and READ_ONLY, or several.
 
         Args:
             enable_broker: deliver; what waited in the transmission queue goes out.
@@ -220,28 +222,36 @@ class Database(
             honor_broker_priority: whether transmission to other instances follows the priorities.
             trustworthy: whether T-SQL that works as a user of the database (EXECUTE AS USER, modules, activation) is in
                 other databases who the user's login is, and dbo is dbo; else it is guest there. For administrators.
-            no_wait: `enable_broker` and `new_broker` need the database for themselves. They wait until no transaction
-                that runs has sent into it or received from it; with this they are refused instead.
+            read_only: True refuses whatever writes into the database, with 3906, also in PostgreSQL; its broker waits
+                until False, READ_WRITE, is said.
+            no_wait: `enable_broker`, `new_broker` and `read_only` need the database for themselves. They wait until no
+                transaction that runs has sent into it or received from it; with this they are refused instead.
             rollback_after: seconds after which the sessions of those transactions are ended; 0 is ROLLBACK IMMEDIATE.
 
         Raises:
             BrokerError: 5070 the database is in use, with `no_wait`; 9772 an enabled database has the same identifier;
-                402 for two of the four at once, or of the two last; 5011 no permission, 15247 none for TRUSTWORTHY.
+                402 for two of the four at once, or of the two last; 5011 no permission, 15247 none for TRUSTWORTHY;
+                3906 something else is altered while it is read-only.
         """
         check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
-        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority, TRUSTWORTHY=trustworthy)
+        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority, TRUSTWORTHY=trustworthy, READ_ONLY=read_only)
         number, statement = self.database_id, "ALTER DATABASE"
         termination, in_use = checked_termination(no_wait, rollback_after), BrokerError(5070, self.name)
+
+        def enabling() -> Steps[list[UUID]]:
+            return database_options.enable_broker(self.catalog, number, self.instance.clock())
+
+        def writable() -> Steps[bool]:
+            return set_read_write(number, self.name)
+
+        if read_only is False and self._define_alone(writable, statement, termination, in_use):
+            self._deliver_left(self._define_alone(enabling, statement, termination, in_use))
         if disable_broker:
             self._define(database_options.disable_broker(number), statement)
         if new_broker:
             self._define_alone(lambda: database_options.new_broker(number), statement, termination, in_use)
         if error_broker_conversations:
             self._define(database_options.error_broker_conversations(number), statement)
-
-        def enabling() -> Steps[list[UUID]]:
-            return database_options.enable_broker(self.catalog, number, self.instance.clock())
-
         if enable_broker:
             self._deliver_left(self._define_alone(enabling, statement, termination, in_use))
         elif new_broker or error_broker_conversations:
@@ -250,6 +260,8 @@ class Database(
             self._define(database_options.honor_broker_priority(number, honor_broker_priority), statement)
         if trustworthy is not None:
             self._define(database_options.set_trustworthy(number, trustworthy), statement)
+        if read_only:
+            self._define_alone(lambda: set_read_only(number, self.name), statement, termination, in_use)
 
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
@@ -276,7 +288,7 @@ class Database(
         """DDL, one at a time, in a database that is there."""
 
         def locked() -> Steps[T]:
-            yield alter.lock_catalog()
+            yield alter.lock_catalog(self.user.name)
             yield from self.engine.check_database()
             return (yield from steps)
 

@@ -1,5 +1,5 @@
 # Made from aio/event_notifications.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Event notifications on the queues of a broker database as methods."""
+"""Event notifications as methods of a database."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from servicebroker.api.definitions import defined
 from servicebroker.engine.catalog import event_notifications
-from servicebroker.engine.security import authorization as rights
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Steps
 
@@ -30,11 +29,13 @@ class EventNotifications(ABC):
 
     create_event_notification = defined(event_notifications.create_event_notification)
 
-    def drop_event_notification(self, name: str, *, on_queue: str) -> None:
-        """DROP EVENT NOTIFICATION name ON QUEUE; the service gets an EndDialog.
+    def drop_event_notification(self, name: str, *, on_queue: str | None = None, on_server: bool = False) -> None:
+        """DROP EVENT NOTIFICATION name ON QUEUE, SERVER or, without either, DATABASE; the service gets an EndDialog.
 
         Raises:
             BrokerError: 15151 no such queue, or notification on it.
         """
-        steps = event_notifications.drop_event_notification(self.user, name, on_queue, self.instance.clock())
-        self._alone(rights.authorized(steps, self.user, "ALTER QUEUE", rights.queue(on_queue)))
+        now = self.instance.clock()
+        self._alone(
+            event_notifications.drop_event_notification(self.user, name, now, on_queue=on_queue, on_server=on_server)
+        )

@@ -1,9 +1,9 @@
 # Made from aio/guarded.py by tools/make_sync.py: change that file, then run `make sync`.
 """A procedure whose failures a policy judges: each is undone to a savepoint, counted under the group's lock, answered.
 
-RECEIVE comes first and the savepoint next, which travels with the procedure's first statement: a message that is
-processed costs no round trip more. What a policy gives back to the queue needs a ROLLBACK of all of it; the session
-keeps the group's lock until the failure is counted.
+RECEIVE comes first and the savepoint next, in its round trip: a message that is processed costs none more. What a
+policy gives back to the queue needs a ROLLBACK of all of it; the session keeps the group's lock until the failure is
+counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from servicebroker.model.poison import (
     SetAside,
     checked_verdict,
 )
-from servicebroker.store.direct import Ahead, DirectConnection, run_command
+from servicebroker.store.direct import DirectConnection, run_command
 from servicebroker.store.running import run_alone
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
 
 _LOG = logging.getLogger("servicebroker")
 _UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
-_SAVEPOINT = Ahead(b"savepoint servicebroker_procedure")
+_SAVEPOINT = b"savepoint servicebroker_procedure"
 _UNDO = b"rollback to savepoint servicebroker_procedure"
 
 
@@ -61,7 +61,7 @@ class Guard:
             self._one_by_one -= 1
             top = 1
         with Transaction(self._database, connection) as transaction:
-            messages = transaction.receive(self._queue, top=top)
+            messages = transaction._receive_and_save(self._queue, top, _SAVEPOINT)
             if messages:
                 self._process(transaction, messages, procedure)
         return len(messages)
@@ -71,8 +71,7 @@ class Guard:
         run_alone(connection, self._engine.sweep_failures(self._queue_id()))
 
     def _process(self, transaction: Transaction, messages: list[Message], procedure: Procedure) -> None:
-        ahead, failure = transaction.connection.ahead, None
-        ahead.append(_SAVEPOINT)
+        failure: Exception | None = None
         try:
             with tracing.current(transaction._processing):
                 procedure(transaction, messages)
@@ -81,17 +80,12 @@ class Guard:
                 raise
             failure = problem
             tracing.fail(transaction._processing, problem)
-        finally:
-            untouched = _SAVEPOINT in ahead
-            if untouched:
-                ahead.remove(_SAVEPOINT)
         if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
             failure = InstanceError("A statement of the procedure failed, and it went on.")
         if failure is None:
             self._succeeded(transaction, messages)
             return
-        if not untouched:
-            run_command(transaction.connection, _UNDO)
+        run_command(transaction.connection, _UNDO)
         self._failed(transaction, messages, failure)
 
     def _succeeded(self, transaction: Transaction, messages: list[Message]) -> None:

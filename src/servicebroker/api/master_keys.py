@@ -59,10 +59,12 @@ class MasterKeys(ABC):
         """
         checked_password("PASSWORD", password)
         found = self._alone(master_keys.require_master_key(self.user))
-        key = in_thread(unseal_by_password, password, found.by_password, MASTER_KEY)
-        if key is None:
-            raise BrokerError(15313)
-        self._opened = (found.by_password, key)
+        for sealed in found.by_passwords:
+            key = in_thread(unseal_by_password, password, sealed, MASTER_KEY)
+            if key is not None:
+                self._opened = (found.by_password, key)
+                return
+        raise BrokerError(15313)
 
     def close_master_key(self) -> None:
         """CLOSE MASTER KEY.
@@ -89,6 +91,74 @@ class MasterKeys(ABC):
             folder = self.instance.key_folder()
             sealed = seal(in_thread(folder.ensure_service_master_key), key, MASTER_KEY)
         self._alone(master_keys.set_service_encryption(self.user, sealed))
+
+    def add_master_key_password(self, password: str) -> None:
+        """ALTER MASTER KEY ADD ENCRYPTION BY PASSWORD: this one opens it too.
+
+        Raises:
+            BrokerError: 15581 there is none, or it is not open, 15116 the password is too short, 15247, 402.
+        """
+        checked_password("PASSWORD", password, is_new=True)
+        sealed = in_thread(seal_by_password, password, self._master_key(), MASTER_KEY)
+        found = self._alone(master_keys.require_master_key(self.user))
+        self._alone(master_keys.set_password_encryption(self.user, [*found.by_passwords, sealed]))
+
+    def drop_master_key_password(self, password: str) -> None:
+        """ALTER MASTER KEY DROP ENCRYPTION BY PASSWORD: this one opens it no more.
+
+        Raises:
+            BrokerError: 15581 there is none, 15558 it is no password of the key, or its only one, 15247, 402.
+        """
+        checked_password("PASSWORD", password)
+        found = self._alone(master_keys.require_master_key(self.user))
+        left = [
+            sealed
+            for sealed in found.by_passwords
+            if in_thread(unseal_by_password, password, sealed, MASTER_KEY) is None
+        ]
+        if not left or len(left) == len(found.by_passwords):
+            raise BrokerError(15558, "the encryption of the master key", "this password")
+        if self._opened is not None:
+            self._opened = (left[0], self._opened[1])
+        self._alone(master_keys.set_password_encryption(self.user, left))
+
+    def regenerate_master_key(self, password: str, *, force: bool = False) -> None:
+        """ALTER MASTER KEY [FORCE] REGENERATE: another key, with which everything is encrypted anew.
+
+        Args:
+            password: opens the new key.
+            force: whether what the key before does not open is lost: private keys are removed, conversations that
+                have a session key wait.
+
+        Raises:
+            BrokerError: 15581 there is none, 15329 it is not open, or does not open something, without `force`; 15116
+                the password is too short, 15247, 402.
+        """
+        check_switch("FORCE", force)
+        checked_password("PASSWORD", password, is_new=True)
+        found = self._alone(master_keys.require_master_key(self.user))
+        try:
+            old = self._master_key()
+        except BrokerError as closed:
+            if not force:
+                raise BrokerError(15329, "master key") if closed.number == 15581 else closed from None
+            old = None
+        new = new_key()
+        by_password = in_thread(seal_by_password, password, new, MASTER_KEY)
+        sealed = None
+        if found.by_service_master_key is not None:
+            folder = self.instance.key_folder()
+            sealed = seal(in_thread(folder.ensure_service_master_key), new, MASTER_KEY)
+
+        def renew(secret: bytes, about: str) -> bytes | None:
+            clear = None if old is None else unseal(old, secret, about)
+            if clear is None and not force:
+                raise BrokerError(15329, "master key")
+            return None if clear is None else seal(new, clear, about)
+
+        key = MasterKey(by_password, sealed)
+        self._alone(master_keys.regenerate_master_key(self.user, key, renew))
+        self._opened = (by_password, new)
 
     def drop_master_key(self) -> None:
         """DROP MASTER KEY. Conversations that have session keys lose them, and wait.

@@ -9,6 +9,7 @@ from typing import TypeVar
 from servicebroker.engine.catalog import catalog
 from servicebroker.engine.conversation import failed_messages
 from servicebroker.engine.conversation.failed_messages import SetAsideMessage
+from servicebroker.engine.diagnosis.audit import note
 from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import check_count
 from servicebroker.model.permissions import User
@@ -21,6 +22,7 @@ class PoisonMessages(ABC):
     """Messages that a policy has set aside: they are listed, replayed or discarded."""
 
     database_id: int
+    name: str
     user: User
 
     @abstractmethod
@@ -52,7 +54,8 @@ class PoisonMessages(ABC):
 
         def steps() -> Steps[None]:
             yield from rights.demand(self.user, "ALTER DATABASE")
-            yield from failed_messages.replay(self.database_id, set_aside_id)
+            message = yield from failed_messages.replay(self.database_id, set_aside_id)
+            yield from note("REPLAY MESSAGE", self.name, str(set_aside_id), message._asdict())
 
         self._alone(steps())
 
@@ -66,6 +69,7 @@ class PoisonMessages(ABC):
 
         def steps() -> Steps[None]:
             yield from rights.demand(self.user, "ALTER DATABASE")
-            yield from failed_messages.discard(self.database_id, set_aside_id)
+            message = yield from failed_messages.discard(self.database_id, set_aside_id)
+            yield from note("DISCARD MESSAGE", self.name, str(set_aside_id), message._asdict())
 
         self._alone(steps())

@@ -21,12 +21,13 @@ from servicebroker.engine.conversation.endpoints import keep_lock
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.messages import Message
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line
 from servicebroker.store.direct import Ahead, DirectConnection, is_direct, is_idle, run_command, send_ahead
 from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.server_errors import in_our_words
-from servicebroker.store.statements import Steps
+from servicebroker.store.statements import Steps, with_savepoint
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -186,6 +187,18 @@ class Transaction(JoinedTransaction, TransactionScripts):
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
                 raise InstanceError(QUEUE_WAS_DROPPED) from None
 
+    def _receive_and_save(self, queue: str, top: int | None, savepoint: bytes) -> list[Message]:
+        """RECEIVE, and a savepoint behind it, which undoes nothing that belongs to it."""
+        if tracing.is_on():  # it goes on with the messages' traces
+            messages = self.receive(queue, top=top)
+            run_command(self.connection, savepoint)
+            return messages
+        self._savepoint = savepoint
+        try:
+            return self.receive(queue, top=top)
+        finally:
+            self._savepoint = b""
+
     def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""
         self._commit_travels = True
@@ -258,9 +271,12 @@ class Transaction(JoinedTransaction, TransactionScripts):
     _has_worked = False
     _commit_travels = False
     _was_put_back = False
+    _savepoint = b""
 
     def _do(self, steps: Steps[T]) -> T:
         self._check_open()
+        if self._savepoint:
+            steps = with_savepoint(steps, self._savepoint)
         if is_idle(self.connection):
             raise InstanceError(ENDED_ON_ITS_CONNECTION)
         with translated():

@@ -29,7 +29,10 @@ from servicebroker.engine.conversation.upkeep import (
     serve_queue,
 )
 from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, oldest_writer
+from servicebroker.engine.diagnosis.audit import forget_old
+from servicebroker.engine.diagnosis.history import SAMPLED, sample
 from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
+from servicebroker.engine.diagnosis.trail import briefly, changes, partitions
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.errors import ServiceBrokerError
@@ -127,7 +130,7 @@ class Upkeep:
         connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
         connection.execute(f"listen {DELIVERY_CHANNEL}")
         due, pause, heard, told = time.monotonic() + self._interval, _SOON, True, -math.inf
-        counted = time.monotonic()
+        counted, sampled = time.monotonic(), -math.inf
         while not self._closed.is_set():
             if self._tries:
                 self._tries -= 1
@@ -145,6 +148,9 @@ class Upkeep:
             if time.monotonic() >= counted + _STATEMENTS:
                 tell_statements(connection)
                 counted = time.monotonic()
+            if time.monotonic() >= sampled + SAMPLED:
+                take_sample(connection)
+                sampled = time.monotonic()
             seconds = min(pause if left else _TICK, max(0.0, due - time.monotonic()))
             pause = min(2 * pause, _LATER) if left else _SOON
             heard = _hears(connection, seconds) or left
@@ -194,6 +200,14 @@ def tell_clock(connection: psycopg.Connection[Any], ahead: timedelta, now: datet
         _LOG.debug("clock: %s", problem)
 
 
+def take_sample(connection: psycopg.Connection[Any]) -> None:
+    """What happens in the queues, for their history; a role that may not leaves it to others."""
+    try:
+        run_alone(connection, sample())
+    except psycopg.errors.InsufficientPrivilege as problem:
+        _LOG.debug("history: %s", problem)
+
+
 def tell_statements(connection: psycopg.Connection[Any]) -> None:
     """The same with the statements that this process has run on the server of `connection`."""
     counts = counts_of(connection)
@@ -241,6 +255,17 @@ def give_back(connection: psycopg.Connection[Any], stopped: Callable[[], bool]) 
     return not left
 
 
+def keep_trail(connection: psycopg.Connection[Any], now: datetime) -> None:
+    """The tables as the trail wants them, those that are new too; what somebody is at has its turn the next time."""
+    try:
+        statements = run(connection, partitions(now))
+        statements += [change.statement for change in run(connection, changes())]
+        for statement in statements:
+            in_transaction(connection, briefly(statement))
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as problem:
+        _LOG.debug("trail: %s", problem)
+
+
 def upkeep(
     connection: psycopg.Connection[Any],
     now: datetime,
@@ -256,12 +281,13 @@ def upkeep(
             run(connection, serve_queue(queue_id, now))
         if not queues:
             break
-    dated = (expire_ended, remove_closed, sweep)
+    dated = (expire_ended, remove_closed, sweep, forget_old)
     pieces: list[Callable[[], Steps[int]]] = [*(partial(piece, now) for piece in dated), remove_unread]
     for piece in pieces:
         for _ in range(_ROUNDS):
             if stopped() or not in_transaction(connection, piece()):
                 break
     if not stopped():
+        keep_trail(connection, now)
         deliver(connection, now, catalog)
         give_back(connection, stopped)

@@ -19,16 +19,7 @@ from servicebroker.benchmarks.remote import compare_remote
 from servicebroker.benchmarks.remote_scale import compare_cores
 from servicebroker.benchmarks.report import Conditions, Line, Report, in_words
 from servicebroker.benchmarks.runner import Field, Progress, compare, open_field
-from servicebroker.benchmarks.scenarios import (
-    FENCE,
-    PIPELINE,
-    PIPELINE_ROUNDS,
-    REMOTE,
-    REMOTE_SCALE,
-    SCENARIOS,
-    STORAGE,
-    TSQL,
-)
+from servicebroker.benchmarks.scenarios import GROUPS, PIPELINE, PIPELINE_ROUNDS, REMOTE, REMOTE_SCALE, SCENARIOS
 from servicebroker.model.errors import InstanceError
 
 __all__ = ["ALL", "SCENARIOS", "Line", "Report", "run"]
@@ -52,7 +43,8 @@ def run(
     """Run benchmarks on a fresh embedded server and return what they found.
 
     Args:
-        names: of `SCENARIOS`, "storage", "remote" or "tsql" for all whose names begin so, or "all".
+        names: of `SCENARIOS`, "storage", "remote", "tsql", "fence", "cpu" or "scale" for all whose names begin so,
+            or "all".
         pgmq_sql: the SQL file of a pgmq release; without it pgmq is not measured.
         jdbc_jar: the jar of PostgreSQL's JDBC driver; without it Spark's JDBC is not measured.
         scale: of the number of messages in each round; 1 is the standard, 2,000,000 for the pipeline.
@@ -102,7 +94,7 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     Raises:
         InstanceError: an unknown name, or none at all.
     """
-    known = [*SCENARIOS, STORAGE, REMOTE, TSQL, FENCE, ALL]
+    known = [*SCENARIOS, *GROUPS, ALL]
     for name in names:
         if name not in known:
             raise InstanceError(f"There is no benchmark '{name}'; there are {', '.join(known)}.")
@@ -111,7 +103,7 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     return [
         name
         for name in SCENARIOS
-        if name in names or ALL in names or name.partition("-")[0] in {STORAGE, REMOTE, TSQL, FENCE}.intersection(names)
+        if name in names or ALL in names or name.partition("-")[0] in GROUPS.intersection(names)
     ]
 
 

@@ -47,12 +47,13 @@ class Pgmq:
     def ways(self, scenario: str) -> list[Way]:
         """The four verbs that it has."""
         return {
-            "send-one": [Way("pgmq.send", "psycopg, prepared", self._clear, self._send)],
-            "send-batch": [Way("pgmq.send_batch", f"{BATCH:,} a batch", self._clear, self._send_batch)],
-            "send-loop": [Way("pgmq.send", f"{LOOP} a transaction", self._clear, self._send_loop)],
-            "receive-one": [Way("pgmq.pop", "psycopg, prepared", self._fill, self._pop)],
+            "send-one": [Way("pgmq.send", "psycopg, prepared", self.begin, self._send)],
+            "send-batch": [Way("pgmq.send_batch", f"{BATCH:,} a batch", self.begin, self._send_batch)],
+            "send-loop": [Way("pgmq.send", f"{LOOP} a transaction", self.begin, self._send_loop)],
+            "receive-one": [Way("pgmq.pop", "psycopg, prepared", self.fill_groups, self._pop)],
+            "receive-loop": [Way("pgmq.pop", f"{LOOP} a transaction", self.fill_groups, self._pop_loop)],
             "receive-batch": [
-                Way(f"pgmq.read({BATCH}) + delete", "both in one transaction", self._fill, self._read_and_delete)
+                Way(f"pgmq.read({BATCH}) + delete", "both in one transaction", self.fill_groups, self._read_and_delete)
             ],
             "storage-held-read": [self._under("select 1")],
             "storage-held-write": [self._under("select pg_current_xact_id()")],
@@ -67,7 +68,7 @@ class Pgmq:
         """Ten by ten, after a hundred times as many were deleted that vacuum may not remove."""
 
         def prepare(messages: int) -> None:
-            self._fill(101 * messages)
+            self.fill_groups(101 * messages)
             self._holder.execute("set transaction isolation level repeatable read")
             self._holder.execute(held_by.encode())
             self._connection.execute(
@@ -83,13 +84,15 @@ class Pgmq:
 
         return Way("pgmq.read(10) + delete", "both in one transaction", prepare, work)
 
-    def _clear(self, messages: int) -> None:
+    def begin(self, messages: int) -> None:
+        """An empty queue."""
         self._connection.execute("select pgmq.purge_queue('bench')")
         for work in (self._send, self._pop):
             work(20)
 
-    def _fill(self, messages: int) -> None:
-        self._clear(messages)
+    def fill_groups(self, messages: int) -> None:
+        """So many messages in the queue."""
+        self.begin(messages)
         self._send_batch(messages)
 
     def _all(self, sql: str, *parameters: object) -> list[Any]:
@@ -117,6 +120,13 @@ class Pgmq:
 
     def _pop(self, messages: int) -> int:
         return sum(len(self._all("select * from pgmq.pop('bench')")) for _ in range(messages))
+
+    def _pop_loop(self, messages: int) -> int:
+        done = 0
+        for size in batches(messages, LOOP):
+            with self._connection.transaction():
+                done += self._pop(size)
+        return done
 
     def _read_and_delete(self, messages: int, portion: int = BATCH) -> int:
         done = 0

@@ -40,6 +40,7 @@ class ServiceBroker:
             "send-batch": [Way("send_batch", f"{BATCH:,} a batch", self.begin, self._send_batch)],
             "send-loop": [Way("send in a pipeline", f"{LOOP} a transaction", self.begin, self._send_loop)],
             "receive-one": [Way("receive(top=1)", "", self.fill, self._receive_one)],
+            "receive-loop": [Way("receive(top=1)", f"{LOOP} a transaction", self.fill, self._receive_loop)],
             "receive-batch": [Way(f"receive(top={BATCH})", "", self.fill, self._receive_batch)],
             "worker": [Way("process", "a transaction for each message", self.fill, self._work)],
             "workers": [
@@ -94,6 +95,13 @@ class ServiceBroker:
 
     def _receive_one(self, messages: int) -> int:
         return sum(len(self.database.receive(QUEUE, top=1)) for _ in range(messages))
+
+    def _receive_loop(self, messages: int) -> int:
+        done = 0
+        for size in batches(messages, LOOP):
+            with self.database.transaction() as transaction:
+                done += sum(len(transaction.receive(QUEUE, top=1)) for _ in range(size))
+        return done
 
     def _receive_batch(self, messages: int) -> int:
         done = 0

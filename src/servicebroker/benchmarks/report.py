@@ -25,6 +25,7 @@ class Line:
         reason: why it was not measured.
         ratio: our messages per second over this line's; None on our own line.
         goal: the ratio that is wanted; None where there is none.
+        is_cost: the ratio is of the server's processor time for a message, and the goal is the most that it may be.
     """
 
     scenario: str
@@ -36,11 +37,14 @@ class Line:
     reason: str = ""
     ratio: float | None = None
     goal: float | None = None
+    is_cost: bool = False
 
     @property
     def reached(self) -> bool | None:
         """Whether the goal is met; None when there is no goal or no ratio."""
-        return None if self.goal is None or self.ratio is None else self.ratio >= self.goal
+        if self.goal is None or self.ratio is None:
+            return None
+        return self.ratio <= self.goal if self.is_cost else self.ratio >= self.goal
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Report:
 
     def svg(self) -> str:
         """A bar chart: messages per second, each scenario on a scale of its own."""
-        return _chart(_by_scenario(self.lines))
+        return _chart(_by_scenario([line for line in self.lines if not line.is_cost]))
 
     def write(self, page: Path) -> None:
         """Write the Markdown page, and the chart beside it as .svg."""
@@ -123,12 +127,15 @@ _HOW_TO_READ = """\
 ## How to read the tables
 
 - **messages/s**: the median over the rounds.
-- **ours is**: our messages per second divided by this line's.
+- **ours is**: our messages per second divided by this line's; in the scenarios of `cpu` the server's processor time for
+  one of our messages divided by that for one of this line's.
 - **goal**: the ratio that is wanted, and whether this run reached it.
 - **postgresql**: a row as long as a message, inserted and committed. Nobody commits messages one by one faster on that
   disk; where more than 1x of it is reached, connections have shared flushes of the log.
 - **commits/message**: transactions that wrote something; each costs a flush of the write-ahead log.
 - **WAL/message**: bytes of write-ahead log that the server wrote for one message, indexes and bookkeeping included.
+- **server**, **client**: microseconds of processor time for one message, of the server's sessions and of the processes
+  that use them. Other work on the machine changes them less than it changes a rate.
 
 pgmq is measured only when the SQL file of one of its releases is given: `--pgmq-sql FILE`. pgqueuer and procrastinate
 come with `pip install 'servicebroker[bench]'`, Spark and Delta with `servicebroker[spark]`. Spark's JDBC is measured
@@ -158,8 +165,8 @@ def _by_scenario(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
 
 def _table(lines: Sequence[Line]) -> str:
     rows = [
-        "| | messages/s | ours is | goal | commits/message | WAL/message |",
-        "|---|---:|---:|---|---:|---:|",
+        "| | messages/s | ours is | goal | commits/message | WAL/message | server | client |",
+        "|---|---:|---:|---|---:|---:|---:|---:|",
         *(_row(line) for line in lines),
     ]
     return "\n".join(rows)
@@ -168,14 +175,20 @@ def _table(lines: Sequence[Line]) -> str:
 def _row(line: Line) -> str:
     title = f"**{line.system}**" if line.system == OURS else line.system
     how = " ".join(part for part in (line.version, f"`{line.label}`" if line.label else "") if part)
-    what = f"{title} {how}".rstrip() + (f"<br>{line.settings}" if line.settings else "")
+    waits = line.figures.waits if line.figures else ""
+    what = "<br>".join(filter(None, [f"{title} {how}".rstrip(), line.settings, waits]))
     if line.figures is None:
-        return f"| {what} | not measured: {line.reason} | | {goal_text(line)} | | |"
+        return f"| {what} | not measured: {line.reason} | | {goal_text(line)} | | | | |"
     ratio = "" if line.ratio is None else f"{line.ratio:.2f}x"
     return (
         f"| {what} | {line.figures.per_second:,.0f} | {ratio} | {goal_text(line)} "
-        f"| {line.figures.commits:.3f} | {line.figures.wal_bytes:,.0f} B |"
+        f"| {line.figures.commits:.3f} | {line.figures.wal_bytes:,.0f} B "
+        f"| {_microseconds(line.figures.server)} | {_microseconds(line.figures.client)} |"
     )
+
+
+def _microseconds(spent: float) -> str:
+    return f"{spent:,.{0 if spent >= 10 else 1}f} µs" if spent else ""
 
 
 def goal_text(line: Line) -> str:
@@ -183,7 +196,7 @@ def goal_text(line: Line) -> str:
     if line.goal is None:
         return ""
     verdict = {None: "", True: ", reached", False: ", **not reached**"}[line.reached]
-    return f">= {line.goal:g}x{verdict}"
+    return f"{'<=' if line.is_cost else '>='} {line.goal:g}x{verdict}"
 
 
 def in_words(line: Line) -> str:
@@ -193,7 +206,9 @@ def in_words(line: Line) -> str:
         return f"{what}: not measured: {line.reason}"
     ratio = "" if line.ratio is None else f", ours is {line.ratio:.2f}x"
     wanted = f" ({goal_text(line).replace('*', '')})" if line.goal is not None else ""
-    return f"{what}: {line.figures.per_second:,.0f}/s{ratio}{wanted}"
+    spent = f", {line.figures.server:,.0f} + {line.figures.client:,.0f} µs" if line.figures.server else ""
+    waits = f"; {line.figures.waits}" if line.figures.waits else ""
+    return f"{what}: {line.figures.per_second:,.0f}/s{spent}{ratio}{wanted}{waits}"
 
 
 # ---------------------------------------------------------------- the chart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from servicebroker.api.instance import Instance
@@ -13,12 +13,13 @@ from servicebroker.benchmarks.activation import activation_systems
 from servicebroker.benchmarks.bare import BareCommits
 from servicebroker.benchmarks.competitors import Pgmq, PgQueuer, Procrastinate
 from servicebroker.benchmarks.fence import fence_systems
-from servicebroker.benchmarks.measure import Meter, Sample, figures
+from servicebroker.benchmarks.measure import Figures, Meter, Sample, figures
 from servicebroker.benchmarks.measured_system import System, Way
 from servicebroker.benchmarks.ours import ServiceBroker
 from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.routing import network_systems
-from servicebroker.benchmarks.scenarios import BARE, Scenario
+from servicebroker.benchmarks.scale import scaled_systems
+from servicebroker.benchmarks.scenarios import BARE, CPU, SCALE, Scenario
 from servicebroker.benchmarks.storage import storage_systems
 from servicebroker.benchmarks.tsql import tsql_systems
 
@@ -26,6 +27,7 @@ NEEDS_FILE = "give --pgmq-sql FILE"
 NEEDS_EXTRA = "pip install 'servicebroker[bench]'"
 
 Progress = Callable[[str], None]
+_TURNS = 10  # of a round in which costs are compared, at most
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
     for system in list(systems):
         if isinstance(system, ServiceBroker):
             systems += [stack.enter_context(closing(measured)) for measured in storage_systems(system)]
+    systems += [stack.enter_context(closing(measured)) for measured in scaled_systems(systems, instance.url)]
     return Field(systems, missing)
 
 
@@ -74,13 +77,17 @@ def compare(
     name: str, scenario: Scenario, field: Field, meter: Meter, *, messages: int, rounds: int, progress: Progress
 ) -> list[Line]:
     """Measure all ways of a scenario, and say how ours compares."""
-    entrants = [(system, way) for system in _in_order(scenario, field) for way in system.ways(name)]
+    what = name.removeprefix(f"{CPU}-")
+    entrants = [(system, way) for system in _in_order(scenario, field) for way in system.ways(what)]
     samples: dict[Way, list[Sample]] = defaultdict(list)
+    if scenario.is_of_cost:  # by short turns, so that what else the machine does is the same for all
+        turns = max(1, min(_TURNS, messages // 100))
+        messages, rounds = messages // turns, rounds * turns
     for number in range(rounds):
         for system, way in _rotated(entrants, number):
             progress(f"{name}: round {number + 1} of {rounds}, {system.name} {way.label}")
             way.prepare(messages)
-            samples[way].append(meter.sample(way.work, messages))
+            samples[way].append(meter.sample(way.work, messages, watches=name.startswith(SCALE)))
     lines = [
         Line(name, system.name, system.version, way.label, way.settings, figures(samples[way]))
         for system, way in entrants
@@ -93,19 +100,22 @@ def with_ratios(lines: Sequence[Line], scenario: Scenario) -> list[Line]:
     """The lines of a scenario, each with our ratio to it and its system's goal."""
     ours = next(line.figures for line in lines if line.system == OURS)
     return [
-        Line(
-            line.scenario,
-            line.system,
-            line.version,
-            line.label,
-            line.settings,
-            line.figures,
-            line.reason,
-            ours.per_second / line.figures.per_second if ours and line.figures and line.system != OURS else None,
-            scenario.goals.get(line.system),
+        replace(
+            line,
+            ratio=_ratio(ours, line.figures, scenario) if line.system != OURS else None,
+            goal=scenario.goals.get(line.system),
+            is_cost=scenario.is_of_cost,
         )
         for line in lines
     ]
+
+
+def _ratio(ours: Figures | None, theirs: Figures | None, scenario: Scenario) -> float | None:
+    if ours is None or theirs is None:
+        return None
+    if scenario.is_of_cost:
+        return ours.server / theirs.server if theirs.server else None
+    return ours.per_second / theirs.per_second
 
 
 def _in_order(scenario: Scenario, field: Field) -> Iterator[System]:

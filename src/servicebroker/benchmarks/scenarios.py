@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,11 +12,26 @@ REMOTE = "remote"  # likewise
 REMOTE_SCALE = "remote-scale"
 TSQL = "tsql"  # likewise
 FENCE = "fence"  # likewise
+CPU = "cpu"  # likewise: what the scenarios of the rest of their names cost processors
+SCALE = "scale"  # likewise: with more and more processes at a time
+GROUPS = {STORAGE, REMOTE, TSQL, FENCE, CPU, SCALE}
 BASELINE = "baseline"  # ours in easier conditions
 LOCAL = "local"  # ours, where nothing has to travel
 RABBITMQ = "rabbitmq"
 BARE = "postgresql"  # a bare commit, for each message; a bound and no goal
 PIPELINE_ROUNDS = 3  # at most: one takes a minute
+
+_COSTS = {  # the most that the server's processor time for a message may be, against a peer's
+    "send-one": {"pgmq": 1.0},
+    "send-batch": {"pgmq": 0.6},
+    "send-loop": {"pgmq": 0.4},
+    "receive-one": {"pgmq": 1.1},
+    "receive-loop": {"pgmq": 1.2},
+    "receive-batch": {"pgmq": 0.3},
+    "worker": {BARE: 2.0},
+    "poison": {BASELINE: 1.05},
+}
+_PROCESSES = [2**power for power in range((os.cpu_count() or 1).bit_length())]  # to measure with, up to the processors
 
 
 @dataclass(frozen=True)
@@ -26,11 +42,13 @@ class Scenario:
         title: what it is, for a reader.
         messages: how many in one round, at scale 1.
         goals: for each peer, how many times as fast as it we want to be.
+        is_of_cost: not speed is compared but the server's processor time for a message; a goal is the most.
     """
 
     title: str
     messages: int
     goals: Mapping[str, float] = field(default_factory=dict)
+    is_of_cost: bool = False
 
 
 _BETWEEN = {BASELINE: 0.75, RABBITMQ: 1.0}
@@ -39,6 +57,7 @@ SCENARIOS: dict[str, Scenario] = {
     "send-batch": Scenario("SEND, 1,000 per transaction", 60_000, {"pgmq": 1.8, "pgqueuer": 2.5, "procrastinate": 8.0}),
     "send-loop": Scenario("SEND in a loop, 100 per transaction", 10_000, {"pgmq": 3.0}),
     "receive-one": Scenario("RECEIVE TOP (1), one per transaction", 3_000, {"pgmq": 0.9}),
+    "receive-loop": Scenario("RECEIVE TOP (1) in a loop, 100 per transaction", 5_000, {"pgmq": 1.0}),
     "receive-batch": Scenario("RECEIVE TOP (1000)", 100_000, {"pgmq": 4.0}),
     "worker": Scenario("A worker that commits each message", 1_500, {"procrastinate": 10.0}),
     "workers": Scenario("Workers that commit each message, several at a time", 3_000, {"procrastinate": 10.0}),
@@ -98,4 +117,20 @@ SCENARIOS: dict[str, Scenario] = {
         "Spark source to Parquet, stream", 2_000_000, {"jdbc": 0.65, "spark": 0.65, "parquet": 0.33}
     ),
     f"{PIPELINE}-write": Scenario("Rows of Spark into messages", 1_000_000, {"jdbc": 0.45, "spark": 0.45}),
+}
+SCENARIOS |= {
+    f"{CPU}-{name}": Scenario(
+        f"Processor time: {SCENARIOS[name].title}", SCENARIOS[name].messages, goals, is_of_cost=True
+    )
+    for name, goals in _COSTS.items()
+}
+SCENARIOS |= {
+    f"{SCALE}-{verb}-{many}": Scenario(f"{title}, {many} at a time", messages * many, {"pgmq": goal})
+    for verb, (title, messages, goal) in {
+        "send-1": ("SEND, one per transaction", 1_500, 1.1),
+        "send-100": ("SEND, 100 per transaction", 20_000, 1.5),
+        "receive-1": ("RECEIVE TOP (1), one per transaction", 1_500, 1.0),
+        "receive-1000": ("RECEIVE TOP (1000)", 50_000, 3.6),
+    }.items()
+    for many in _PROCESSES
 }

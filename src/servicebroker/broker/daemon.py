@@ -33,6 +33,7 @@ from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, NetworkEndpoint
 from servicebroker.engine.delivery.transmission import deliver_conversation
+from servicebroker.engine.diagnosis.history import SAMPLED, sample
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.domain_state import ToldMembership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
@@ -106,6 +107,7 @@ class Daemon:
         self._listens_at: int | None = None
         self._look_at = 0.0
         self._answer_at = 0.0
+        self._sample_at = 0.0
         self._trouble = ""
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
@@ -228,7 +230,7 @@ class Daemon:
 
     def _serve(self, connection: DirectConnection) -> None:
         self._relay.forget()
-        self._shown, self._look_at, self._answer_at = [], 0.0, 0.0
+        self._shown, self._look_at, self._answer_at, self._sample_at = [], 0.0, 0.0, 0.0
         self._membership = run(connection, find_membership())
         store = PostgresStore(connection, self._clock)
         connection.add_notice_handler(store.notice)
@@ -270,6 +272,9 @@ class Daemon:
             connections.count(connection, refused, self._clock())
         if refusals := self._network.refusals.take():
             run_alone(connection, save_refusals(refusals, self._clock()))
+        if now >= self._sample_at:
+            self._sample_at = now + SAMPLED
+            run_alone(connection, sample())
         self._take_answers(connection)
 
     def _keep(self, connection: psycopg.Connection[Any]) -> None:

@@ -25,7 +25,8 @@ from servicebroker.cli.options import PatienceOption
 from servicebroker.cli.programs import LOOK, RETRY, Running, end
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.event_instances import QUEUE_ACTIVATION, read_event
+from servicebroker.model.event_instances import read_event
+from servicebroker.model.event_types import QUEUE_ACTIVATION
 from servicebroker.model.messages import Message
 
 _log = logging.getLogger("servicebroker.activator")

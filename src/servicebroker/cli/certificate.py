@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +15,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.cli import user_certificate
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.cli.user_certificate import DatabaseOption, Row, UserOption
 from servicebroker.engine.catalog.network_endpoints import find_endpoint
 from servicebroker.engine.remote.domain_state import find_membership
@@ -157,7 +157,7 @@ def list_(
                 for one in found
             ]
     if as_json:
-        typer.echo(json.dumps([row.told() for row in rows]))
+        typer.echo(as_json_text({"certificates": [row.told() for row in rows]}))
         return
     if not rows:
         typer.echo("No certificates yet.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from servicebroker.api.defining import differences, present
 from servicebroker.cli.existing import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.model.application import written
 
 app = typer.Typer(no_args_is_help=True, help="A whole application as one file: types, contracts, queues, rights.")
@@ -37,7 +37,7 @@ def diff(
         changes, beyond = differences(opened, file)
     words = [change.words for change in changes]
     if as_json:
-        typer.echo(json.dumps({"changes": words, "not_defined": beyond}))
+        typer.echo(as_json_text({"changes": words, "not_defined": beyond}))
     else:
         for one in words:
             typer.echo(one)
@@ -59,7 +59,7 @@ def apply(
     with open_database(instance, database) as opened:
         done = opened.define(file)
     if as_json:
-        typer.echo(json.dumps({"changes": done}))
+        typer.echo(as_json_text({"changes": done}))
         return
     for words in done or ["Nothing was to be done."]:
         typer.echo(words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from datetime import UTC, datetime
 from typing import Annotated
@@ -13,7 +12,7 @@ import typer
 from servicebroker.api.instance import Instance
 from servicebroker.cli.existing import is_down, kept_certificates, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.cli.texts import printable
+from servicebroker.cli.texts import as_json_text, printable
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.diagnosis.facts import find_timeouts, gather, gather_conversation
 from servicebroker.engine.diagnosis.findings import (
@@ -54,7 +53,7 @@ def doctor(
         used = shutil.disk_usage(instance)
         findings += judge_disk(instance, used.free, used.total)
     if as_json:
-        typer.echo(json.dumps([finding._asdict() for finding in findings]))
+        typer.echo(as_json_text({"findings": [finding._asdict() for finding in findings]}))
     else:
         for finding in findings:
             typer.echo(f"{finding.subject}: {printable(finding.problem)}\n  {finding.advice}")

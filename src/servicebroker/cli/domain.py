@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.model.domain import Token, account
 from servicebroker.store.domain_folder import Domain, machine_name
 from servicebroker.store.membership import Membership, default_folder
@@ -57,7 +57,7 @@ def show(folder: FolderOption = None, as_json: JsonOption = False) -> None:
     """Show a domain: its members, whom it has invited and whom it has revoked."""
     found = _domain(folder)
     if as_json:
-        typer.echo(json.dumps(_told(found)))
+        typer.echo(as_json_text(_told(found)))
         return
     typer.echo(f"The domain {found.name} in {found.folder}; its key is {'yours' if found.holds_key else 'not yours'}.")
     typer.echo(f"SHA-256 of its authority: {found.authority.thumbprint.hex()}")

@@ -76,7 +76,7 @@ def open_database(target: str, database: str) -> Iterator[Database]:
         BrokerError: 911 no such database.
     """
     with open_existing(target) as instance:
-        opened = _found(instance, database)
+        opened = find_database(instance, database)
         try:
             yield opened
         except BrokerError as refused:
@@ -85,17 +85,25 @@ def open_database(target: str, database: str) -> Iterator[Database]:
             raise InstanceError(f"{refused.text} Did you mean '{near}'?") from None
 
 
-def _found(instance: Instance, database: str) -> Database:
+def find_database(instance: Instance, database: str) -> Database:
+    """A broker database of an instance.
+
+    Raises:
+        BrokerError: 911 no such database.
+        InstanceError: the same, with the name that was meant.
+    """
     try:
         return instance.database(database)
     except BrokerError as refused:
-        with instance.connection() as connection:
-            rows = execute(connection, "existing.found", "select name from servicebroker.databases")
-        near = get_close_matches(database.lower(), {name.lower(): name for (name,) in rows}, 1)
-        if refused.number != 911 or not near:
+        if refused.number != 911:
             raise
-        spelling = {name.lower(): name for (name,) in rows}[near[0]]
-        raise InstanceError(f"{refused.text} Did you mean '{spelling}'?") from None
+        with instance.connection() as connection:
+            rows = execute(connection, "existing.find_database", "select name from sys.databases")
+        spelling = {name.lower(): name for (name,) in rows}
+        near = get_close_matches(database.lower(), spelling, 1)
+        if not near:
+            raise
+        raise InstanceError(f"{refused.text} Did you mean '{spelling[near[0]]}'?") from None
 
 
 def _near(database: Database, text: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from servicebroker.api.open import open_instance
 from servicebroker.api.preparation import prepare
 from servicebroker.cli.existing import must_exist, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
 from servicebroker.engine.diagnosis.adopting import adopt as adopting
 from servicebroker.engine.diagnosis.adopting import check_alone, databases
@@ -59,7 +59,7 @@ def init(
         if database is not None:
             opened.database(database, create=True)
         if as_json:
-            typer.echo(json.dumps({"instance": instance, "url": opened.url, "database": database}))
+            typer.echo(as_json_text({"instance": instance, "url": opened.url, "database": database}))
             return
         typer.echo(f"The instance is ready: {instance}")
         typer.echo(f"Its PostgreSQL: {opened.url}")
@@ -80,7 +80,7 @@ def check(
                 make_anew(connection)
         analyzed, findings = opened.check()
     if as_json:
-        typer.echo(json.dumps({"analyzed": analyzed, "findings": [finding._asdict() for finding in findings]}))
+        typer.echo(as_json_text({"analyzed": analyzed, "findings": [finding._asdict() for finding in findings]}))
     else:
         for finding in findings:
             typer.echo(f"Msg {finding.number}: {finding.text}")

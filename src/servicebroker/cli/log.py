@@ -18,6 +18,7 @@ from servicebroker.model.wording import cleaned, counted
 AGAIN = 60.0  # seconds until the same is told again
 DIFFERENT = 20  # lines of a kind in that time
 KINDS = 500  # that are told apart in that time
+OF_PEERS = "servicebroker.broker"  # the log of broker/journal.py
 _LONGEST = 10_000  # characters of a line
 
 
@@ -60,7 +61,7 @@ class Repeats(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it is told now."""
         fields = getattr(record, "fields", None)
-        if fields is None:
+        if fields is None or record.name != OF_PEERS:
             return True
         kind = Kind(fields["event"], fields.get("subclass", ""), fields.get("peer", "").rpartition(":")[0])
         text = record.getMessage()

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from servicebroker.cli import stopping
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
+from servicebroker.model.faces import working_by
 
 
 class Place(NamedTuple):
@@ -57,6 +58,8 @@ COMMANDS = {
         "dashboard",
         "Show what happens in instances as pages for a browser, and act there, until SIGTERM or Ctrl-C.",
     ),
+    "audit": Place("audit", "audit", "Show who has defined what, and what operators have done, the latest first."),
+    "trail": Place("trail", "app", "The life of conversations, written while it happens."),
     "sql": Place(
         "sql",
         "sql",
@@ -91,6 +94,10 @@ COMMANDS = {
     "peek": Place("messages", "peek", "Show messages of a queue without taking them, also while it is off."),
     "queue": Place("queue", "app", "Queues: what there is, and how they stand."),
     "service": Place("service", "app", "Services: their queues, and what they answer to."),
+    "database": Place("database", "app", "Broker databases: what there is, and whether their brokers are on."),
+    "endpoint": Place(
+        "endpoint", "app", "The endpoint: where other instances connect to; `servicebroker serve` obeys it."
+    ),
     "define": Place("define", "app", "A whole application as one file: types, contracts, queues, rights."),
     "poison": Place("poison", "app", "Messages that cannot be processed: look, end, try again."),
     "rights": Place("rights", "app", "PostgreSQL roles that may do the verbs and nothing else."),
@@ -147,7 +154,7 @@ def main() -> NoReturn:
     warnings_of_our_own()
     stopping.guarded()
     try:
-        with said_in_one_sentence():
+        with said_in_one_sentence(), working_by("command"):
             app()
     finally:
         stopping.leave_nothing()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -40,3 +42,21 @@ PatienceOption = Annotated[
         help="What work in progress has at SIGTERM; what goes on then is undone.",
     ),
 ]
+
+_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+_LEAST_SPAN, _MOST_SPAN = timedelta(seconds=10), timedelta(days=366)
+
+
+def span(text: str) -> timedelta:
+    """`90s`, `10min`, `1h`, `2d` as a time.
+
+    Raises:
+        typer.BadParameter: it is none, or too short or too long.
+    """
+    found = re.fullmatch(r"(\d{1,8}) ?(s|min|m|h|d)", text.strip())
+    if not found:
+        raise typer.BadParameter(f"{text!r} is no time: say 10min, 1h or 7d")
+    asked = timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+    if not _LEAST_SPAN <= asked <= _MOST_SPAN:
+        raise typer.BadParameter(f"{text!r} is not from 10s to 366d")
+    return asked

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import threading
 import time
-from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from servicebroker.cli import stopping
+from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import JsonOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.wording import counted
 
 if TYPE_CHECKING:
     from servicebroker.pipeline.definition import Pipeline
-    from servicebroker.pipeline.run import QueueRun
+    from servicebroker.pipeline.queue_run import QueueRun
+    from servicebroker.pipeline.run import Run
 
 app = typer.Typer(no_args_is_help=True, help="Queues into tables of a warehouse, through Spark.")
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline file (TOML).")]
-LOOK = 0.3  # seconds between looks at the queries
+WATCH = 2.0  # seconds between two looks of status --watch
+
+_log = logging.getLogger("servicebroker.pipeline")
 
 
 @app.command()
@@ -36,64 +48,108 @@ def run(
         str | None, typer.Option(help="Where Spark runs, as it names it: local[4], spark://host:7077 ...")
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Serve metrics for Prometheus on this port of 127.0.0.1.")
+        int | None, typer.Option(metavar="PORT", help="Serve metrics for Prometheus on this port.")
     ] = None,
-    as_json: JsonOption = False,
+    metrics_host: Annotated[
+        str, typer.Option(metavar="HOST", help="The address of that port; 0.0.0.0 for all of this machine.")
+    ] = "127.0.0.1",
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the result as one JSON object on standard output, the log as JSON lines."),
+    ] = False,
 ) -> None:
-    """Land messages in the pipeline's tables, each once."""
+    """Land messages in the pipeline's tables, each once.
+
+    A terminal shows a live line; elsewhere each start, batch, restart and end is a line of the log.
+    """
+    console = Console(stderr=True)
+    shows = console.is_terminal and not as_json
+    if shows:
+        _log_above(console)
+    else:
+        log_to_standard_error(as_json=as_json)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # of a Java that has ended we tell ourselves
     pipeline = _read(file)
     from servicebroker.pipeline.metrics import Metrics, served
-    from servicebroker.pipeline.run import running
+    from servicebroker.pipeline.run import LOOK, Run, running
 
-    console = Console(stderr=True)
+    over = threading.Event()
+    stopping.at_signal(over.set, stopping.kill_all)
     _warn(pipeline, console)
     for table, change in _changes(pipeline):
         console.print(f"The table {table} {change}.", highlight=False)
     metrics = Metrics(pipeline.name)
-    runs: list[QueueRun] = []
-    stopped = False
+    names = ", ".join(queue.label for queue in pipeline.queues)
+    _log.info(
+        "The pipeline '%s' begins, process %d: %s.",
+        *(pipeline.name, os.getpid(), names),
+        extra={"fields": {"event": "run begins", "pipeline": pipeline.name, "process": os.getpid()}},
+    )
+    found = Run([])
     try:
         with (
-            served(metrics, metrics_port),
-            console.status("Starting Spark") as line,
-            running(pipeline, once=once, master=master) as runs,
+            served(metrics, metrics_port, metrics_host),
+            console.status("Starting Spark") if shows else nullcontext() as line,
+            running(pipeline, once=once, master=master) as found,
         ):
-            _watch(runs, metrics.show, lambda sentence: line.update(sentence))
-        if once:
-            for one in runs:
-                one.acknowledge_last()
-    except KeyboardInterrupt:
-        stopped = True
-    _tell(runs, as_json)
-    if stopped:
+            metrics.queues = found.queues
+            while not found.is_over and not over.is_set():
+                found.look()
+                if line is not None:
+                    line.update("  ".join(_shown(one) for one in found.queues))
+                over.wait(LOOK)
+            if line is not None:
+                line.update("Ending")
+            found.check()
+    finally:
+        _told_end(pipeline, found)
+        _tell(found.queues, as_json)
+    if over.is_set():
         typer.echo("Stopped. Nothing is lost: run the same command again and it goes on from here.", err=True)
         raise typer.Exit(130)
 
 
-def _watch(runs: list[QueueRun], show: Callable[[list[QueueRun]], None], say: Callable[[str], None]) -> None:
-    """Until every query has ended. One that fails ends all.
+def _log_above(console: Console) -> None:
+    """What the pipeline says goes above the live line, but for its batches, which the line shows."""
 
-    Raises:
-        InstanceError: with what broke it.
-    """
-    while True:
-        ended = [one.has_ended() for one in runs]
-        for one in runs:
-            one.update()
-        show(runs)
-        say("  ".join(f"{one.queue.label}: {one.messages:,}" for one in runs))
-        if all(ended):
-            return
-        time.sleep(LOOK)
+    class Above(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if getattr(record, "fields", {}).get("event") != "batch":
+                console.print(record.getMessage(), highlight=False, markup=False)
+
+    logging.basicConfig(handlers=[Above()], level=logging.WARNING, force=True)
+    logging.getLogger("servicebroker").setLevel(logging.INFO)
+
+
+def _shown(one: QueueRun) -> str:
+    """A queue in the live line."""
+    behind = one.behind.get("messagesBehind", 0)
+    told = f"{one.label}: {one.messages:,} messages, {behind:,} behind"
+    return told if one.state == "runs" else f"{told} ({one.state})"
+
+
+def _told_end(pipeline: Pipeline, found: Run) -> None:
+    totals = {
+        key: sum(one.totals()[key] for one in found.queues) for key in ("batches", "messages", "bytes", "restarts")
+    }
+    _log.info(
+        "The pipeline '%s' ends: %s in %s, %s.",
+        pipeline.name,
+        counted(totals["messages"], "message"),
+        counted(totals["batches"], "batch", "batches"),
+        counted(totals["restarts"], "restart"),
+        extra={"fields": {"event": "run ends", "pipeline": pipeline.name, **totals}},
+    )
 
 
 def _tell(runs: list[QueueRun], as_json: bool) -> None:
-    told = [{"queue": one.queue.label, "batches": one.batches, "messages": one.messages} for one in runs]
     if as_json:
+        told = [{"queue": one.label, **one.totals(), "state": one.state, "reason": one.reason} for one in runs]
         typer.echo(json.dumps({"queues": told}))
         return
-    for one in told:
-        typer.echo(f"{one['queue']}: {one['messages']:,} messages in {one['batches']:,} batches")
+    for one in runs:
+        again = f", {counted(one.restarts, 'restart')}" if one.restarts else ""
+        typer.echo(f"{one.label}: {one.messages:,} messages in {one.batches:,} batches{again}")
 
 
 @app.command()
@@ -121,25 +177,47 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def status(file: FileArgument, as_json: JsonOption = False) -> None:
-    """Show the tables, what lies in quarantine and why, and how far behind each queue is."""
+def status(
+    file: FileArgument,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the last run, the tables, what lies in quarantine and why, and how far behind each queue is."""
     pipeline = _read(file)
+    if not watch:
+        typer.echo(_status_json(pipeline)) if as_json else Console().print(_status(pipeline))
+        return
+    with suppress(KeyboardInterrupt):
+        if as_json or not Console().is_terminal:
+            while True:
+                typer.echo(_status_json(pipeline)) if as_json else Console().print(_status(pipeline))
+                time.sleep(WATCH)
+        with Live(_status(pipeline), console=Console(), screen=True, auto_refresh=False) as page:
+            while True:
+                time.sleep(WATCH)
+                page.update(_status(pipeline), refresh=True)
+
+
+def _status_json(pipeline: Pipeline) -> str:
+    from servicebroker.pipeline.last_run import last_run
     from servicebroker.pipeline.maintenance import status as look
 
     found = look(pipeline)
-    if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "tables": [table._asdict() for table in found.tables],
-                    "queues": [queue._asdict() for queue in found.queues],
-                    "quarantined": found.quarantined,
-                }
-            )
-        )
-        return
-    console = Console()
-    console.print(_table("table", "rows", "files", "bytes", rows=found.tables))
+    return json.dumps(
+        {
+            "run": last_run(pipeline),
+            "tables": [table._asdict() for table in found.tables],
+            "queues": [queue._asdict() for queue in found.queues],
+            "quarantined": found.quarantined,
+        }
+    )
+
+
+def _status(pipeline: Pipeline) -> Group:
+    from servicebroker.pipeline.last_run import last_run
+    from servicebroker.pipeline.maintenance import status as look
+
+    found = look(pipeline)
     shown = [
         (
             queue.queue,
@@ -150,9 +228,30 @@ def status(file: FileArgument, as_json: JsonOption = False) -> None:
         )
         for queue in found.queues
     ]
-    console.print(_table("queue", "last batch", "behind", "oldest, seconds", "held back by process", rows=shown))
-    for reason, count in found.quarantined.items():
-        console.print(f"{count:,} in quarantine: {reason}", highlight=False)
+    return Group(
+        *(Text(line) for line in _run_lines(last_run(pipeline))),
+        _table("table", "rows", "files", "bytes", rows=found.tables),
+        _table("queue", "last batch", "behind", "oldest, seconds", "held back by process", rows=shown),
+        *(Text(f"{count:,} in quarantine: {reason}") for reason, count in found.quarantined.items()),
+    )
+
+
+def _run_lines(run: dict[str, Any] | None) -> list[str]:
+    """The last run in words: when, how it stands or has ended, and which queues have failed."""
+    if run is None:
+        return ["There was no run yet."]
+    if run["error"]:
+        lines = [f"The run of {run['began']} has failed: {run['error']}"]
+    elif run["ended"]:
+        lines = [f"The last run began at {run['began']} and ended at {run['ended']}."]
+    else:
+        lines = [f"It runs since {run['began']}, as process {run['process']} of {run['host']}."]
+    for queue in run["queues"]:
+        if queue["reason"]:
+            lines.append(
+                f"{queue['queue']} {queue['state']}, {counted(queue['restarts'], 'restart')}: {queue['reason']}"
+            )
+    return lines
 
 
 @app.command()
@@ -167,7 +266,7 @@ def replay(
 
     found = read_again(pipeline, message_type)
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in found]))
+        typer.echo(as_json_text({"message_types": [one._asdict() for one in found]}))
         return
     for one in found:
         typer.echo(f"{one.message_type}: {one.landed:,} landed, {one.left:,} still in quarantine")
@@ -207,7 +306,7 @@ def compact(
 
     found = merge(pipeline, keep_hours)
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in found]))
+        typer.echo(as_json_text({"tables": [one._asdict() for one in found]}))
         return
     for one in found:
         typer.echo(f"{one.table}: {one.merged:,} files merged into {one.written:,}, {one.removed:,} removed")
@@ -227,7 +326,7 @@ def report(
     hours = analyze(pipeline)
     out.write_text(page(pipeline.name, hours), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps([hour._asdict() for hour in hours], default=str))
+        typer.echo(as_json_text({"hours": [hour._asdict() for hour in hours]}))
         return
     typer.echo(f"{sum(hour.messages for hour in hours):,} messages of {len(hours):,} groups of an hour: {out}")
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
 from servicebroker.api.database import Database
-from servicebroker.cli.existing import open_existing
+from servicebroker.cli.existing import open_database, open_existing
 from servicebroker.cli.messages import queued, show
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.cli.operating import operating
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.texts import as_json_text, shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis import poison_report
@@ -23,7 +23,6 @@ PATIENCE = 2.0  # seconds that --receive waits for the message
 
 app = typer.Typer(no_args_is_help=True, help="Messages that cannot be processed: look, end, try again.")
 
-DatabaseOption = Annotated[str, typer.Option("--database", metavar="D", help="The broker database.")]
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
 NumberArgument = Annotated[int, typer.Argument(metavar="N", help="Its number in the list.")]
 
@@ -71,13 +70,10 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show messages of a queue without taking them, also while it is off."""
-    with _database(instance, database) as opened:
+    with open_database(instance, database) as opened:
         messages = _received(opened, queue, conversation) if receive else queued(opened, queue, conversation, top)
-    if as_json:
-        typer.echo(as_json_text(messages))
-        return
-    show(messages, as_json=False)
-    if messages and receive:
+    show(messages, as_json=as_json)
+    if messages and receive and not as_json:
         typer.echo(
             "The transaction was rolled back, and the message is in the queue as before. That counts: five rollbacks "
             "in a row switch a queue off."
@@ -94,9 +90,12 @@ def end(
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """End a conversation WITH ERROR: all its messages go, and the other side is told."""
-    with _database(instance, database) as opened:
+    with open_database(instance, database) as opened:
         queue = opened._do(poison_report.queue_of_conversation(opened.database_id, conversation))
-        opened.end_conversation(conversation, error=(error, description))
+        with operating(
+            opened, "END CONVERSATION WITH ERROR", conversation, code=error, text=description
+        ) as transaction:
+            transaction.end_conversation(conversation, error=(error, description))
         if switch_on:
             opened.alter_queue(queue, status=True)
     typer.echo(f"The conversation {conversation} has ended with the error {error}.")
@@ -108,7 +107,7 @@ def end(
 @app.command()
 def retry(queue: QueueArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
     """Switch a queue on, and have its messages tried again as if they had never failed."""
-    with _database(instance, database) as opened:
+    with open_database(instance, database) as opened:
         found = opened._do(find_queue_now("alter", opened.database_id, queue))
         opened.alter_queue(queue, status=True)
         count = opened._alone(poison_report.forget_failures(found.queue_id))
@@ -124,10 +123,10 @@ def set_aside(
     as_json: JsonOption = False,
 ) -> None:
     """Show the messages that a policy has set aside."""
-    with _database(instance, database) as opened:
+    with open_database(instance, database) as opened:
         messages = opened.set_aside_messages(queue)
     if as_json:
-        typer.echo(as_json_text([message._asdict() for message in messages]))
+        typer.echo(as_json_text({"messages": [message._asdict() for message in messages]}))
         return
     for one in messages:
         typer.echo(
@@ -144,7 +143,7 @@ def set_aside(
 @app.command()
 def replay(number: NumberArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
     """Put a message that was set aside into its queue again."""
-    with _database(instance, database) as opened:
+    with open_database(instance, database) as opened:
         opened.replay_message(number)
     typer.echo(f"Message {number} is in its queue again.")
 
@@ -152,15 +151,9 @@ def replay(number: NumberArgument, database: DatabaseOption, instance: InstanceO
 @app.command()
 def discard(number: NumberArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
     """Remove a message that was set aside."""
-    with _database(instance, database) as opened:
+    with open_database(instance, database) as opened:
         opened.discard_message(number)
     typer.echo(f"Message {number} is gone.")
-
-
-@contextmanager
-def _database(instance: str, database: str) -> Iterator[Database]:
-    with open_existing(instance) as opened:
-        yield opened.database(database)
 
 
 def _received(database: Database, queue: str, conversation: UUID | None) -> list[dict[str, Any]]:

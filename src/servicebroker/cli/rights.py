@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from psycopg import sql
 from servicebroker.api.instance import Instance
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.engine.security.role_rights import RoleRights, Wanted, granting, revoking
 from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
@@ -88,7 +88,7 @@ def show(
     with open_existing(instance) as opened:
         found = opened.show_rights(role)
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in found]))
+        typer.echo(as_json_text({"roles": [one._asdict() for one in found]}))
     else:
         _show(found)
 

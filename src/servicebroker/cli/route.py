@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -12,9 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from servicebroker.api.database import Database
-from servicebroker.cli.existing import open_existing
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.cli.existing import find_database, open_database, open_existing
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.texts import as_json_text
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
 from servicebroker.protocol.explanation import Explanation, words
@@ -24,9 +20,6 @@ from servicebroker.store.running import execute
 app = typer.Typer(no_args_is_help=True, help="Routes: where services are reached, and why a message goes there.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The route's name in its database.")]
-DatabaseOption = Annotated[
-    str, typer.Option("--database", metavar="D", help="The broker database; msdb for what arrives from outside.")
-]
 ServiceOption = Annotated[str | None, typer.Option("--service", help="Of this service; without it, of any.")]
 BrokerOption = Annotated[
     str | None, typer.Option("--broker-instance", metavar="GUID", help="The database that has the service.")
@@ -41,13 +34,15 @@ _COLUMNS = "name", "remote_service_name", "broker_instance", "lifetime", "addres
 @app.command("list")
 def list_(
     instance: InstanceOption = DEFAULT_INSTANCE,
-    database: Annotated[str | None, typer.Option(metavar="D", help="Only of this broker database.")] = None,
+    database: Annotated[
+        str | None, typer.Option("--database", "-d", metavar="D", help="Only of this broker database.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the routes; an expired one is ignored until it is altered."""
     with open_existing(instance) as opened, opened.connection() as connection:
         if database is not None:
-            opened.database(database)
+            find_database(opened, database)
         rows = execute(
             connection,
             "route.list",
@@ -59,7 +54,7 @@ def list_(
         )
     if as_json:
         told = [dict(zip((*_COLUMNS, "is_expired"), (*row[:-1], bool(row[-1])), strict=True)) for row in rows]
-        typer.echo(as_json_text(told))
+        typer.echo(as_json_text({"routes": told}))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("database", "name", "service", "address", "broker instance", "until"):
@@ -84,7 +79,7 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """CREATE ROUTE; what waits for it goes at once."""
-    with _database(instance, database) as opened:
+    with open_database(instance, database) as opened:
         opened.create_route(
             name,
             service_name=service,
@@ -109,7 +104,7 @@ def alter(
     as_json: JsonOption = False,
 ) -> None:
     """ALTER ROUTE: what is given changes. A lifetime counts from now and revives an expired route."""
-    with _database(instance, database) as opened:
+    with open_database(instance, database) as opened:
         opened.alter_route(
             name,
             service_name=service,
@@ -129,7 +124,7 @@ def drop(
     as_json: JsonOption = False,
 ) -> None:
     """DROP ROUTE: conversations that would have taken it wait for another one."""
-    with _database(instance, database) as opened:
+    with open_database(instance, database) as opened:
         opened.drop_route(name)
     _done("dropped", name, database, as_json=as_json)
 
@@ -152,7 +147,7 @@ def explain(
     """Say which routes match, which is chosen and why, and where the message goes. Nothing is sent."""
     if (from_database is None) != from_outside:
         raise typer.BadParameter("give either --from-database or --from-outside")
-    with _database(instance, from_database or SYSTEM_DATABASE) as opened:
+    with open_database(instance, from_database or SYSTEM_DATABASE) as opened:
         explanation = opened.explain_route(service, broker_instance, from_outside=from_outside)
         with opened.instance.connection() as connection:
             rows = execute(
@@ -165,15 +160,9 @@ def explain(
         typer.echo("\n".join(sentences))
 
 
-@contextmanager
-def _database(target: str, name: str) -> Iterator[Database]:
-    with open_existing(target) as opened:
-        yield opened.database(name)
-
-
 def _done(done: str, name: str, database: str, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"route": name, "database": database, "done": done}))
+        typer.echo(as_json_text({"route": name, "database": database, "done": done}))
     else:
         typer.echo(f"Route {name} of database {database} is {done}.")
 

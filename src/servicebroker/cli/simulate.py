@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.cli.options import JsonOption
+from servicebroker.cli.texts import as_json_text
 from servicebroker.simulation import mirrors as failing_mirrors
 from servicebroker.simulation.fleet import Fleet, Outcome, Size
 from servicebroker.simulation.run import Failure, run_many, trace_of
@@ -86,7 +86,7 @@ def run_seeds(seeds: range, *, as_json: bool) -> None:
         seeds, lambda done, failed: typer.echo(f"{done} of {len(seeds)} runs, {failed} failed", err=True)
     )
     if as_json:
-        typer.echo(json.dumps({**sums, "failures": [failure._asdict() for failure in failures]}))
+        typer.echo(as_json_text({**sums, "failures": [failure._asdict() for failure in failures]}))
     else:
         typer.echo(f"{sums['runs']} runs, {sums['messages']} messages delivered, {sums['corrupted']} corrupted")
         for failure in failures:
@@ -119,9 +119,12 @@ def _be_quiet() -> None:
 def run_fleets(seeds: range, size: Size, *, as_json: bool) -> None:
     """Run a fleet for each seed and print what was found; exit code 1 when a conversation was misplaced."""
     found = {seed: Fleet(seed, size).run() for seed in seeds}
-    for seed, outcome in found.items():
-        told = {"seed": seed, "instances": size.instances, "services": size.services, **outcome._asdict()}
-        typer.echo(json.dumps(told) if as_json else _words(seed, size, outcome))
+    if as_json:
+        runs = [{"seed": seed, **outcome._asdict()} for seed, outcome in found.items()]
+        typer.echo(as_json_text({"instances": size.instances, "services": size.services, "runs": runs}))
+    else:
+        for seed, outcome in found.items():
+            typer.echo(_words(seed, size, outcome))
     if any(outcome.misplaced for outcome in found.values()):
         raise typer.Exit(1)
 
@@ -136,7 +139,7 @@ def run_mirrors(seeds: range, *, as_json: bool) -> None:
         except Lost as problem:
             failures.append(Failure(seed, str(problem)))
     if as_json:
-        typer.echo(json.dumps({**sums, "failures": [failure._asdict() for failure in failures]}))
+        typer.echo(as_json_text({**sums, "failures": [failure._asdict() for failure in failures]}))
     else:
         typer.echo(
             f"{sums['runs']} runs, {sums['messages']:,} messages stored once and in order; "

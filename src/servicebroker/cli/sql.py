@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, nullcontext
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -14,16 +14,19 @@ from uuid import UUID
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from servicebroker.activation.activate import activate
 from servicebroker.activation.output import captured
+from servicebroker.activation.task import LOG as ACTIVATION_LOG
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.sqlcmd import Sqlcmd, variables_of
+from servicebroker.cli.texts import as_json_text
 from servicebroker.tsql.results import ResultSet, RowCount, Said
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import Message, TsqlError
@@ -44,7 +47,7 @@ def sql(
     variables: Annotated[
         list[str], typer.Option("--variable", "-v", metavar="NAME=VALUE", help="For $(NAME); may be repeated.")
     ] = [],  # noqa: B006 # typer reads it
-    as_json: Annotated[bool, typer.Option("--json", help="One line for each result set and message.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run T-SQL: a script, a text, or what is typed. Exit code 1 when something was refused."""
     try:
@@ -74,19 +77,33 @@ def run_sql(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, fo
 
     `folder` is where the names of files in the script begin.
     """
-    told = Told(tell_json if as_json else tell_plainly)
+    results: list[dict[str, object]] = []
+    told = Told((lambda said: results.extend(for_a_program(said))) if as_json else tell_plainly)
+    try:
+        return _run(instance, database, script, sqlcmd, folder, told)
+    finally:
+        if as_json:
+            typer.echo(as_json_text({"results": results}))
+
+
+def _run(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folder: Path, told: Told) -> bool:
     try:
         expanded = None if script is None else sqlcmd.expand(script, folder)
     except TsqlError as unreadable:
         told(unreadable)
         return False
+    databases: set[str] = {database.lower()}
     with (
+        after_the_script(databases) if expanded is not None else nullcontext(),
         open_instance(instance) as opened,
         activated(opened),
         Session(opened.database(database, create=True), told) as session,
     ):
         if expanded is not None:
-            session.run(expanded.text, ends_at_error=expanded.ends_at_error)
+            try:
+                session.run(expanded.text, ends_at_error=expanded.ends_at_error)
+            finally:
+                databases |= session.machine.context.used
             return not told.failed
         from servicebroker.cli.prompt import prompt
 
@@ -108,6 +125,29 @@ def activated(instance: Instance) -> Iterator[None]:
             host.settle(SETTLE)
         finally:
             host.stop()
+
+
+@contextmanager
+def after_the_script(databases: Set[str]) -> Iterator[None]:
+    """In the block, what is logged of activated procedures is kept; at its end that of these databases is shown."""
+    kept: list[logging.LogRecord] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.name == ACTIVATION_LOG:
+            kept.append(record)
+        return record.name != ACTIVATION_LOG
+
+    handlers = logging.getLogger().handlers[:]
+    for handler in handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(keep)
+        for record in kept:
+            if getattr(record, "database", "").lower() in databases | {""}:
+                logging.getLogger().handle(record)
 
 
 def read_script(file: Path | None, text: str | None) -> str | None:
@@ -132,21 +172,18 @@ def decoded(data: bytes) -> str:
 # ---------------------------------------------------------------- what is shown
 
 
-def tell_json(said: Said) -> None:
-    """One line for each result set and message."""
+def for_a_program(said: Said) -> Iterator[dict[str, object]]:
+    """A result set or a message, in JSON; that the database was changed is none."""
     match said:
         case ResultSet(columns, rows):
-            line: dict[str, object] = {"columns": columns, "rows": [[plain(value) for value in row] for row in rows]}
+            yield {"columns": columns, "rows": [[plain(value) for value in row] for row in rows]}
         case RowCount(rows=count):
-            line = {"message": f"({count} rows affected)"}
-        case Message(number=5701):
-            return
-        case Message():
-            line = {"message": message_text(said)}
+            yield {"message": f"({count} rows affected)"}
+        case Message() if said.number != 5701:
+            yield {"message": message_text(said)}
         case TsqlError():
-            line = {"message": said.shown(), "number": said.number, "level": said.severity, "state": said.state}
-            line |= {"procedure": said.procedure or None, "line": said.line}
-    typer.echo(json.dumps(line, ensure_ascii=False))
+            told = {"message": said.shown(), "number": said.number, "level": said.severity, "state": said.state}
+            yield told | {"procedure": said.procedure or None, "line": said.line}
 
 
 def tell_plainly(said: Said) -> None:
@@ -179,10 +216,19 @@ def _show_table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> Non
     for row in rows:
         table.add_row(*(Text(shown(value)) for value in row))
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000)  # what reads it wants whole lines
+    if not console.is_terminal:  # what reads it wants whole lines
+        console = Console(width=_whole_width(columns, rows))
     console.print(table)
     typer.echo(f"({len(rows)} row{'s' if len(rows) != 1 else ''} returned)")
+
+
+def _whole_width(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> int:
+    """How wide a table is that breaks no value."""
+    width = 2
+    for place, column in enumerate(columns):
+        cells = [column, *(shown(row[place]) for row in rows)]
+        width += 4 + max(cell_len(line.expandtabs()) for cell in cells for line in (cell.splitlines() or [""]))
+    return width
 
 
 def shown(value: object) -> str:

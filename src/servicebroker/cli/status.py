@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -14,8 +14,9 @@ from rich.table import Table
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.cli.existing import must_exist
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
+from servicebroker.cli.texts import as_json_text, blocks
+from servicebroker.engine.diagnosis.history import Course, courses
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, connections, is_standby, refusals
 from servicebroker.engine.diagnosis.totals import StatementTotal, statement_totals
 from servicebroker.engine.security.certificate_ages import certificates_in_use
@@ -33,6 +34,12 @@ def status(
             "--statements", help="Instead: the statements that all processes have run, what took most time first."
         ),
     ] = False,
+    since: Annotated[
+        timedelta | None,
+        typer.Option(
+            "--since", metavar="TIME", parser=span, help="Instead: what came and left in the last 10min, 1h, 7d."
+        ),
+    ] = None,
     watch: Annotated[
         float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Show it again and again.")
     ] = None,
@@ -45,6 +52,9 @@ def status(
             if statements:
                 with opened.connection() as connection:
                     _show_statements(run(connection, statement_totals()), as_json=as_json)
+            elif since is not None:
+                with opened.connection() as connection:
+                    _show_history(run(connection, courses(opened.clock(), since)), as_json=as_json)
             else:
                 _show(opened, instance, as_json=as_json)
             if watch is None:
@@ -122,6 +132,36 @@ def _show_statements(totals: list[StatementTotal], *, as_json: bool) -> None:
             total.name, f"{total.calls:,}", f"{milliseconds / 1000:,.1f}", f"{milliseconds / total.calls:,.3f}"
         )
     Console().print(table if totals else "No statements yet: a process adds what it has run every half minute.")
+
+
+def _show_history(found: dict[tuple[str, str], Course], *, as_json: bool) -> None:
+    """What happened in each queue; in JSON by the names of the metrics."""
+    if as_json:
+        told = [
+            {
+                "database": database,
+                "queue": queue,
+                "since": one.since,
+                "seconds": one.width,
+                "servicebroker_enqueued_messages_per_second": one.came,
+                "servicebroker_dequeued_messages_per_second": one.left,
+                "servicebroker_queue_messages": one.depths,
+            }
+            for (database, queue), one in found.items()
+        ]
+        typer.echo(as_json_text({"history": told}))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("queue", overflow="fold")
+    for figure in ("in", "out", "most at once"):
+        table.add_column(figure, justify="right")
+    table.add_column("in, by time", no_wrap=True)
+    for (database, queue), one in found.items():
+        came, left = (round(sum(rate or 0.0 for rate in rates) * one.width) for rates in (one.came, one.left))
+        most = max((depth for depth in one.depths if depth is not None), default=0)
+        name = f"{database}.{queue}" if queue else "on the way"
+        table.add_row(name, f"{came:,}", f"{left:,}", f"{most:,}", blocks(one.came))
+    Console().print(table if found else "No history yet: who has the instance open, or serves it, writes it.")
 
 
 def _some(services: list[str]) -> list[str]:

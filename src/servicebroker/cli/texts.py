@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
+from itertools import pairwise
 
 from servicebroker.model.wording import cleaned
 
 _MOST = 4000  # characters
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def shown_body(validation: str, body: bytes | None) -> str:
-    """A message body according to its validation letter: E empty, X as text, N as bytes. Nothing in it can act."""
+    """A message body according to its validation letter: E empty, X as text, N as text too where it is one, else bytes.
+
+    Nothing in it can act.
+    """
     if body is None or validation == "E":
         return "Empty message."
     if validation == "X":
-        coding = "utf-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        marked = body[:2] in (b"\xff\xfe", b"\xfe\xff")
+        coding = "utf-16" if marked else "utf-16-le" if body[1:2] == b"\0" else "utf-8-sig"  # as T-SQL sends N'...'
         return printable(body.decode(coding, errors="replace"))
+    with suppress(UnicodeDecodeError):
+        if (text := body.decode()).replace("\n", "").replace("\t", "").isprintable():
+            return printable(text)
     text = printable(body.decode("ascii", errors="replace").replace("\ufffd", "."))
     return f"No validation -- binary message:\n{body[:_MOST].hex(' ', 16)}\n{text}"
 
@@ -25,6 +36,16 @@ def printable(text: str) -> str:
     """The text without characters that could steer a terminal, cut where it is too long."""
     safe = cleaned(text, _MOST, keep="\n\t")
     return safe if len(text) <= _MOST else f"{safe} ... ({len(text):,} characters)"
+
+
+def blocks(values: Sequence[float | None], width: int = 20) -> str:
+    """Values as a line of so many blocks, the highest as high as the line; a blank where nothing is known."""
+    if len(values) > width:  # each block is the highest of its part
+        cuts = [place * len(values) // width for place in range(width + 1)]
+        parts = [[one for one in values[start:end] if one is not None] for start, end in pairwise(cuts)]
+        values = [max(part, default=None) for part in parts]
+    most = max((value for value in values if value is not None), default=0.0)
+    return "".join(" " if value is None else _BLOCKS[round(value / most * 7) if most else 0] for value in values)
 
 
 def as_json_text(told: object) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from servicebroker.cli.options import JsonOption
+from servicebroker.cli.texts import as_json_text
 
 if TYPE_CHECKING:
     from servicebroker.tsql.check import Finding
@@ -25,7 +27,7 @@ def _commands() -> None:
 @app.command("check")
 def check_files(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Scripts.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One object for each statement, then the sums.")] = False,
+    as_json: JsonOption = False,
     every: Annotated[bool, typer.Option("--all", help="Also the statements that run as they are.")] = False,
     variables: Annotated[
         list[str], typer.Option("--variable", "-v", metavar="NAME=VALUE", help="For $(NAME); may be repeated.")
@@ -40,18 +42,21 @@ def check_files(
     except ValueError as wrong:
         raise typer.BadParameter(str(wrong)) from None
     counts: Counter[Verdict] = Counter()
+    told = []
     for file in files:
         for found in _findings(file, given):
             counts[found.verdict] += 1
+            if not every and found.verdict is Verdict.RUNS:
+                continue
             if as_json:
-                typer.echo(json.dumps({"file": str(file), **found._asdict()}))
-            elif every or found.verdict is not Verdict.RUNS:
+                told.append({"file": str(file), **found._asdict()})
+            else:
                 typer.echo(f"{file}:{found.line}: {_sentence(found)}")
     total = sum(counts.values())
     shares = {verdict: round(100 * counts[verdict] / total, 1) if total else 0.0 for verdict in Verdict}
     if as_json:
         sums = {verdict.value: {"statements": counts[verdict], "percent": shares[verdict]} for verdict in Verdict}
-        typer.echo(json.dumps({"statements": total, **sums}))
+        typer.echo(as_json_text({"found": told, "statements": total, **sums}))
     else:
         said = ", ".join(f"{shares[verdict]} % {verdict.value} ({counts[verdict]})" for verdict in Verdict)
         typer.echo(f"{total} statements: {said}.")

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from servicebroker.api.database import Database
+from servicebroker.cli.operating import operating
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis.poison_report import forget_failures
 from servicebroker.model.errors import BrokerError
@@ -39,29 +40,38 @@ def _retry(database: Database, fields: Fields) -> str:
 
 
 def _end(database: Database, fields: Fields) -> str:
-    database.end_conversation(_identifier(fields, "handle"))
+    handle = _identifier(fields, "handle")
+    with operating(database, "END CONVERSATION", handle) as transaction:
+        transaction.end_conversation(handle)
     return "The conversation has ended on this side."
 
 
 def _end_with_error(database: Database, fields: Fields) -> str:
-    code = _number(fields, "code")
-    database.end_conversation(_identifier(fields, "handle"), error=(code, fields["text"]))
+    handle, code, text = _identifier(fields, "handle"), _number(fields, "code"), fields["text"]
+    with operating(database, "END CONVERSATION WITH ERROR", handle, code=code, text=text) as transaction:
+        transaction.end_conversation(handle, error=(code, text))
     return f"The conversation has ended with the error {code}."
 
 
 def _clean_up(database: Database, fields: Fields) -> str:
-    database.end_conversation(_identifier(fields, "handle"), cleanup=True)
+    handle = _identifier(fields, "handle")
+    with operating(database, "END CONVERSATION WITH CLEANUP", handle) as transaction:
+        transaction.end_conversation(handle, cleanup=True)
     return "This side of the conversation is removed, and the other side is not told."
 
 
 def _move(database: Database, fields: Fields) -> str:
-    database.move_conversation(_identifier(fields, "handle"), _identifier(fields, "group"))
+    handle, group = _identifier(fields, "handle"), _identifier(fields, "group")
+    with operating(database, "MOVE CONVERSATION", handle, group=group) as transaction:
+        transaction.move_conversation(handle, group)
     return f"The conversation is in the group {fields['group']}."
 
 
 def _set_timer(database: Database, fields: Fields) -> str:
     seconds = _number(fields, "seconds")
-    database.begin_conversation_timer(_identifier(fields, "handle"), seconds)
+    handle = _identifier(fields, "handle")
+    with operating(database, "BEGIN CONVERSATION TIMER", handle, seconds=seconds) as transaction:
+        transaction.begin_conversation_timer(handle, seconds)
     return f"A DialogTimer message comes in {counted(seconds, 'second')}."
 
 

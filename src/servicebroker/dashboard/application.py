@@ -22,13 +22,17 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from servicebroker.cli.audit import changed
 from servicebroker.cli.texts import printable
+from servicebroker.cli.trail import told
 from servicebroker.dashboard import pages
 from servicebroker.dashboard.acts import ACTS
 from servicebroker.dashboard.bodies import shown
 from servicebroker.dashboard.door import LOOPBACK, Door, Role, Sessions, cookie_for
 from servicebroker.dashboard.observed import Observed, sentence
+from servicebroker.dashboard.sparklines import line
 from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.model.faces import working_by
 from servicebroker.model.wording import counted
 
 PACE = 1.0  # seconds between two looks for the viewers of a page
@@ -45,6 +49,7 @@ _PAGES: dict[str, tuple[Callable[[Observed, pages.Asked], Callable[[Any], Any]],
     "way": (pages.way, "On the way"),
     "poison": (pages.poison, "Poison"),
     "statements": (pages.statements, "Statements"),
+    "audit": (pages.audit, "Audit"),
 }
 _NEEDED = {"queue": ("database", "queue"), "conversation": ("handle",)}
 
@@ -107,12 +112,15 @@ class Dashboard:
         await run_in_threadpool(self.close)
 
     async def _overview(self, request: Request) -> Response:
+        asked = dict(request.query_params)
+
         def seen() -> dict[str, Any]:
+            page = ("overview", asked.get("span"))
             with ThreadPoolExecutor(len(self._instances)) as threads:  # one that is down lets the others not wait
-                found = threads.map(lambda one: one.see("overview", pages.overview(one, {})), self._instances)
+                found = threads.map(lambda one: one.see(page, pages.overview(one, asked)), self._instances)
             return {"summaries": list(zip(self._instances, found, strict=True))}
 
-        return await self._answer(request, "overview", "Overview", seen)
+        return await self._answer(request, "overview", "Overview", seen, asked)
 
     async def _page(self, request: Request) -> Response:
         name = request.path_params["page"]
@@ -185,7 +193,8 @@ class Dashboard:
 
         def do() -> Notice:
             try:
-                return Notice(act.do(observed.instance().database(fields["database"]), fields), is_refusal=False)
+                with working_by("dashboard"):
+                    return Notice(act.do(observed.instance().database(fields["database"]), fields), is_refusal=False)
             except (ServiceBrokerError, psycopg.Error) as problem:
                 return Notice(sentence(problem), is_refusal=True)
 
@@ -293,6 +302,9 @@ def _environment() -> Environment:
         "clean": lambda text: printable(str(text)),
         "size": _size,
         "query": urlencode,
+        "line": line,
+        "changed": changed,
+        "happened": told,
         "body": lambda message: shown(message.validation, message.head, message.size),
     }
     made.globals["ago"] = lambda seen: _age(seen.at, datetime.now(UTC))

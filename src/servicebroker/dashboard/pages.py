@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.dashboard.observed import Name, Observed
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.diagnosis import looks, poison_report
+from servicebroker.engine.diagnosis.audit import find_acts
 from servicebroker.engine.diagnosis.counters import message_flows
 from servicebroker.engine.diagnosis.facts import gather, gather_conversation, queue_facts
 from servicebroker.engine.diagnosis.findings import (
@@ -23,9 +24,11 @@ from servicebroker.engine.diagnosis.findings import (
     judge_disk,
     judge_queue,
 )
+from servicebroker.engine.diagnosis.history import SAMPLED, Course, courses, whole_course
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, refusals
 from servicebroker.engine.diagnosis.totals import statement_totals
+from servicebroker.engine.diagnosis.trail import life
 from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.remedies import after_status
@@ -34,6 +37,7 @@ from servicebroker.store.connection import is_url
 from servicebroker.store.running import run
 
 MOST_QUEUES = 300  # that one page shows
+SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
 
 Asked = Mapping[str, str]  # what stands in the address of the page
 
@@ -50,6 +54,7 @@ class QueueLine(NamedTuple):
     came: float
     left: float
     facts: QueueFacts
+    course: Course | None
 
 
 class Summary(NamedTuple):
@@ -67,6 +72,7 @@ class Summary(NamedTuple):
     off: int
     readers: int
     peers: int
+    course: Course | None
 
 
 def overview(observed: Observed, asked: Asked) -> Callable[[Instance], Summary]:
@@ -76,6 +82,7 @@ def overview(observed: Observed, asked: Asked) -> Callable[[Instance], Summary]:
         facts = _facts(instance)
         with instance.connection() as connection:
             links = [] if instance.engine is Fenced else run(connection, looks.links())
+            course = None if instance.engine is Fenced else run(connection, whole_course(*_span(facts.now, asked)))
         came, left = _rates(observed, instance)
         ages = [queue.oldest for queue in facts.queues if queue.oldest]
         return Summary(
@@ -91,6 +98,7 @@ def overview(observed: Observed, asked: Asked) -> Callable[[Instance], Summary]:
             sum(not queue.is_on for queue in facts.queues),
             sum(queue.readers + queue.holders for queue in facts.queues),
             len(links),
+            course,
         )
 
     return look
@@ -102,10 +110,11 @@ def queues(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, A
     def look(instance: Instance) -> dict[str, Any]:
         now, facts = instance.clock(), _queue_facts(instance)
         came, left = _rates(observed, instance)
-        named = {}
+        named, past = {}, {}
         if instance.engine is not Fenced:
             with instance.connection() as connection:
                 named = run(connection, looks.queue_names())
+                past = run(connection, courses(*_span(now, asked)))
         lines = []
         for queue in facts:
             database, name, services = named.get(queue.name) or (*_split(queue.name), [])
@@ -120,6 +129,7 @@ def queues(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, A
                     came.get((database, name), 0.0),
                     left.get((database, name), 0.0),
                     queue,
+                    past.get((database, name)),
                 )
             )
         wanted = asked.get("name", "").lower()
@@ -147,6 +157,7 @@ def queue(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, An
                 "findings": [] if mine is None else list(judge_queue(mine, now)),
                 "came": came.get((one.database, one.name), 0.0),
                 "left": left.get((one.database, one.name), 0.0),
+                "course": next(iter(run(connection, courses(*_span(now, asked), one.queue_id)).values()), None),
                 "states": run(connection, looks.conversation_states(one.queue_id)),
                 "locks": run(connection, looks.group_locks(one.queue_id)),
                 "messages": run(
@@ -180,7 +191,13 @@ def conversation(observed: Observed, asked: Asked) -> Callable[[Instance], dict[
             raise BrokerError(402, "handle", repr(asked["handle"]), "an identifier") from None
         gathered = gather_own_conversation if instance.engine is Fenced else gather_conversation
         with instance.connection() as connection:
-            one = run(connection, looks.endpoint(handle))
+            past = [] if instance.engine is Fenced else run(connection, life(handle))
+            try:
+                one = run(connection, looks.endpoint(handle))
+            except BrokerError:
+                if not past:
+                    raise
+                return {"now": instance.clock(), "handle": handle, "endpoint": None, "life": past}
             other = None if one.far_handle is None else run(connection, looks.endpoint(one.far_handle))
         database = instance.database(one.database)
         facts = database._do(gathered(database.database_id, handle, instance.clock()))
@@ -193,6 +210,7 @@ def conversation(observed: Observed, asked: Asked) -> Callable[[Instance], dict[
                 "findings": judge_conversation(facts),
                 "messages": run(connection, looks.conversation_heads(one)),
                 "sent": run(connection, looks.sent_heads(handle)),
+                "life": past,
             }
 
     return look
@@ -250,6 +268,17 @@ def statements(observed: Observed, asked: Asked) -> Callable[[Instance], dict[st
     return look
 
 
+def audit(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, Any]]:
+    """Who has defined what, and what operators have done."""
+
+    def look(instance: Instance) -> dict[str, Any]:
+        with instance.connection() as connection:
+            acts = run(connection, find_acts(None, asked.get("who", ""), asked.get("what", ""), looks.MOST))
+        return {"now": instance.clock(), "acts": acts, "most": looks.MOST}
+
+    return look
+
+
 def _facts(instance: Instance) -> Facts:
     gathered = gather_own if instance.engine is Fenced else gather
     with instance.connection() as connection:
@@ -268,6 +297,12 @@ def _disk(observed: Observed) -> list[Finding]:
         return []
     used = shutil.disk_usage(observed.target)
     return judge_disk(observed.target, used.free, used.total)
+
+
+def _span(now: datetime, asked: Asked) -> tuple[datetime, timedelta]:
+    """Until when and how long the history is shown: to the last whole sample, so that it is the same for a while."""
+    whole = datetime.fromtimestamp(now.timestamp() // SAMPLED * SAMPLED, tz=now.tzinfo)
+    return whole, SPANS.get(asked.get("span", ""), SPANS["hour"])
 
 
 def _rates(observed: Observed, instance: Instance) -> tuple[dict[Name, float], dict[Name, float]]:

@@ -105,8 +105,10 @@ RULES: dict[int, Rule] = {
         'The server principal "{0}" is not able to access the database "{1}" under the current security context.',
         14,
     ),
+    1084: Rule("'{0}' is an invalid event type.", 15),
     1088: Rule('Cannot find the object "{0}" because it does not exist or you do not have permissions.'),
     1093: Rule("'{0}' is not a valid broker name."),
+    1098: Rule("The specified event type(s) is/are not valid on the specified target object: {0} on a {1}.", 15),
     1205: Rule(
         "Transaction (Process ID {0}) was deadlocked on {1} resources with another process and has been chosen as "
         "the deadlock victim. Rerun the transaction.",
@@ -125,6 +127,7 @@ RULES: dict[int, Rule] = {
     3708: Rule("Cannot drop the database '{0}' because it is a system database."),
     3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
     3859: Rule("Warning: The system catalog was updated directly: {0}.", 10),
+    3906: Rule('Failed to update database "{0}" because the database is read-only.'),
     4606: Rule("Granted or revoked privilege {0} is not compatible with object."),
     4611: Rule("To revoke or deny grantable privileges, specify the CASCADE option."),
     4613: Rule("Grantor does not have GRANT permission."),
@@ -527,6 +530,7 @@ RULES: dict[int, Rule] = {
     15284: Rule(
         "The database principal has granted or denied permissions to objects in the database and cannot be dropped."
     ),
+    15299: Rule("The signature of the module by certificate '{0}' is invalid."),
     15313: Rule("The key is not encrypted using the specified decryptor."),
     15315: Rule("The key '{0}' is not open. Please open the key before using it."),
     15405: Rule("Cannot use the special principal '{0}'.", 11),
@@ -542,7 +546,15 @@ RULES: dict[int, Rule] = {
         "this type of principal cannot be impersonated, or you do not have permission."
     ),
     15533: Rule("Invalid data type is supplied in the '{0}' statement."),
+    15329: Rule(
+        "The current {0} cannot be decrypted. Open it in the session before this, or say FORCE, with which the data "
+        "that it has encrypted is lost."
+    ),
+    15352: Rule("The {0} '{1}' cannot be dropped because one or more entities are signed using it."),
     15556: Rule("Cannot decrypt or encrypt using the specified {0}, because it has no private key."),
+    15557: Rule("There is already a signature of '{0}' by certificate '{1}'."),
+    15558: Rule("Cannot drop {0} by {1}."),
+    15559: Rule("Cannot drop certificate '{0}' because there is a user mapped to it."),
     15578: Rule("There is already a master key in the database. Please drop it before performing this statement."),
     15580: Rule("Cannot drop {0} because {1} '{2}' is encrypted by it."),
     15581: Rule(

@@ -5,17 +5,19 @@ The rules: docs/reference/rules.md#event-notifications.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from html import escape
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-QUEUE_ACTIVATION = "QUEUE_ACTIVATION"
-BROKER_QUEUE_DISABLED = "BROKER_QUEUE_DISABLED"
-ON_QUEUE = (QUEUE_ACTIVATION, BROKER_QUEUE_DISABLED)  # the events that a notification on a queue may name
+Element: TypeAlias = "tuple[str, str | Sequence[Element]]"  # its name, and its text or what is inside it
 
 
 class EventInstance(NamedTuple):
-    """What happened to which queue, in the words and order of the message."""
+    """What happened to which object, in the words and order of the message.
+
+    An element that the event has not is '': a login has no schema, and only DDL has a command.
+    """
 
     event_type: str
     post_time: str
@@ -27,11 +29,17 @@ class EventInstance(NamedTuple):
     schema_name: str
     object_name: str
     object_type: str = "QUEUE"
+    command: str = ""
 
 
 _ELEMENTS = (
     *("EventType", "PostTime", "SPID", "ServerName", "LoginName", "UserName"),
     *("DatabaseName", "SchemaName", "ObjectName", "ObjectType"),
+)
+_ALWAYS = 5  # elements that every event has
+_COMMAND = "TSQLCommand/CommandText"
+_SET_OPTIONS = (
+    '<SetOptions ANSI_NULLS="ON" ANSI_NULL_DEFAULT="ON" ANSI_PADDING="ON" QUOTED_IDENTIFIER="ON" ENCRYPTED="FALSE"/>'
 )
 
 
@@ -40,12 +48,23 @@ def post_time(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03}"
 
 
-def event_body(event: EventInstance) -> bytes:
-    """The message body, UTF-16 with a byte order mark."""
-    inner = "".join(
-        f"<{name}>{escape(str(value), quote=False)}</{name}>" for name, value in zip(_ELEMENTS, event, strict=True)
-    )
+def event_body(event: EventInstance, more: Sequence[Element] = ()) -> bytes:
+    """The message body, UTF-16 with a byte order mark. `more` are elements that only events of this type have."""
+    known = [(name, str(value)) for name, value in zip(_ELEMENTS, event, strict=False) if value != ""]
+    inner = _written([*known, *more])
+    if event.command:
+        inner += f"<TSQLCommand>{_SET_OPTIONS}{_written([('CommandText', event.command)])}</TSQLCommand>"
     return f"<EVENT_INSTANCE>{inner}</EVENT_INSTANCE>".encode("utf-16")
+
+
+def _written(elements: Sequence[Element]) -> str:
+    return "".join(
+        f"<{name}>{_escaped(value) if isinstance(value, str) else _written(value)}</{name}>" for name, value in elements
+    )
+
+
+def _escaped(text: str) -> str:
+    return escape(text, quote=False).replace("\r", "&#x0D;")
 
 
 def read_event(body: bytes | None) -> EventInstance:
@@ -62,9 +81,9 @@ def read_event(body: bytes | None) -> EventInstance:
         root = parse(body or b"")
     except etree.XMLSyntaxError as problem:
         raise ValueError(f"not an event notification: {problem}") from None
-    values = [root.findtext(name) for name in _ELEMENTS]
+    values = [root.findtext(name) for name in (*_ELEMENTS, _COMMAND)]
     spid = values[2] or ""
-    if root.tag != "EVENT_INSTANCE" or None in values or not spid.isdecimal():
+    if root.tag != "EVENT_INSTANCE" or None in values[:_ALWAYS] or not spid.isdecimal():
         raise ValueError("not an event notification: elements of EVENT_INSTANCE are missing")
     event = EventInstance._make([value or "" for value in values])
     return event._replace(spid=int(spid))

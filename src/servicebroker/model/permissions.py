@@ -99,12 +99,16 @@ _OF_FIXED_ROLE = {principal.principal_id: principal for principal in FIXED_PRINC
 
 
 class User(NamedTuple):
-    """Who works in a broker database."""
+    """Who works in a broker database.
+
+    `also` are the users of certificates that have signed the module which runs: what they may, it may.
+    """
 
     database_id: int
     database: str
     principal_id: int
     name: str
+    also: tuple[int, ...] = ()
 
     @property
     def is_dbo(self) -> bool:
@@ -169,11 +173,14 @@ def _on_databases() -> dict[Right, tuple[Right, ...]]:
     database = Kind.DATABASE
     control, alter = (database, "CONTROL"), (database, "ALTER")
     lattice: dict[Right, tuple[Right, ...]] = {control: ()}
-    for name in ("ALTER", "CONNECT", "REFERENCES", "VIEW DEFINITION", *_TABLES):
+    for name in ("ALTER", "AUTHENTICATE", "CONNECT", "REFERENCES", "VIEW DEFINITION", *_TABLES):
         lattice[database, name] = (control,)
     for what in ("CERTIFICATE", "CONTRACT", "MESSAGE TYPE", "REMOTE SERVICE BINDING", "ROLE", "ROUTE", "SCHEMA"):
         lattice[database, f"ALTER ANY {what}"] = (alter,)
         lattice[database, f"CREATE {what}"] = ((database, f"ALTER ANY {what}"),)
+    notification = "DATABASE EVENT NOTIFICATION"
+    lattice[database, f"ALTER ANY {notification}"] = (alter,)
+    lattice[database, "CREATE DATABASE DDL EVENT NOTIFICATION"] = ((database, f"ALTER ANY {notification}"),)
     lattice[database, "ALTER ANY SERVICE"] = (alter,)
     lattice[database, "CREATE SERVICE"] = ((database, "ALTER ANY SERVICE"),)
     lattice[database, "ALTER ANY USER"] = (alter,)
@@ -228,8 +235,13 @@ def _on_servers() -> dict[Right, tuple[Right, ...]]:
         control: (),
         **{
             (server, name): (control,)
-            for name in ("ALTER ANY DATABASE", "ALTER ANY ENDPOINT", "ALTER ANY LOGIN", "IMPERSONATE ANY LOGIN")
+            for name in (
+                *("ALTER ANY DATABASE", "ALTER ANY ENDPOINT", "ALTER ANY LOGIN", "IMPERSONATE ANY LOGIN"),
+                *("ALTER ANY EVENT NOTIFICATION", "AUTHENTICATE SERVER"),
+            )
         },
+        (server, "CREATE DDL EVENT NOTIFICATION"): ((server, "ALTER ANY EVENT NOTIFICATION"),),
+        (server, "CREATE TRACE EVENT NOTIFICATION"): ((server, "ALTER ANY EVENT NOTIFICATION"),),
         (server, "CREATE ANY DATABASE"): ((server, "ALTER ANY DATABASE"),),
         (server, "CREATE ENDPOINT"): ((server, "ALTER ANY ENDPOINT"),),
         whole: (control,),
@@ -415,6 +427,8 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "CREATE BROKER PRIORITY": _ALTER_DATABASE,
     "ALTER BROKER PRIORITY": _ALTER_DATABASE,
     "DROP BROKER PRIORITY": _ALTER_DATABASE,
+    "CREATE EVENT NOTIFICATION ON DATABASE": (Need(Kind.DATABASE, "CREATE DATABASE DDL EVENT NOTIFICATION", 262),),
+    "DROP EVENT NOTIFICATION ON DATABASE": (Need(Kind.DATABASE, "ALTER ANY DATABASE EVENT NOTIFICATION", 15151),),
     "MASTER KEY": (Need(Kind.DATABASE, "CONTROL", 15247),),
     "CREATE USER": (Need(Kind.DATABASE, "ALTER ANY USER", 15247),),
     "ALTER USER": (Need(Kind.USER, "ALTER", 15151),),
@@ -430,6 +444,10 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     # of other users than oneself
     "EXECUTE AS USER": (Need(Kind.USER, "IMPERSONATE", 15517),),
     "WITH EXECUTE AS": (Need(Kind.USER, "IMPERSONATE", 15151),),
+    # of a signer, where a module of another database works as somebody
+    "AUTHENTICATE": (Need(Kind.DATABASE, "AUTHENTICATE", 916),),
+    "ADD SIGNATURE": (Need(Kind.OBJECT, "ALTER", 15151), Need(Kind.CERTIFICATE, "CONTROL", 15151)),
+    "DROP SIGNATURE": (Need(Kind.OBJECT, "ALTER", 15151),),
     "CONNECT": (Need(Kind.DATABASE, "CONNECT", 916),),
     # T-SQL: tables and the like; a queue can be read as one
     "SELECT": (*_with_tables("SELECT"), Need(Kind.QUEUE, "SELECT", 229)),
@@ -468,6 +486,9 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "EXECUTE AS LOGIN": (Need(Kind.LOGIN, "IMPERSONATE", 15406),),
     "CREATE DATABASE": (Need(Kind.SERVER, "CREATE ANY DATABASE", 262),),
     "SET TRUSTWORTHY": (Need(Kind.SERVER, "CONTROL SERVER", 15247),),
+    "AUTHENTICATE SERVER": (Need(Kind.SERVER, "AUTHENTICATE SERVER", 916),),
+    "CREATE EVENT NOTIFICATION ON SERVER": (Need(Kind.SERVER, "CREATE DDL EVENT NOTIFICATION", 262),),
+    "DROP EVENT NOTIFICATION ON SERVER": (Need(Kind.SERVER, "ALTER ANY EVENT NOTIFICATION", 15151),),
     "CREATE LOGIN": (Need(Kind.SERVER, "ALTER ANY LOGIN", 15247),),
     "ALTER LOGIN": (Need(Kind.LOGIN, "ALTER", 15151),),
     "DROP LOGIN": (Need(Kind.SERVER, "ALTER ANY LOGIN", 15151),),
@@ -494,7 +515,9 @@ def refusal(statement: str, need: Need, on: Securable, user: User, subject: tupl
     values: dict[int, tuple[object, ...]] = {
         218: subject or (on.name,),
         229: (need.permission, on.name, user.database, on.schema),
-        262: ("CREATE DATABASE", "master") if need.kind is Kind.SERVER else in_database,
+        262: (statement if statement == "CREATE DATABASE" else need.permission, "master")
+        if need.kind is Kind.SERVER
+        else in_database,
         916: (user.name, user.database),
         1088: (on.name,),
         2104: subject or (on.name,),

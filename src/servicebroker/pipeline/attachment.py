@@ -19,6 +19,8 @@ from servicebroker.store import locks
 from servicebroker.store.running import execute, run
 from servicebroker.store.server_time import server_time
 
+ROWS_AT_ONCE = 10_000  # of which the bytes are added up: a deep queue is not read to its end for a small batch
+
 
 @dataclass
 class Attachment:
@@ -111,8 +113,11 @@ class Attachment:
         """The frontier that `now` has told stays below us beyond a crash of the server."""
         execute(self.connection, "attachment.keep_frontier", frontier.KEEP_FRONTIER)
 
-    def page_end(self, start: Frontier, at_most: int | None) -> Frontier | None:
-        """The end of the next page of the window of `start`, None when the window has no more rows."""
+    def page_end(self, start: Frontier, at_most: int | None, bytes_at_most: int | None = None) -> Frontier | None:
+        """The end of the next page of the window of `start`, None when the window has no more rows.
+
+        A page has one row at least, however many bytes its body has.
+        """
         window = (str(start.lo), str(start.hi), start.queuing_order)
         archived = self.reads_archive(start.lo)
         ((first, last),) = execute(
@@ -126,14 +131,31 @@ class Attachment:
                 *window,
                 at_most,
             )
+        if last is not None and bytes_at_most is not None:
+            last = self._fitting(start, last, bytes_at_most)
         return None if last is None else start.read_to(last)
+
+    def _fitting(self, start: Frontier, upto: int, room: int) -> int:
+        """The last number up to `upto` of which the bodies have no more than so many bytes, a piece after the other."""
+        after = start.queuing_order
+        while after < upto:
+            ((last, size, first, fits),) = execute(
+                self.connection,
+                "attachment.fitting",
+                frontier.fitting(self.queue_id, self.reads_archive(start.lo)),
+                *(str(start.lo), str(start.hi), after, upto, ROWS_AT_ONCE, room),
+            )
+            if size > room:
+                return int(fits or (first if after == start.queuing_order else after))
+            after, room = int(last), room - size
+        return after
 
     def reads_archive(self, lo: int) -> bool:
         """The first window of a stream holds what is archived; later ones only what has come since."""
         return self.archives and lo == 0
 
     def progress(self, offset: Frontier) -> dict[str, Any]:
-        """How far behind a stream at `offset` is, for a person.
+        """How far behind a stream at `offset` of the queue `queueName` is, for a person.
 
         `messagesBehind` is at most how many have arrived and are not planned, `oldestMessageSeconds` the age of the
         oldest of them, `frontierLag` how many transaction ids lie beyond the frontier; `blockingPid`,
@@ -151,7 +173,11 @@ class Attachment:
             f"select last_value, pg_snapshot_xmax(s)::text::bigint - pg_snapshot_xmin(s)::text::bigint "
             f"from servicebroker.queue_{self.queue_id}_order, pg_current_snapshot() s",
         )
-        told: dict[str, Any] = {"messagesBehind": drawn - offset.queuing_order if oldest else 0, "frontierLag": lag}
+        told: dict[str, Any] = {
+            "queueName": self.queue_name,
+            "messagesBehind": drawn - offset.queuing_order if oldest else 0,
+            "frontierLag": lag,
+        }
         if oldest:
             told["oldestMessageSeconds"] = int((server_time(self.connection) - oldest[0][0]).total_seconds())
         for pid, seconds, application in execute(
@@ -160,12 +186,13 @@ class Attachment:
             told |= {"blockingPid": pid, "blockingSeconds": seconds, "blockingApplication": application}
         return told
 
-    def count(self, piece: Slice, *, system_messages: bool) -> int:
-        """How many messages a batch has."""
+    def measure(self, piece: Slice, *, system_messages: bool) -> tuple[int, int]:
+        """How many messages a batch has, and how many bytes their bodies."""
         kinds = {"archived": self.reads_archive(piece.lo), "system_messages": system_messages}
-        return int(
-            execute(self.connection, "attachment.count", frontier.count_rows(self.queue_id, piece, **kinds))[0][0]
+        ((messages, size),) = execute(
+            self.connection, "attachment.measure", frontier.measure(self.queue_id, piece, **kinds)
         )
+        return int(messages), int(size)
 
     def acknowledge(self, offset: Frontier, end_of_stream: str) -> None:
         """Everything up to `offset` is with the sink: it leaves the queue."""
@@ -185,6 +212,18 @@ class Attachment:
             self.queue_id,
         )
         return f" (process {found[0][0]} of the server, since {found[0][1]})" if found else ""
+
+
+def find_queues(database: OpenDatabase) -> list[str]:
+    """The queues of a broker database that are not its own, as the option `queue` names them, sorted."""
+    rows = execute(
+        database.connection,
+        "attachment.find_queues",
+        "select case when lower(schema_name) = 'dbo' then name else schema_name || '.' || name end "
+        "from servicebroker.queues where database_id = $1 and queue_id >= 65536 order by 1",
+        database.database_id,
+    )
+    return [name for (name,) in rows]
 
 
 def _initial(connection: psycopg.Connection[Any], database_id: int, queue_id: int) -> Frontier:

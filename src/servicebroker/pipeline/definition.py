@@ -39,6 +39,10 @@ class DefinitionError(InstanceError):
         self.place = place
 
 
+class StopError(InstanceError):
+    """A message cannot be read, and its rule says stop: its queue is not read again before somebody has acted."""
+
+
 @dataclass(frozen=True)
 class QueueRule:
     """A queue that is read. `name` stands in the column `_queue`; `options` are further ones of the Spark source."""

@@ -28,6 +28,10 @@ from servicebroker.store.connection import is_url
 _SOURCE_OPTIONS = {
     "starting_offsets": "startingOffsets",
     "max_messages_per_trigger": "maxMessagesPerTrigger",
+    "max_bytes_per_trigger": "maxBytesPerTrigger",
+    "min_messages_per_trigger": "minMessagesPerTrigger",
+    "min_bytes_per_trigger": "minBytesPerTrigger",
+    "max_trigger_delay": "maxTriggerDelay",
     "min_partitions": "minPartitions",
     "partitioning": "partitioning",
     "fail_on_data_loss": "failOnDataLoss",

@@ -187,6 +187,7 @@ FRONTIER = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 KEEP_FRONTIER = "select pg_logical_emit_message(true, 'servicebroker', 'frontier')"
 
 _IN_WINDOW = "stamp >= $1::text::xid8 and stamp < $2::text::xid8 and queuing_order > $3"
+_UPTO = f"{_IN_WINDOW} and queuing_order <= $4"
 
 
 def extremes(queue_id: int, archived: bool) -> str:
@@ -210,6 +211,31 @@ def page_end(queue_id: int, archived: bool) -> str:
     return f"select max(queuing_order) from ({_merged(queue_id, 'queuing_order', _IN_WINDOW, archived)} limit $4) page"
 
 
+def fitting(queue_id: int, archived: bool) -> str:
+    """Of the next rows of a window: their last number of arrival, the bytes of their bodies, their first number.
+
+    And the last number up to which no more bytes than given have come.
+
+    Parameters: lo, hi, after, up to which queuing_order, how many rows at most, how many bytes.
+    """
+    columns = f"queuing_order, octet_length({MESSAGE_BODY}) as bytes"
+    if archived:
+        return _fitting(
+            f"select * from ({_merged(queue_id, columns, _UPTO)} limit $5) q union all select * from (select "
+            f"queuing_order, octet_length(message_body) from servicebroker.archived_{queue_id} where {_UPTO} "
+            "order by queuing_order limit $5) a order by queuing_order limit $5"
+        )
+    return _fitting(f"{_merged(queue_id, columns, _UPTO)} limit $5")
+
+
+def _fitting(page: str) -> str:
+    return (
+        "select max(queuing_order), max(bytes)::bigint, min(queuing_order), "
+        "max(queuing_order) filter (where bytes <= $6) from (select queuing_order, "
+        f"sum(coalesce(bytes, 0)) over (order by queuing_order) as bytes from ({page}) page) summed"
+    )
+
+
 class Share(NamedTuple):
     """The conversation groups of a partition: those whose bucket falls into `number` of `of`."""
 
@@ -228,13 +254,17 @@ def rows(queue_id: int, piece: Slice, share: Share, columns: str, *, archived: b
     return _merged(queue_id, columns, where, archived)
 
 
-def count_rows(queue_id: int, piece: Slice, *, archived: bool, system_messages: bool) -> str:
-    """How many rows a slice has."""
+def measure(queue_id: int, piece: Slice, *, archived: bool, system_messages: bool) -> str:
+    """How many rows a slice has, and how many bytes their bodies."""
     kinds = _without_system_messages(system_messages)
-    counted = f"select (select count(*) from servicebroker.queue_{queue_id} where {_scanned(piece)}{kinds})"
+    sizes = [
+        f"select octet_length({MESSAGE_BODY}) as bytes from servicebroker.queue_{queue_id} "
+        f"where {_scanned(piece)}{kinds}"
+    ]
     if archived:
-        counted += f" + (select count(*) from servicebroker.archived_{queue_id} where {_in_slice(piece)}{kinds})"
-    return counted
+        archive = f"servicebroker.archived_{queue_id}"
+        sizes.append(f"select octet_length(message_body) from {archive} where {_in_slice(piece)}{kinds}")
+    return f"select count(*), coalesce(sum(bytes), 0)::bigint from ({' union all '.join(sizes)}) sizes"
 
 
 def _without_system_messages(system_messages: bool) -> str:

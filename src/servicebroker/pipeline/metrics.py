@@ -2,45 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.run import QueueRun
+from servicebroker.pipeline.queue_run import QueueRun, State
 
-_GAUGES = {
-    "messagesBehind": ("messages_behind", "Messages that have arrived and are not planned yet, at most"),
-    "oldestMessageSeconds": ("oldest_message_seconds", "Age of the oldest message that is not planned yet"),
-    "frontierLag": ("frontier_lag", "Transaction ids beyond the frontier"),
-    "blockingSeconds": ("blocking_seconds", "Age of the transaction that holds the frontier back"),
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+_COUNTERS: dict[str, tuple[str, Callable[[QueueRun], float]]] = {
+    "messages": ("Messages that have landed since the start", lambda run: run.messages),
+    "bytes": ("Bytes of their bodies", lambda run: run.bytes),
+    "batches": ("Batches with messages since the start", lambda run: run.batches),
+    "restarts": ("Starts of a query that had failed", lambda run: run.restarts),
+}
+_GAUGES: dict[str, tuple[str, Callable[[QueueRun], float]]] = {
+    "up": ("1 where the query of a queue runs, 0 where it waits for its start or has failed", lambda run: _is_up(run)),
+    "batch_seconds": ("Seconds that the last batch with messages took", lambda run: run.seconds),
+    "messages_behind": (
+        "Messages that have arrived and are not planned yet, at most",
+        lambda run: run.behind.get("messagesBehind", 0),
+    ),
+    "oldest_message_seconds": (
+        "Age of the oldest message that is not planned yet",
+        lambda run: run.behind.get("oldestMessageSeconds", 0),
+    ),
+    "frontier_lag": ("Transaction ids beyond the frontier", lambda run: run.behind.get("frontierLag", 0)),
+    "blocking_seconds": (
+        "Age of the transaction that holds the frontier back",
+        lambda run: run.behind.get("blockingSeconds", 0),
+    ),
 }
 
 
 class Metrics:
-    """Counters and gauges, each with the labels pipeline and queue."""
+    """What each queue has counted when it is asked for, with the labels pipeline and queue."""
 
     def __init__(self, pipeline: str) -> None:
-        from prometheus_client import CollectorRegistry, Gauge
+        from prometheus_client import CollectorRegistry
 
         self.registry = CollectorRegistry()
+        self.queues: Iterable[QueueRun] = ()
         self._pipeline = pipeline
-        labels = ("pipeline", "queue")
+        collector: Any = self
+        self.registry.register(collector)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"servicebroker_pipeline_{name}", text, labels, registry=self.registry)
+    def collect(self) -> Iterator[Metric]:
+        """Every value now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        self._messages = gauge("messages", "Messages that have landed since the start")
-        self._batches = gauge("batches", "Batches with messages since the start")
-        self._behind = {key: gauge(*words) for key, words in _GAUGES.items()}
+        for kind, told in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+            for name, (text, value) in told.items():
+                family = kind(f"servicebroker_pipeline_{name}", text, labels=("pipeline", "queue"))
+                for run in self.queues:
+                    family.add_metric((self._pipeline, run.label), value(run))
+                yield family
 
-    def show(self, runs: Iterable[QueueRun]) -> None:
-        """Take over what the runs know now."""
-        for run in runs:
-            labels = (self._pipeline, run.queue.label)
-            self._messages.labels(*labels).set(run.messages)
-            self._batches.labels(*labels).set(run.batches)
-            for key, gauge in self._behind.items():
-                gauge.labels(*labels).set(run.behind.get(key, 0))
+
+def _is_up(run: QueueRun) -> float:
+    return float(run.state is State.RUNS)
 
 
 @contextmanager

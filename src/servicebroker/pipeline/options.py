@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,12 @@ class SourceOptions:
     Attributes:
         instance: URL of a PostgreSQL database, or path of a data folder.
         database: broker database of the queue.
-        queue: name of the queue, `schema.name` when the schema is not dbo.
+        queue: name of the queue, `schema.name` when the schema is not dbo; or several, with commas between them.
+        queue_pattern: instead, a regular expression (of Python) for the whole names of the queues to read.
         max_messages_per_trigger: rows in one batch at most.
+        max_bytes_per_trigger: bytes of bodies in one batch at most, but for one message; 0 for any number.
+        min_messages_per_trigger, min_bytes_per_trigger: a batch waits until it has one of both; 0 for none.
+        max_trigger_delay: seconds that it waits at most.
         min_partitions: tasks that read one batch; a conversation group stays in one of them.
         end_of_stream: message type that ends its conversation once it has been read.
         claim_timeout: seconds to wait for a reader that still holds the queue.
@@ -36,8 +41,13 @@ class SourceOptions:
 
     instance: str
     database: str
-    queue: str
+    queue: str = ""
+    queue_pattern: str = ""
     max_messages_per_trigger: int = 1_000_000
+    max_bytes_per_trigger: int = 0
+    min_messages_per_trigger: int = 0
+    min_bytes_per_trigger: int = 0
+    max_trigger_delay: int = 900
     min_partitions: int = 2
     end_of_stream: str = "EndOfStream"
     claim_timeout: int = 30
@@ -47,6 +57,21 @@ class SourceOptions:
     include_system_messages: bool = True
     ack: str = "delete"
     deliver: str = "messages"
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues by name, in the order of the option."""
+        return [name.strip() for name in self.queue.split(",") if name.strip()]
+
+    @property
+    def is_of_one_queue(self) -> bool:
+        """It names one queue: its offsets are that queue's alone."""
+        return len(self.queues) == 1
+
+    @property
+    def has_minimum(self) -> bool:
+        """A batch may wait for more."""
+        return self.min_messages_per_trigger + self.min_bytes_per_trigger > 0
 
     @property
     def archives(self) -> bool:
@@ -63,7 +88,12 @@ _NAMES = (
     "instance",
     "database",
     "queue",
+    "queuePattern",
     "maxMessagesPerTrigger",
+    "maxBytesPerTrigger",
+    "minMessagesPerTrigger",
+    "minBytesPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "endOfStream",
     "claimTimeout",
@@ -82,12 +112,17 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     Raises:
         InstanceError: an unknown or missing name, or a value that is not what it must be.
     """
-    values = known_options("source", given, _NAMES, ("instance", "database", "queue"))
-    return SourceOptions(
+    which = "queue" if "queuepattern" not in {name.lower() for name in given} else "queuePattern"
+    values = known_options("source", given, _NAMES, ("instance", "database", which))
+    options = SourceOptions(
         instance=values["instance"],
         database=values["database"],
-        queue=values["queue"],
+        **_queues(values),
         max_messages_per_trigger=whole_number(values, "maxMessagesPerTrigger", 1_000_000, 1),
+        max_bytes_per_trigger=whole_number(values, "maxBytesPerTrigger", 0, 0, 2**63 - 1),
+        min_messages_per_trigger=whole_number(values, "minMessagesPerTrigger", 0, 0),
+        min_bytes_per_trigger=whole_number(values, "minBytesPerTrigger", 0, 0, 2**63 - 1),
+        max_trigger_delay=_seconds(values, "maxTriggerDelay", 900),
         min_partitions=whole_number(values, "minPartitions", _cores(), 1, 1024),
         end_of_stream=values.get("endofstream", "EndOfStream"),
         claim_timeout=whole_number(values, "claimTimeout", 30, 0),
@@ -98,6 +133,14 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         ack=one_of(values, "ack", ("delete", "archive")),
         deliver=one_of(values, "deliver", ("messages", "parts")),
     )
+    least = {"Messages": options.min_messages_per_trigger, "Bytes": options.min_bytes_per_trigger}
+    most = {"Messages": options.max_messages_per_trigger, "Bytes": options.max_bytes_per_trigger}
+    for what in least:
+        if 0 < most[what] < least[what]:
+            raise InstanceError(
+                f"The option 'min{what}PerTrigger' is more than 'max{what}PerTrigger', so no batch would have enough."
+            )
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +158,7 @@ class WriterOptions:
         end_of_stream: message type that tells the target to end a conversation.
         recycle_after, recycle_seconds: messages or age after which a conversation is replaced.
         encryption: as BEGIN DIALOG has it: whether a conversation with another instance must be secured.
+        refuses_unknown_target: whether a batch fails when no route leads to `to_service`; else its messages wait.
     """
 
     instance: str
@@ -130,6 +174,7 @@ class WriterOptions:
     recycle_after: int = 100_000
     recycle_seconds: int = 3600
     encryption: bool = True
+    refuses_unknown_target: bool = True
 
 
 _WRITER_NEEDS = ("instance", "database", "fromService", "toService", "contract")
@@ -143,6 +188,7 @@ _WRITER_NAMES = (
     "recycleAfter",
     "recycleSeconds",
     "encryption",
+    "unknownTarget",
 )
 
 
@@ -171,7 +217,35 @@ def writer_options(given: Mapping[str, str]) -> WriterOptions:
         recycle_after=whole_number(values, "recycleAfter", 100_000, 1),
         recycle_seconds=whole_number(values, "recycleSeconds", 3600, 1),
         encryption=one_of(values, "encryption", ("on", "off")) == "on",
+        refuses_unknown_target=one_of(values, "unknownTarget", ("refuse", "wait")) == "refuse",
     )
+
+
+def _queues(values: Mapping[str, str]) -> dict[str, str]:
+    names, pattern = values.get("queue", ""), values.get("queuepattern", "")
+    if names and pattern:
+        raise InstanceError("The options 'queue' and 'queuePattern' exclude each other: give one of them.")
+    try:
+        re.compile(pattern)
+    except re.error as problem:
+        raise InstanceError(f"The option 'queuePattern' is no regular expression: {problem}.") from None
+    listed = [name.strip().lower() for name in names.split(",")]
+    if not pattern and ("" in listed or len(set(listed)) < len(listed)):
+        raise InstanceError(f"The option 'queue' names a queue twice, or none between two commas: '{names}'.")
+    return {"queue": names, "queue_pattern": pattern}
+
+
+def _seconds(values: Mapping[str, str], name: str, default: int) -> int:
+    """The seconds of an option: a whole number of them, or of what stands behind it, s, m or h.
+
+    Raises:
+        InstanceError: the value is none.
+    """
+    text = values.get(name.lower(), str(default)).strip().lower()
+    found = re.fullmatch(r"(\d{1,9})\s*([smh]?)", text)
+    if not found:
+        raise InstanceError(f"The option '{name}' must be a time such as 30s, 15m or 1h, not '{text}'.")
+    return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def known_options(

@@ -1,25 +1,29 @@
-"""What the Spark source does: it plans batches of a queue, reads their parts, and acknowledges what the sink has."""
+"""What the Spark source does: it plans batches of queues, reads their parts, and acknowledges what the sink has."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import rows
-from servicebroker.pipeline.attachment import Attachment
-from servicebroker.pipeline.frontier import Frontier, Now, Share, Slice, between, check_continuity, divided
+from servicebroker.pipeline.attachment import Attachment, find_queues
+from servicebroker.pipeline.connecting import OpenDatabase
+from servicebroker.pipeline.frontier import between
 from servicebroker.pipeline.options import SourceOptions
+from servicebroker.pipeline.queue_stream import Budget, Plan, QueueStream, parts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_log = logging.getLogger("servicebroker")
+SEVERAL = 2  # the version of offsets that name queues; those of one queue are that queue's
 
 
 class QueueReader(DataSourceReader):
@@ -29,14 +33,18 @@ class QueueReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One part of the queue for each task; none when it is empty."""
-        queue = Attachment.open(self._options)
-        try:
-            window = queue.initial.opened(queue.now().frontier)
-            end = queue.page_end(window, None)
-            return _parts(self._options, queue, between(window, end) if end else None)
-        finally:
-            queue.close()
+        """One part of a queue for each task; none when all are empty."""
+        found: list[rows.Part] = []
+        for options in _each(self._options):
+            queue = Attachment.open(options)
+            try:
+                window = queue.initial.opened(queue.now().frontier)
+                end = queue.page_end(window, None)
+                piece = between(window, end) if end else None
+                found += parts_of(options, queue, piece, options.min_partitions) if piece else []
+            finally:
+                queue.close()
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part, in a task."""
@@ -46,76 +54,74 @@ class QueueReader(DataSourceReader):
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans the batches of a stream, and acknowledges what the sink has committed.
 
+    The offset of one queue is its `Frontier`; of several `{"version": 2, "queues": {name: frontier}}`.
     Not for queries with asynchronous progress tracking: there, a start offset is not yet with the sink.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._queue: Attachment | None = None
-        self._acknowledged: Frontier | None = None
-        self._read = 0  # messages in the batches since the start, where Spark counts parts
-        self._planned: Frontier | None = None
-        self._began_anew = False
-        self._target: int | None = None  # the frontier that ends an AvailableNow query
+        self._streams: dict[str, QueueStream] = {}
+        self._directory: OpenDatabase | None = None
+        self._fixed: list[str] | None = None  # of an AvailableNow query: the queues that were there when it began
+        self._turn = 0
+        self._waits_since: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Nothing read; the same at every call."""
-        return self._attached().initial.to_json()
+        return self._joined({name: stream.initial for name, stream in self._found().items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The option maxMessagesPerTrigger."""
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix what is available now. An open transaction holds the frontier back, here as everywhere."""
-        self._target = self._attached().now().frontier
+        """Fix what is available now: later queues and messages are for the next query."""
+        found = self._found()
+        for stream in found.values():
+            stream.stop_here()
+        self._fixed = list(found)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; `start` itself when there is nothing to read.
 
-        Spark plans a batch from `start` only after the sink has committed everything up to it, so `start` is
-        acknowledged here: `commit` would come too late, and never for the last batch of a query.
-
         Raises:
             InstanceError: the offset belongs to another server, another queue or another time.
         """
-        queue = self._attached()
-        now = queue.now()
-        offset = self._continued(Frontier.from_json(start), now) or queue.initial
-        self._acknowledge(offset)
-        at_most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        hi = now.frontier if self._target is None else self._target
-        end = queue.page_end(offset, at_most)
-        if end is None and offset.hi < hi:
-            end = queue.page_end(offset.opened(hi), at_most)
-            if end:
-                queue.keep_frontier()
-        self._planned = end or offset
-        piece = between(offset, end) if end and self._options.delivers_parts else None
-        if piece:  # counted here: Spark asks for its progress next
-            self._read += queue.count(piece, system_messages=self._options.include_system_messages)
-        return end.to_json() if end else start
+        before = self._split(start)
+        streams = self._found()
+        self._check_gone(before, streams)
+        plans = self._plans(before, streams, self._budget(limit))
+        if not plans or self._waits(plans, is_all=isinstance(limit, ReadAllAvailable)):
+            return start
+        self._waits_since = None
+        ends = {name: streams[name].take(plan) for name, plan in plans.items()}
+        kept = {name: offset for name, offset in before.items() if name in streams}
+        return self._joined(kept | ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How far behind the stream is (`Attachment.progress`): `latestOffset` of the source in Spark's progress.
+        """How far behind the stream is: `latestOffset` of the source in Spark's progress.
 
-        With it goes `messagesRead`, where rows stand for parts: how many messages were in the batches so far, but for
-        one that an earlier run has planned.
+        That is what `QueueStream.progress` tells of its queue; of several, of each and of all together.
         """
-        if self._planned is None:
+        told = {name: stream.progress() for name, stream in self._streams.items()}
+        known = {name: one for name, one in told.items() if one is not None}
+        if not known:
             return None
-        told = {"messagesRead": self._read} if self._options.delivers_parts else {}
-        return self._planned.to_json() | told | self._attached().progress(self._planned)
+        if self._options.is_of_one_queue:
+            (one,) = known.values()
+            return one
+        return {"version": SEVERAL, "queues": known, **_together([*known.values()])}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch, the same rows for the same offsets at any time."""
-        queue = self._attached()
-        now = queue.now()
-        last = self._continued(Frontier.from_json(end), now)
-        if last is None:
-            return []  # a batch that was planned in another life of the server
-        first = self._continued(Frontier.from_json(start), now) or queue.initial
-        return _parts(self._options, queue, between(first, last))
+        before, after = self._split(start), self._split(end)
+        changed = [name for name, offset in after.items() if before.get(name) != offset]
+        count = max(1, -(-self._options.min_partitions // max(1, len(changed))))
+        found: list[rows.Part] = []
+        for name in changed:
+            stream = self._stream(name)
+            found += stream.parts(before.get(name) or stream.earliest, after[name], count)
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part, in a task."""
@@ -123,50 +129,127 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is with the sink; mostly acknowledged already by `latestOffset`."""
-        offset = self._continued(Frontier.from_json(end), self._attached().now())
-        if offset is not None:
-            self._acknowledge(offset)
+        for name, offset in self._split(end).items():
+            self._stream(name).commit(offset)
 
     def stop(self) -> None:
-        """Let the queue go."""
-        if self._queue:
-            self._queue.close()
-            self._queue = None
+        """Let the queues go."""
+        for stream in self._streams.values():
+            stream.close()
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
 
-    def _attached(self) -> Attachment:
-        """The queue, owned. Opened at the first use, since Spark also copies readers into other processes."""
-        if self._queue is None:
-            queue = Attachment.open(self._options)
-            try:
-                queue.claim(self._options.claim_timeout)
-            except BaseException:
-                queue.close()
-                raise
-            self._queue = queue
-        return self._queue
+    def _found(self) -> dict[str, QueueStream]:
+        """The queues that are there now; with a pattern others may have come."""
+        names = self._fixed or self._options.queues
+        if not names:
+            if self._directory is None:
+                self._directory = OpenDatabase.open(self._options.instance, self._options.database)
+            names = _matching(self._options, self._directory)
+        return {name: self._stream(name) for name in names}
 
-    def _continued(self, offset: Frontier, now: Now) -> Frontier | None:
-        """The offset, or None where it means nothing here and the stream begins anew, as failOnDataLoss=false wants.
+    def _stream(self, name: str) -> QueueStream:
+        if name not in self._streams:
+            self._streams[name] = QueueStream(replace(self._options, queue=name, queue_pattern=""))
+        return self._streams[name]
+
+    def _check_gone(self, before: Mapping[str, Any], streams: Mapping[str, QueueStream]) -> None:
+        gone = [name for name in before if name not in streams]
+        if gone and self._options.fail_on_data_loss:
+            raise InstanceError(
+                f"The checkpoint has read the queue '{gone[0]}', which is not there or not asked for any more. "
+                "Messages of it may be lost: put it back, or go on without it with the option "
+                "'failOnDataLoss' = 'false'."
+            )
+
+    def _plans(self, before: Mapping[str, Any], streams: Mapping[str, QueueStream], budget: Budget) -> dict[str, Plan]:
+        """What each queue has for the next batch. What one does not need is for the others; each begins in its turn."""
+        names = list(streams)
+        self._turn += 1
+        if names:
+            names = names[self._turn % len(names) :] + names[: self._turn % len(names)]
+        found: dict[str, Plan] = {}
+        for place, name in enumerate(names):
+            if budget.is_spent:
+                break
+            stream = streams[name]
+            # what comes under a pattern later has not been there at the start: all of it is for this stream
+            plan = stream.plan(before.get(name) or stream.earliest, budget.share(len(names) - place))
+            if plan is not None:
+                found[name] = plan
+                if len(names) > 1:
+                    budget = budget.without(*stream.measure(plan.piece))
+        return found
+
+    def _waits(self, plans: Mapping[str, Plan], *, is_all: bool) -> bool:
+        """Whether a batch is too small yet, and young enough to wait for more."""
+        options = self._options
+        if not options.has_minimum or self._fixed or is_all or not all(plan.may_wait for plan in plans.values()):
+            return False
+        now = time.monotonic()
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        if now - self._waits_since >= options.max_trigger_delay:
+            return False
+        sizes = [self._streams[name].measure(plan.piece) for name, plan in plans.items()]
+        messages, size = (sum(column) for column in zip(*sizes, strict=True))
+        enough = (messages, options.min_messages_per_trigger), (size, options.min_bytes_per_trigger)
+        return not any(least and has >= least for has, least in enough)
+
+    def _budget(self, limit: ReadLimit) -> Budget:
+        if isinstance(limit, ReadAllAvailable):
+            return Budget()
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_messages_per_trigger
+        return Budget(most, self._options.max_bytes_per_trigger or None)
+
+    def _split(self, offset: dict[str, Any]) -> dict[str, Any]:
+        """The offset of each queue.
 
         Raises:
-            InstanceError: it means nothing here.
+            InstanceError: it is one of a single queue, and there are several here, or the other way round.
         """
-        here = self._attached().initial
-        try:
-            check_continuity(offset, here, now)
-        except InstanceError as problem:
-            if self._options.fail_on_data_loss:
-                raise
-            if not self._began_anew:
-                _log.warning("%s With failOnDataLoss=false the stream begins anew.", problem)
-            self._began_anew = True
-            return None
-        return replace(offset, database_oid=here.database_oid)
+        is_of_several = offset.get("version") == SEVERAL
+        if is_of_several == self._options.is_of_one_queue:
+            raise InstanceError(
+                "The checkpoint was written by a query that reads "
+                f"{'several queues' if is_of_several else 'one queue'}, and this one does not: start it with a new "
+                "checkpoint location."
+            )
+        return dict(offset["queues"]) if is_of_several else {self._options.queues[0]: offset}
 
-    def _acknowledge(self, offset: Frontier) -> None:
-        if offset != self._acknowledged:
-            self._attached().acknowledge(offset, self._options.end_of_stream)
-            self._acknowledged = offset
+    def _joined(self, offsets: Mapping[str, Any]) -> dict[str, Any]:
+        if self._options.is_of_one_queue:
+            (one,) = offsets.values()
+            return dict(one)
+        return {"version": SEVERAL, "queues": dict(offsets)}
+
+
+def _together(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """The progress of several queues as one: sums, and of what is old or held back the worst."""
+    worst = max(told, key=lambda one: one.get("blockingSeconds", -1))
+    found = {key: sum(one[key] for one in told) for key in ("messagesRead", "bytesRead", "messagesBehind")}
+    found["frontierLag"] = max(one["frontierLag"] for one in told)
+    ages = [one["oldestMessageSeconds"] for one in told if "oldestMessageSeconds" in one]
+    return (
+        found
+        | ({"oldestMessageSeconds": max(ages)} if ages else {})
+        | {key: worst[key] for key in worst if key.startswith("blocking")}
+    )
+
+
+def _each(options: SourceOptions) -> list[SourceOptions]:
+    """The options of each queue."""
+    names = options.queues
+    if not names:
+        with closing(OpenDatabase.open(options.instance, options.database)) as database:
+            names = _matching(options, database)
+    return [replace(options, queue=name, queue_pattern="") for name in names]
+
+
+def _matching(options: SourceOptions, database: OpenDatabase) -> list[str]:
+    """The queues that the pattern is for."""
+    pattern = re.compile(options.queue_pattern, re.IGNORECASE)
+    return [name for name in find_queues(database) if pattern.fullmatch(name)]
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -174,16 +257,3 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
     if not isinstance(partition, rows.Part):
         return iter(())
     return iter([rows.announced(partition)]) if options.delivers_parts else rows.read(partition)
-
-
-def _parts(options: SourceOptions, queue: Attachment, piece: Slice | None) -> list[InputPartition]:
-    if piece is None:
-        return []
-    parts = options.min_partitions
-    if options.partitioning == "range":
-        shares = [(one, Share(0, 1)) for one in divided(piece, parts)]
-    else:
-        shares = [(piece, Share(number, parts)) for number in range(parts)]
-    kinds = (queue.reads_archive(piece.lo), options.include_system_messages)
-    where = (options.instance, queue.queue_name, queue.queue_id, queue.database_id)
-    return [rows.Part(*where, *share, *kinds) for share in shares]

@@ -1,130 +1,170 @@
-"""A pipeline that runs: a query of Spark for each of its queues."""
+"""A pipeline that runs: a query of Spark for each of its queues, of which one may fail while the others go on."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable, Iterator
+import logging
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import Pipeline, QueueRule
-from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.last_run import LastRun
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.spark_session import register_formats, spark_session
+from servicebroker.pipeline.planners import end_planners, planners
+from servicebroker.pipeline.queue_run import QueueRun, Started, State
+from servicebroker.pipeline.spark_session import how_java_ended, register_formats, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
-STARTS = 5  # of one query
-# Spark gives the process that plans a query ten seconds to start, and no setting changes that.
-_STARTED_TOO_SLOWLY = "Python worker failed to connect back"
+LOOK = 0.3  # seconds between looks at the queries
+# Spark gives the process that plans a query ten seconds to start, and no setting changes that: one starts at a time
+_PLANNED = 30.0  # seconds until the next one starts anyway
+_FREE = 5  # seconds that a queue has to be free at the end
+
+_log = logging.getLogger("servicebroker.pipeline")
 
 
 @dataclass
-class QueueRun:
-    """The query of one queue, and what it has told so far.
+class Run:
+    """The queries of a pipeline. Whoever has it looks, again and again, until it is over."""
 
-    Attributes:
-        start: starts the query where it has stopped.
-        batches, messages: that have landed since it was started.
-        behind: what the source says of how far behind it is (`Attachment.progress`).
-    """
+    queues: list[QueueRun]
 
-    queue: QueueRule
-    query: StreamingQuery
-    start: Callable[[], StreamingQuery]
-    batches: int = 0
-    messages: int = 0
-    behind: dict[str, Any] = field(default_factory=dict)
-    _seen: int = -1
-    _last: dict[str, Any] | None = None
-    _starts: int = 1
+    @property
+    def is_over(self) -> bool:
+        """No query runs or will run any more."""
+        return all(one.is_over for one in self.queues)
 
-    def update(self) -> None:
-        """Take in what Spark has reported since the last look."""
-        for progress in self.query.recentProgress:
-            told = json.loads(progress.json)
-            (source,) = told["sources"]
-            self.behind = source.get("latestOffset") or self.behind
-            self.messages = self.behind.get("messagesRead", 0)
-            self._last = source.get("endOffset") or self._last
-            if told["batchId"] > self._seen and told["numInputRows"]:
-                self._seen = told["batchId"]
-                self.batches += 1
-
-    def has_ended(self) -> bool:
-        """Whether its query has come to its end. One for which this machine was too busy at its start gets another.
+    def look(self) -> None:
+        """Take in what Spark has reported, and start a query that is to be started.
 
         Raises:
-            InstanceError: what broke the query, with the innermost reason.
+            InstanceError: Java has ended, and all queries with it.
         """
-        from servicebroker.pipeline.failed_query import reason
+        from py4j.protocol import Py4JError
 
-        is_active = self.query.isActive  # asked first: a query that breaks in between is seen at the next look
-        problem = self.query.exception()
-        if problem is None:
-            return not is_active
-        if _STARTED_TOO_SLOWLY not in str(problem) or self._starts == STARTS:
-            raise InstanceError(f"The queue '{self.queue.label}' is not read any more: {reason(problem)}")
-        self._starts += 1
-        self.query = self.start()
-        return False
-
-    def acknowledge_last(self) -> None:
-        """A query that has ended leaves its last batch in the queue: Spark acknowledges one with the next."""
-        if not self._last:
-            return
-        options = source_options(self.queue.source_options())
-        attached = Attachment.open(options)
         try:
-            attached.claim(options.claim_timeout)
-            attached.acknowledge(Frontier.from_json(self._last), options.end_of_stream)
-        finally:
-            attached.close()
+            for one in self.queues:
+                one.look()
+            due = next((one for one in self.queues if one.is_due), None)
+            if due is not None:
+                due.begin()
+        except (Py4JError, OSError) as problem:
+            raise InstanceError(
+                f"Java, in which Spark runs, {how_java_ended(problem)}. Nothing is lost: run the same command again "
+                "and it goes on from there."
+            ) from problem
+
+    def wait(self) -> None:
+        """Look until it is over.
+
+        Raises:
+            InstanceError: Java has ended, or a queue is not read any more.
+        """
+        while not self.is_over:
+            self.look()
+            time.sleep(LOOK)
+        self.check()
+
+    def check(self) -> None:
+        """Tell which queues are not read any more.
+
+        Raises:
+            InstanceError: some are not; with the reason of each.
+        """
+        failed = [one for one in self.queues if one.state is State.FAILED]
+        if failed:
+            raise InstanceError(
+                " ".join(f"The queue '{one.label}' is not read any more: {one.reason.rstrip('.')}." for one in failed)
+            )
 
 
 @contextmanager
-def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Iterator[list[QueueRun]]:
-    """The pipeline's queries, started: with `once` they end when they have read what was there. Stopped at the end.
+def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Iterator[Run]:
+    """The pipeline's queries: with `once` they end when they have read what was there. Stopped at the end.
+
+    How it stands is noted beside the checkpoints (`LastRun`).
 
     Raises:
         InstanceError: Spark does not start, a queue cannot be found, or a table is another one.
     """
+    with LastRun.noted(pipeline) as noted:
+        for table in pipeline.table_names():
+            target(pipeline, table).ensure()
+        _check_queues(pipeline)
+        spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master)
+        starts = [partial(_start, spark, pipeline, queue, once=once) for queue in pipeline.queues]
+        run = Run([QueueRun(queue, start, once) for queue, start in zip(pipeline.queues, starts, strict=True)])
+        noted.queues = run.queues
+        try:
+            yield run
+        finally:
+            _end(spark, run)
+
+
+def _check_queues(pipeline: Pipeline) -> None:
+    """What cannot be found is said before Java has started. A server that cannot be reached stops the others not.
+
+    Raises:
+        InstanceError: a queue cannot be found, or no server be reached.
+    """
+    problems = []
+    for queue in pipeline.queues:
+        try:
+            Attachment.open(source_options(queue.source_options())).close()
+        except Unreachable as problem:
+            problems.append(problem)
+    if len(problems) == len(pipeline.queues):
+        raise problems[0]
+
+
+def _end(spark: SparkSession, run: Run) -> None:
+    """Stop what runs, and return when the queues are free."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    for table in pipeline.table_names():
-        target(pipeline, table).ensure()
-    for queue in pipeline.queues:  # what cannot be found is said before Java has started
-        Attachment.open(source_options(queue.source_options())).close()
-    spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master)
-    runs: list[QueueRun] = []
-    try:
-        for queue in pipeline.queues:
-            start = partial(_start, spark, pipeline, queue, once=once)
-            runs.append(QueueRun(queue, start(), start))
-        yield runs
-    finally:
-        with contextlib.suppress(PySparkException, Py4JError):  # Ctrl-C may have broken the connection to Java
-            for run in runs:
-                run.query.stop()
-        with contextlib.suppress(PySparkException, Py4JError):
-            spark.stop()
+    broken = PySparkException, Py4JError, OSError  # of Java that has ended
+    for one in run.queues:
+        with contextlib.suppress(*broken):
+            one.stop()
+    with contextlib.suppress(*broken):
+        spark.stop()
+    for one in run.queues:
+        if one.state in (State.RUNS, State.ENDED):
+            _wait_until_free(one.queue)
 
 
-def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: bool) -> StreamingQuery:
+def _wait_until_free(queue: QueueRule) -> None:
+    """The server has seen that the process which has planned a query is gone."""
+    options = source_options(queue.source_options())
+    with contextlib.suppress(InstanceError):  # the server is gone, or somebody else reads the queue already
+        attached = Attachment.open(options)
+        try:
+            attached.claim(_FREE)
+        finally:
+            attached.close()
+
+
+def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: bool) -> Started:
+    """The query of a queue, when the process that plans it has started.
+
+    Raises:
+        InstanceError: Spark refuses it.
+    """
     from pyspark.errors import PySparkException
 
     from servicebroker.pipeline.failed_query import reason
 
     register_formats(spark)  # one for each query
+    before = planners(spark)
     try:
         source = spark.readStream.format("servicebroker").options(**queue.source_options(), deliver="parts")
         sink = (
@@ -136,7 +176,12 @@ def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: b
             .queryName(f"{pipeline.name}: {queue.label}")
         )
         if once:
-            return sink.trigger(availableNow=True).start()
-        return sink.trigger(processingTime=f"{round(pipeline.trigger_seconds * 1000)} milliseconds").start()
+            query = sink.trigger(availableNow=True).start()
+        else:
+            query = sink.trigger(processingTime=f"{round(pipeline.trigger_seconds * 1000)} milliseconds").start()
     except PySparkException as problem:
         raise InstanceError(f"The queue '{queue.label}' cannot be read: {reason(problem)}") from None
+    give_up = time.monotonic() + _PLANNED
+    while query.isActive and "Initializing" in query.status["message"] and time.monotonic() < give_up:
+        time.sleep(LOOK / 3)
+    return Started(query, partial(end_planners, spark, planners(spark) - before))

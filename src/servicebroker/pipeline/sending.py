@@ -16,16 +16,19 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.catalog.routes import explain_route
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.endpoints import find_endpoint
 from servicebroker.engine.conversation.send import send, send_batch
-from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.errors import RULES, BrokerError, InstanceError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID
 from servicebroker.model.states import EndpointState
 from servicebroker.pipeline.options import WriterOptions
+from servicebroker.pipeline.staging import together
+from servicebroker.protocol.routing import Delayed
 from servicebroker.store.statements import Statement, Steps
 
 REMEMBERED = timedelta(days=30)  # how long the sendId of a batch job stands for it
@@ -39,10 +42,11 @@ _log = logging.getLogger("servicebroker")
 
 
 class Staged(NamedTuple):
-    """What a successful task has staged."""
+    """What a successful task has staged; the digest of a batch job's rows, 0 in a stream."""
 
     attempt: UUID
     messages: int
+    digest: int = 0
 
 
 class _Piece(NamedTuple):
@@ -53,34 +57,34 @@ class _Piece(NamedTuple):
     messages: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sender:
-    """A query or batch job that sends: its name, its place, and what it may remember."""
+    """A query or batch job that sends a batch: its name, its place, and what it may remember.
+
+    `target_is_known`: somebody was found behind `toService`, in this batch.
+    """
 
     writer: str
     database_id: int
     options: WriterOptions
     catalog: Catalog
+    target_is_known: bool = False
 
 
 def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datetime, *, finish: bool) -> Steps[bool]:
-    """Send what the tasks of a batch have staged, in the order of `staged`; with `finish` end every stream after it.
+    """Send what the tasks of a batch have staged, in the order of `staged`; with `finish`, as of a batch job, end every
+    stream after it.
 
     False, and nothing done, when the batch is sent already.
 
     Raises:
-        InstanceError: the stage has lost rows, as after a crash of the server; or too many bodies are refused.
+        InstanceError: the stage has lost rows, as after a crash of the server; too many bodies are refused; the sendId
+            stands for other rows, or the target for nobody.
         BrokerError: what BEGIN DIALOG and SEND raise.
     """
     expected = sum(one.messages for one in staged)
-    rows = yield Statement(
-        "sending.send_staged",
-        "insert into servicebroker.writers as w (writer, batch, messages) values ($1, $2, $3) "
-        "on conflict (writer) do update set batch = excluded.batch, messages = excluded.messages, "
-        "committed_at = clock_timestamp() where w.batch < excluded.batch returning true",
-        (sender.writer, batch, expected),
-    )
-    if not rows:
+    noted = _note_job(sender, staged, expected) if finish else _note_batch(sender, batch, expected)
+    if not (yield from noted):
         yield from _collect(sender.writer, now)
         return False
     pieces = yield from _pieces(staged)
@@ -95,6 +99,53 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
     yield from _collect(sender.writer, now)
     yield from _end_answered(now)
     return True
+
+
+def _note_batch(sender: Sender, batch: int, messages: int) -> Steps[bool]:
+    """Note a batch of a query. False when it, or a later one, is noted already."""
+    rows = yield Statement(
+        "sending.note_batch",
+        "insert into servicebroker.writers as w (writer, batch, messages) values ($1, $2, $3) "
+        "on conflict (writer) do update set batch = excluded.batch, messages = excluded.messages, "
+        "committed_at = clock_timestamp() where w.batch < excluded.batch returning true",
+        (sender.writer, batch, messages),
+    )
+    return bool(rows)
+
+
+def _note_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[bool]:
+    """Note a batch job under its sendId: its rows are its only batch, and the digest of them is its number.
+
+    False when it is noted already, or has no rows.
+
+    Raises:
+        InstanceError: the sendId stands for other rows.
+    """
+    digest = together(one.digest for one in staged)
+    if messages and (
+        yield Statement(
+            "sending.note_job.insert",
+            "insert into servicebroker.writers (writer, batch, messages) values ($1, $2, $3) "
+            "on conflict do nothing returning true",
+            (sender.writer, digest, messages),
+        )
+    ):
+        return True
+    rows = yield Statement(
+        "sending.note_job.find",
+        "select batch, messages, committed_at from servicebroker.writers where writer = $1",
+        (sender.writer,),
+    )
+    for known, count, at in rows:
+        is_another = digest != known and 0 not in (digest, known)  # 0: of a version that kept none
+        if count != messages or is_another:
+            how = f"{count:,} rows" if count != messages else f"{count:,} rows with other bodies or types"
+            raise InstanceError(
+                f"The sendId '{sender.options.send_id}' was used for other rows: {how} were sent under it on "
+                f"{at:%Y-%m-%d at %H:%M}, these are {messages:,}. Nothing is sent: give these rows a sendId of their "
+                "own."
+            )
+    return False
 
 
 def _pieces(staged: Sequence[Staged]) -> Steps[list[_Piece]]:
@@ -208,6 +259,8 @@ def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID,
 
 def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
     options = sender.options
+    if options.refuses_unknown_target and not sender.target_is_known:
+        yield from _check_target(sender, now)
     dialog = NewDialog(
         options.from_service, options.to_service, contract=options.contract, encryption=options.encryption
     )
@@ -219,6 +272,24 @@ def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
         (handle, sender.writer, slot, now),
     )
     return handle, 0
+
+
+def _check_target(sender: Sender, now: datetime) -> Steps[None]:
+    """A service that no route leads to now is a mistyped one more often than one that is still to come.
+
+    Raises:
+        InstanceError: whatever is sent would wait.
+    """
+    service = sender.options.to_service
+    found = yield from explain_route(sender.catalog, sender.database_id, service, None, now)
+    whys = [one.destination.number for one in found.decisions if isinstance(one.destination, Delayed)]
+    if len(whys) == len(found.decisions):
+        raise InstanceError(
+            f"The service '{service}' leads nowhere, so nothing is sent: {RULES[whys[0]].text.format(service)} Mend "
+            "the option 'toService', create the service or a route to it, or let the messages wait for that with "
+            "the option 'unknownTarget' = 'wait'."
+        )
+    sender.target_is_known = True
 
 
 def _end_stream(sender: Sender, handle: UUID, now: datetime) -> Steps[None]:

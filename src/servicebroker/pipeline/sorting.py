@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model import names
-from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column, Decoder, Undecodable
 from servicebroker.pipeline.decoding.columns import digits
-from servicebroker.pipeline.definition import ORIGIN, MessageRule, Pipeline, QueueRule
+from servicebroker.pipeline.definition import ORIGIN, MessageRule, Pipeline, QueueRule, StopError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,7 +112,7 @@ class Sorter:
         """Rows for each table that gets any.
 
         Raises:
-            InstanceError: a message cannot be read, and its rule says stop.
+            StopError: a message cannot be read, and its rule says stop.
         """
         import pyarrow as pa
         from pyarrow import compute
@@ -157,7 +156,7 @@ class Sorter:
             return []
         if rule.when_bad == "stop":
             place, problem = next(iter(refused.items()))
-            raise InstanceError(_stopped(messages, place, problem))
+            raise StopError(_stopped(messages, place, problem))
         bad = messages.take(list(refused))
         if rule.when_bad == "end conversation":
             handles: list[Any] = bad.column("conversation_handle").to_pylist()
@@ -169,7 +168,7 @@ class Sorter:
         message_type = messages.column("message_type_name")[0].as_py()
         problem = Undecodable(UNCONFIGURED, f"the pipeline has no rule for '{message_type}'")
         if self._pipeline.unconfigured == "stop":
-            raise InstanceError(_stopped(messages, 0, problem))
+            raise StopError(_stopped(messages, 0, problem))
         return [self._quarantined(messages, [problem] * messages.num_rows, now)]
 
     def _as_they_are(self, messages: pa.Table, now: datetime) -> pa.Table:

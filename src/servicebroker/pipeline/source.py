@@ -35,8 +35,9 @@ class ServiceBrokerSource(DataSource):
 
     As a sink, `writeStream` and `write` with the same format, it is `writer.py`, with the options of `WriterOptions`.
 
-    Options: instance, database, queue; startingOffsets, maxMessagesPerTrigger, minPartitions, partitioning,
-    failOnDataLoss, includeSystemMessages, ack, deliver, endOfStream, claimTimeout: `SourceOptions` says what they mean.
+    Options: instance, database, queue or queuePattern; startingOffsets, maxMessagesPerTrigger, maxBytesPerTrigger,
+    minMessagesPerTrigger, minBytesPerTrigger, maxTriggerDelay, minPartitions, partitioning, failOnDataLoss,
+    includeSystemMessages, ack, deliver, endOfStream, claimTimeout: `SourceOptions` says what they mean.
 
     Raises:
         InstanceError: an unknown option, or a value that is not what it must be.

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from servicebroker.model.errors import InstanceError
 
@@ -75,7 +75,8 @@ def spark_session(
         try:
             _launch(settings, said, held)
         except Exception as problem:
-            raise InstanceError(f"Spark does not start: {_gist(said) or problem}") from problem
+            said.seek(0)
+            raise InstanceError(f"Spark does not start: {_why(problem, said.read())}") from problem
     session = SparkSession(SparkContext.getOrCreate())
     register_formats(session)
     return session
@@ -95,6 +96,7 @@ def _settings(cores: int | None, memory: str) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(tasks),
         # few, large batches between Java and Python
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        "spark.sql.streaming.stopTimeout": "10s",  # of endless: whoever is asked to end ends
         "spark.python.authenticate.socketTimeout": "120s",  # of 15: on a busy machine Python starts slowly
         "spark.python.daemon.module": "servicebroker.pipeline.worker_daemon",
         "spark.sql.warehouse.dir": Path(tempfile.gettempdir(), "servicebroker-spark-warehouse").as_uri(),
@@ -125,10 +127,15 @@ def _launch(settings: object, said: IO[str], held: Sequence[int]) -> None:
     else:
         gateway = None
     at_interrupt = signal.getsignal(signal.SIGINT)
-    SparkContext(conf=settings, gateway=gateway)  # type: ignore[arg-type] # both come from pyspark itself
+    context: Any = SparkContext(conf=settings, gateway=gateway)  # type: ignore[arg-type] # both come from pyspark
+    context._accumulatorServer.handle_error = _say_nothing
     if threading.current_thread() is threading.main_thread():
         # Spark's own handler calls Java in the middle of another call, and prints what comes of it
         signal.signal(signal.SIGINT, at_interrupt)
+
+
+def _say_nothing(*of: object) -> None:
+    """In place of the traceback that PySpark's server of accumulators prints when Java is gone, which we tell."""
 
 
 def register_formats(session: SparkSession) -> None:
@@ -171,8 +178,46 @@ def _java_version(java: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _gist(said: IO[str]) -> str:
-    """The line of Java's output that says what is wrong."""
-    said.seek(0)
-    lines = [line.strip() for line in said if line.strip() and not line.startswith(("WARNING:", "\tat "))]
-    return next((line for line in lines if "Exception" in line or "rror" in line), lines[-1] if lines else "")
+def how_java_ended(problem: Exception) -> str:
+    """How the Java of this process has ended, or that it does not answer, in the words that follow its name."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:  # spark-submit has started it
+        return f"does not answer any more ({_one_line(str(problem))})"
+    try:
+        code = process.wait(timeout=_ENDING)
+    except subprocess.TimeoutExpired:
+        return f"does not answer any more ({_one_line(str(problem))})"
+    if code == -signal.SIGKILL:
+        return "was killed (signal 9), as the system does it where memory runs out"
+    return f"was ended by signal {-code}" if code < 0 else f"has ended with code {code}"
+
+
+def _why(problem: Exception, said: str) -> str:
+    """The sentence that says why Spark has not started: of what Java has thrown or printed, the innermost error.
+
+    What it says of itself when it starts, warnings and the banner, is no reason.
+    """
+    thrown = str(problem) if type(problem).__name__ == "Py4JJavaError" else ""
+    for text in filter(None, (thrown, said)):
+        lines = [line.strip() for line in text.splitlines() if not _SAYS_NOTHING.match(line)]
+        causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+        errors = [line.lstrip(": ") for line in lines if _SAYS_ERROR.search(line)]
+        for found in (causes[-1:], errors[:1], lines[-1:] if text is said else []):
+            if found:
+                return found[0]
+    return _one_line(str(problem))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+_ENDING = 5.0  # seconds that a Java whose connection is broken may need to end
+_SAYS_ERROR = re.compile(r"[a-z]\w*\.[\w.]*(Exception|Error)\b|\bException in|\bERROR\b|\bError\b|\b[Ii]nvalid\b")
+_SAYS_NOTHING = re.compile(
+    r"WARNING:|\s*at |\s*\.\.\. \d+ more|.*\bWARN\b|Using Spark's default|Setting default log|To adjust logging|"
+    r"Picked up |Welcome to|Using Scala|Branch |Compiled by|Revision |Url |Type --help|An error occurred while calling|"
+    r"[\s_/\\.,'`-]*(version [\d.]+\S*)?[\s_/\\.,'`-]*$"
+)

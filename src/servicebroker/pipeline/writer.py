@@ -17,7 +17,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.options import WriterOptions
 from servicebroker.pipeline.spark_task import partition_id, query_id
-from servicebroker.pipeline.staging import BODY, TYPE, Cutter, stage
+from servicebroker.pipeline.staging import BODY, TYPE, Cutter, Digest, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +67,7 @@ class MessageBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
         """The rows of one task, staged."""
-        return write_rows(self._options, f"sendId {self._options.send_id}", iterator)
+        return write_rows(self._options, job_name(self._options), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send everything, unless it was sent before."""
@@ -94,6 +94,11 @@ def check_columns(options: WriterOptions, schema: StructType) -> None:
         raise InstanceError(f"The rows have no column '{options.key}', which the option 'key' names.")
 
 
+def job_name(options: WriterOptions) -> str:
+    """What a batch job is called among the writers."""
+    return f"sendId {options.send_id}"
+
+
 def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> Written:
     """Stage the rows of one task."""
     from servicebroker.pipeline.connecting import OpenDatabase
@@ -102,8 +107,11 @@ def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordB
     partition, attempt = partition_id(), uuid4()
     cutter = Cutter(options.conversations, options.message_type, options.key, partition)
     with closing(OpenDatabase.open(options.instance, options.database)) as database:
-        messages = stage(database.connection, writer, attempt, cutter.pieces(batches))
-    return Written(writer, partition, Staged(attempt, messages))
+        pieces, digest = cutter.pieces(batches), Digest()
+        if options.send_id:
+            pieces = digest.over(pieces)
+        messages = stage(database.connection, writer, attempt, pieces)
+    return Written(writer, partition, Staged(attempt, messages, digest.value))
 
 
 def commit_rows(
@@ -118,11 +126,12 @@ def commit_rows(
     from servicebroker.store.server_time import server_time
 
     written = sorted((one for one in messages if isinstance(one, Written)), key=lambda one: one.partition)
-    if not any(one.staged.messages for one in written):
+    if not finish and not any(one.staged.messages for one in written):
         return False
+    writer = written[0].writer if written else job_name(options)
     with closing(OpenDatabase.open(options.instance, options.database)) as database:
         catalog = Catalog(None if database.user.principal_id == DBO else database.user)
-        sender = Sender(written[0].writer, database.database_id, options, catalog)
+        sender = Sender(writer, database.database_id, options, catalog)
         staged = [one.staged for one in written]
         with database.connection.transaction():
             now = server_time(database.connection)

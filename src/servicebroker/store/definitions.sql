@@ -38,15 +38,16 @@ with setting as materialized (
                                    from pg_attrdef d where d.adrelid = r.oid), '')
                 when 'i' then pg_get_indexdef(r.oid)
                 else '' end
-           -- the triggers on it, each of which is told apart below; one queue is watched by the built-in service
+           -- the triggers on it, each of which is told apart below; one queue is watched by the built-in service, and
+           -- those of databases that are READ_ONLY come and go
            || coalesce((select '; triggers ' || string_agg(t.tgname, ', ' order by t.tgname) from pg_trigger t
-                         where t.tgrelid = r.oid and not t.tgisinternal and t.tgname <> 'arrival'), ''),
+                         where t.tgrelid = r.oid and not t.tgisinternal and t.tgname <> 'arrival' and t.tgname !~ '^(read_only|trailed)_'), ''),
            r.view_of, r.queue_id
       from relations r
     union all
     select 'trigger', r.space, r.name || '.' || t.tgname, pg_get_triggerdef(t.oid) || ' ' || t.tgenabled::text, r.view_of, r.queue_id
       from relations r join pg_trigger t on t.tgrelid = r.oid
-     where not t.tgisinternal and t.tgname <> 'arrival'
+     where not t.tgisinternal and t.tgname <> 'arrival' and t.tgname !~ '^(read_only|trailed)_'
     union all
     select 'function', f.space, format('%s(%s)', f.proname, pg_get_function_identity_arguments(f.oid)),
            pg_get_functiondef(f.oid), null, f.queue_id

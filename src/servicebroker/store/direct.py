@@ -72,9 +72,14 @@ class PreparedStatements:
         self._made = 0
         self._transformer: Any = None  # kept, since it remembers how each type is loaded
 
-    def steps(self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]) -> PQGen[list[Row]]:
-        """The protocol's steps of a statement with $1, $2, ..., prepared at its first use; they return its rows."""
-        result, transformer = yield from self._result_steps(connection, sql, parameters)
+    def steps(
+        self, connection: AnyConnection, sql: str, parameters: tuple[object, ...], then: bytes = b""
+    ) -> PQGen[list[Row]]:
+        """The protocol's steps of a statement with $1, $2, ..., prepared at its first use; they return its rows.
+
+        `then` is a command that follows it at once.
+        """
+        result, transformer = yield from self._result_steps(connection, sql, parameters, then)
         if result.status != ExecStatus.TUPLES_OK:
             return []
         rows: list[Row] = transformer.load_rows(0, result.ntuples, tuple)
@@ -123,7 +128,7 @@ class PreparedStatements:
             counts.add(statement.name, perf_counter() - began)
 
     def _result_steps(
-        self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]
+        self, connection: AnyConnection, sql: str, parameters: tuple[object, ...], then: bytes = b""
     ) -> PQGen[tuple[PGresult, Any]]:
         yield from self._verbs_that_wait(connection)
         transformer = self._transformer = self._transformer or Transformer(connection)
@@ -132,7 +137,7 @@ class PreparedStatements:
         begins = bool(self._ahead)
         alone = connection.pgconn.transaction_status == TransactionStatus.IDLE
         try:
-            result = yield from self._run(connection, sql, types, values, transformer.formats)
+            result = yield from self._run(connection, sql, types, values, transformer.formats, then)
         except psycopg.errors.InvalidSqlStatementName:  # the application said DISCARD ALL
             self._names.clear()
             if begins:
@@ -142,7 +147,7 @@ class PreparedStatements:
                     "The prepared statements of this connection were discarded (DEALLOCATE ALL), so PostgreSQL has "
                     "undone the transaction: begin it again."
                 ) from None
-            result = yield from self._run(connection, sql, types, values, transformer.formats)
+            result = yield from self._run(connection, sql, types, values, transformer.formats, then)
         if result.status == ExecStatus.TUPLES_OK:
             transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
         return result, transformer
@@ -154,20 +159,26 @@ class PreparedStatements:
         types: tuple[int, ...],
         values: Sequence[Buffer | None],
         formats: Sequence[int] | None,
+        then: bytes,
     ) -> PQGen[PGresult]:
         name = self._names.get((sql, types))
         if name is None:
             yield from ahead_steps(connection, self._ahead)
             name = yield from self._prepare(connection, sql, types)
-        if self._ahead:
-            return (yield from self._run_behind(connection, name, values, formats))
+        if self._ahead or then:
+            return (yield from self._run_between(connection, name, values, formats, then))
         connection.pgconn.send_query_prepared(name, values, formats, Format.BINARY)
         return _checked(connection, (yield from generators.execute(connection.pgconn)))
 
-    def _run_behind(
-        self, connection: AnyConnection, name: bytes, values: Sequence[Buffer | None], formats: Sequence[int] | None
+    def _run_between(
+        self,
+        connection: AnyConnection,
+        name: bytes,
+        values: Sequence[Buffer | None],
+        formats: Sequence[int] | None,
+        then: bytes,
     ) -> PQGen[PGresult]:
-        """What goes ahead, and the statement, in one round trip. Where one fails the server skips the rest."""
+        """All of it in one round trip. Where one fails the server skips the rest."""
         ahead = self._ahead.copy()
         self._ahead.clear()
         pgconn = connection.pgconn
@@ -176,13 +187,16 @@ class PreparedStatements:
             for command, _ in ahead:
                 pgconn.send_query_params(command, None)
             pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+            if then:
+                pgconn.send_query_params(then, None)
             pgconn.pipeline_sync()
             results = yield from _replies(pgconn, [done for _, done in ahead])
             self._ahead += _to_begin(ahead[len(results) - 1 :]) if _is_refused(results[-1]) else ()
         finally:
             with contextlib.suppress(psycopg.Error):  # a lost connection has left it
                 pgconn.exit_pipeline_mode()
-        return _checked(connection, results)
+        _checked(connection, results)
+        return results[len(ahead)]
 
     def _prepare(self, connection: AnyConnection, sql: str, types: tuple[int, ...]) -> PQGen[bytes]:
         if len(self._names) >= _PREPARED_KEPT:
@@ -211,14 +225,14 @@ class DirectConnection(psycopg.Connection[Row]):
         self.waiting = Waiting()
         self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
-    def run_prepared(self, sql: str, parameters: tuple[object, ...]) -> list[Row]:
-        """Run a statement with $1, $2, ..., prepared at its first use, and return its rows.
+    def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
+        """Run a statement with $1, $2, ..., prepared at its first use, and return its rows; then that command.
 
         Raises:
             psycopg.Error: as a cursor would.
         """
         with self.lock:
-            return super().wait(self.prepared_statements.steps(self, sql, parameters))
+            return super().wait(self.prepared_statements.steps(self, sql, parameters, then))
 
     def run_described(self, sql: str, parameters: tuple[object, ...]) -> Result:
         """As `run_prepared`, with the names of the columns and the number of rows."""

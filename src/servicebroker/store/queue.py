@@ -85,6 +85,7 @@ def _functions(queue_id: int, retention: bool) -> list[str]:
             "deleter": "g.deleter",
             "from_gone": "from gone g",
         }
+    slots["first"] = _part("first", queue_id, **slots)
     return [
         # what a template says is right or wrong for all queues alike: the server need not look at each
         "set local check_function_bodies = off;",
@@ -116,10 +117,9 @@ def _text(part: str, queue_id: int, **names: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], _template()[part])
 
 
-def _part(name: str, queue_id: int) -> str:
+def _part(name: str, queue_id: int, **names: str) -> str:
     """A piece of a statement, without its comment."""
-    text = re.sub(r"^--.*\n", "", _template()[name], flags=re.MULTILINE).rstrip()
-    return text.replace("{id}", str(queue_id))
+    return re.sub(r"^--.*\n", "", _text(name, queue_id, **names), flags=re.MULTILINE).rstrip()
 
 
 @functools.cache

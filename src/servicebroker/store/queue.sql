@@ -127,7 +127,8 @@ $$;
 -- remove yet. What has been drawn when we look is decided once every transaction has ended that had the table open
 -- for writing after that. A transaction that stays open is no longer waited for after a while: the marks then hold
 -- on the condition that it still is open (RECEIVE asks), and the last ones without condition are kept to go back to.
--- Not where our own transaction has written: what it deleted would come back with a rollback.
+-- Where our own transaction has written it is for the transaction only: with a rollback, that to a savepoint too, what it
+-- deleted comes back, and so do the marks.
 create or replace function servicebroker.survey_{id}(marks bigint[]) returns bigint[] language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 as $$
@@ -137,8 +138,9 @@ declare
     writers xid8[];
     open xid8[];
     decided bigint;
+    is_local boolean := pg_current_xact_id_if_assigned() is not null;
 begin
-    if pg_current_xact_id_if_assigned() is not null or current_setting('transaction_isolation') <> 'read committed'
+    if current_setting('transaction_isolation') <> 'read committed'
        or clock_timestamp() between last.looked_at and last.looked_at + interval '10 ms' then
         return marks;
     end if;
@@ -175,14 +177,14 @@ begin
                     order by m.queuing_order limit 1)))
               from generate_series(1, 10) as p (level) order by p.level)
             || (last.held <> '{}')::integer::bigint;
-        perform set_config('servicebroker.marks_{id}', marks::text, false);
+        perform set_config('servicebroker.marks_{id}', marks::text, is_local);
     end if;
     if decided is not null or last.drawn is null then
         last.drawn := drawn;
         last.drawn_at := last.looked_at;
         last.writers := writers;
     end if;
-    perform set_config('servicebroker.survey_{id}', last::text, false);
+    perform set_config('servicebroker.survey_{id}', last::text, is_local);
     return marks;
 end $$;
 
@@ -236,7 +238,7 @@ begin
         places := '{}';
         -- one look for everything that the usual RECEIVE needs to know: it takes the oldest message of the highest
         -- priority
-        select q.is_receive_enabled, q.is_monitored, coalesce(q.held_until > at, false), s.last_value, head.level,
+        select q.is_receive_enabled, q.is_monitored, coalesce(q.held_until > at, false), coalesce(pg_sequence_last_value('servicebroker.queue_{id}_order'::regclass), 0), head.level,
                head.queuing_order, head.conversation_group_id,
                exists (select from servicebroker.conversation_endpoints e
                         where e.queue_id = {id} and e.dialog_timer <= at)
@@ -245,9 +247,8 @@ begin
                           and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO')
           into enabled, monitored, holds, drawn, level, oldest, candidate, due
           from servicebroker.queues q
-          cross join servicebroker.queue_{id}_order s
           left join lateral (
-               select p.level, first.* from generate_series(10, 1, -1) as p (level)
+               select p.level, first.* from (select generate_series(10, 1, -1)) as p (level)
                 cross join lateral (select m.queuing_order, m.conversation_group_id from servicebroker.queue_{id} m
                                      where m.priority = p.level and m.queuing_order >= marks[p.level]
                                      order by m.queuing_order limit 1) first
@@ -273,6 +274,20 @@ begin
         end loop;
         if due then
             marks := servicebroker.survey_{id}(marks);
+        end if;
+
+        -- the usual RECEIVE: one message, of the group that has the oldest; if somebody was faster we search
+        if top = 1 and handle is null and in_group is null and not only_lock and not holds and marks[11] = 0
+           and pg_try_advisory_xact_lock({group_lock}, uuid_hash(candidate)) then
+            return query
+                {delete} g.ctid = (
+                    select m.ctid from servicebroker.queue_{id} m
+                     where m.priority = level and m.conversation_group_id = candidate and m.queuing_order >= marks[level]
+                     order by m.conversation_handle, m.rank, m.queuing_order limit 1)
+                {first};
+            if found then
+                return;
+            end if;
         end if;
 
         <<search>>
@@ -387,11 +402,7 @@ begin
     end if;
     return query
         {delete} g.ctid = places[1]
-        {returning} (-g.priority)::smallint, uuid_send(g.conversation_handle), g.rank::bigint << 61 | g.queuing_order,
-                  g.message_sequence_number, g.service_contract_id::bigint << 32 | g.message_type_id,
-                  g.validation, {body}, g.message_enqueue_time,
-                  g.conversation_group_id, g.service_id, pg_current_xact_id(), {deleter} <> pg_current_xact_id()::xid
-        {from_gone};
+        {first};
     if not found then  -- its service was dropped under us
         return;
     end if;
@@ -406,6 +417,14 @@ begin
             {from_gone};
     end if;
 end $$;
+
+-- name: first
+-- What a RECEIVE tells of its first message.
+{returning} (-g.priority)::smallint, uuid_send(g.conversation_handle), g.rank::bigint << 61 | g.queuing_order,
+          g.message_sequence_number, g.service_contract_id::bigint << 32 | g.message_type_id,
+          g.validation, {body}, g.message_enqueue_time,
+          g.conversation_group_id, g.service_id, pg_current_xact_id(), {deleter} <> pg_current_xact_id()::xid
+{from_gone}
 
 -- name: look
 -- What a queue monitor sees. Fires what is due, since nobody may be receiving. A message is receivable when nobody has

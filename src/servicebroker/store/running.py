@@ -101,7 +101,8 @@ def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
         InstanceError: the application has a pipeline open: what RECEIVE takes would come when nobody looks any more.
     """
     if statement.prepared and isinstance(connection, DirectConnection) and is_direct(connection):
-        return connection.run_prepared(text_of(statement.name, statement.sql), statement.parameters)
+        text = text_of(statement.name, statement.sql)
+        return connection.run_prepared(text, statement.parameters, statement.then)
     if not is_direct(connection):
         raise InstanceError(
             "The connection is in pipeline mode, where answers come later than a verb needs them: leave the pipeline's "

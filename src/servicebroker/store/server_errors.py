@@ -44,6 +44,9 @@ def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = Fals
     state = problem.sqlstate or ""
     if isinstance(problem, psycopg.errors.DeadlockDetected):
         return BrokerError(1205, _victim(problem), "lock")
+    if state == "S3906":
+        found = re.search('"(.*)"', problem.diag.message_primary or "")
+        return BrokerError(3906, found[1] if found else "")
     if only_of_the_transaction and not concerns_the_transaction(problem):
         return None
     if isinstance(problem, psycopg.errors.LockNotAvailable):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from datetime import timedelta
 from importlib import resources
 
 from servicebroker.model import names
 from servicebroker.model.arguments import DEFAULT_LEVEL, MAXIMUM_BODY, MAXIMUM_DESCRIPTION, MAXIMUM_HANDLES
 from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
-from servicebroker.model.event_instances import BROKER_QUEUE_DISABLED
+from servicebroker.model.event_types import BROKER_QUEUE_DISABLED
 from servicebroker.model.permissions import DBO, GUEST, NEEDS, PUBLIC, Kind, bringing, fixed_roles_with
 from servicebroker.model.states import REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
 from servicebroker.model.waiting import TARGET_QUEUE_OFF
@@ -18,6 +19,8 @@ from servicebroker.store import locks
 
 DELIVERY_CHANNEL = "servicebroker_delivery"  # a notification: something was sent that is to be delivered
 MONITORS_CHANNEL = "servicebroker_activation"  # likewise: what queue monitors go by has changed
+
+AUDIT_KEPT = timedelta(days=365)  # how long it is known who did what
 
 TRACE_BYTES = 25  # of a trace context
 ERROR_KEPT = 1000  # characters of the error with which a message failed
@@ -37,6 +40,16 @@ def verbs() -> str:
 def fence() -> str:
     """The same for the functions that restricted roles call."""
     return _filled("fence.sql")
+
+
+def audit() -> str:
+    """The same for the triggers that note definitions."""
+    return _filled("audit.sql")
+
+
+def trail() -> str:
+    """The same for what the triggers of the trail do."""
+    return _template("trail.sql")
 
 
 def _filled(name: str) -> str:
@@ -100,6 +113,7 @@ def _values() -> dict[str, object]:
         "error_kept": ERROR_KEPT,
         "queue_off": _literal(TARGET_QUEUE_OFF),
         "queue_disabled": BROKER_QUEUE_DISABLED,
+        "audit_kept": f"interval '{AUDIT_KEPT.days} days'",
         # what a caller may have set: names of its own before ours, other rules for the strings in our functions
         "pinned": "set search_path = pg_catalog, pg_temp set standard_conforming_strings = on",
     }

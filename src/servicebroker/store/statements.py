@@ -22,6 +22,7 @@ class Statement(NamedTuple):
     `name`: the module and the function that has it; the folder and the function where those are the same. If a function
     has several, a word follows. Wherever a statement is seen, in errors and counters too, it is by its name.
     `prepared`: keep it prepared on the connection, since it comes again; not for DDL.
+    `takes`: it is a RECEIVE. `then`: a command that follows it at once, in its round trip, where it succeeds.
     `locks`: the last column of its first row is the key of a group lock that the session keeps, or an array of such, or
     NULL.
     """
@@ -31,6 +32,8 @@ class Statement(NamedTuple):
     parameters: tuple[object, ...] = ()
     prepared: bool = True
     locks: bool = False
+    takes: bool = False
+    then: bytes = b""
 
 
 @functools.lru_cache(maxsize=2048)  # one text, however often it comes: it is what was prepared
@@ -44,6 +47,17 @@ class Bodies(list[bytes | None]):
 
 
 Steps = Generator[Statement, Rows, T]
+
+
+def with_savepoint(steps: Steps[T], savepoint: bytes) -> Steps[T]:
+    """The same verb; what takes messages is followed by this command."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send((yield statement._replace(then=savepoint) if statement.takes else statement))
+    except StopIteration as done:
+        result: T = done.value
+        return result
 
 
 def resumed(statement: Statement, steps: Steps[T]) -> Steps[T]:

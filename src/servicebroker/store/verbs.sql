@@ -27,6 +27,54 @@ begin
     return null;
 end $$;
 
+-- Nobody writes into a database that is READ_ONLY (engine/catalog/read_only.py).
+create or replace function servicebroker.refuse_read_only() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    perform servicebroker.refuse(3906, tg_argv[0]);
+    return null;
+end $$;
+
+-- Make the triggers that refuse what writes into a database, or drop them: on its tables and those of its queues for each
+-- statement, on the tables that databases share for its rows.
+create or replace function servicebroker.guard_read_only(
+    database integer, name text, dbo text, shared text[], guarded boolean
+) returns void language plpgsql as $$
+declare
+    own text;
+    trigger_name text := 'read_only_' || database;
+begin
+    for own in
+        select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
+         where c.relkind in ('r', 'p')
+           and (n.nspname = dbo
+                or n.nspname in (select s.postgres_schema from servicebroker.tsql_schemas s where s.database_id = database)
+                or n.nspname = 'servicebroker'
+                   and c.relname in (select 'queue_' || q.queue_id from servicebroker.queues q where q.database_id = database))
+         order by c.oid
+    loop
+        execute format('drop trigger if exists %I on %s', trigger_name, own);
+        if guarded then
+            execute format('create trigger %I before insert or update or delete on %s for each statement '
+                           'execute function servicebroker.refuse_read_only(%L)', trigger_name, own, name);
+        end if;
+    end loop;
+    foreach own in array shared loop
+        execute format('drop trigger if exists %1$I on servicebroker.%2$I; drop trigger if exists %1$s_new on servicebroker.%2$I; '
+                       'drop trigger if exists %1$s_gone on servicebroker.%2$I', trigger_name, own);
+        if guarded then
+            -- what all queues are told of concerns this database too, and changes nothing in it
+            execute format('create trigger %1$I after update on servicebroker.%2$I for each row when (old.database_id = %3$s '
+                           'and to_jsonb(old) - ''catalog_version'' <> to_jsonb(new) - ''catalog_version'') '
+                           'execute function servicebroker.refuse_read_only(%4$L); '
+                           'create trigger %1$s_new before insert on servicebroker.%2$I for each row when (new.database_id = %3$s) '
+                           'execute function servicebroker.refuse_read_only(%4$L); '
+                           'create trigger %1$s_gone before delete on servicebroker.%2$I for each row when (old.database_id = %3$s) '
+                           'execute function servicebroker.refuse_read_only(%4$L)', trigger_name, own, database, name);
+        end if;
+    end loop;
+end $$;
+
 -- The level of a new endpoint. Best match: the contract counts most, then the local service, then the remote one.
 create or replace function servicebroker.conversation_priority(database integer, contract integer, service integer, remote text)
 returns smallint language sql stable

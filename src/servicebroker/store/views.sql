@@ -69,7 +69,7 @@ create or replace view sys.databases with (security_invoker = true) as
 select d.name,
        sys.shown_database_id(d.database_id, d.name) as database_id,
        d.service_broker_guid,
-       d.is_broker_enabled::integer::smallint as is_broker_enabled,
+       (d.is_broker_enabled or d.is_read_only and d.broker_when_writable)::integer::smallint as is_broker_enabled,
        d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on,
        shown.broker_database
   from servicebroker.databases d
@@ -317,8 +317,9 @@ select f.conversation_handle,
 create or replace view sys.database_principals with (security_invoker = true) as
 select p.name,
        p.principal_id,
-       case when p.is_role then 'R' else 'S' end as type,
-       case when p.is_role then 'DATABASE_ROLE' else 'SQL_USER' end as type_desc,
+       case when p.is_role then 'R' when p.certificate_thumbprint is not null then 'C' else 'S' end as type,
+       case when p.is_role then 'DATABASE_ROLE' when p.certificate_thumbprint is not null then 'CERTIFICATE_MAPPED_USER'
+            else 'SQL_USER' end as type_desc,
        case when not p.is_role then 'dbo' end as default_schema_name,
        p.create_date,
        p.create_date as modify_date,
@@ -327,6 +328,19 @@ select p.name,
        p.postgres_role,
        shown.broker_database
   from servicebroker.principals p
+  join servicebroker.shown_databases shown using (database_id);
+
+create or replace view sys.crypt_properties with (security_invoker = true) as
+select 1::smallint as class,
+       'OBJECT_OR_COLUMN'::text as class_desc,
+       s.module_id as major_id,
+       s.thumbprint,
+       case when s.is_counter then 'CPVC' else 'SPVC' end::text as crypt_type,
+       case when s.is_counter then 'COUNTER SIGNATURE BY CERTIFICATE' else 'SIGNATURE BY CERTIFICATE' end::text as crypt_type_desc,
+       s.signature as crypt_property,
+       shown.broker_database
+  from servicebroker.module_signatures s
+  join servicebroker.tsql_modules m using (module_id)
   join servicebroker.shown_databases shown using (database_id);
 
 create or replace view sys.database_role_members with (security_invoker = true) as
@@ -627,9 +641,9 @@ select a.pid as session_id,
 create or replace view sys.event_notifications with (security_invoker = true) as
 select n.name,
        n.object_id,
-       1::smallint as parent_class,
-       'OBJECT_OR_COLUMN'::text as parent_class_desc,
-       n.queue_id as parent_id,
+       (n.queue_id is not null)::integer::smallint as parent_class,
+       case when n.queue_id is null then 'DATABASE' else 'OBJECT_OR_COLUMN' end::text as parent_class_desc,
+       coalesce(n.queue_id, 0) as parent_id,
        n.create_date,
        n.create_date as modify_date,
        0::smallint as is_ms_shipped,
@@ -640,7 +654,31 @@ select n.name,
        n.is_fan_in::integer::smallint as is_fan_in,
        shown.broker_database
   from servicebroker.event_notifications n
-  join servicebroker.shown_databases shown using (database_id);
+  join servicebroker.shown_databases shown using (database_id)
+ where not n.is_of_server;
+
+create or replace view sys.server_event_notifications with (security_invoker = true) as
+select n.name,
+       n.object_id,
+       100::smallint as parent_class,
+       'SERVER'::text as parent_class_desc,
+       0 as parent_id,
+       n.create_date,
+       n.create_date as modify_date,
+       n.service_name,
+       n.broker_instance,
+       n.creator as creator_login,
+       n.owner_id as principal_id,
+       n.is_fan_in::integer::smallint as is_fan_in
+  from servicebroker.event_notifications n
+ where n.is_of_server;
+
+create or replace view sys.server_events with (security_invoker = true) as
+select n.object_id,
+       e.type_desc
+  from servicebroker.event_notifications n
+ cross join unnest(n.events) as e (type_desc)
+ where n.is_of_server;
 
 create or replace view sys.events with (security_invoker = true) as
 select n.object_id,
@@ -648,7 +686,8 @@ select n.object_id,
        shown.broker_database
   from servicebroker.event_notifications n
   join servicebroker.shown_databases shown using (database_id)
- cross join unnest(n.events) as e (type_desc);
+ cross join unnest(n.events) as e (type_desc)
+ where not n.is_of_server;
 
 -- Counters of the broker that the database knows; a daemon's own are in its /metrics. cntr_type: one value as it is, or
 -- a sum to be compared with an earlier one.

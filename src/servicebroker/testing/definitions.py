@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 from uuid import UUID, uuid4
 
-from servicebroker.model import arguments, names
+from servicebroker.model import application, arguments, names
+from servicebroker.model.application import Application, QueuePart
 from servicebroker.model.arguments import SENT_BY
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import EndpointState
@@ -61,6 +62,46 @@ def error_broker_conversations(session: Session, broker: Broker) -> None:
     own, peers = _conversations(session, lambda endpoint: endpoint.broker is broker)
     fail_endpoints(session, _handles(own), BrokerError(9719))
     fail_endpoints(session, _handles(peers), BrokerError(9720))
+
+
+# ---------------------------------------------------------------- a whole application
+
+
+def present(broker: Broker) -> Application:
+    """What the database has, as a definition."""
+    said = {letter: validation for validation, letter in reversed(arguments.VALIDATIONS.items())}
+    sides = {senders: side for side, senders in SENT_BY.items()}
+    called = {queue.queue_id: f"{schema}.{queue.name}" for (schema, _), queue in broker.queues.items()}
+    return application.read(
+        {
+            "message_types": {kind.name: said[kind.validation] for kind in broker.message_types.values()},
+            "contracts": {
+                contract.name: {name: sides[one, other] for name, (_, one, other) in contract.usages.items()}
+                for contract in broker.contracts.values()
+            },
+            "queues": {
+                called[queue.queue_id]: {
+                    "status": queue.is_receive_enabled,
+                    "poison_message_handling": queue.is_poison_message_handling_enabled,
+                }
+                for queue in broker.queues.values()
+            },
+            "services": {
+                one.name: {"queue": called[one.queue.queue_id], "contracts": list(one.contracts)}
+                for one in broker.services.values()
+            },
+        }
+    )
+
+
+def known_part(wanted: Application) -> Application:
+    """A definition without what the double does not have."""
+    return Application(
+        wanted.message_types,
+        wanted.contracts,
+        {name: QueuePart(queue.status, False, queue.poison_message_handling) for name, queue in wanted.queues.items()},
+        wanted.services,
+    )
 
 
 # ---------------------------------------------------------------- message types and contracts

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from uuid import UUID, uuid4
 
-from servicebroker.model import poison
+from servicebroker.model import application, poison
+from servicebroker.model.application import Application
 from servicebroker.model.arguments import (
     ANY,
     Body,
@@ -26,12 +28,13 @@ from servicebroker.model.arguments import (
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.messages import Message
-from servicebroker.testing import definitions, delivery
+from servicebroker.model.workers import Worker
+from servicebroker.testing import definitions, delivery, working
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything
 from servicebroker.testing.endpoints import expire_ended, remove_closed
 from servicebroker.testing.receiving import serve
-from servicebroker.testing.rows import Identify, Memory, Session, WouldWait
+from servicebroker.testing.rows import Connect, Identify, Memory, Session, WouldWait, connected
 from servicebroker.testing.verbs import Verbs
 
 SYSTEM_DATABASE = "msdb"
@@ -49,11 +52,16 @@ class Instance:
         events: what an administrator wants to know.
     """
 
-    def __init__(self, clock: Clock | None = None, identify: Identify = _random_identity) -> None:
+    def __init__(
+        self, clock: Clock | None = None, identify: Identify = _random_identity, connect: Connect | None = None
+    ) -> None:
         self.clock = clock or Clock()
         self.events = Events()
         self._memory = Memory(self.clock, identify)
         self._rollbacks = poison.Rollbacks()
+        self._connect = connect
+        self._workers: list[tuple[Database, Worker]] = []
+        self._is_working = False
         self.database(SYSTEM_DATABASE, create=True)
 
     def database(self, name: str, *, create: bool = False) -> Database:
@@ -104,6 +112,18 @@ class Instance:
             raise
         session.commit()
         self._rollbacks.committed(session.received_from)
+        self._work()
+
+    def _work(self) -> None:
+        """What the workers of `working` have to do now, until they have nothing left."""
+        if self._is_working or self._memory.transactions:
+            return
+        self._is_working = True
+        try:
+            while any(database._work_once(worker) for database, worker in self._workers):
+                pass
+        finally:
+            self._is_working = False
 
     def _disable(self, queue_id: int) -> None:
         """Automatic poison detection."""
@@ -148,8 +168,8 @@ class Database(Verbs):
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """A transaction: committed at the end of the block, rolled back by an exception. Several may be open."""
-        with self.instance._transaction() as session:
-            transaction = Transaction(self, session)
+        with self.instance._transaction() as session, connected(self.instance._connect) as connection:
+            transaction = Transaction(self, session, connection)
             try:
                 yield transaction
                 transaction._send_what_waits()
@@ -178,6 +198,43 @@ class Database(Verbs):
                     return done
                 procedure(transaction, messages)
             done += len(messages)
+
+    @contextmanager
+    def working(self, *workers: Worker, concurrency: int = 1) -> Iterator[None]:
+        """Run workers beside the block: whenever something is committed, they do at once what there is to do.
+
+        While a RECEIVE waits, the clock also stops at what is due for them. What a handler raises is raised where the
+        test has committed, or has begun to wait; no policy is asked.
+        """
+        working.check(workers, concurrency, is_async=False)
+        for worker in workers:
+            definitions.find_queue(self.broker, worker.queue)
+        added = [(self, worker) for worker in workers]
+        self.instance._workers += added
+        try:
+            self.instance._work()
+            yield
+        finally:
+            self.instance._workers = [one for one in self.instance._workers if one not in added]
+
+    def _work_once(self, worker: Worker) -> bool:
+        """Process what one RECEIVE takes; whether there was something."""
+        with self.transaction() as transaction:
+            messages = transaction.receive(worker.queue, top=worker.batch or 1)
+            working.driven(working.handle(worker, transaction, messages))
+        return bool(messages)
+
+    def define(self, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
+        """Create and alter what a definition says; what was done, in words.
+
+        What the double does not have is left out: routes, users, roles, rights, and RETENTION and ACTIVATION of queues.
+        """
+        changes = application.changes(
+            definitions.known_part(application.read(definition)), definitions.present(self.broker)
+        )
+        for change in changes:
+            getattr(self, change.method)(*change.given, **change.named)
+        return [change.words for change in changes]
 
     def join(self, connection: object) -> Transaction:
         """There is no connection to join.
@@ -343,10 +400,11 @@ class Pipeline:
 
 
 class Transaction(Verbs):
-    """A transaction, as `servicebroker.Transaction`, without a connection."""
+    """A transaction, as `servicebroker.Transaction`; its connection is what the test has given."""
 
-    def __init__(self, database: Database, session: Session) -> None:
+    def __init__(self, database: Database, session: Session, connection: Any = None) -> None:
         self.database = database
+        self._connection = connection
         self.is_open = True
         self._session = session
         self._pipeline: Pipeline | None = None
@@ -408,13 +466,37 @@ class Transaction(Verbs):
         self._send_what_waits()
         was_spoiled = self._is_spoiled
         try:
-            with self._session.savepoint():
+            with self._session.savepoint(), self._undone_together():
                 yield
                 self._send_what_waits()
                 self._check_whole()
         except BaseException:
             self._is_spoiled = was_spoiled
             raise
+
+    @contextmanager
+    def _undone_together(self) -> Iterator[None]:
+        """The same savepoint on the connection, where there is one."""
+        if self._connection is None:
+            yield
+            return
+        self._connection.execute("savepoint servicebroker")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("rollback to savepoint servicebroker")
+            self._connection.execute("release savepoint servicebroker")
+            raise
+        self._connection.execute("release savepoint servicebroker")
+
+    @property
+    def connection(self) -> Any:
+        """What `connect` has returned for this transaction.
+
+        Raises:
+            InstanceError: the instance was opened without `connect`.
+        """
+        return super().connection if self._connection is None else self._connection
 
     @contextmanager
     def _verb(self) -> Iterator[Session]:
@@ -429,9 +511,17 @@ class Transaction(Verbs):
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
 
 
-def open_instance(*, clock: Clock | None = None) -> Instance:
-    """Open an instance in memory; its clock stands still until `instance.clock.jump(seconds=...)`."""
-    return Instance(clock)
+def open_instance(*, clock: Clock | None = None, connect: Connect | None = None) -> Instance:
+    """Open an instance in memory; its clock stands still until `instance.clock.jump(seconds=...)`.
+
+    Args:
+        clock: another one.
+        connect: makes `transaction.connection`, for the application's own tables: it is called for each transaction of
+            `database.transaction()` and of workers. What it returns has `commit`, `rollback` and `close`, which are
+            called as the transaction ends, and `execute` for savepoints: a connection of psycopg to a test's database,
+            of sqlite3, or an object of the test's own.
+    """
+    return Instance(clock, connect=connect)
 
 
 class Clock:

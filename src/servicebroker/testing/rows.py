@@ -24,6 +24,24 @@ V = TypeVar("V")
 
 Lock = tuple[str, UUID]  # what kind of thing, which one
 Identify = Callable[[UUID | None], tuple[UUID, UUID, UUID]]
+Connect = Callable[[], Any]  # a connection for the tables of an application
+
+
+@contextmanager
+def connected(connect: Connect | None) -> Iterator[Any]:
+    """The connection of one transaction, which ends as the block does; None where nobody makes one."""
+    connection = connect() if connect else None
+    if connection is None:
+        yield None
+        return
+    try:
+        yield connection
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+    finally:
+        connection.close()
 
 
 class WouldWait(InstanceError):

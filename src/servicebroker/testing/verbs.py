@@ -41,8 +41,8 @@ class Verbs(ABC):
             InstanceError: always.
         """
         raise InstanceError(
-            "The in-memory double has no PostgreSQL connection: keep the application's own tables in the test, or use "
-            "servicebroker.open for a test that needs them."
+            "The in-memory double has no PostgreSQL connection: give it one with "
+            "servicebroker.testing.open(connect=...), or use servicebroker.open for a test that needs PostgreSQL."
         )
 
     def begin_dialog(
@@ -193,13 +193,17 @@ class Verbs(ABC):
         while not found and wait > 0:
             began = clock()
             clock.jump_to(self._next_look(queue, wait))
+            self.database.instance._work()
             wait -= (clock() - began).total_seconds()
             found = once()
         return found
 
     def _next_look(self, queue: str, wait: float) -> datetime:
         with self._verb() as session:
-            due = receiving.next_due(session, find_queue(self.database.broker, queue))
+            looked_at = [(self.database, queue)]
+            looked_at += [(database, worker.queue) for database, worker in self.database.instance._workers]
+            times = [receiving.next_due(session, find_queue(one.broker, name)) for one, name in looked_at]
+            due = min((time for time in times if time), default=None)
             if wait < float("inf"):
                 end = session.now + timedelta(seconds=wait)
                 return min(due or end, end)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.event_types import RAISED_BY_NOTHING, events_of
 from servicebroker.tsql.interpreter.foresight import Declared, foresee, inside
 from servicebroker.tsql.interpreter.objects import OPTIONS
 from servicebroker.tsql.interpreter.principals import asked_by_nothing
@@ -52,6 +53,7 @@ class Row(StrEnum):
     PASSWORDS = "passwords of logins"
     ACCOUNTS = "Windows accounts"
     AUTHENTICATION = "AUTHENTICATION = WINDOWS"
+    TRACED = "event notifications of what SQL Server traces"
 
 
 class Finding(NamedTuple):
@@ -80,9 +82,10 @@ def _check_batch(batch: Batch, known: Declared) -> Iterator[Finding]:
     except TsqlError as error:
         yield from _check_apart(batch, error, known)
         return
-    declared = known._replace(variables={}, tables={})
+    declared = known._replace(variables={})
     for statement in statements:
         yield from _check(statement, declared)
+    _forget_variables(known)
 
 
 def _check_apart(batch: Batch, error: TsqlError, known: Declared) -> Iterator[Finding]:
@@ -93,13 +96,20 @@ def _check_apart(batch: Batch, error: TsqlError, known: Declared) -> Iterator[Fi
         yield _refused(error, "batch")
     if not numbers:
         return
-    declared = known._replace(variables={}, tables={})
+    declared = known._replace(variables={})
     for words, found in parts:
         if isinstance(found, TsqlError):
             yield _refused(found, words or "statement")
         else:
             for statement in found:
                 yield from _check(statement, declared)
+    _forget_variables(known)
+
+
+def _forget_variables(known: Declared) -> None:
+    """The batch is over: its table variables are gone, temporary tables stay."""
+    for name in [name for name in known.tables if not name.startswith("#")]:
+        del known.tables[name]
 
 
 def _refused(error: BrokerError, statement: str, line: int = 0) -> Finding:
@@ -151,12 +161,23 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
         ignored = [option for option in statement.clauses.get("ignored", ()) if option.split()[0] in OPTIONS]
         if ignored:
             return Verdict.DIFFERS, f"{', '.join(ignored)} changes nothing here.", Row.DATABASE
+        if (statement.verb, statement.kind) == ("CREATE", "EVENT NOTIFICATION"):
+            return _notification(statement)
         if statement.kind == "LOGIN" and statement.verb == "CREATE":
             return _login(statement)
         if statement.kind == "ENDPOINT" and "WINDOWS" in statement.clauses.get("authentication", "").split():
             said = "WINDOWS is the domain of the instance; its protocols all mean the same."
             return Verdict.DIFFERS, said, Row.AUTHENTICATION
     return Verdict.RUNS, "", Row.NONE
+
+
+def _notification(statement: Definition) -> tuple[Verdict, str, Row]:
+    """Raises: BrokerError: 1084, 1098."""
+    wanted = events_of(statement.clauses["events"], statement.clauses["on"])
+    silent = [event for event in wanted if event in RAISED_BY_NOTHING]
+    if not silent:
+        return Verdict.RUNS, "", Row.NONE
+    return Verdict.DIFFERS, f"Nothing here raises {', '.join(silent[:5])}.", Row.TRACED
 
 
 def _login(statement: Definition) -> tuple[Verdict, str, Row]:

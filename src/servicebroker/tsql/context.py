@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from servicebroker.api.database import Database
@@ -12,6 +12,7 @@ from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.engine.catalog.databases import ensure_database, find_database, is_trustworthy
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.engine.security.authorization import authorize_login
+from servicebroker.engine.security.module_signatures import are_believed, logins_of, users_of
 from servicebroker.engine.security.principals import (
     find_impersonated,
     find_impersonated_login,
@@ -143,6 +144,7 @@ class Context:
     Attributes:
         database: for definitions, as the current principal.
         original_login: who has opened the session, ORIGINAL_LOGIN().
+        used: the databases that the session has been in, in lower case.
         defined: whether the open transaction has changed the catalog, which ROLLBACK takes back.
         has_worked: whether a verb was run in it.
     """
@@ -151,7 +153,8 @@ class Context:
         self._machine = machine
         self.database = SessionDatabase(machine, database.user.database, database.user)
         user = database.user
-        self.original_login: str = machine.connection.info.user if user.is_dbo else user.name
+        self.original_login: str = machine.connection.info.user
+        self.used = {user.database.lower()}
         self.defined = self.has_worked = False
         self._begun_as = database.user
         self._is_own: bool | None = False if database.instance.works_as_user else None  # None: not known yet
@@ -184,7 +187,7 @@ class Context:
     @property
     def login(self) -> str:
         """Who works for the instance: SUSER_SNAME()."""
-        who = self._who
+        who = self.who
         if who is None:
             return self.original_login
         if isinstance(who, Login) or who.is_dbo:
@@ -204,10 +207,27 @@ class Context:
     def demand(self, statement: str, *subject: object) -> None:
         """Refuse a statement about the instance that who works may not say; `subject` is what the refusal names.
 
+        What a login of a certificate may, a module may that it has signed.
+
         Raises:
             BrokerError: the refusal that `NEEDS` names.
         """
+        signers = self._machine.frame.signers
+        for login in self.ask(logins_of(signers)) if signers else []:
+            with suppress(BrokerError):
+                self.ask(authorize_login(login, statement, *subject))
+                return
         self.ask(authorize_login(self.person, statement, *subject))
+
+    def sign(self, signers: Sequence[bytes]) -> None:
+        """What a module that certificates have signed begins with: it may what their users may, too.
+
+        What it calls may not, but for texts of its own.
+        """
+        user = self.database.user
+        also = self.ask(users_of(user.database_id, signers)) if signers and not user.is_dbo else ()
+        if also != user.also:
+            self.database = SessionDatabase(self._machine, user.database, user._replace(also=also))
 
     def ask(self, steps: Steps[T]) -> T:
         """Look something up, as the open transaction has it, and beside one that is doomed."""
@@ -228,6 +248,7 @@ class Context:
             BrokerError: 911 no such database, 916 not for this principal.
         """
         self.database = self.named(name)
+        self.used.add(name.lower())
 
     def named(self, name: str) -> SessionDatabase:
         """Another database, as who works is there; the system's own are made at their first use.
@@ -241,7 +262,7 @@ class Context:
         if name.lower() in _ALWAYS_THERE and not machine.transactions.count:
             with machine.instance.connection() as connection:
                 run_alone(connection, ensure_database(name.lower()))
-        user = self.ask(_user_in(who, name))
+        user = self.ask(_user_in(who, name, self._machine.frame.signers))
         return SessionDatabase(machine, user.database, user)
 
     # ------------------------------------------------------------ EXECUTE AS
@@ -343,16 +364,20 @@ class Context:
         catalog.channels.clear()
 
 
-def _user_in(who: Who, name: str) -> Steps[User]:
-    """Who somebody is in the database of that name."""
+def _user_in(who: Who, name: str, signers: Sequence[bytes] = ()) -> Steps[User]:
+    """Who somebody is in the database of that name; `signers` have signed the module that asks."""
     database_id = yield from find_database(name)
     if who is None:
         return (yield from find_user(database_id))
     if isinstance(who, User):
         if who.database_id == database_id:
             return who
-        who = yield from find_login_of(who, everywhere=(yield from is_trustworthy(who.database_id)))
-    return (yield from find_user_of(database_id, who))
+        is_believed = yield from is_trustworthy(who.database_id)
+        if signers and not is_believed:
+            is_believed = yield from are_believed(database_id, name, signers)
+        who = yield from find_login_of(who, everywhere=is_believed)
+    user = yield from find_user_of(database_id, who)
+    return user._replace(also=(yield from users_of(database_id, signers))) if signers and not user.is_dbo else user
 
 
 def database_of(machine: Machine, name: Any) -> SessionDatabase:

@@ -88,7 +88,7 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
                 table=table, key=detail[1] if detail else "there already",
             ), severity=14,
         )  # fmt: skip
-    own = _OWN.match(said)
+    own = _OWN.match(diagnosis.message_primary or "")
     if (
         own is not None and problem.sqlstate and problem.sqlstate.startswith("S")
     ):  # tsql.refuse and servicebroker.refuse

@@ -15,6 +15,7 @@ import psycopg
 
 from servicebroker.api.transaction import release_kept
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.faces import working_by
 from servicebroker.store.direct import send_ahead
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import Context
@@ -74,6 +75,7 @@ class Session:
         self._database = database
         self._listener = listener
         self._given = connection
+        self._temporary: dict[str, str] = {}  # tables of batches before this one, which outlive them
         self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -174,7 +176,7 @@ class Session:
         machine = self.machine
         ended = [True]
         statement = Execute(1, Name((database, schema, name)), (), None)
-        with self._batch({}):
+        with working_by("T-SQL"), self._batch({}):
             machine.run([statement])
             ended.clear()
         if machine.transactions.count:
@@ -184,7 +186,7 @@ class Session:
             raise machine.last_error
 
     def _run_batch(self, batch: Batch, parameters: Mapping[str, object]) -> None:
-        with self._batch(parameters):
+        with working_by("T-SQL"), self._batch(parameters):
             self.machine.run(statements_of(batch, frozenset(self.machine.frame.types)))
         transactions = self.machine.transactions
         if transactions.doomed:
@@ -201,7 +203,7 @@ class Session:
     @contextlib.contextmanager
     def _batch(self, parameters: Mapping[str, object]) -> Iterator[None]:
         machine = self.machine
-        frame = Frame()
+        frame = Frame(tables=self._temporary)
         for name, value in parameters.items():
             variable = "@" + name.lstrip("@").lower()
             frame.declare(variable, _declared(value))
@@ -221,6 +223,8 @@ class Session:
         finally:
             machine.tries = 0
             machine.caught.clear()
+            self._temporary = {name: table for name, table in frame.tables.items() if name.startswith("#")}
+            frame.tables = {name: table for name, table in frame.tables.items() if name not in self._temporary}
             machine.unwind(0, machine.context.depth)  # EXECUTE AS and USE outlive the batch
 
 

@@ -503,6 +503,7 @@ class Definition(Statement):
         name: of the object.
         clauses: see the parser of the kind.
         if_exists: whether DROP may find nothing.
+        text: all of it, as it is written.
     """
 
     verb: str
@@ -510,13 +511,14 @@ class Definition(Statement):
     name: Name
     clauses: Mapping[str, Any] = field(default_factory=dict)
     if_exists: bool = False
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Permission(Statement):
     """GRANT, DENY or REVOKE of permissions on an object to principals.
 
-    `kind` is MESSAGE TYPE, SERVICE, OBJECT, SCHEMA ..., "" for the database; `name` then is None.
+    `kind` is MESSAGE TYPE, SERVICE, OBJECT, SCHEMA ..., "" for the database; `name` then is None. `text` is all of it.
     """
 
     verb: str
@@ -526,6 +528,7 @@ class Permission(Statement):
     principals: tuple[str, ...]
     grant_option: bool
     cascade: bool
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

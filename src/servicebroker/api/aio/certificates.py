@@ -29,6 +29,7 @@ from servicebroker.store.x509_certificates import (
     load_key,
     read,
     read_key,
+    sign,
 )
 
 T = TypeVar("T")
@@ -156,6 +157,21 @@ class AsyncCertificates(AsyncMasterKeys):
         found = await self._find_certificate("BACKUP CERTIFICATE", name)
         key = None if private_key_file is None else await self._open(found, decryption_password)
         await in_thread(write_backup, file, found.facts, private_key_file, key, encryption_password)
+
+    async def sign_with_certificate(self, name: str, text: bytes, *, decryption_password: str | None = None) -> bytes:
+        """The signature of a text by the private key of a certificate: ECDSA or RSA-PSS, with SHA-256.
+
+        Args:
+            name: the certificate.
+            text: what is signed.
+            decryption_password: of a private key that is kept under a password.
+
+        Raises:
+            BrokerError: 15151 no such certificate, or no CONTROL on it, 15556 there is no private key, 15465, 15581,
+                402.
+        """
+        found = await self._find_certificate("BACKUP CERTIFICATE", name)
+        return sign(text, await self._open(found, decryption_password))
 
     async def _find_certificate(self, statement: str, name: str) -> user_certificates.UserCertificate:
         action = statement.split()[0].lower()

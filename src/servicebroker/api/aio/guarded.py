@@ -1,8 +1,8 @@
 """A procedure whose failures a policy judges: each is undone to a savepoint, counted under the group's lock, answered.
 
-RECEIVE comes first and the savepoint next, which travels with the procedure's first statement: a message that is
-processed costs no round trip more. What a policy gives back to the queue needs a ROLLBACK of all of it; the session
-keeps the group's lock until the failure is counted.
+RECEIVE comes first and the savepoint next, in its round trip: a message that is processed costs none more. What a
+policy gives back to the queue needs a ROLLBACK of all of it; the session keeps the group's lock until the failure is
+counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from servicebroker.model.poison import (
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command
 from servicebroker.store.aio.running import run_alone
-from servicebroker.store.direct import Ahead
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
@@ -41,7 +40,7 @@ Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[obj
 
 _LOG = logging.getLogger("servicebroker")
 _UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
-_SAVEPOINT = Ahead(b"savepoint servicebroker_procedure")
+_SAVEPOINT = b"savepoint servicebroker_procedure"
 _UNDO = b"rollback to savepoint servicebroker_procedure"
 
 
@@ -62,7 +61,7 @@ class AsyncGuard:
             self._one_by_one -= 1
             top = 1
         async with AsyncTransaction(self._database, connection) as transaction:
-            messages = await transaction.receive(self._queue, top=top)
+            messages = await transaction._receive_and_save(self._queue, top, _SAVEPOINT)
             if messages:
                 await self._process(transaction, messages, procedure)
         return len(messages)
@@ -72,8 +71,7 @@ class AsyncGuard:
         await run_alone(connection, self._engine.sweep_failures(await self._queue_id()))
 
     async def _process(self, transaction: AsyncTransaction, messages: list[Message], procedure: Procedure) -> None:
-        ahead, failure = transaction.connection.ahead, None
-        ahead.append(_SAVEPOINT)
+        failure: Exception | None = None
         try:
             with tracing.current(transaction._processing):
                 await procedure(transaction, messages)
@@ -82,17 +80,12 @@ class AsyncGuard:
                 raise
             failure = problem
             tracing.fail(transaction._processing, problem)
-        finally:
-            untouched = _SAVEPOINT in ahead
-            if untouched:
-                ahead.remove(_SAVEPOINT)
         if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
             failure = InstanceError("A statement of the procedure failed, and it went on.")
         if failure is None:
             await self._succeeded(transaction, messages)
             return
-        if not untouched:
-            await run_command(transaction.connection, _UNDO)
+        await run_command(transaction.connection, _UNDO)
         await self._failed(transaction, messages, failure)
 
     async def _succeeded(self, transaction: AsyncTransaction, messages: list[Message]) -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from servicebroker.engine.catalog import catalog
 from servicebroker.engine.conversation import failed_messages
 from servicebroker.engine.conversation.failed_messages import SetAsideMessage
+from servicebroker.engine.diagnosis.audit import note
 from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import check_count
 from servicebroker.model.permissions import User
@@ -20,6 +21,7 @@ class AsyncPoisonMessages(ABC):
     """Messages that a policy has set aside: they are listed, replayed or discarded."""
 
     database_id: int
+    name: str
     user: User
 
     @abstractmethod
@@ -51,7 +53,8 @@ class AsyncPoisonMessages(ABC):
 
         def steps() -> Steps[None]:
             yield from rights.demand(self.user, "ALTER DATABASE")
-            yield from failed_messages.replay(self.database_id, set_aside_id)
+            message = yield from failed_messages.replay(self.database_id, set_aside_id)
+            yield from note("REPLAY MESSAGE", self.name, str(set_aside_id), message._asdict())
 
         await self._alone(steps())
 
@@ -65,6 +68,7 @@ class AsyncPoisonMessages(ABC):
 
         def steps() -> Steps[None]:
             yield from rights.demand(self.user, "ALTER DATABASE")
-            yield from failed_messages.discard(self.database_id, set_aside_id)
+            message = yield from failed_messages.discard(self.database_id, set_aside_id)
+            yield from note("DISCARD MESSAGE", self.name, str(set_aside_id), message._asdict())
 
         await self._alone(steps())

@@ -28,7 +28,10 @@ from servicebroker.engine.conversation.upkeep import (
     serve_queue,
 )
 from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, oldest_writer
+from servicebroker.engine.diagnosis.audit import forget_old
+from servicebroker.engine.diagnosis.history import SAMPLED, sample
 from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
+from servicebroker.engine.diagnosis.trail import briefly, changes, partitions
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.errors import ServiceBrokerError
@@ -126,7 +129,7 @@ class Upkeep:
         await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
         await connection.execute(f"listen {DELIVERY_CHANNEL}")
         due, pause, heard, told = time.monotonic() + self._interval, _SOON, True, -math.inf
-        counted = time.monotonic()
+        counted, sampled = time.monotonic(), -math.inf
         while not self._closed.is_set():
             if self._tries:
                 self._tries -= 1
@@ -144,6 +147,9 @@ class Upkeep:
             if time.monotonic() >= counted + _STATEMENTS:
                 await tell_statements(connection)
                 counted = time.monotonic()
+            if time.monotonic() >= sampled + SAMPLED:
+                await take_sample(connection)
+                sampled = time.monotonic()
             seconds = min(pause if left else _TICK, max(0.0, due - time.monotonic()))
             pause = min(2 * pause, _LATER) if left else _SOON
             heard = await _hears(connection, seconds) or left
@@ -193,6 +199,14 @@ async def tell_clock(connection: psycopg.AsyncConnection[Any], ahead: timedelta,
         _LOG.debug("clock: %s", problem)
 
 
+async def take_sample(connection: psycopg.AsyncConnection[Any]) -> None:
+    """What happens in the queues, for their history; a role that may not leaves it to others."""
+    try:
+        await run_alone(connection, sample())
+    except psycopg.errors.InsufficientPrivilege as problem:
+        _LOG.debug("history: %s", problem)
+
+
 async def tell_statements(connection: psycopg.AsyncConnection[Any]) -> None:
     """The same with the statements that this process has run on the server of `connection`."""
     counts = counts_of(connection)
@@ -240,6 +254,17 @@ async def give_back(connection: psycopg.AsyncConnection[Any], stopped: Callable[
     return not left
 
 
+async def keep_trail(connection: psycopg.AsyncConnection[Any], now: datetime) -> None:
+    """The tables as the trail wants them, those that are new too; what somebody is at has its turn the next time."""
+    try:
+        statements = await run(connection, partitions(now))
+        statements += [change.statement for change in await run(connection, changes())]
+        for statement in statements:
+            await in_transaction(connection, briefly(statement))
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as problem:
+        _LOG.debug("trail: %s", problem)
+
+
 async def upkeep(
     connection: psycopg.AsyncConnection[Any],
     now: datetime,
@@ -255,12 +280,13 @@ async def upkeep(
             await run(connection, serve_queue(queue_id, now))
         if not queues:
             break
-    dated = (expire_ended, remove_closed, sweep)
+    dated = (expire_ended, remove_closed, sweep, forget_old)
     pieces: list[Callable[[], Steps[int]]] = [*(partial(piece, now) for piece in dated), remove_unread]
     for piece in pieces:
         for _ in range(_ROUNDS):
             if stopped() or not await in_transaction(connection, piece()):
                 break
     if not stopped():
+        await keep_trail(connection, now)
         await deliver(connection, now, catalog)
         await give_back(connection, stopped)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.catalog.event_notifications import post
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.event_instances import BROKER_QUEUE_DISABLED
+from servicebroker.model.event_types import BROKER_QUEUE_DISABLED
 from servicebroker.store.sql_verbs import MONITORS_CHANNEL
 from servicebroker.store.statements import Statement, Steps
 

@@ -16,6 +16,7 @@ from servicebroker.engine.security.authorization import forget_permissions
 from servicebroker.model import names
 from servicebroker.model.arguments import check_changes
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.faces import face
 from servicebroker.model.permissions import Kind
 from servicebroker.store import locks
 from servicebroker.store.queue import quoted
@@ -27,9 +28,14 @@ RENEW_MONITOR = "monitor_version = nextval('servicebroker.catalog_versions')"
 TABLES = {"queue": "arrival", "retained": "conversation"}  # of a queue, each with the index that it is rebuilt along
 
 
-def lock_catalog() -> Statement:
-    """Definitions change one at a time; SEND and RECEIVE take no notice."""
-    return Statement("alter.lock_catalog", "select pg_advisory_xact_lock($1, 0)", (locks.CATALOG,))
+def lock_catalog(principal: str = "") -> Statement:
+    """Definitions change one at a time; SEND and RECEIVE take no notice. The audit learns who it is."""
+    return Statement(
+        "alter.lock_catalog",
+        "select pg_advisory_xact_lock($1, 0), set_config('servicebroker.principal', $2, true), "
+        "set_config('servicebroker.face', $3, true)",
+        (locks.CATALOG, principal, face()),
+    )
 
 
 def lock_begins(number: int) -> Statement:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.alter import lock_conversations, renew_versions
 from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.catalog.read_only import check_writable
 from servicebroker.engine.conversation.endpoints import remove_endpoints
 from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail_endpoints, tell_remote
 from servicebroker.engine.conversation.retention import purge_queue
@@ -126,6 +127,7 @@ def set_trustworthy(database_id: int, trustworthy: bool) -> Steps[None]:
 
 
 def _switch(database_id: int, enabled: bool) -> Steps[None]:
+    yield from check_writable(database_id)
     yield Statement(
         "database_options.switch",
         "update servicebroker.databases set is_broker_enabled = $2 where database_id = $1",

@@ -7,6 +7,7 @@ from typing import TypeVar
 from servicebroker.engine.catalog.alter import lock_catalog, ring
 from servicebroker.engine.catalog.catalog import create_queue, insert_usages
 from servicebroker.engine.catalog.database_options import new_broker
+from servicebroker.engine.catalog.read_only import set_read_write
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, Kind
@@ -189,6 +190,7 @@ def drop_database(database_id: int) -> Steps[None]:
     )
     if rows[0][0] == SYSTEM_DATABASE:
         raise BrokerError(3708, SYSTEM_DATABASE)
+    yield from set_read_write(database_id, rows[0][0])
     yield from new_broker(database_id)
     queues = yield Statement(
         "databases.drop_database.find_queues",
@@ -222,6 +224,7 @@ def drop_database(database_id: int) -> Steps[None]:
 
 # what belongs to a database, in the order in which it can go
 _OBJECTS = (
+    "event_notifications",
     "broker_priorities",
     "route_requests",
     "routes",

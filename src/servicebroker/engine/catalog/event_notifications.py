@@ -1,4 +1,4 @@
-"""CREATE and DROP EVENT NOTIFICATION ON QUEUE, and the messages that they send.
+"""CREATE and DROP EVENT NOTIFICATION, and the messages that they send.
 
 The rules: docs/reference/rules.md#event-notifications.
 
@@ -20,16 +20,12 @@ from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.send import send
 from servicebroker.engine.security import authorization as rights
+from servicebroker.engine.security.logins import demand_administrator
 from servicebroker.model import arguments, names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.event_instances import (
-    ON_QUEUE,
-    QUEUE_ACTIVATION,
-    EventInstance,
-    event_body,
-    post_time,
-)
+from servicebroker.model.event_instances import Element, EventInstance, event_body, post_time
+from servicebroker.model.event_types import DATABASE, QUEUE, QUEUE_ACTIVATION, SERVER, events_of
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Statement, Steps
 
@@ -53,74 +49,106 @@ def create_event_notification(
     user: User,
     name: str,
     *,
-    on_queue: str,
     events: str | Sequence[str],
     to_service: str,
+    on_queue: str | None = None,
+    on_server: bool = False,
     broker_instance: str | UUID = CURRENT_DATABASE,
     with_fan_in: bool = False,
 ) -> Steps[None]:
-    """CREATE EVENT NOTIFICATION name ON QUEUE ... FOR events TO SERVICE: each event is a message to that service.
+    """CREATE EVENT NOTIFICATION name ON ... FOR events TO SERVICE: each event is a message to that service.
 
-    The message is of the type EventNotification; `sb.read_event` reads its body.
+    The message is of the type EventNotification; `sb.read_event` reads its body. Without `on_queue` and `on_server` it
+    is ON DATABASE. DDL is told of when T-SQL has said it, with the commit of its transaction.
 
     Args:
-        name: unique among those on the queue, compared without case.
-        on_queue: a queue of this database.
-        events: QUEUE_ACTIVATION, when the queue wants a reader; BROKER_QUEUE_DISABLED, when it was switched off by
-            itself; or both.
+        name: unique among those on the queue, the database, or the server; compared without case.
+        events: on a queue QUEUE_ACTIVATION, when it wants a reader, and BROKER_QUEUE_DISABLED, when it was switched off
+            by itself; elsewhere BROKER_QUEUE_DISABLED, DDL such as CREATE_TABLE, and groups such as DDL_SSB_EVENTS.
         to_service: the service that is told; it accepts the contract PostEventNotification.
+        on_queue: a queue of this database.
+        on_server: what happens in all databases, and in none, as CREATE_LOGIN. Administrators make those, and in T-SQL
+            logins with the permission; the conversation is of this database.
         broker_instance: identifier of the database that has it, or "current database".
         with_fan_in: of several that the same login made for the same service, one message goes out.
 
     Raises:
         BrokerError: 9718 QUEUE_ACTIVATION where the activation of a procedure is on, 8197 no such queue, 2714 name
-            taken, 1093, 8413, 402, 15151 no permission to alter the queue.
+            taken, 1084 no such event, 1098 none of a queue, database or server, 1093, 8413, 402, 15151 no permission to
+            alter the queue, 262, 15247.
     """
-    yield from rights.authorize(user, "ALTER QUEUE", rights.queue(on_queue))
     names.checked("event notification", name)
     names.checked("service", to_service, names.MAXIMUM_SERVICE_NAME)
     check_switch("FAN_IN", with_fan_in)
-    wanted = _checked_events(events)
+    check_switch("ON SERVER", on_server)
+    scope = QUEUE if on_queue is not None else SERVER if on_server else DATABASE
+    if on_queue is not None:
+        yield from rights.authorize(user, "ALTER QUEUE", rights.queue(on_queue))
+    elif scope == DATABASE:
+        yield from rights.authorize(user, "CREATE EVENT NOTIFICATION ON DATABASE")
+    else:
+        yield from demand_administrator()
+    wanted = _checked_events(events, scope)
     instance = arguments.broker_instance(broker_instance) if broker_instance != CURRENT_DATABASE else CURRENT_DATABASE
     if instance is None or instance == arguments.CURRENT_DATABASE:
         raise BrokerError(1093, broker_instance, hint=f"Give an identifier, or '{CURRENT_DATABASE}'.")
+    queue_id = None if on_queue is None else (yield from _find_notified(user, on_queue, wanted))
+    rows = yield Statement(
+        "event_notifications.create_event_notification.insert_notifications",
+        "insert into servicebroker.event_notifications (database_id, name, queue_id, events, is_fan_in, service_name, "
+        "broker_instance, owner_id, is_of_server, creator) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, session_user) "
+        "on conflict do nothing returning object_id",
+        (
+            *(user.database_id, name, queue_id, wanted, with_fan_in, to_service, instance, user.principal_id),
+            scope == SERVER,
+        ),
+    )
+    created(rows, name)
+    if queue_id is not None:
+        yield _tell_monitors(queue_id)
+        yield ring_monitors()
+
+
+def _find_notified(user: User, queue: str, wanted: Sequence[str]) -> Steps[int]:
+    """The queue that is to be told of."""
     try:
-        queue_id = (yield from find_user_queue("alter", user.database_id, on_queue)).queue_id
+        queue_id = (yield from find_user_queue("alter", user.database_id, queue)).queue_id
     except BrokerError as refused:
-        raise BrokerError(8197, on_queue) if refused.number == 15151 else refused from None
+        raise BrokerError(8197, queue) if refused.number == 15151 else refused from None
     if QUEUE_ACTIVATION in wanted:
         rows = yield Statement(
-            "event_notifications.create_event_notification.find_queues",
+            "event_notifications.find_notified",
             "select name from servicebroker.queues where queue_id = $1 and is_activation_enabled",
             (queue_id,),
         )
         if rows:
             raise BrokerError(9718, *rows[0])
-    rows = yield Statement(
-        "event_notifications.create_event_notification.insert_notifications",
-        "insert into servicebroker.event_notifications (database_id, name, queue_id, events, is_fan_in, service_name, "
-        "broker_instance, owner_id, creator) values ($1, $2, $3, $4, $5, $6, $7, $8, session_user) "
-        "on conflict do nothing returning object_id",
-        (user.database_id, name, queue_id, wanted, with_fan_in, to_service, instance, user.principal_id),
-    )
-    created(rows, name)
-    yield _tell_monitors(queue_id)
-    yield ring_monitors()
+    return queue_id
 
 
-def drop_event_notification(user: User, name: str, queue: str, now: datetime) -> Steps[None]:
-    """DROP EVENT NOTIFICATION name ON QUEUE queue; its conversation ends.
+def drop_event_notification(
+    user: User, name: str, now: datetime, *, on_queue: str | None = None, on_server: bool = False
+) -> Steps[None]:
+    """DROP EVENT NOTIFICATION name ON QUEUE, DATABASE or SERVER; its conversation ends.
 
     Raises:
-        BrokerError: 15151 no such queue, or notification on it.
+        BrokerError: 15151 no such queue, or notification on it, or not for the user; 15247.
     """
     names.checked("event notification", name)
-    queue_id = (yield from find_queue_now("find", user.database_id, queue)).queue_id
+    if on_queue is not None:
+        yield from rights.authorize(user, "ALTER QUEUE", rights.queue(on_queue))
+        queue_id = (yield from find_queue_now("find", user.database_id, on_queue)).queue_id
+        place: tuple[str, tuple[object, ...]] = "queue_id = $2", (queue_id,)
+    elif on_server:
+        yield from demand_administrator()
+        place = "is_of_server", ()
+    else:
+        yield from rights.demand(user, "DROP EVENT NOTIFICATION ON DATABASE", "event notification", name)
+        place = "database_id = $2 and queue_id is null and not is_of_server", (user.database_id,)
     rows = yield Statement(
         "event_notifications.drop_event_notification",
-        "select object_id from servicebroker.event_notifications "
-        "where database_id = $1 and queue_id = $2 and lower(name) = lower($3)",
-        (user.database_id, queue_id, name),
+        f"select object_id from servicebroker.event_notifications where lower(name) = lower($1) and {place[0]}",
+        (name, *place[1]),
     )
     if not rows:
         raise BrokerError(15151, "drop", "event notification", name)
@@ -140,11 +168,13 @@ def drop_notifications_on(database_id: int, queue: str, now: datetime) -> Steps[
 
 
 def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
-    """Send the event to every notification on the queue that names it. Returns what is to be logged.
-
-    Of those made WITH FAN_IN by the same login for the same service, one message goes out.
-    """
-    found = yield from _notifications("n.queue_id = $1 and $2 = any (n.events)", queue_id, event)
+    """Send the event of a queue to every notification that names it. Returns what is to be logged."""
+    found = yield from _notifications(
+        "$2 = any (n.events) and (n.queue_id = $1 or n.is_of_server or n.queue_id is null and n.database_id = "
+        "(select database_id from servicebroker.queues where queue_id = $1))",
+        queue_id,
+        event,
+    )
     if not found:
         return []
     rows = yield Statement(
@@ -155,7 +185,37 @@ def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
         "where queue_id = $1",
         (queue_id,),
     )
-    body = event_body(EventInstance(event, post_time(now), *rows[0]))
+    return (yield from _tell(found, event_body(EventInstance(event, post_time(now), *rows[0])), now))
+
+
+def is_told_of(database_id: int, event: str) -> Steps[bool]:
+    """Whether somebody wants to know of this DDL in the database."""
+    rows = yield Statement(
+        "event_notifications.is_told_of",
+        f"select from servicebroker.event_notifications n where {_OF_DDL} limit 1",
+        (database_id, event),
+    )
+    return bool(rows)
+
+
+def post_ddl(
+    database_id: int, happened: EventInstance, more: Sequence[Element], now: datetime
+) -> Steps[list[BrokerError]]:
+    """Send what T-SQL has defined in the database, or beside it. Returns what is to be logged.
+
+    `happened` lacks the time and the server; `more` are elements of this type of event.
+    """
+    found = yield from _notifications(_OF_DDL, database_id, happened.event_type)
+    rows = yield Statement("event_notifications.post_ddl", "select current_database()::text")
+    happened = happened._replace(post_time=post_time(now), server_name=rows[0][0])
+    return (yield from _tell(found, event_body(happened, more), now))
+
+
+_OF_DDL = "$2 = any (n.events) and (n.is_of_server or n.queue_id is null and n.database_id = $1)"
+
+
+def _tell(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[list[BrokerError]]:
+    """One message to each; of those made WITH FAN_IN by the same login for the same service, one goes out."""
     said = []
     told: set[tuple[str, str, str]] = set()
     for notification in found:
@@ -197,11 +257,11 @@ def drop_broken(now: datetime) -> Steps[list[BrokerError]]:
     return said
 
 
-def _checked_events(events: object) -> list[str]:
+def _checked_events(events: object, scope: str) -> list[str]:
     given = [events] if isinstance(events, str) else events
-    if not isinstance(given, list | tuple) or not given or any(event not in ON_QUEUE for event in given):
-        raise BrokerError(402, "FOR", repr(events), f"{' or '.join(ON_QUEUE)}: the events of a queue")
-    return list(dict.fromkeys(given))
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(event, str) for event in given):
+        raise BrokerError(402, "FOR", repr(events), "an event or several")
+    return list(events_of(given, scope))
 
 
 def _notifications(condition: str, *parameters: object) -> Steps[list[_Notification]]:
@@ -260,8 +320,9 @@ def _drop(object_id: int, now: datetime) -> Steps[None]:
         if handle is not None:
             with suppress(BrokerError):  # it is gone
                 yield from end_conversation(handle, now=now)
-        yield _tell_monitors(queue_id)
-        yield ring_monitors()
+        if queue_id is not None:
+            yield _tell_monitors(queue_id)
+            yield ring_monitors()
 
 
 def _tell_monitors(queue_id: int) -> Statement:

@@ -260,7 +260,9 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
         "delete from servicebroker.conversation_endpoints where conversation_handle = any (array("
         "select e.conversation_handle from servicebroker.conversation_endpoints e "
         "join servicebroker.conversation_groups g using (conversation_group_id) "
-        "where e.security_timestamp <= $1 order by e.security_timestamp limit $2 for update of e, g skip locked)) "
+        "where e.security_timestamp <= $1 and e.database_id <> all "
+        "(array(select database_id from servicebroker.databases where is_read_only)) "
+        "order by e.security_timestamp limit $2 for update of e, g skip locked)) "
         "returning conversation_group_id",
         (now, limit),
     )

@@ -26,7 +26,14 @@ _FRAGMENTS = (
     "(select string_agg(f.message_body, ''::bytea order by f.fragment) from servicebroker.arrived_fragments f "
     "where f.conversation_handle = {handle} and f.message_sequence_number = {number})"
 )
+_STARTED = "'SI', 'CO'"  # states in which is sent to another instance
 _STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
+
+
+def _converses(now: int, states: str = "'CO'") -> str:
+    """State and lifetime allow it; in words that no index has, lest a plan made for few conversations looks there."""
+    return f"(state in ({states}) and lifetime > ${now}) is true"
+
 
 RANK_TIMER, RANK_ERROR, RANK_DATA = 0, 1, 2
 MAXIMUM_BATCH = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
@@ -56,7 +63,7 @@ def send(queue_id: int) -> str:
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
-        f"where conversation_handle = $1 and state = 'CO' and lifetime > $5 and {_delivers_to(queue_id, 6)} "
+        f"where conversation_handle = $1 and {_converses(5)} and {_delivers_to(queue_id, 6)} "
         f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
@@ -97,7 +104,7 @@ def send_batch(queue_id: int) -> str:
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, {_STAMP} "
-        f"where conversation_handle = $1 and state = 'CO' and lifetime > $6 and {_delivers_to(queue_id, 7)} "
+        f"where conversation_handle = $1 and {_converses(6)} and {_delivers_to(queue_id, 7)} "
         f"returning send_sequence - $5 as number, last_stamp, {_ADDRESS}), "
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number + place - 1, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, body "
@@ -120,7 +127,7 @@ def send_many(queue_id: int) -> str:
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + given.many, {_STAMP} "
         f"from (select * from unnest($1::uuid[], $2::int[]) with ordinality as g (handle, many, which) "
         f"order by which) given "
-        f"where conversation_handle = handle and state = 'CO' and lifetime > $10 and {_delivers_to(queue_id, 11)} "
+        f"where conversation_handle = handle and {_converses(10)} and {_delivers_to(queue_id, 11)} "
         f"returning which, send_sequence - given.many as number, last_stamp, {_ADDRESS}), "
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number + first + i, last_stamp, {_TO_PEER}, type, far_priority, {RANK_DATA}, {_BUCKET}, "
@@ -145,7 +152,7 @@ def send_staged(queue_id: int) -> str:
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + $6, {_STAMP} "
-        f"where conversation_handle = $1 and state = 'CO' and lifetime > $7 and {_delivers_to(queue_id, 8)} "
+        f"where conversation_handle = $1 and {_converses(7)} and {_delivers_to(queue_id, 8)} "
         f"returning send_sequence - $6 as number, last_stamp, {_ADDRESS}, {_BUCKET} as bucket), "
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select generate_series(number, number + $6 - 1), last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, "
@@ -167,7 +174,7 @@ WAKE_TRANSMITTER = (
 TRANSMIT = (
     "with sender as ("
     "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $4, state = 'CO' "
-    "where conversation_handle = $1 and is_remote and state in ('SI', 'CO') and lifetime > $5 "
+    f"where conversation_handle = $1 and is_remote and {_converses(5, _STARTED)} "
     "returning send_sequence - $4 as number), "
     "sent as (insert into servicebroker.transmission_queue "
     "(conversation_handle, message_sequence_number, message_type_name, message_body) "

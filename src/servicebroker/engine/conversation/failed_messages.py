@@ -171,7 +171,16 @@ def set_aside_messages(database_id: int, queue_id: int | None) -> Steps[list[Set
     return [SetAsideMessage(*row) for row in rows]
 
 
-def replay(database_id: int, set_aside_id: int) -> Steps[None]:
+class Handled(NamedTuple):
+    """Which message it was that an operator has replayed or discarded."""
+
+    queue: str
+    conversation_handle: UUID
+    message_sequence_number: int
+    message_type: str
+
+
+def replay(database_id: int, set_aside_id: int) -> Steps[Handled]:
     """Put a message that was set aside into its queue again, behind what is there.
 
     Raises:
@@ -201,10 +210,10 @@ def replay(database_id: int, set_aside_id: int) -> Steps[None]:
         enqueue.replay(endpoint.queue_id),
         (handle, number, type_id, validation, body, rank),
     )
-    yield from discard(database_id, set_aside_id)
+    return (yield from discard(database_id, set_aside_id))
 
 
-def discard(database_id: int, set_aside_id: int) -> Steps[None]:
+def discard(database_id: int, set_aside_id: int) -> Steps[Handled]:
     """Remove a message that was set aside.
 
     Raises:
@@ -212,11 +221,13 @@ def discard(database_id: int, set_aside_id: int) -> Steps[None]:
     """
     rows = yield Statement(
         "failed_messages.discard",
-        "delete from servicebroker.set_aside_messages where database_id = $1 and set_aside_id = $2 returning true",
+        "delete from servicebroker.set_aside_messages where database_id = $1 and set_aside_id = $2 "
+        "returning queue_name, conversation_handle, message_sequence_number, message_type_name",
         (database_id, set_aside_id),
     )
     if not rows:
         raise _unknown(set_aside_id)
+    return Handled(*rows[0])
 
 
 def _unknown(set_aside_id: int) -> BrokerError:

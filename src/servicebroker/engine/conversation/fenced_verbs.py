@@ -202,6 +202,7 @@ class Fenced(Direct):
             ALL if top is None else min(top, ALL),
             conversation_handle,
             conversation_group_id,
+            takes=True,
         )
         if rows:
             _refuse(rows[0][-1])
@@ -317,12 +318,11 @@ def applied_migrations() -> Statement:
     return call("migrations")
 
 
-def call(function: str, *given: object, locks: bool = False) -> Statement:
+def call(function: str, *given: object, locks: bool = False, takes: bool = False) -> Statement:
     """A call of a function of the fence."""
     places = "".join(f"${place}, " for place in range(1, len(given) + 1))
-    return Statement(
-        "fenced_verbs.call", f"select * from servicebroker_fence.{function}({places}{_ME})", given, locks=locks
-    )
+    sql = f"select * from servicebroker_fence.{function}({places}{_ME})"
+    return Statement("fenced_verbs.call", sql, given, locks=locks, takes=takes)
 
 
 def _refuse(refusal: list[str] | None) -> None:

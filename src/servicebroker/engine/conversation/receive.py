@@ -50,7 +50,10 @@ def receive(
     arguments = (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id)
     if catalog.user is None:
         rows = yield Statement(
-            "conversation.receive", f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)", arguments
+            "conversation.receive",
+            f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)",
+            arguments,
+            takes=True,
         )
     else:
         rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments)
@@ -90,6 +93,7 @@ def _receive_permitted(catalog: Catalog, user: User, queue: Queue, arguments: tu
                 "receive.receive_permitted.receive",
                 f"select * from servicebroker.receive_{number}({top}, $2, $3, $4)",
                 (*arguments, version),
+                takes=True,
             )
             if rows:
                 return rows

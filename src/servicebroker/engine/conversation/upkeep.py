@@ -21,10 +21,11 @@ def due_queues(now: datetime) -> Steps[list[int]]:
     """The queues with a timer or a lifetime that is due, and that nobody holds."""
     rows = yield Statement(
         "upkeep.due_queues",
-        "select q.queue_id from servicebroker.queues q where exists ("
+        "select q.queue_id from servicebroker.queues q join servicebroker.databases d using (database_id) "
+        "where not d.is_read_only and (exists ("
         "select from servicebroker.conversation_endpoints e where e.queue_id = q.queue_id and e.dialog_timer <= $1 "
         "for update skip locked) or exists (select from servicebroker.conversation_endpoints e "
-        f"where e.queue_id = q.queue_id and e.lifetime <= $1 and {_OPEN} and e.state <> 'DO' for update skip locked) "
+        f"where e.queue_id = q.queue_id and e.lifetime <= $1 and {_OPEN} and e.state <> 'DO' for update skip locked)) "
         "order by q.queue_id",
         (now,),
     )
@@ -67,7 +68,8 @@ def expire_ended(now: datetime, limit: int = 100) -> Steps[int]:
     rows = yield Statement(
         "upkeep.expire_ended",
         "select e.conversation_handle from servicebroker.conversation_endpoints e "
-        f"where e.queue_id = any (array(select queue_id from servicebroker.queues)) and e.lifetime <= $1 and {_OPEN} "
+        "where e.queue_id = any (array(select queue_id from servicebroker.queues join servicebroker.databases d "
+        f"using (database_id) where not d.is_read_only)) and e.lifetime <= $1 and {_OPEN} "
         "and e.state = 'DO' order by e.conversation_handle limit $2 for update skip locked",
         (now, limit),
     )

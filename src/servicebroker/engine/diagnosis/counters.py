@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, queue_statuses
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, FLOWS, TRANSMISSION_QUEUE, queue_statuses
 from servicebroker.engine.diagnosis.totals import ENQUEUED, RECEIVES, ROLLBACKS, SENDS, totals
 from servicebroker.engine.security.certificate_ages import WARNING, certificates_in_use
 from servicebroker.model import names
@@ -57,20 +57,14 @@ def _verbs() -> Steps[list[Counter]]:
 
 def message_flows() -> Steps[list[Counter]]:
     """What came into queues and left them, of every process, also in transactions that were rolled back."""
-    queues = yield Statement(
-        "counters.message_flows.find_queues",
-        "select d.name, q.schema_name || '.' || q.name, coalesce(s.n_tup_ins, 0), coalesce(s.n_tup_del, 0) "
-        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
-        "left join pg_stat_user_tables s on s.relid = to_regclass('servicebroker.queue_' || q.queue_id) "
-        "where q.queue_id >= $1 order by 1, 2",
-        (names.FIRST_USER_ID,),
+    flows = yield Statement(
+        "counters.message_flows",
+        "select d.name, q.schema_name || '.' || q.name, f.arrived, f.departed "
+        f"from ({FLOWS}) f left join servicebroker.queues q using (queue_id) "
+        f"left join servicebroker.databases d using (database_id) where q.queue_id is not null "
+        f"or f.queue_id = {TRANSMISSION_QUEUE} order by 1 nulls first, 2",
     )
-    waits = yield Statement(
-        "counters.message_flows.count",
-        "select coalesce(n_tup_ins, 0), coalesce(n_tup_del, 0) from pg_stat_user_tables "
-        "where relid = 'servicebroker.transmission_queue'::regclass",
-    )
-    enqueued, dequeued = waits[0] if waits else (0, 0)
+    (_, _, enqueued, dequeued), *queues = flows
     queue = ("database", "queue")
     return [
         Counter(

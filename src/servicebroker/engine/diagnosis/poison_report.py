@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.diagnosis.audit import note
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.queue import quoted
@@ -126,9 +127,12 @@ def forget_failures(queue_id: int) -> Steps[int]:
         "delete from servicebroker.failed_messages where queue_id = $1 returning true",
         (queue_id,),
     )
-    yield Statement(
+    queues = yield Statement(
         "poison_report.forget_failures.update_queues",
-        "update servicebroker.queues set held_until = null where queue_id = $1",
+        "update servicebroker.queues q set held_until = null from servicebroker.databases d "
+        "where queue_id = $1 and d.database_id = q.database_id returning d.name, q.schema_name || '.' || q.name",
         (queue_id,),
     )
+    for database, queue in queues:
+        yield from note("RETRY FAILED MESSAGES", database, queue, {"messages": len(rows)})
     return len(rows)

@@ -10,6 +10,7 @@ from servicebroker.model import names
 from servicebroker.store.statements import Statement, Steps
 
 COUNT_LIMIT = 100_000
+TRANSMISSION_QUEUE = 0  # its number among the queues, where it is shown beside them
 AT_ONCE = 100  # queues that one statement reads
 
 
@@ -97,6 +98,18 @@ def stored_queues(queue_ids: Iterable[int], table: str = "queue") -> Steps[list[
         (list(queue_ids),),
     )
     return [queue_id for (queue_id,) in rows]
+
+
+FLOWS = (  # of each queue of applications what came and what left since PostgreSQL counts, and what is there; and of 0,
+    # which is the transmission queue
+    "select q.queue_id, coalesce(pg_stat_get_tuples_inserted(r.place), 0) as arrived, "
+    "coalesce(pg_stat_get_tuples_deleted(r.place), 0) as departed, "
+    "coalesce(pg_stat_get_live_tuples(r.place), 0) as messages "
+    "from (select queue_id, 'servicebroker.queue_' || queue_id as name from servicebroker.queues "
+    f"where queue_id >= {names.FIRST_USER_ID} union all "
+    f"select {TRANSMISSION_QUEUE}, 'servicebroker.transmission_queue') q "
+    "cross join lateral (select to_regclass(q.name)::oid as place) r"
+)
 
 
 def in_parts(queue_ids: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -6,7 +6,7 @@ answer compares the catalog version of the queue, which every change of principa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
@@ -72,7 +72,7 @@ def authorize(user: User, statement: str, *objects: Lookup, subject: tuple[objec
     """
     if user.is_dbo:
         return
-    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
     found = [Securable(Kind.DATABASE, 0, DBO, user.database)]
     for lookup in objects:
         found += yield from lookup(user)
@@ -90,7 +90,7 @@ def authorize_all(user: User, wanted: Iterable[tuple[str, Securable]]) -> Steps[
     """
     if user.is_dbo:
         return
-    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
     for statement, on in wanted:
         around = Securable(Kind.SCHEMA, on.schema_id, DBO, on.schema, on.schema_id, on.schema)
         for need in NEEDS[statement]:
@@ -170,7 +170,7 @@ def demand(user: User, statement: str, *subject: object) -> Steps[None]:
         return
     (need,) = NEEDS[statement]
     database = Securable(Kind.DATABASE, 0, DBO, user.database)
-    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
     if not rights.has(need, database):
         raise refusal(statement, need, database, user, subject)
 
@@ -206,8 +206,8 @@ def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError |
     return BrokerError(need.number, name)
 
 
-def find_rights(database_id: int, principal_id: int, name: str) -> Steps[Rights]:
-    """What is known of a principal. A role's members have what the role has, also through other roles.
+def find_rights(database_id: int, principal_id: int, name: str, also: Sequence[int] = ()) -> Steps[Rights]:
+    """What is known of a principal, and of others that count beside it. A role's members have what the role has.
 
     Raises:
         BrokerError: 15517 when there is no such principal any more.
@@ -215,13 +215,13 @@ def find_rights(database_id: int, principal_id: int, name: str) -> Steps[Rights]
     rows = yield Statement(
         "authorization.find_rights",
         "with recursive identities (id) as ("
-        f"select unnest(array[principal_id, {PUBLIC}]) from servicebroker.principals "
+        f"select unnest(array[principal_id, {PUBLIC}] || $3::int[]) from servicebroker.principals "
         "where database_id = $1 and principal_id = $2 "
         "union select m.role_id from servicebroker.role_members m join identities i on m.member_id = i.id "
         "where m.database_id = $1) "
         "select i.id, p.class, p.major_id, p.permission, p.state::text from identities i "
         "left join servicebroker.permissions p on p.database_id = $1 and p.grantee_id = i.id",
-        (database_id, principal_id),
+        (database_id, principal_id, list(also)),
     )
     if not rows:
         raise BrokerError(15517, name)

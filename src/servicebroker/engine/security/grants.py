@@ -168,7 +168,7 @@ def _prepare(user: User, permission: str, principal: str, target: Target) -> Ste
     securable = yield from _find(user, target, takes_built_in=permission == "SEND")
     grantee = yield from find_principal("find", user.database_id, principal)
     _refuse_grantee(user, grantee, securable)
-    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
     if not may_grant(rights.identities, permission, securable, rights.entries):
         if target.kind is Kind.DATABASE:
             raise BrokerError(4613)

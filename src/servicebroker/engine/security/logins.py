@@ -35,14 +35,14 @@ def demand_administrator() -> Steps[None]:
         raise BrokerError(15247)
 
 
-def create_login(name: str, *, from_windows: bool = False) -> Steps[None]:
+def create_login(name: str, *, from_windows: bool = False, from_certificate: str | None = None) -> Steps[None]:
     """CREATE LOGIN name [FROM WINDOWS]: a name for a peer. It has no password: nobody opens a session as a login.
 
     `from_windows`: it is the member of a domain that the name says, as DOMAIN\\member, and needs CONNECT on the
-    endpoint.
+    endpoint. `from_certificate` is one of the transport: modules that it has signed may what this login may.
 
     Raises:
-        BrokerError: 15025 name taken, 15407 a member is not named like that, 15247, 402.
+        BrokerError: 15025 name taken, 15151 no such certificate, 15407 a member is not named like that, 15247, 402.
     """
     check_switch("FROM WINDOWS", from_windows)
     names.checked("login", name)
@@ -55,6 +55,23 @@ def create_login(name: str, *, from_windows: bool = False) -> Steps[None]:
     )
     if not rows:
         raise BrokerError(15025, name)
+    if from_certificate is not None:
+        yield Statement(
+            "logins.create_login.update_logins",
+            "update servicebroker.logins set certificate_thumbprint = $2 where login_id = $1",
+            (rows[0][0], (yield from _thumbprint_of(from_certificate))),
+        )
+
+
+def _thumbprint_of(certificate: str) -> Steps[bytes]:
+    rows = yield Statement(
+        "logins.thumbprint_of",
+        "select thumbprint from servicebroker.transport_certificates where lower(name) = lower($1)",
+        (names.checked("certificate", certificate),),
+    )
+    if not rows:
+        raise BrokerError(15151, "find", "certificate", certificate)
+    return bytes(rows[0][0])
 
 
 def drop_login(name: str) -> Steps[None]:

@@ -14,6 +14,8 @@ from servicebroker.engine.security.authorization import (
     user_named,
 )
 from servicebroker.engine.security.logins import PUBLIC as PUBLIC_LOGIN
+from servicebroker.engine.security.module_signatures import users_of
+from servicebroker.engine.security.user_certificates import find_certificate
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import (
@@ -195,7 +197,7 @@ def find_owner(user: User, authorization: str | None) -> Steps[int]:
     if not owner.is_role:
         yield from authorize(user, "AUTHORIZATION", user_named(authorization))
         return owner.principal_id
-    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
     if owner.principal_id not in rights.identities:
         yield from demand(user, "AUTHORIZATION OF A ROLE", owner.kind, owner.name)
     return owner.principal_id
@@ -217,15 +219,22 @@ def find_principal(action: str, database_id: int, name: str, kind: str = "user")
 
 
 def create_user(
-    user: User, name: str, postgres_role: str | None = None, *, for_login: str | None = None
+    user: User,
+    name: str,
+    postgres_role: str | None = None,
+    *,
+    for_login: str | None = None,
+    from_certificate: str | None = None,
 ) -> Steps[None]:
     """CREATE USER: it may CONNECT, and nothing else until something is granted to it.
 
     Who opens the instance as `postgres_role` is this user by default. `for_login` is a login of
     `Instance.create_login`. A user with neither is one WITHOUT LOGIN, for the certificate of a remote service.
+    `from_certificate` is a certificate of the database: modules that it has signed may what this user may.
 
     Raises:
-        BrokerError: 15023 name taken, 15007 no such PostgreSQL role or login, 15063 it has a user already, 15247.
+        BrokerError: 15023 name taken, 15007 no such PostgreSQL role or login, 15151 no such certificate, 15063 it has a
+            user already, 15247.
     """
     names.checked("user", name)
     yield from demand(user, "CREATE USER")
@@ -242,7 +251,19 @@ def create_user(
         if rows[0][0]:
             raise BrokerError(15063)
     login_id = None if for_login is None else (yield from _login(user.database_id, for_login))
+    thumbprint = None
+    if from_certificate is not None:
+        thumbprint = (yield from find_certificate("find", user.database_id, from_certificate)).facts.thumbprint
+        if (yield from users_of(user.database_id, [thumbprint])):
+            raise BrokerError(15063)
     principal_id = yield from _create(user.database_id, name, False, postgres_role, login_id)
+    if thumbprint is not None:
+        yield Statement(
+            "principals.create_user.update_principals",
+            "update servicebroker.principals set certificate_thumbprint = $3 "
+            "where database_id = $1 and principal_id = $2",
+            (user.database_id, principal_id, thumbprint),
+        )
     yield Statement(
         "principals.create_user.insert_permissions",
         "insert into servicebroker.permissions values ($1, $2, 0, $3, $4, 'CONNECT', $5::\"char\")",

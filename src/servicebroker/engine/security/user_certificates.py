@@ -122,13 +122,34 @@ def drop_certificate(user: User, name: str) -> Steps[None]:
     """DROP CERTIFICATE. Conversations that have their session keys go on.
 
     Raises:
-        BrokerError: 15151 no such certificate.
+        BrokerError: 15151 no such certificate, 15559 a user stands for it, 15352 it has signed a module.
     """
     yield from authorize(user, "DROP CERTIFICATE", certificate(name))
     found = yield from find_certificate("drop", user.database_id, name)
+    yield from _check_unused(user.database_id, found)
     yield Statement(
         "user_certificates.drop_certificate",
         "delete from servicebroker.certificates where certificate_id = $1",
         (found.certificate_id,),
     )
     yield forget_permissions(user.database_id, Kind.CERTIFICATE, found.certificate_id)
+
+
+def _check_unused(database_id: int, certificate: UserCertificate) -> Steps[None]:
+    """Refuse to drop a certificate that a user stands for, or that has signed a module.
+
+    Raises:
+        BrokerError: 15559, 15352.
+    """
+    rows = yield Statement(
+        "user_certificates.check_unused",
+        "select exists (select from servicebroker.principals where database_id = $1 and certificate_thumbprint = $2), "
+        "exists (select from servicebroker.module_signatures s join servicebroker.tsql_modules m using (module_id) "
+        "where m.database_id = $1 and s.thumbprint = $2)",
+        (database_id, certificate.facts.thumbprint),
+    )
+    is_mapped, has_signed = rows[0]
+    if is_mapped:
+        raise BrokerError(15559, certificate.name)
+    if has_signed:
+        raise BrokerError(15352, "certificate", certificate.name)

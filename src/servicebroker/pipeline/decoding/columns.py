@@ -241,7 +241,7 @@ def as_json(value: Any) -> str:
         ValueError: it holds a number that JSON does not have, or a lone surrogate.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain, separators=(",", ":"))
+        text = _WRITER.encode(value)
     except _HasDigitsError:
         text = _spelled(value)
     text.encode()
@@ -258,18 +258,19 @@ def _plain(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
+_WRITER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain, separators=(",", ":"))
+
+
 def _spelled(value: Any) -> str:
-    if isinstance(value, Number):
-        return value.text
-    if isinstance(value, Decimal):
-        return format(value, "f")
     if isinstance(value, str):
         return encode_basestring(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, Number):
+        return value.text
+    if isinstance(value, dict):
         return "{" + ",".join([f"{encode_basestring(str(key))}:{_spelled(one)}" for key, one in value.items()]) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join([_spelled(one) for one in value]) + "]"
-    return json.dumps(value, allow_nan=False, default=_plain)
+    return format(value, "f") if isinstance(value, Decimal) else _WRITER.encode(value)
 
 
 def _in_range(kind: str, value: int) -> int:

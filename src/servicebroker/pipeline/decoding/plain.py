@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from servicebroker.pipeline.decoding.columns import Column, Number, Projection, Undecodable
@@ -28,9 +30,7 @@ class JsonDecoder:
         except UnicodeDecodeError as problem:
             raise Undecodable("wrong encoding", str(problem)) from None
         try:
-            found = json.loads(
-                text, object_pairs_hook=_object, parse_float=Number, parse_int=_whole, parse_constant=_no_constant
-            )
+            found = (_READER if _MINUS_ZERO.search(text) is None else _READER_OF_MINUS_ZERO).decode(text)
         except RecursionError:
             raise Undecodable("too deep", "the body is nested too deeply") from None
         except ValueError as problem:
@@ -56,6 +56,12 @@ def _whole(text: str) -> int | Number:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+_reader = partial(json.JSONDecoder, object_pairs_hook=_object, parse_float=Number, parse_constant=_no_constant)
+_READER = _reader()
+_MINUS_ZERO = re.compile("-0(?![0-9.eE])")  # seldom there, and each whole number would pay for a look
+_READER_OF_MINUS_ZERO = _reader(parse_int=_whole)
 
 
 class TextDecoder:

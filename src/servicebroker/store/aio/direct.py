@@ -40,14 +40,14 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         self.waiting = Waiting()
         self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
-    async def run_prepared(self, sql: str, parameters: tuple[object, ...]) -> list[Row]:
-        """Run a statement with $1, $2, ..., prepared at its first use, and return its rows.
+    async def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
+        """Run a statement with $1, $2, ..., prepared at its first use, and return its rows; then that command.
 
         Raises:
             psycopg.Error: as a cursor would.
         """
         async with self.lock:
-            return await _completed(self, self.prepared_statements.steps(self, sql, parameters))
+            return await _completed(self, self.prepared_statements.steps(self, sql, parameters, then))
 
     async def wait(self, gen: PQGen[T], *limits: Any, **named_limits: Any) -> T:
         """Run steps of the protocol, after what comes before; under a cancellation, what is completed is returned."""

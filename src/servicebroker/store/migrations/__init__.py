@@ -1,8 +1,9 @@
 """The schema, step by step: each file is applied once, in the order of its number.
 
 A change of the queue template (`store/queue.sql`), of the catalog views (`store/views.sql`), of the server's verbs
-(`store/verbs.sql`, `store/fence.sql`) or of what translated T-SQL calls (`store/tsql/`) ships with a migration, an
-empty one if need be, because what they make is made again whenever one was applied.
+(`store/verbs.sql`, `store/fence.sql`), of the triggers of audit and trail (`store/audit.sql`, `store/trail.sql`) or of
+what translated T-SQL calls (`store/tsql/`) ships with a migration, an empty one if need be, because what they make is
+made again whenever one was applied.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from servicebroker.store import locks
 from servicebroker.store.expected_objects import is_foreign, record, trust_queues
 from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute, run
-from servicebroker.store.sql_verbs import fence, verbs
+from servicebroker.store.sql_verbs import audit, fence, trail, verbs
 from servicebroker.store.tsql import library
 
 
@@ -134,6 +135,8 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
         execute(connection, statement.name, statement.sql)
     for text in library():
         connection.execute(sql.SQL(text))
+    connection.execute(sql.SQL(audit()))
+    connection.execute(sql.SQL(trail()))
     connection.execute(sql.SQL(fence()))
 
 

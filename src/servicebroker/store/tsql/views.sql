@@ -183,8 +183,9 @@ end $$;
 create or replace view tsql.databases with (security_invoker = true) as
 select d.name, sys.shown_database_id(d.database_id, d.name) as database_id, null::integer as source_database_id, 160::smallint as compatibility_level,
        'Latin1_General_BIN2'::text as collation_name, 0::smallint as user_access, 'MULTI_USER'::text as user_access_desc,
-       0::smallint as is_read_only, 0::smallint as state, 'ONLINE'::text as state_desc, 1::smallint as recovery_model, 'FULL'::text as recovery_model_desc,
-       d.service_broker_guid, d.is_broker_enabled::integer::smallint as is_broker_enabled,
+       d.is_read_only::integer::smallint as is_read_only, 0::smallint as state, 'ONLINE'::text as state_desc, 1::smallint as recovery_model, 'FULL'::text as recovery_model_desc,
+       d.service_broker_guid,
+       (d.is_broker_enabled or d.is_read_only and d.broker_when_writable)::integer::smallint as is_broker_enabled,
        d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on, d.create_date,
        d.is_trustworthy_on::integer::smallint as is_trustworthy_on,
        tsql.has_open_master_key(d.database_id)::integer::smallint as is_master_key_encrypted_by_server
@@ -219,8 +220,6 @@ select coalesce(n.spid, t.spid) as spid, t.database_id, t.queue_id, t.procedure_
 create or replace view tsql.assemblies with (security_invoker = true) as
 select ''::text as name, 0 as assembly_id, 1 as principal_id, ''::text as permission_set_desc where false;
 create or replace view tsql.assembly_files with (security_invoker = true) as select 0 as assembly_id, ''::text as name, 0 as file_id, ''::bytea as content where false;
-create or replace view tsql.server_event_notifications with (security_invoker = true) as
-select ''::text as name, 0 as object_id, 0::smallint as parent_class, ''::text as service_name, ''::text as broker_instance where false;
 create or replace view tsql.asymmetric_keys with (security_invoker = true) as select ''::text as name, 0 as asymmetric_key_id, 1 as principal_id where false;
 create or replace view tsql.extended_properties with (security_invoker = true) as
 select 0::smallint as class, ''::text as class_desc, 0 as major_id, 0 as minor_id, ''::text as name, ''::text as value where false;

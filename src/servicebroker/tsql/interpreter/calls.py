@@ -84,7 +84,7 @@ def call(
 ) -> None:
     """Run a procedure in its database, as whom it says, and give back its OUTPUT parameters and return code."""
     check_nesting(machine)
-    frame = Frame(module.name, module.number, is_module=True)
+    frame = Frame(module.name, module.number, is_module=True, signers=module.signers)
     outputs = _bind(machine, frame, module, arguments)
     with machine.inside(frame, database, working_as(machine, module.user)):
         _run(machine, module.procedure.body)
@@ -219,6 +219,7 @@ def run_text(machine: Machine, script: str, frame: Frame, work_as: Callable[[], 
     """Statements of a text, with variables of their own; temporary tables of the caller are there."""
     check_nesting(machine)
     body = parse_text(script, {*frame.types, *frame.tables})
+    frame.signers = machine.frame.signers
     with machine.inside(frame, machine.context.database, work_as):
         _run(machine, body)
 

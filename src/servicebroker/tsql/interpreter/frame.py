@@ -47,6 +47,7 @@ class Frame:
         lent: the table-valued parameters, which are tables of the caller.
         is_module: whether statements of a procedure or a trigger run here, which belong to dbo, and not of a text.
         caller: who had called, before the EXECUTE AS of the module.
+        signers: the certificates that have signed the module, by their thumbprints; a text of a module has its.
         impersonated: how many EXECUTE AS were open when it began, its own counted: REVERT takes back none of these.
     """
 
@@ -61,6 +62,7 @@ class Frame:
     lent: set[str] = field(default_factory=set)
     is_module: bool = False
     caller: Standing | None = None
+    signers: tuple[bytes, ...] = ()
     impersonated: int = 0
 
     def has_set(self, column: str) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from servicebroker.engine.catalog.databases import create_database
+from servicebroker.engine.catalog.read_only import check_writable
 from servicebroker.engine.security.principals import add_role_member, create_user
 from servicebroker.engine.security.tsql_objects import Use, authorize_uses, check_definitions
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -223,6 +224,7 @@ class Machine:
             if work_as is not None:
                 frame.caller = self.context.standing
                 work_as()
+            self.context.sign(frame.signers)
             frame.impersonated = self.context.depth
             yield
         finally:
@@ -314,11 +316,13 @@ class Machine:
         """Refuse what who works may not do with what T-SQL has in a database, and what nobody may.
 
         Raises:
-            BrokerError: see `engine/security/tsql_objects.py`.
+            BrokerError: see `engine/security/tsql_objects.py`; 3906 definitions in a database that is READ_ONLY.
         """
         user = (database or self.context.database).user
         self.context.ask(authorize_uses(user, uses))
         self.context.ask(check_definitions(user, uses))
+        if any(use.defines for use in uses):
+            self.context.ask(check_writable(user.database_id))
 
     def type_named(self, text: str) -> SqlType:
         """The type that a declaration names."""

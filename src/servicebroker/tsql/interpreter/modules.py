@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from servicebroker.engine.activation.clause import OWNER, SELF
+from servicebroker.engine.security.authorization import authorize, certificate
+from servicebroker.engine.security.module_signatures import add_signature, drop_signature, forget_signatures
 from servicebroker.engine.security.principals import check_execute_as
-from servicebroker.engine.security.tsql_objects import Use, forget
+from servicebroker.engine.security.tsql_objects import Use, forget, registered
+from servicebroker.engine.security.user_certificates import find_certificate
+from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.queue import quoted
-from servicebroker.store.running import fetch
+from servicebroker.store.running import fetch, run
 from servicebroker.store.statements import Rows
+from servicebroker.store.x509_certificates import is_signed, public_key
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter import triggers, user_types
+from servicebroker.tsql.interpreter.ddl_events import tell_of_dropped, tell_of_module
 from servicebroker.tsql.interpreter.foresight import refuse_unrunnable
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines
@@ -24,18 +30,24 @@ from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Definition, Function, Name, Procedure, Trigger
 
 _FIND = (
-    "select module_id, definition, execute_as, creator, name from servicebroker.tsql_modules "
+    "select module_id, definition, execute_as, creator, name, array(select s.thumbprint from "
+    "servicebroker.module_signatures s where s.module_id = m.module_id and not s.is_counter) "
+    "from servicebroker.tsql_modules m "
     "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3) and kind = $4"
 )
 
 
 class Module(NamedTuple):
-    """A procedure as it is called. `user` is whom it works as, None for its caller."""
+    """A procedure as it is called. `user` is whom it works as, None for its caller.
+
+    `signers` are the certificates, by their thumbprints, that have signed it.
+    """
 
     procedure: Procedure
     user: str | None
     name: str
     number: int = 0
+    signers: tuple[bytes, ...] = ()
 
 
 def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Module] | None:
@@ -50,8 +62,8 @@ def module_named(connection: DirectConnection, database_id: int, schema: str, na
     rows = fetch(connection, "modules.module_named", _FIND, (database_id, schema, name, "P"))
     if not rows:
         return None
-    number, text, execute_as, creator, own = rows[0]
-    return Module(parsed(text), user_of(execute_as, creator), own, number)
+    number, text, execute_as, creator, own, signers = rows[0]
+    return Module(parsed(text), user_of(execute_as, creator), own, number, tuple(signers))
 
 
 def user_of(execute_as: str | None, creator: str) -> str | None:
@@ -72,6 +84,66 @@ def parsed(text: str) -> Procedure:
     (statement,) = parse_text(text)
     assert isinstance(statement, Procedure)
     return statement
+
+
+# ---------------------------------------------------------------- signatures
+
+
+@defines("ADD", "SIGNATURE")
+@defines("DROP", "SIGNATURE")
+def _change_signatures(machine: Machine, statement: Definition) -> None:
+    """Sign a module, or forget that it was signed.
+
+    Raises:
+        BrokerError: 15151 no such module or certificate, or not for who works, 15556 there is no private key, 15557 it
+            is signed already, 15558 it is not, 15299 the signature is of something else.
+    """
+    machine.transactions.check()
+    name, database = statement.name, database_of(machine, statement.name)
+    rows = fetch(machine.connection, "modules.change_signatures", _SIGNED, (
+        database.database_id, name.schema or "dbo", name.own
+    ))  # fmt: skip
+    if not rows:
+        raise BrokerError(15151, "find", "object", str(name))
+    number, text = rows[0]
+    schema = name.schema or "dbo"
+    signers = [certificate(signer["certificate"]) for signer in statement.clauses["signers"]]
+    own = registered(f"{schema}.{name.own}")
+    machine.context.ask(authorize(database.user, f"{statement.verb} SIGNATURE", own, *signers))
+    with machine.together():
+        for signer in statement.clauses["signers"]:
+            _sign(machine, database, statement, (number, str(name), text), signer)
+
+
+_SIGNED = (
+    "select module_id, definition from servicebroker.tsql_modules "
+    "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)"
+)
+
+
+def _sign(
+    machine: Machine,
+    database: SessionDatabase,
+    statement: Definition,
+    module: tuple[int, str, str],
+    signer: dict[str, Any],
+) -> None:
+    number, shown, definition = module
+    by, is_counter = signer["certificate"], statement.clauses["counter"]
+    found = machine.context.ask(find_certificate("find", database.database_id, by))
+    steps = (number, shown, by, found.facts.thumbprint)
+    if statement.verb == "DROP":
+        database._alone(drop_signature(*steps, is_counter=is_counter))
+        return
+    text = definition.encode("utf-16-le")
+    signature = signer.get("signature")
+    if signature is None:
+        signature = database.sign_with_certificate(by, text, decryption_password=signer.get("password"))
+    else:
+        key = public_key(found.facts.der)
+        if not isinstance(signature, bytes) or key is None or not is_signed(text, signature, key):
+            raise BrokerError(15299, by)
+    database._alone(add_signature(*steps, signature, is_counter=is_counter))
 
 
 # ---------------------------------------------------------------- CREATE, ALTER, DROP
@@ -131,6 +203,7 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
                 "modify_date = clock_timestamp() where module_id = $1",
                 (found[0][0], statement.text, execute_as, table, creator),
             )
+            run(machine.connection, forget_signatures(found[0][0]))
         else:
             fetch(
                 machine.connection,
@@ -143,6 +216,7 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
     except BaseException:
         machine.transactions.undo()
         raise
+    tell_of_module(machine, database, statement, is_new=not found)
     machine.done(0)
 
 
@@ -247,6 +321,7 @@ def drop_modules(machine: Machine, statement: Definition, what: str, *kinds: str
         if rows:
             dropped.append(name)
             machine.context.ask(forget(database.user, schema, name.own))
+            tell_of_dropped(machine, database, what.upper(), name, statement.text)
         elif not statement.if_exists:
             raise TsqlError(
                 3701, f"Cannot drop the {what} '{name}', because it does not exist or you do not have permission.",

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from servicebroker.engine.activation.clause import Activation
 from servicebroker.engine.security.authorization import authorize
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.event_types import SERVER, events_of
 from servicebroker.tsql.context import SessionDatabase, check_alone, database_of
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.conversations import written
+from servicebroker.tsql.interpreter.ddl_events import tell_of_definition
 from servicebroker.tsql.interpreter.evaluation import evaluate, integer, text
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.parser.words import words
 from servicebroker.tsql.statement_errors import SYNTAX, Message, TsqlError, unsupported
-from servicebroker.tsql.syntax import Definition, Name
+from servicebroker.tsql.syntax import Definition
 from servicebroker.tsql.types import NVARCHAR
 
 Definer = Callable[[Machine, Definition], None]
@@ -62,17 +65,28 @@ def check_definition(statement: Definition) -> None:
 @runs(Definition)
 def _define(machine: Machine, statement: Definition) -> None:
     check_definition(statement)
-    DEFINERS[statement.verb, statement.kind](machine, statement)
+    with suppress(NothingThere):
+        DEFINERS[statement.verb, statement.kind](machine, statement)
+        tell_of_definition(machine, statement)
     machine.done(0)
 
 
+class NothingThere(Exception):
+    """DROP IF EXISTS has found nothing."""
+
+
 def drop(statement: Definition, work: Callable[[], object]) -> None:
-    """DROP, which IF EXISTS lets find nothing."""
+    """DROP, which IF EXISTS lets find nothing.
+
+    Raises:
+        NothingThere: it has, and the statement has done nothing.
+    """
     try:
         work()
     except BrokerError as refused:
         if not statement.if_exists or refused.number not in (15151, 911, 3701):
             raise
+        raise NothingThere from None
 
 
 def _given(statement: Definition, *names: str) -> dict[str, Any]:
@@ -264,31 +278,39 @@ def _drop_priority(machine: Machine, statement: Definition) -> None:
 @defines("CREATE", "EVENT NOTIFICATION")
 def _create_notification(machine: Machine, statement: Definition) -> None:
     clauses = statement.clauses
-    queue: Name = clauses["queue"]
-    database_of(machine, queue).create_event_notification(
+    database, on = _notified(machine, statement)
+    database.create_event_notification(
         statement.name.own,
-        on_queue=written(queue),
         events=clauses["events"],
         to_service=text(machine, clauses["service"]) or "",
         broker_instance=text(machine, clauses["broker_instance"]) or "",
         with_fan_in=clauses["fan_in"],
+        **on,
     )
+
+
+@refuses("CREATE", "EVENT NOTIFICATION")
+def _check_events(statement: Definition) -> None:
+    events_of(statement.clauses["events"], statement.clauses["on"])
 
 
 @defines("DROP", "EVENT NOTIFICATION")
 def _drop_notification(machine: Machine, statement: Definition) -> None:
-    queue: Name = statement.clauses["queue"]
+    database, on = _notified(machine, statement)
     for name in statement.clauses["names"]:
-        database_of(machine, queue).drop_event_notification(name, on_queue=written(queue))
+        database.drop_event_notification(name, **on)
 
 
-@refuses("CREATE", "EVENT NOTIFICATION")
-@refuses("DROP", "EVENT NOTIFICATION")
-def _only_of_queues(statement: Definition) -> None:
-    if statement.clauses["on"] != "QUEUE":
-        raise unsupported(
-            f"EVENT NOTIFICATION ON {statement.clauses['on']}", "Only queues have events here.", statement.line
+def _notified(machine: Machine, statement: Definition) -> tuple[SessionDatabase, dict[str, Any]]:
+    """The database in which an event notification is, or was made, and what it is on."""
+    on, queue = statement.clauses["on"], statement.clauses.get("queue")
+    if on == SERVER:
+        machine.context.demand(
+            f"{statement.verb} EVENT NOTIFICATION ON SERVER", "event notification", statement.name.own
         )
+    if queue is None:
+        return machine.context.database, {"on_server": on == SERVER}
+    return database_of(machine, queue), {"on_queue": written(queue)}
 
 
 # ---------------------------------------------------------------- endpoints and databases
@@ -377,7 +399,7 @@ def _altered(machine: Machine, name: str) -> SessionDatabase:
 
 # what such an option asks for holds here anyhow, or is PostgreSQL's to set
 OPTIONS = words(
-    "RECOVERY SINGLE_USER MULTI_USER RESTRICTED_USER READ_WRITE ONLINE AUTO_CLOSE AUTO_SHRINK "
+    "RECOVERY SINGLE_USER MULTI_USER RESTRICTED_USER ONLINE AUTO_CLOSE AUTO_SHRINK "
     "AUTO_CREATE_STATISTICS AUTO_UPDATE_STATISTICS AUTO_UPDATE_STATISTICS_ASYNC PAGE_VERIFY COMPATIBILITY_LEVEL "
     "ALLOW_SNAPSHOT_ISOLATION READ_COMMITTED_SNAPSHOT DB_CHAINING QUOTED_IDENTIFIER ANSI_NULLS ANSI_PADDING "
     "ANSI_WARNINGS ANSI_NULL_DEFAULT ARITHABORT CONCAT_NULL_YIELDS_NULL NUMERIC_ROUNDABORT RECURSIVE_TRIGGERS "
@@ -400,4 +422,5 @@ def _drop_database(machine: Machine, statement: Definition) -> None:
     for name in statement.clauses["names"]:
         if name.lower() == machine.database.name.lower():
             raise TsqlError(3702, f'Cannot drop database "{name}" because it is currently in use.')
-        drop(statement, lambda name=name: machine.drop_database(name))  # type: ignore[misc]
+        with suppress(NothingThere) if len(statement.clauses["names"]) > 1 else nullcontext():
+            drop(statement, lambda name=name: machine.drop_database(name))  # type: ignore[misc]

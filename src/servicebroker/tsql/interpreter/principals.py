@@ -13,6 +13,7 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, SessionDatabase, check_alone
 from servicebroker.tsql.interpreter.conversations import written
+from servicebroker.tsql.interpreter.ddl_events import tell_of_permission
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines, drop, refuses
 from servicebroker.tsql.interpreter.transport import check_endpoint_permission, connect_on_endpoint
@@ -32,15 +33,14 @@ _OBJECTS = {
 }
 # permissions on a database or an instance that nothing here asks for
 OF_NOTHING_HERE = frozenset(
-    {"SHOWPLAN", "UNMASK", "AUTHENTICATE", "AUTHENTICATE SERVER", "SUBSCRIBE QUERY NOTIFICATIONS", "ALTER TRACE"}
+    {"SHOWPLAN", "UNMASK", "SUBSCRIBE QUERY NOTIFICATIONS", "ALTER TRACE"}
     | {"UNSAFE ASSEMBLY", "CONNECT SQL", "EXTERNAL ACCESS ASSEMBLY", "ADMINISTER BULK OPERATIONS", "ALTER SETTINGS"}
     | {"SHUTDOWN", "CHECKPOINT", "SELECT ALL USER SECURABLES", "BACKUP DATABASE", "BACKUP LOG"}
     | {f"VIEW {what}" for what in ("SERVER STATE", "DATABASE STATE", "ANY DEFINITION", "ANY DATABASE")}
-    | {f"CREATE {what}" for what in ("DEFAULT", "RULE", "SYNONYM", "DATABASE", "ASSEMBLY", "DDL EVENT NOTIFICATION")}
-    | {f"CREATE {what}" for what in ("DATABASE DDL EVENT NOTIFICATION", "TRACE EVENT NOTIFICATION")}
-    | {f"ALTER ANY {what}" for what in ("EVENT NOTIFICATION", "SYMMETRIC KEY", "CREDENTIAL", "LINKED SERVER")}
+    | {f"CREATE {what}" for what in ("DEFAULT", "RULE", "SYNONYM", "DATABASE", "ASSEMBLY")}
+    | {f"ALTER ANY {what}" for what in ("SYMMETRIC KEY", "CREDENTIAL", "LINKED SERVER")}
     | {f"ALTER ANY {what}" for what in ("CONNECTION", "ASSEMBLY", "ASYMMETRIC KEY", "DATASPACE")}
-    | {f"ALTER ANY {what}" for what in ("DATABASE DDL TRIGGER", "DATABASE EVENT NOTIFICATION")}
+    | {f"ALTER ANY {what}" for what in ("DATABASE DDL TRIGGER",)}
 )
 OF_THE_INSTANCE = frozenset(name for kind, name in IMPLIED_BY if kind is Kind.SERVER)
 NOT_KEPT = frozenset({"TYPE", "XML SCHEMA COLLECTION", "ROLE"})  # permissions on them
@@ -52,7 +52,10 @@ def _create_login(machine: Machine, statement: Definition) -> None:
     """Nobody opens a session as a login here: PostgreSQL lets in. FROM WINDOWS it names a peer of the network."""
     check_alone(machine, "CREATE LOGIN")
     machine.context.demand("CREATE LOGIN")
-    machine.instance.create_login(statement.name.own, from_windows="windows" in statement.clauses)
+    clauses = statement.clauses
+    machine.instance.create_login(
+        statement.name.own, from_windows="windows" in clauses, from_certificate=clauses.get("certificate")
+    )
 
 
 @defines("ALTER", "LOGIN")
@@ -79,22 +82,12 @@ def _drop_login(machine: Machine, statement: Definition) -> None:
 
 @defines("CREATE", "USER")
 def _create_user(machine: Machine, statement: Definition) -> None:
-    """FOR LOGIN; WITHOUT LOGIN; without either, for the login of the same name when there is one."""
+    """FOR LOGIN or CERTIFICATE; WITHOUT LOGIN; without any, for the login of the same name when there is one."""
     clauses, name = statement.clauses, statement.name.own
-    login = clauses.get("login")
-    if login is None and "without_login" not in clauses and machine.is_login(name):
+    login, certificate = clauses.get("login"), clauses.get("certificate")
+    if login is None and certificate is None and "without_login" not in clauses and machine.is_login(name):
         login = name
-    machine.database.create_user(name, for_login=login)
-
-
-@refuses("CREATE", "USER")
-def _for_no_certificate(statement: Definition) -> None:
-    if "certificate" in statement.clauses:
-        raise unsupported(
-            "CREATE USER FOR CERTIFICATE",
-            "Write CREATE USER WITHOUT LOGIN, and CREATE CERTIFICATE with its AUTHORIZATION.",
-            statement.line,
-        )
+    machine.database.create_user(name, for_login=login, from_certificate=certificate)
 
 
 @defines("ALTER", "USER")
@@ -181,6 +174,9 @@ def _permission(machine: Machine, statement: Permission) -> None:
         kept = tuple(one for one in statement.permissions if one not in nothing)
         if kept:
             _on_object(machine, replace(statement, permissions=kept))
+    tell_of_permission(
+        machine, statement, of_the_instance=statement.kind == "ENDPOINT" or _is_of_the_instance(statement)
+    )
     machine.done(0)
 
 

@@ -15,6 +15,7 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, out_of_variant
 from servicebroker.tsql.interpreter import triggers
+from servicebroker.tsql.interpreter.ddl_events import tell_of_uses
 from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine, runs
@@ -101,6 +102,7 @@ class Queries:
                     machine.context.ask(forget(user, use.schema, use.name))
             self.columns.forget()
             self._note_temporary(text)
+            tell_of_uses(machine, done.uses, text)
             machine.done(0)
         elif done.kind == "assign":
             if result.rows:

@@ -26,19 +26,18 @@ def _only_with_a_password(statement: Definition) -> None:
         raise unsupported("A master key without a password", "Write ENCRYPTION BY PASSWORD = '...'.", statement.line)
 
 
-@refuses("ALTER", "MASTER KEY")
-def _only_the_service_master_key(statement: Definition) -> None:
-    clauses = statement.clauses
-    if "service_master_key" not in clauses:
-        raise unsupported(
-            f"ALTER MASTER KEY {clauses['action']}", "Drop the certificates and the master key, and create them again.",
-            statement.line,
-        )  # fmt: skip
-
-
 @defines("ALTER", "MASTER KEY")
 def _alter_master_key(machine: Machine, statement: Definition) -> None:
-    machine.database.alter_master_key(service_master_key=statement.clauses["action"] == "ADD")
+    clauses, database = statement.clauses, machine.database
+    action = clauses["action"]
+    if action.endswith("REGENERATE"):
+        database.regenerate_master_key(clauses["password"], force=action != "REGENERATE")
+    elif "service_master_key" in clauses:
+        database.alter_master_key(service_master_key=action == "ADD")
+    elif action == "ADD":
+        database.add_master_key_password(clauses["password"])
+    else:
+        database.drop_master_key_password(clauses["password"])
 
 
 @defines("OPEN", "MASTER KEY")

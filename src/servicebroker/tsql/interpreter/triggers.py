@@ -31,7 +31,9 @@ _CAPTURE = {
     "DELETE": "after delete on {table} referencing old table as deleted_rows",
 }
 _OF_TABLE = (
-    "select name, definition, parent_table, module_id, execute_as, creator from servicebroker.tsql_modules "
+    "select name, definition, parent_table, module_id, execute_as, creator, array(select s.thumbprint from "
+    "servicebroker.module_signatures s where s.module_id = m.module_id and not s.is_counter) "
+    "from servicebroker.tsql_modules m "
     "where kind = 'TR' and database_id = $1 and to_regclass(parent_table)::oid = $2::oid and not is_disabled "
     "order by module_id"
 )
@@ -121,11 +123,11 @@ def fire(machine: Machine, statement: str) -> None:
             (machine.database.database_id, int(table)),
         )
         try:
-            for name, text, parent, number, execute_as, creator in found:
+            for name, text, parent, number, execute_as, creator, signers in found:
                 trigger = _parsed(text)
                 if event in trigger.events:
                     machine.queries.columns.copies.update(dict.fromkeys(tables.values(), str(parent)))
-                    frame = Frame(name, number, is_module=True)
+                    frame = Frame(name, number, is_module=True, signers=tuple(signers))
                     frame.updated = {"UPDATE": columns_set(statement), "INSERT": None}.get(event, frozenset())
                     _run(machine, frame, trigger, tables, (execute_as, creator))
         finally:

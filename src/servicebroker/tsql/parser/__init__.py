@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 
 from servicebroker.tsql.parser.extent import expression_end
 from servicebroker.tsql.parser.grammar import FIRST_WORDS, Feature, feature_at, feature_end
@@ -10,7 +11,16 @@ from servicebroker.tsql.parser.objects import Objects
 from servicebroker.tsql.parser.variables import check_variables
 from servicebroker.tsql.parser.words import STARTERS, begins_statement
 from servicebroker.tsql.statement_errors import UNSUPPORTED, TsqlError, unsupported
-from servicebroker.tsql.syntax import Definition, Label, Name, NoEffect, Relational, Statement, Unsupported
+from servicebroker.tsql.syntax import (
+    Definition,
+    Label,
+    Name,
+    NoEffect,
+    Permission,
+    Relational,
+    Statement,
+    Unsupported,
+)
 from servicebroker.tsql.tokens import Tokens, tokenize
 
 
@@ -91,6 +101,11 @@ class Parser(Objects):
 
     def statement(self) -> Statement:
         """The statement that begins here."""
+        begin = self.at
+        made = self._statement()
+        return replace(made, text=self.slice(begin, self.at)) if isinstance(made, Definition | Permission) else made
+
+    def _statement(self) -> Statement:
         line, word = self.line, self.word
         feature = feature_at(self.tokens, self.at) if word in FIRST_WORDS else None
         if feature is not None:
@@ -166,8 +181,8 @@ class Parser(Objects):
             kind = "PROCEDURE" if self.word == "PROC" else self.word
             self.at += 1
             return self._drop_modules(line, kind)
-        elif self.take("SIGNATURE") or self.take("COUNTER", "SIGNATURE"):
-            return self._signature(line)
+        elif verb == "DROP" and self.word in ("SIGNATURE", "COUNTER"):
+            return self.signature(line, verb)
         return self._object(line, verb, begin)
 
     def _object(self, line: int, verb: str, begin: int) -> Statement:
@@ -224,14 +239,11 @@ class Parser(Objects):
         self.expect("CONVERSATION")
         return self.end_conversation(line)
 
-    def _signature(self, line: int) -> Statement:
-        self.refuse("A signature", "Grant the permission to the user that the procedure works as (EXECUTE AS).")
-
     def _add(self, line: int) -> Statement:
-        if not self.take("SIGNATURE") and not self.take("COUNTER", "SIGNATURE"):
+        if self.word not in ("SIGNATURE", "COUNTER"):
             self.at -= 1
             self.fail()
-        return self._signature(line)
+        return self.signature(line, "ADD")
 
     def _switch_trigger(self, line: int) -> Statement:
         if self.word != "TRIGGER":

@@ -118,6 +118,8 @@ class Securing(Functions):
                 clauses[_SWITCHES[option]] = True
             elif option in ("HONOR_BROKER_PRIORITY", "TRUSTWORTHY"):
                 clauses[option.lower()] = self.on_off()
+            elif option in ("READ_ONLY", "READ_WRITE"):
+                clauses["read_only"] = option == "READ_ONLY"
             else:
                 ignored.append(self._other_option(option))
             if not self.take(","):
@@ -378,6 +380,32 @@ class Securing(Functions):
             clauses["password"] = self.string()
             return Definition(line, "BACKUP", "MASTER KEY", Name(("",)), clauses)
         raise self.failure()
+
+    def signature(self, line: int, verb: str) -> Statement:
+        """`signers`: each certificate with its `password` and `signature`; `counter`."""
+        clauses: Clauses = {"counter": self.take("COUNTER")}
+        self.expect("SIGNATURE")
+        self.expect("TO" if verb == "ADD" else "FROM")
+        for kind in ("ASSEMBLY", "DATABASE"):
+            if self.take(kind, "::"):
+                self.refuse(f"A signature of {kind}", "Sign the procedure.")
+        self.take("OBJECT", "::")
+        name = self.name()
+        self.expect("BY")
+        signers = []
+        while True:
+            if self.take("ASYMMETRIC"):
+                self.refuse("A signature by an asymmetric key", "Use a certificate.")
+            self.expect("CERTIFICATE")
+            signer: Clauses = {"certificate": self.own_name().own}
+            if verb == "ADD" and self.take("WITH"):
+                option = self.expect_any("PASSWORD", "SIGNATURE")
+                self.expect("=")
+                signer[option.lower()] = self.string() if option == "PASSWORD" else self.constant().value
+            signers.append(signer)
+            if not self.take(","):
+                break
+        return Definition(line, verb, "SIGNATURE", name, clauses | {"signers": signers})
 
     def open_key(self, line: int) -> Statement:
         """OPEN MASTER KEY DECRYPTION BY PASSWORD."""

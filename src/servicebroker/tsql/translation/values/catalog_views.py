@@ -28,13 +28,14 @@ OWN = frozenset(
         "dm_os_sys_info",
         "all_columns",
     }
-    | {"assemblies", "assembly_files", "server_event_notifications", "asymmetric_keys", "extended_properties"}
+    | {"assemblies", "assembly_files", "asymmetric_keys", "extended_properties"}
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
 )
 # names that are compared without regard to case; those of services, contracts and message types are not
 _NAMED = {
     **dict.fromkeys(OWN | {"service_queues", "database_principals", "endpoints", "certificates", "routes"}, ("name",)),
-    **dict.fromkeys(("remote_service_bindings", "conversation_priorities", "event_notifications"), ("name",)),
+    **dict.fromkeys(("remote_service_bindings", "conversation_priorities"), ("name",)),
+    **dict.fromkeys(("event_notifications", "server_event_notifications"), ("name",)),
     **dict.fromkeys(("xml_schema_collections", "tcp_endpoints", "service_broker_endpoints"), ("name",)),
 }
 _INFORMATION = {
@@ -46,7 +47,7 @@ _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_lo
                       | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_broker_connections"}
                       | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "dm_os_performance_counters"}
                       | {"messages", "master_files", "dm_os_sys_info"}
-                      | {"server_event_notifications", "configurations", "database_mirroring_endpoints"})  # fmt: skip
+                      | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 
 class View(NamedTuple):

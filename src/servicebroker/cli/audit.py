@@ -1,0 +1,63 @@
+"""`servicebroker audit`: who has defined what, and what operators have done."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from servicebroker.cli.existing import open_existing
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
+from servicebroker.cli.texts import as_json_text, printable
+from servicebroker.engine.diagnosis.audit import Act, find_acts
+from servicebroker.store.running import run
+
+
+def audit(
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    since: Annotated[
+        timedelta | None, typer.Option("--since", metavar="TIME", parser=span, help="Of the last 10min, 1h, 7d.")
+    ] = None,
+    who: Annotated[str, typer.Option(metavar="TEXT", help="By a role or principal with that in its name.")] = "",
+    text: Annotated[
+        str, typer.Option(metavar="TEXT", help="With that in the act, the database, the object or what has changed.")
+    ] = "",
+    top: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who has defined what, and what operators have done, the latest first."""
+    with open_existing(instance) as opened, opened.connection() as connection:
+        after = None if since is None else opened.clock() - since
+        found = run(connection, find_acts(after, who, text, top))
+    if as_json:
+        typer.echo(as_json_text({"audit": [one._asdict() for one in found]}))
+        return
+    for one in found:
+        typer.echo(printable(told(one)))
+    if not found:
+        typer.echo("Nothing of that is known.")
+
+
+def told(act: Act) -> str:
+    """An act in a line or two."""
+    where = f" in {act.database}" if act.database else ""
+    by = f"{act.principal} ({act.role})" if act.principal and act.principal != act.role else act.role
+    how = ", ".join(part for part in (act.face or "not by servicebroker", act.program, act.address) if part)
+    changes = changed(act)
+    return f"{act.at:%Y-%m-%d %H:%M:%S} UTC {by}: {act.act} {act.subject}{where} [{how}]" + (
+        f"\n    {'; '.join(changes)}" if changes else ""
+    )
+
+
+def changed(act: Act) -> list[str]:
+    """What an act has changed, a text for each; numbers that only the instance knows are left out."""
+    before, after = act.before or {}, act.after or {}
+    shown = [name for name in {**before, **after} if not name.endswith("_id") and name != "create_date"]
+    if act.before is None or act.after is None:
+        return [f"{name} {_value((act.after or before)[name])}" for name in shown]
+    return [f"{name} {_value(before.get(name))} -> {_value(after.get(name))}" for name in shown]
+
+
+def _value(value: object) -> str:
+    return "nothing" if value is None else "on" if value is True else "off" if value is False else str(value)

@@ -1,0 +1,132 @@
+"""`servicebroker trail`: the life of conversations, written while it happens."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+from uuid import UUID
+
+import psycopg
+import typer
+
+from servicebroker.api.instance import Instance
+from servicebroker.cli.existing import open_existing
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.cli.texts import as_json_text, printable
+from servicebroker.engine.diagnosis import trail
+from servicebroker.engine.diagnosis.trail import Event, TrailSettings
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.wording import counted
+from servicebroker.store.running import in_transaction, run
+
+app = typer.Typer(no_args_is_help=True, help="The life of conversations, written while it happens.")
+
+_PATIENCE = 30.0  # seconds to get each table for a moment
+
+
+@app.command()
+def on(
+    service: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--service", metavar="DATABASE.SERVICE", help="Of the conversations of this one; may be repeated."
+        ),
+    ] = None,
+    conversation: Annotated[
+        list[UUID] | None, typer.Option("--conversation", metavar="HANDLE", help="Of this one; may be repeated.")
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Of this share of them. Default: all; none beside HANDLE.")
+    ] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """Write a trail: of all conversations, of those of some services, of a share of them, or of some conversations."""
+    if share is None:
+        share = 0.0 if conversation and not service else 1.0
+    with open_existing(instance) as opened:
+        _switch(opened, TrailSettings(True, share, service or [], conversation or []))
+        with opened.connection() as connection:
+            typer.echo(_said(run(connection, trail.settings())))
+
+
+@app.command()
+def off(instance: InstanceOption = DEFAULT_INSTANCE) -> None:
+    """Write none any more. What was written is kept for its time."""
+    with open_existing(instance) as opened:
+        _switch(opened, TrailSettings(False, 1.0, [], []))
+    typer.echo("The trail is off.")
+
+
+@app.command()
+def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
+    """Say of which conversations a trail is written."""
+    with open_existing(instance) as opened, opened.connection() as connection:
+        found = run(connection, trail.settings())
+    typer.echo(as_json_text(found._asdict()) if as_json else _said(found))
+
+
+@app.command()
+def show(
+    conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="Either side of it.")],
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what has happened to a conversation."""
+    with open_existing(instance) as opened, opened.connection() as connection:
+        events = run(connection, trail.life(conversation))
+        settings = run(connection, trail.settings())
+    if as_json:
+        typer.echo(as_json_text({"events": [one._asdict() for one in events]}))
+        return
+    for one in events:
+        where = f"{one.at:%Y-%m-%d %H:%M:%S.%f} UTC {one.handle}"
+        typer.echo(printable(f"{where} {told(one)} [transaction {one.transaction}]"))
+    if not events:
+        typer.echo(f"Nothing is known of it. {_said(settings)}")
+
+
+def told(event: Event) -> str:
+    """What happened, in words."""
+    happened = trail.HAPPENED.get(event.what, event.what)
+    if event.messages:
+        which = f"message {event.first}"
+        if event.last != event.first:
+            which = f"{counted(event.messages, 'message')}, {event.first} to {event.last}"
+        kind = f" of type {event.message_type}" if event.message_type else ""
+        return f"{which}{kind}: {happened}" + (f", {event.detail}" if event.detail else "")
+    if event.what == "S":
+        before, _, after = event.detail.partition(" ")
+        return f"state {before} -> {after}"
+    if event.what == "T":
+        return f"timer set for {event.detail}" if event.detail else "timer fired, or was taken away"
+    return f"{happened} {event.detail}".rstrip() if event.what == "M" else f"{happened}, state {event.detail}"
+
+
+def _said(settings: TrailSettings) -> str:
+    if not settings.is_on:
+        return "The trail is off."
+    share = "every conversation" if settings.share == 1 else f"a share of {settings.share:g} of the conversations"
+    told = [f"{share} of {', '.join(settings.services)}" if settings.services else share] if settings.share else []
+    told += [f"conversation {one}" for one in settings.conversations]
+    return f"The trail is on: {', '.join(told) or 'of nothing'}."
+
+
+def _switch(opened: Instance, wanted: TrailSettings) -> None:
+    """Note what is wanted, and have the tables so, one after the other: each waits for those who write there now."""
+    with opened.connection() as connection:
+        in_transaction(connection, trail.switch(wanted))
+        statements = run(connection, trail.partitions(opened.clock()))
+        statements += [change.statement for change in run(connection, trail.changes())]
+        for statement in statements:
+            ends = time.monotonic() + _PATIENCE
+            while True:
+                try:
+                    in_transaction(connection, trail.briefly(statement))
+                    break
+                except psycopg.errors.LockNotAvailable:
+                    if time.monotonic() > ends:
+                        raise InstanceError(
+                            f"A table is in use for longer than {_PATIENCE:.0f} s by a transaction that does not end "
+                            "(servicebroker doctor): the background of the instance does the rest when it is over."
+                        ) from None
+                    time.sleep(0.05)

@@ -1,0 +1,67 @@
+"""ALTER DATABASE SET READ_ONLY and READ_WRITE: nobody writes into the database, whoever asks and however.
+
+Triggers say so (3906), which are there only as long as the database is READ_ONLY: on its tables, on the tables of its
+queues, and on its rows of those that databases share. Its broker is off meanwhile: what is sent to it waits.
+"""
+
+from __future__ import annotations
+
+from servicebroker.engine.catalog.alter import renew_versions
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.names import postgres_name
+from servicebroker.store.statements import Statement, Steps
+
+# of the tables that hold rows of every database, those that its definitions and its conversations write
+_SHARED = (
+    *("conversation_endpoints", "event_notifications", "broker_priorities", "routes", "services", "queues"),
+    *("service_contracts", "message_types", "xml_schema_collections", "remote_service_bindings", "certificates"),
+    *("master_keys", "permissions", "role_members", "principals", "tsql_modules", "tsql_schemas", "tsql_types"),
+)
+
+
+def set_read_only(database_id: int, name: str) -> Steps[None]:
+    """READ_ONLY. The caller has the database for itself."""
+    rows = yield Statement(
+        "read_only.set_read_only",
+        "update servicebroker.databases set is_read_only = true, broker_when_writable = is_broker_enabled, "
+        "is_broker_enabled = false where database_id = $1 and not is_read_only returning 1",
+        (database_id,),
+    )
+    if rows:
+        yield renew_versions()
+        yield _guard(database_id, name, True)
+
+
+def set_read_write(database_id: int, name: str) -> Steps[bool]:
+    """READ_WRITE. Returns whether the broker is to be enabled again, as it was before."""
+    yield _guard(database_id, name, False)
+    rows = yield Statement(
+        "read_only.set_read_write",
+        "update servicebroker.databases set is_read_only = false where database_id = $1 and is_read_only "
+        "returning broker_when_writable",
+        (database_id,),
+    )
+    return bool(rows and rows[0][0])
+
+
+def check_writable(database_id: int) -> Steps[None]:
+    """Refuse what would write into a database that is READ_ONLY.
+
+    Raises:
+        BrokerError: 3906.
+    """
+    rows = yield Statement(
+        "read_only.check_writable",
+        "select name from servicebroker.databases where database_id = $1 and is_read_only",
+        (database_id,),
+    )
+    if rows:
+        raise BrokerError(3906, *rows[0])
+
+
+def _guard(database_id: int, name: str, guarded: bool) -> Statement:
+    return Statement(
+        "read_only.guard",
+        "select servicebroker.guard_read_only($1, $2, $3, $4, $5)",
+        (database_id, name, postgres_name(name, "dbo"), list(_SHARED), guarded),
+    )

@@ -1,0 +1,198 @@
+"""What happened in the queues of an instance in the last hour, day and month: samples of what PostgreSQL counts anyway.
+
+A sample has one row for each queue that has changed, with what came and what left since PostgreSQL has counted, so that
+a lost sample loses no message and idle queues cost nothing. No queue is read for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from servicebroker.engine.diagnosis.queue_counts import FLOWS, TRANSMISSION_QUEUE
+from servicebroker.store.statements import Statement, Steps
+
+SAMPLED = 10.0  # seconds between two samples
+KEPT: Final = {10: timedelta(hours=1), 60: timedelta(days=1), 600: timedelta(days=30)}  # by step, in seconds
+PARTS = 60  # that a course has, if it is longer than as many samples
+_AT_ONCE = 1000  # queues that one sample takes, those that have changed most; the others have their turn later
+
+
+class Course(NamedTuple):
+    """What happened in a queue, from `since` on, in equal parts of `width` seconds.
+
+    `came` and `left` are messages a second in each part; None in one that nobody has watched. `depths` is the most that
+    was there in each.
+    """
+
+    since: datetime
+    width: float
+    came: list[float | None]
+    left: list[float | None]
+    depths: list[int | None]
+
+
+class Change(NamedTuple):
+    """What has changed in a part: messages that came and left, the most that were there, and those there at its end."""
+
+    part: int
+    came: int
+    left: int
+    peak: int
+    messages: int
+
+
+def sample() -> Steps[None]:
+    """Take a sample, if it is time and nobody else has; remove what is too old once a minute."""
+    rows = yield Statement(
+        "history.sample.begin",
+        "insert into servicebroker.history_samples (slot, at, step) "
+        "select floor(extract(epoch from t.now) / 10), t.now, "
+        "case when trunc(extract(epoch from t.now) / 600) > trunc(extract(epoch from t.last) / 600) then 600 "
+        "when trunc(extract(epoch from t.now) / 60) > trunc(extract(epoch from t.last) / 60) then 60 else 10 end "
+        "from (select clock_timestamp() as now, coalesce((select at from servicebroker.history_samples "
+        "  order by slot desc limit 1), 'epoch') as last) t on conflict do nothing returning at, step",
+    )
+    if not rows:
+        return
+    at, step = rows[0]
+    yield Statement(
+        "history.sample.take",
+        "insert into servicebroker.history (queue_id, at, step, arrived, departed, messages, peak) "
+        "select f.queue_id, $1, $2, f.arrived, f.departed, f.messages, greatest(f.messages, ("
+        "  select max(h.peak) from servicebroker.history h "
+        "  where h.queue_id = f.queue_id and h.at > coalesce(b.at, '-infinity'))) "
+        f"from ({FLOWS}) f left join lateral (select * from servicebroker.history h "
+        "  where h.queue_id = f.queue_id and h.step >= $2 order by h.at desc limit 1) b on true "
+        "where (f.arrived, f.departed, f.messages) is distinct from (b.arrived, b.departed, b.messages) "
+        f"order by f.arrived - coalesce(b.arrived, 0) desc limit {_AT_ONCE} on conflict do nothing",
+        (at, step),
+    )
+    if step == min(KEPT):
+        return
+    for kept_step, kept in KEPT.items():
+        yield Statement(
+            "history.sample.forget",
+            "with old as (delete from servicebroker.history_samples where at < $2 and step = $1) "
+            "delete from servicebroker.history h where h.at < $2 and h.step = $1 and (exists ("
+            "  select from servicebroker.history n where n.queue_id = h.queue_id and n.at > h.at and n.step >= $1) "
+            "or (h.queue_id <> 0 and not exists ("
+            "  select from servicebroker.queues q where q.queue_id = h.queue_id)))",
+            (kept_step, at - kept),
+        )
+
+
+def courses(now: datetime, span: timedelta, queue_id: int | None = None) -> Steps[dict[tuple[str, str], Course]]:
+    """What happened in the last `span`, by database and `schema.name`; of those where anything is known.
+
+    Of the transmission queue too, under two empty names; with `queue_id` only of that queue.
+    """
+    period = _Period.of(now, span)
+    rows = yield Statement(
+        "history.courses",
+        f"{_CHANGES} select coalesce(d.name, ''), coalesce(q.schema_name || '.' || q.name, ''), c.part, "
+        "sum(c.came)::bigint, sum(c.departed)::bigint, max(c.peak), (array_agg(c.messages order by c.at desc))[1] "
+        "from changes c left join servicebroker.queues q using (queue_id) "
+        "left join servicebroker.databases d using (database_id) "
+        f"where q.queue_id is not null or c.queue_id = {TRANSMISSION_QUEUE} group by 1, 2, 3 order by 1, 2, 3",
+        (*period.read, queue_id),
+    )
+    watched = yield from _watched(period)
+    found: dict[tuple[str, str], list[Change]] = {}
+    for database, queue, *change in rows:
+        found.setdefault((database, queue), []).append(Change(*change))
+    return {name: course(period.since, period.width, period.parts, watched, some) for name, some in found.items()}
+
+
+def whole_course(now: datetime, span: timedelta) -> Steps[Course]:
+    """The same of all queues of applications together."""
+    period = _Period.of(now, span)
+    rows = yield Statement(
+        "history.whole_course",
+        f"{_CHANGES}, parts as (select part, sum(came) as came, sum(departed) as departed, "
+        "sum(sum(more)) over (order by part) as messages "
+        f"from changes where queue_id <> {TRANSMISSION_QUEUE} group by 1) "
+        "select part, came::bigint, departed::bigint, "
+        "greatest(messages, lag(messages, 1, 0::numeric) over (order by part))::bigint, messages::bigint "
+        "from parts order by part",
+        (*period.read, None),
+    )
+    watched = yield from _watched(period)
+    return course(period.since, period.width, period.parts, watched, [Change(*row) for row in rows])
+
+
+# A row for each sample of a queue with what had changed since the one before; part -1 is what was there before $1.
+# Counters that have fallen have begun anew. Of what is finer than the step only the latest is read: it is not over.
+_CHANGES = (
+    "with known as (select * from servicebroker.history h "
+    "  where h.at > $1 and (h.step >= $2 or h.at > $3) and ($5::int is null or h.queue_id = $5) "
+    "union all select b.* from (select queue_id from servicebroker.queues "
+    f"  union all select {TRANSMISSION_QUEUE}) q cross join lateral (select * from servicebroker.history h "
+    "  where h.queue_id = q.queue_id and h.at <= $1 order by h.at desc limit 1) b "
+    "  where $5::int is null or q.queue_id = $5), "
+    "steps as (select *, lag(arrived) over w as old_arrived, lag(departed) over w as old_departed, "
+    "  lag(messages) over w as old_messages from known window w as (partition by queue_id order by at)), "
+    "changes as (select queue_id, at, peak, messages, "
+    "  case when at <= $1 then -1 else floor(extract(epoch from at - $1) / $4)::int end as part, "
+    "  coalesce(case when arrived < old_arrived then arrived else arrived - old_arrived end, 0) as came, "
+    "  coalesce(case when departed < old_departed then departed else departed - old_departed end, 0) as departed, "
+    "  messages - coalesce(old_messages, 0) as more from steps)"
+)
+
+
+class _Period(NamedTuple):
+    """`parts` parts of `width` seconds from `since` on, for which samples of that step are read."""
+
+    since: datetime
+    width: float
+    parts: int
+    step: int
+
+    @classmethod
+    def of(cls, now: datetime, span: timedelta) -> _Period:
+        parts = max(1, min(PARTS, int(span.total_seconds() / SAMPLED)))
+        width = span.total_seconds() / parts
+        fine = [step for step, kept in KEPT.items() if kept >= span] or [max(KEPT)]
+        return cls(now - span, width, parts, max([fine[0], *(step for step in fine if step <= width)]))
+
+    @property
+    def read(self) -> tuple[datetime, int, datetime, float]:
+        """What the statement takes; the last is the moment since which finer samples are read too."""
+        recent = self.since + timedelta(seconds=self.width * self.parts - 2 * self.step)
+        return self.since, self.step, recent, self.width
+
+
+def _watched(period: _Period) -> Steps[frozenset[int]]:
+    """The parts of which there are samples."""
+    rows = yield Statement(
+        "history.watched",
+        "select distinct floor(extract(epoch from at - $1) / $4)::int from servicebroker.history_samples "
+        "where at > $1 and (step >= $2 or at > $3)",
+        period.read,
+    )
+    # a sample tells of the time since the one before: of several parts, where those are shorter than the step
+    reach = max(1, round(period.step / period.width))
+    return frozenset(part - back for (part,) in rows for back in range(reach))
+
+
+def course(since: datetime, width: float, parts: int, watched: Collection[int], changes: Iterable[Change]) -> Course:
+    """The course that these changes make; `watched` are the parts that samples tell of."""
+    by_part = {change.part: change for change in changes}
+    there = by_part[-1].messages if -1 in by_part else None
+    came: list[float | None] = []
+    left: list[float | None] = []
+    depths: list[int | None] = []
+    for part in range(parts):
+        change = by_part.get(part)
+        if change is not None:
+            came.append(change.came / width)
+            left.append(change.left / width)
+            depths.append(change.peak)
+            there = change.messages
+        else:
+            known = part in watched
+            came.append(0.0 if known else None)
+            left.append(0.0 if known else None)
+            depths.append(there if known else None)
+    return Course(since, width, came, left, depths)

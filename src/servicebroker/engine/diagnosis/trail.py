@@ -1,0 +1,279 @@
+"""The life of conversations: a trail of what happens to them, off unless somebody asks for it.
+
+Triggers write it (`store/trail.sql`), in the transaction and the round trip of whichever verb does something.
+They are there only while the trail is on, on the queues that it is on for: without them nothing is looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.diagnosis.audit import note
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.statements import Statement, Steps
+
+KEPT = timedelta(days=7)
+_AHEAD = 2  # days for which there are partitions before anything comes
+_SHARES = 10_000  # a share is so many parts of all conversations
+_TABLE = "<table>"
+_MOST = 500  # events of a conversation that are shown
+
+HAPPENED: Final = {
+    "B": "began",
+    "S": "state",
+    "A": "arrived in its queue",
+    "R": "left its queue",
+    "W": "waits to be transmitted",
+    "L": "waits no longer",
+    "F": "failed",
+    "P": "set aside",
+    "M": "moved to the group",
+    "T": "timer",
+    "G": "is gone",
+}
+
+
+class TrailSettings(NamedTuple):
+    """For which conversations there is a trail: a share of those of these services (none: of all), and these ones."""
+
+    is_on: bool
+    share: float
+    services: list[str]
+    conversations: list[UUID]
+
+
+class Event(NamedTuple):
+    """Something that happened to one side of a conversation: to a run of messages, or to the endpoint itself.
+
+    `what` is a key of `HAPPENED`; numbers are of messages, and None where it was none.
+    """
+
+    at: datetime
+    transaction: int
+    handle: UUID
+    what: str
+    first: int | None
+    last: int | None
+    messages: int | None
+    message_type: str
+    detail: str
+
+
+class Change(NamedTuple):
+    """The triggers of a table that are to be made and dropped, in one statement."""
+
+    table: str
+    statement: Statement
+
+
+def settings() -> Steps[TrailSettings]:
+    """For what the trail is on."""
+    rows = yield Statement(
+        "trail.settings", "select is_on, share, services, conversations from servicebroker.trail_settings"
+    )
+    is_on, share, services, conversations = rows[0]
+    return TrailSettings(is_on, share / _SHARES, list(services), list(conversations))
+
+
+def switch(wanted: TrailSettings) -> Steps[None]:
+    """Have the trail as that; `changes` says what is to be done for it.
+
+    Raises:
+        BrokerError: 15151 there is no such service, 8426 no such conversation, 402 the share is none.
+    """
+    if not 0 <= wanted.share <= 1:
+        raise BrokerError(402, "the share", wanted.share, "from 0 to 1")
+    known = yield Statement(
+        "trail.switch.find_services",
+        "select d.name || '.' || s.name from servicebroker.services s "
+        "join servicebroker.databases d using (database_id) where d.name || '.' || s.name = any ($1)",
+        (wanted.services,),
+    )
+    for service in wanted.services:
+        if (service,) not in known:
+            raise BrokerError(15151, "find", "service", service)
+    found = yield Statement(
+        "trail.switch.find_conversations",
+        "select conversation_handle, conversation_id from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) or conversation_id = any ($1)",
+        (wanted.conversations,),
+    )
+    identifiers = {one: conversation for handle, conversation in found for one in (handle, conversation)}
+    for one in wanted.conversations:
+        if one not in identifiers:
+            raise BrokerError(8426, one)
+    chosen = sorted({identifiers[one] for one in wanted.conversations}, key=str)
+    yield Statement(
+        "trail.switch.update",
+        "update servicebroker.trail_settings set is_on = $1, share = $2, services = $3, conversations = $4",
+        (wanted.is_on, round(wanted.share * _SHARES), wanted.services, chosen),
+    )
+    told = {"share": wanted.share, "services": ", ".join(wanted.services), "conversations": ", ".join(map(str, chosen))}
+    yield from note("TRAIL ON" if wanted.is_on else "TRAIL OFF", "", "", told if wanted.is_on else {})
+
+
+def changes() -> Steps[list[Change]]:
+    """What is to be done so that the triggers are as the settings want them; each is a transaction of its own."""
+    kept = yield from settings()
+    wanted: dict[str, dict[str, str]] = {}
+    if kept.is_on:
+        arguments, queues = yield from _followed(kept)
+        for queue_id in queues:
+            wanted[f"queue_{queue_id}"] = _of_messages("trail_messages", ("A", "R"), arguments)
+        wanted["transmission_queue"] = _of_messages("trail_sent", ("W", "L"), arguments)
+        endpoint = f"after insert or delete or update of state, conversation_group_id, dialog_timer on {_TABLE}"
+        wanted["conversation_endpoints"] = {
+            _name("E", arguments): f"{endpoint} for each row execute function "
+            f"servicebroker.trail_endpoint({_listed(arguments)})"
+        }
+        for table, when, what in (
+            ("failed_messages", "after insert or update", "F"),
+            ("set_aside_messages", "after insert", "P"),
+        ):
+            wanted[table] = {
+                _name(what, arguments): f"{when} on {_TABLE} for each row execute function "
+                f"servicebroker.trail_failure({_listed((what, *arguments))})"
+            }
+    rows = yield Statement(
+        "trail.changes",
+        "select c.relname, t.tgname from pg_trigger t join pg_class c on c.oid = t.tgrelid "
+        "where c.relnamespace = 'servicebroker'::regnamespace and t.tgname like 'trailed\\_%'",
+    )
+    there: dict[str, set[str]] = {}
+    for table, name in rows:
+        there.setdefault(table, set()).add(name)
+    return [
+        Change(table, _remade(table, wanted.get(table, {}), there.get(table, set())))
+        for table in sorted(wanted.keys() | there.keys())
+        if wanted.get(table, {}).keys() != there.get(table, set())
+    ]
+
+
+def briefly(statement: Statement) -> Steps[None]:
+    """A change of a table, which waits for who writes there for a moment only: others wait behind it."""
+    yield Statement("trail.briefly", "set local lock_timeout = 100", prepared=False)
+    yield statement
+
+
+def _followed(kept: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]:
+    """The arguments of the triggers, and the queues that are to have them."""
+    rows = yield Statement(
+        "trail.followed",
+        "select array(select s.service_id from servicebroker.services s "
+        "  join servicebroker.databases d using (database_id) where d.name || '.' || s.name = any ($1) order by 1), "
+        "array(select q.queue_id from servicebroker.queues q where q.queue_id >= $3 and ($4 or exists ("
+        "  select from servicebroker.services s join servicebroker.databases d using (database_id) "
+        "  where s.queue_id = q.queue_id and d.name || '.' || s.name = any ($1)) or exists ("
+        "  select from servicebroker.conversation_endpoints e where e.queue_id = q.queue_id "
+        "  and e.conversation_id = any ($2))) order by 1)",
+        (kept.services, kept.conversations, names.FIRST_USER_ID, not kept.services and kept.share > 0),
+    )
+    services, queues = rows[0]
+    if kept.share == 1 and not kept.services:
+        return (), list(queues)
+    chosen = ",".join(str(number) for number in services), ",".join(str(one) for one in kept.conversations)
+    return (str(round(kept.share * _SHARES)), f"{{{chosen[0]}}}", f"{{{chosen[1]}}}"), list(queues)
+
+
+def _of_messages(function: str, letters: tuple[str, str], arguments: tuple[str, ...]) -> dict[str, str]:
+    """The triggers that see runs of messages come into a table and leave it."""
+    return {
+        _name(letter, arguments): f"after {event} on {_TABLE} referencing {rows} table as moved for each statement "
+        f"execute function servicebroker.{function}({_listed((letter, *arguments))})"
+        for letter, event, rows in zip(letters, ("insert", "delete"), ("new", "old"), strict=True)
+    }
+
+
+def _name(letter: str, arguments: Sequence[str]) -> str:
+    """The name of a trigger, another one for other arguments."""
+    return f"trailed_{letter.lower()}_{hashlib.sha256(' '.join(arguments).encode()).hexdigest()[:12]}"
+
+
+def _listed(arguments: Sequence[str]) -> str:
+    return ", ".join(f"'{argument}'" for argument in arguments)  # numbers and identifiers, and nothing that was typed
+
+
+def _remade(table: str, wanted: dict[str, str], there: set[str]) -> Statement:
+    whole = f"servicebroker.{table}"
+    drops = [f"drop trigger {name} on {whole};" for name in sorted(there - wanted.keys())]
+    makes = [
+        f"create trigger {name} {text.replace(_TABLE, whole)};" for name, text in wanted.items() if name not in there
+    ]
+    return Statement("trail.remade", f"do $make$ begin\n{chr(10).join(drops + makes)}\nend $make$", prepared=False)
+
+
+def partitions(now: datetime) -> Steps[list[Statement]]:
+    """What is to be done so that there are partitions for the next days, and none that are too old."""
+    kept = yield from settings()
+    rows = yield Statement(
+        "trail.partitions.find",
+        "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid "
+        "where i.inhparent = 'servicebroker.trail'::regclass and c.relname like 'trail\\_d%'",
+    )
+    there = {name for (name,) in rows}
+    rest = yield Statement("trail.partitions.find_rest", "select min(at), max(at) from servicebroker.trail_rest")
+    todo = []
+    for ahead in range(_AHEAD + 1 if kept.is_on else 0):
+        day = (now + timedelta(days=ahead)).date()
+        after = day + timedelta(days=1)
+        is_free = rest[0][1] is None or rest[0][1].date() < day
+        if (name := f"trail_d{day:%Y%m%d}") not in there and is_free:
+            text = f"for values from ('{day} 00:00:00+00') to ('{after} 00:00:00+00')"
+            todo.append(f"create table servicebroker.{name} partition of servicebroker.trail {text}")
+    oldest = f"trail_d{(now - KEPT).date():%Y%m%d}"
+    todo += [f"drop table servicebroker.{name}" for name in sorted(there) if name < oldest]
+    statements = [Statement("trail.partitions.change", text, prepared=False) for text in todo]
+    if rest[0][0] is not None and rest[0][0] < now - KEPT:
+        statements.append(
+            Statement("trail.partitions.forget", "delete from servicebroker.trail_rest where at < $1", (now - KEPT,))
+        )
+    return statements
+
+
+def life(handle: UUID) -> Steps[list[Event]]:
+    """What is known of both sides of a conversation, in the order in which it happened; the latest, if it is much."""
+    rows = yield Statement(
+        "trail.life",
+        "with sides as (select conversation_handle, conversation_id from servicebroker.trail "
+        "  where conversation_handle = $1 union select conversation_handle, conversation_id "
+        "  from servicebroker.conversation_endpoints where conversation_handle = $1), "
+        "handles as (select conversation_handle from sides union select t.conversation_handle "
+        "  from servicebroker.trail t join sides using (conversation_id) where t.what = 'B' "
+        "  union select e.conversation_handle "
+        "  from servicebroker.conversation_endpoints e join sides using (conversation_id) union "
+        "  select e.far_handle from servicebroker.conversation_endpoints e "
+        "  where e.conversation_handle = $1 and e.far_handle is not null) "
+        "select * from (select t.at, t.transaction_id, t.conversation_handle, t.what::text, "
+        "t.first_number, t.last_number, t.messages, coalesce((select m.name from servicebroker.message_types m "
+        "  where m.message_type_id = t.message_type_id limit 1), ''), coalesce(t.detail, '') "
+        f"from servicebroker.trail t join handles using (conversation_handle) order by t.at desc limit {_MOST}) l "
+        "order by 1, 2",
+        (handle,),
+    )
+    return merged([Event(*row) for row in rows])
+
+
+def merged(events: Sequence[Event]) -> list[Event]:
+    """The events, with what one transaction does to consecutive messages as one."""
+    found: list[Event] = []
+    for one in events:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and one.first is not None
+            and last.last is not None
+            and (last.transaction, last.handle, last.what, last.detail)
+            == (one.transaction, one.handle, one.what, one.detail)
+            and one.first == last.last + 1
+        ):
+            both = (last.messages or 0) + (one.messages or 0)
+            kind = last.message_type if last.message_type == one.message_type else ""
+            found[-1] = last._replace(last=one.last, messages=both, message_type=kind)
+        else:
+            found.append(one)
+    return found

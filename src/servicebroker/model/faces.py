@@ -1,0 +1,24 @@
+"""By which face somebody works: Python, T-SQL, a command or the dashboard. The audit notes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_FACE: ContextVar[str] = ContextVar("servicebroker_face", default="Python")
+
+
+def face() -> str:
+    """The face by which the caller works."""
+    return _FACE.get()
+
+
+@contextmanager
+def working_by(name: str) -> Iterator[None]:
+    """What the block does is done by that face."""
+    before = _FACE.set(name)
+    try:
+        yield
+    finally:
+        _FACE.reset(before)

@@ -1,0 +1,103 @@
+"""How the last run of a pipeline stands or has ended: a file beside its checkpoints, which `pipeline status` reads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from servicebroker.pipeline.definition import Pipeline
+from servicebroker.pipeline.queue_run import QueueRun
+
+NAME = "_last_run.json"
+EVERY = 1.0  # seconds between two notes of a run
+
+
+@dataclass
+class LastRun:
+    """A run that notes how it stands, each second and at its end."""
+
+    path: Path
+    queues: list[QueueRun] = field(default_factory=list)
+    began: str = field(default_factory=lambda: _now())
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    @contextmanager
+    def noted(cls, pipeline: Pipeline) -> Iterator[LastRun]:
+        """A run that begins now and ends with the block; what ends it is noted."""
+        run = cls(place(pipeline))
+        run.path.parent.mkdir(parents=True, exist_ok=True)
+        run.note()
+        noting = threading.Thread(target=run._keep_noting, daemon=True)
+        noting.start()
+        error = ""
+        try:
+            yield run
+        except Exception as problem:
+            error = " ".join(str(problem).split()) or type(problem).__name__
+            raise
+        finally:
+            run._ended.set()
+            noting.join()
+            run.note(ended=_now(), error=error)
+
+    def note(self, *, ended: str | None = None, error: str = "") -> None:
+        """Write how it stands; whoever reads the file sees the old text or the new one."""
+        told = {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "began": self.began,
+            "ended": ended,
+            "error": error or None,
+            "queues": [
+                {"queue": one.label, "state": str(one.state), **one.totals(), "reason": one.reason or None}
+                for one in self.queues
+            ],
+        }
+        fresh = self.path.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(told), encoding="utf-8")
+        fresh.replace(self.path)
+
+    def _keep_noting(self) -> None:
+        while not self._ended.wait(EVERY):
+            with contextlib.suppress(OSError):  # a full disk is not the run's end
+                self.note()
+
+
+def place(pipeline: Pipeline) -> Path:
+    """Where the file is."""
+    return pipeline.checkpoint(pipeline.queues[0]).parent / NAME
+
+
+def last_run(pipeline: Pipeline) -> dict[str, Any] | None:
+    """What was noted, None when there was no run. A run that was killed could not note its end: `error` says so."""
+    try:
+        told: dict[str, Any] = json.loads(place(pipeline).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if told["ended"] is None and told["host"] == socket.gethostname() and not _lives(told["process"]):
+        told["error"] = f"It was killed: its process {told['process']} is gone, and has noted no end."
+    return told
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

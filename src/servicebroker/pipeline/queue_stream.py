@@ -1,0 +1,212 @@
+"""One queue of a stream: its batches are planned, divided into parts, and acknowledged."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import rows
+from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.frontier import Frontier, Now, Share, Slice, between, check_continuity, divided
+from servicebroker.pipeline.options import SourceOptions
+
+_log = logging.getLogger("servicebroker")
+
+
+class Budget(NamedTuple):
+    """How much a batch may have, None for any amount: messages, and bytes of bodies, which one message may exceed."""
+
+    messages: int | None = None
+    bytes: int | None = None
+
+    def share(self, of: int) -> Budget:
+        """What one of so many queues may have, that have not had theirs; at least one message and one byte."""
+        return Budget(*(None if most is None else max(1, -(-most // of)) for most in self))
+
+    def without(self, messages: int, size: int) -> Budget:
+        """What is left."""
+        had = (messages, size)
+        return Budget(*(None if most is None else max(0, most - one) for most, one in zip(self, had, strict=True)))
+
+    @property
+    def is_spent(self) -> bool:
+        """Nothing more fits."""
+        return 0 in self
+
+
+class Plan(NamedTuple):
+    """The next batch of a queue: where it ends, and whether it may wait until there is more."""
+
+    end: Frontier
+    piece: Slice
+    may_wait: bool
+
+
+class QueueStream:
+    """A queue that a stream owns, from its first use until `close`.
+
+    Attributes:
+        read: messages and bytes of bodies in the batches since the start.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._queue: Attachment | None = None
+        self._acknowledged: Frontier | None = None
+        self._planned: Frontier | None = None
+        self._read_to: Frontier | None = None
+        self._began_anew = False
+        self._measured: tuple[Slice, tuple[int, int]] | None = None
+        self._target: int | None = None  # the frontier that ends an AvailableNow query
+        self._told_last: dict[str, Any] | None = None  # of a queue that has been read to it
+        self.read = {"messagesRead": 0, "bytesRead": 0}
+
+    @property
+    def initial(self) -> dict[str, Any]:
+        """The offset of a stream that has read nothing; the same at every call."""
+        return self._attached().initial.to_json()
+
+    @property
+    def earliest(self) -> dict[str, Any]:
+        """The offset before everything, wherever a stream begins."""
+        return replace(self._attached().initial, lo=0, hi=0).to_json()
+
+    def stop_here(self) -> None:
+        """What there is now is all that will be read. An open transaction holds the frontier back, as everywhere."""
+        self._target = self._attached().now().frontier
+
+    def plan(self, start: dict[str, Any], budget: Budget) -> Plan | None:
+        """The batch that follows `start`, None when there is nothing to read.
+
+        Spark plans a batch from `start` only after the sink has committed everything up to it, so `start` is
+        acknowledged here: `commit` would come too late, and never for the last batch of a query.
+
+        Raises:
+            InstanceError: the offset belongs to another server, another queue or another time.
+        """
+        if self._told_last is not None:
+            return None
+        queue = self._attached()
+        now = queue.now()
+        offset = self._continued(Frontier.from_json(start), now) or queue.initial
+        self.acknowledge(offset)
+        hi = now.frontier if self._target is None else self._target
+        begins, may_wait = offset, False  # what a batch has left of a window does not wait
+        end = queue.page_end(offset, *budget)
+        if end is None and offset.hi < hi:
+            begins, may_wait = offset.opened(hi), True
+            end = queue.page_end(begins, *budget)
+        self._planned = offset
+        if end is None:
+            if self._target is not None:  # the query ends now: whoever waits finds the queue free
+                self._told_last = queue.progress(offset)
+                self.close()
+            return None
+        piece = between(begins, end)
+        assert piece is not None
+        return Plan(end, piece, may_wait)
+
+    def measure(self, piece: Slice) -> tuple[int, int]:
+        """How many messages a batch has, and how many bytes their bodies. The last answer is remembered."""
+        if self._measured is None or self._measured[0] != piece:
+            system_messages = self._options.include_system_messages
+            self._measured = piece, self._attached().measure(piece, system_messages=system_messages)
+        return self._measured[1]
+
+    def take(self, plan: Plan) -> dict[str, Any]:
+        """The plan is carried out. Returns the offset that it ends at."""
+        self._planned = plan.end
+        self._count(plan.piece, plan.end)
+        if plan.may_wait:
+            self._attached().keep_frontier()
+        return plan.end.to_json()
+
+    def parts(self, start: dict[str, Any], end: dict[str, Any], count: int) -> list[rows.Part]:
+        """The tasks of a batch, the same rows for the same offsets at any time."""
+        queue = self._attached()
+        now = queue.now()
+        last = self._continued(Frontier.from_json(end), now)
+        if last is None:
+            return []  # a batch that was planned in another life of the server
+        first = self._continued(Frontier.from_json(start), now) or queue.initial
+        piece = between(first, last)
+        if piece is None:
+            return []
+        self._count(piece, last)
+        return parts_of(self._options, queue, piece, count)
+
+    def _count(self, piece: Slice, end: Frontier) -> None:
+        """Once for each batch: when it is planned, for Spark asks for its progress next, or when it comes again."""
+        if end != self._read_to:
+            messages, size = self.measure(piece)
+            self.read["messagesRead"] += messages
+            self.read["bytesRead"] += size
+            self._read_to = end
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything up to `end` is with the sink; mostly acknowledged already by `plan`."""
+        offset = self._continued(Frontier.from_json(end), self._attached().now())
+        if offset is not None:
+            self.acknowledge(offset)
+
+    def acknowledge(self, offset: Frontier) -> None:
+        """Everything up to `offset` leaves the queue."""
+        if offset != self._acknowledged:
+            self._attached().acknowledge(offset, self._options.end_of_stream)
+            self._acknowledged = offset
+
+    def progress(self) -> dict[str, Any] | None:
+        """The offset that was planned last, and how far behind it is (`Attachment.progress`); None before."""
+        if self._planned is None:
+            return None
+        behind = self._told_last if self._queue is None else None
+        return self._planned.to_json() | self.read | (behind or self._attached().progress(self._planned))
+
+    def close(self) -> None:
+        """Let the queue go."""
+        if self._queue:
+            self._queue.close()
+            self._queue = None
+
+    def _attached(self) -> Attachment:
+        """The queue, owned. Opened at the first use, since Spark also copies readers into other processes."""
+        if self._queue is None:
+            queue = Attachment.open(self._options)
+            try:
+                queue.claim(self._options.claim_timeout)
+            except BaseException:
+                queue.close()
+                raise
+            self._queue = queue
+        return self._queue
+
+    def _continued(self, offset: Frontier, now: Now) -> Frontier | None:
+        """The offset, or None where it means nothing here and the stream begins anew, as failOnDataLoss=false wants.
+
+        Raises:
+            InstanceError: it means nothing here.
+        """
+        here = self._attached().initial
+        try:
+            check_continuity(offset, here, now)
+        except InstanceError as problem:
+            if self._options.fail_on_data_loss:
+                raise
+            if not self._began_anew:
+                _log.warning("%s With failOnDataLoss=false the stream begins anew.", problem)
+            self._began_anew = True
+            return None
+        return replace(offset, database_oid=here.database_oid)
+
+
+def parts_of(options: SourceOptions, queue: Attachment, piece: Slice, count: int) -> list[rows.Part]:
+    """A slice of a queue in `count` parts."""
+    if options.partitioning == "range":
+        shares = [(one, Share(0, 1)) for one in divided(piece, count)]
+    else:
+        shares = [(piece, Share(number, count)) for number in range(count)]
+    kinds = (queue.reads_archive(piece.lo), options.include_system_messages)
+    where = (options.instance, queue.queue_name, queue.queue_id, queue.database_id)
+    return [rows.Part(*where, *share, *kinds) for share in shares]

@@ -1,0 +1,220 @@
+"""Who has done what: every definition is noted, whichever face it comes from, and what operators do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from lxml import html
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli.main import app
+from servicebroker.dashboard import Dashboard, Role
+from servicebroker.engine.diagnosis.audit import Act, find_acts, forget_old
+from servicebroker.store.running import run, run_alone
+from servicebroker.tsql.session import Session
+from support import ORDER, STOCK_QUEUE, begin, group_of, open_dialog
+
+HERE = "http://127.0.0.1"
+
+
+@pytest.fixture
+def instance(make_instance_url: Callable[..., str]) -> Iterator[sb.Instance]:
+    with sb.open(make_instance_url(1), upkeep=None) as opened:
+        yield opened
+
+
+@pytest.fixture
+def database(instance: sb.Instance) -> sb.Database:
+    return instance.database("Test")
+
+
+def acts(database: sb.Database, text: str = "", who: str = "") -> list[Act]:
+    with database.instance.connection() as connection:
+        return run(connection, find_acts(None, who, text, 1000))
+
+
+def shown(*arguments: str) -> Any:
+    told = CliRunner().invoke(app, ["audit", "--json", *arguments], catch_exceptions=False)
+    return json.loads(told.stdout)["audit"]
+
+
+def test_every_face_is_known(database: sb.Database) -> None:
+    url = database.instance.url
+    database.create_queue("ByPython")
+    with Session(database) as session:
+        session.execute("CREATE QUEUE ByTsql; ALTER QUEUE ByTsql WITH STATUS = OFF")
+    CliRunner().invoke(app, ["queue", "alter", "ByTsql", "--on", "-d", "Test", "--instance", url])
+    with psycopg.connect(url) as connection:
+        connection.execute("update servicebroker.queues set max_readers = 7 where name = 'ByPython'")
+    dashboard = Dashboard([url], token=None, role=Role.ACT)
+    with TestClient(dashboard, base_url=HERE) as browser:
+        page = html.fromstring(browser.get("/i/0/queue?database=Test&queue=dbo.ByPython").text)
+        (form,) = page.xpath("//form[contains(@action, '/act/switch')]")
+        answer = browser.post(form.action, data=dict(form.form_values()), headers={"origin": HERE})
+        assert "OFF" in answer.text
+        found = browser.get("/i/0/audit", params={"what": "bypython"}).text
+        assert "max_readers nothing -&gt; 7" in found, html.fromstring(found).text_content()
+    (made,) = acts(database, "CREATE QUEUE dbo.ByPython") or acts(database, "ByPython")[-1:]
+    assert (made.act, made.face, made.principal, made.before) == ("CREATE QUEUE", "Python", "dbo", None)
+    assert made.after is not None
+    assert made.after["name"] == "ByPython"
+    changes = {(one.act, one.face, one.subject): (one.before, one.after) for one in acts(database, "ALTER")}
+    off = {"is_receive_enabled": False, "is_enqueue_enabled": False}
+    on = {"is_receive_enabled": True, "is_enqueue_enabled": True}
+    assert changes["ALTER QUEUE", "T-SQL", "dbo.ByTsql"] == (on, off)
+    assert changes["ALTER QUEUE", "dashboard", "dbo.ByPython"] == (on, off)
+    assert changes["ALTER QUEUE", "", "dbo.ByPython"][1] == {"max_readers": 7}
+
+
+def test_each_definition_is_noted_with_names(database: sb.Database) -> None:
+    last = acts(database)[0].number
+    database.create_message_type("M")
+    database.create_contract("C", {"M": "ANY"})
+    database.create_queue("Q")
+    database.create_service("S", "Q", ["C"])
+    database.create_route("R", address="LOCAL", service_name="S")
+    database.create_user("U")
+    database.create_role("Readers")
+    database.add_role_member("Readers", "U")
+    database.grant("RECEIVE", "U", queue="Q")
+    database.create_broker_priority("P", priority_level=3)
+    database.drop_broker_priority("P")
+    database.revoke("RECEIVE", "U", queue="Q")
+    database.drop_service("S")
+    database.alter(honor_broker_priority=True)
+    found = [(one.act, one.subject) for one in reversed(acts(database)) if one.number > last]
+    others = ("ALTER DATABASE", "DROP SERVICE", "DROP CONTRACT OF SERVICE")
+    assert [one for one in found if one[0] not in others and "CONNECT" not in one[1]] == [
+        ("CREATE MESSAGE TYPE", "M"),
+        ("CREATE CONTRACT", "C"),
+        ("CREATE MESSAGE TYPE OF CONTRACT", "C M"),
+        ("CREATE QUEUE", "dbo.Q"),
+        ("CREATE SERVICE", "S"),
+        ("CREATE CONTRACT OF SERVICE", "S C"),
+        ("CREATE ROUTE", "R"),
+        ("CREATE PRINCIPAL", "U"),
+        ("CREATE PRINCIPAL", "Readers"),
+        ("CREATE ROLE MEMBER", "U Readers"),
+        ("CREATE PERMISSION", "RECEIVE U"),
+        ("CREATE BROKER PRIORITY", "P"),
+        ("DROP BROKER PRIORITY", "P"),
+        ("DROP PERMISSION", "RECEIVE U"),
+    ]
+    assert ("ALTER DATABASE", "Test") in found
+    assert ("DROP SERVICE", "S") in found
+    assert {one.principal for one in acts(database) if one.number > last} == {"dbo"}
+
+
+def test_what_is_undone_or_refused_is_not_there(database: sb.Database) -> None:
+    with pytest.raises(ZeroDivisionError), database.defining() as defining:
+        defining.create_queue("Never")
+        raise ZeroDivisionError
+    with pytest.raises(sb.BrokerError):
+        database.drop_queue("Nowhere")
+    assert acts(database, "Never") == []
+
+
+def test_nothing_secret_is_written(database: sb.Database) -> None:
+    with Session(database) as session:
+        session.execute("CREATE MASTER KEY ENCRYPTION BY PASSWORD = 'sesame-1-open'")
+        session.execute("CREATE PROCEDURE MakesKeys AS CREATE MASTER KEY ENCRYPTION BY PASSWORD = N'sesame-2-open'")
+        session.execute(
+            "CREATE USER Anna WITHOUT LOGIN; CREATE CERTIFICATE MyCert AUTHORIZATION Anna WITH SUBJECT = 'x'"
+        )
+    written = json.dumps([one._asdict() for one in acts(database)], default=str)
+    assert "MakesKeys" in written
+    assert "sesame" not in written
+    assert "\\x" not in written
+    (key,) = acts(database, "MASTER KEY")[-1:]
+    assert key.after is not None
+    assert key.after["by_password"] == "***"
+    assert {one.act for one in acts(database, "MyCert")} == {"CREATE CERTIFICATE"}
+
+
+def test_what_operators_do_with_conversations_and_messages(database: sb.Database) -> None:
+    url = database.instance.url
+    handle, _ = open_dialog(database)
+    group = group_of(database, begin(database))
+    fields = {"database": "Test", "handle": str(handle)}
+    with TestClient(Dashboard([url], token=None, role=Role.ACT), base_url=HERE) as browser:
+        page = html.fromstring(browser.get(f"/i/0/conversation?handle={handle}").text)
+        token = page.xpath("//input[@name='form_token']")[0].value
+        for act, more in (
+            ("timer", {"seconds": "60"}),
+            ("move", {"group": str(group)}),
+            ("end-with-error", {"code": "7", "text": "enough"}),
+            ("end", {}),
+        ):
+            browser.post(f"/i/0/act/{act}", data={**fields, **more, "form_token": token}, headers={"origin": HERE})
+    other, _ = open_dialog(database)
+    ended = CliRunner().invoke(app, ["poison", "end", str(other), "--database", "Test", "--instance", url])
+    assert ended.exit_code == 0, ended.output
+    found = [(one.act, one.face, one.after) for one in reversed(acts(database, str(handle)))]
+    assert found == [
+        ("BEGIN CONVERSATION TIMER", "dashboard", {"seconds": "60"}),
+        ("MOVE CONVERSATION", "dashboard", {"group": str(group)}),
+        ("END CONVERSATION WITH ERROR", "dashboard", {"code": "7", "text": "enough"}),
+    ], "what was refused (the second end) is not there"
+    assert [one.act for one in acts(database, str(other))] == ["END CONVERSATION WITH ERROR"]
+
+
+def test_replayed_and_discarded_messages_without_their_bodies(database: sb.Database) -> None:
+    handle = begin(database)
+    for body in (b"secret one", b"secret two"):
+        database.send(handle, ORDER, body)
+
+    def refuse(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        raise ValueError("no")
+
+    database.process(STOCK_QUEUE, refuse, poison=lambda failure: sb.SetAside())
+    first, second = (one.set_aside_id for one in database.set_aside_messages())
+    database.replay_message(first)
+    database.discard_message(second)
+    found = {one.act: one for one in acts(database, "MESSAGE") if one.act.endswith("MESSAGE")}
+    assert set(found) == {"REPLAY MESSAGE", "DISCARD MESSAGE"}
+    assert found["REPLAY MESSAGE"].after is not None
+    assert found["REPLAY MESSAGE"].after["conversation_handle"]
+    assert "secret" not in json.dumps([one._asdict() for one in found.values()], default=str)
+
+
+def test_it_is_searched_and_told(database: sb.Database) -> None:
+    url = database.instance.url
+    database.create_queue("<b>Marked</b>")
+    database.drop_queue("<b>Marked</b>")
+    assert [one["act"] for one in shown("--instance", url, "--text", "marked")] == ["DROP QUEUE", "CREATE QUEUE"]
+    assert shown("--instance", url, "--who", "nobody at all") == []
+    assert len(shown("--instance", url, "--since", "1h", "--top", "1")) == 1
+    told = CliRunner().invoke(app, ["audit", "--instance", url, "--text", "MARKED"], catch_exceptions=False)
+    assert "dbo" in told.stdout
+    assert "DROP QUEUE dbo.<b>Marked</b> in Test" in told.stdout
+    with TestClient(Dashboard([url], token=None), base_url=HERE) as browser:
+        page = browser.get("/i/0/audit").text
+        assert "&lt;b&gt;Marked" in page
+        assert "<b>Marked" not in page
+
+
+def test_rows_are_added_and_go_by_age(database: sb.Database) -> None:
+    database.create_queue("Q")
+    with psycopg.connect(database.instance.url, autocommit=True) as connection:
+        for statement in (
+            "update servicebroker.audit set principal = 'somebody else'",
+            "delete from servicebroker.audit",
+            "truncate servicebroker.audit",
+        ):
+            with pytest.raises(psycopg.errors.RaiseException, match="are added"):
+                connection.execute(statement)
+        connection.execute(
+            "insert into servicebroker.audit (at, principal, face, act, broker_database, subject) "
+            "select now() - interval '400 days', '', '', 'OLD', '', '' from generate_series(1, 3)"
+        )
+    with database.instance.connection() as connection:
+        assert run_alone(connection, forget_old(datetime.now().astimezone() + timedelta(days=1))) == 3
+        assert run_alone(connection, forget_old(datetime.now().astimezone() + timedelta(days=3650))) == 0
+    assert acts(database, "CREATE QUEUE")

@@ -1,0 +1,194 @@
+"""What happened in the last hour, day and month: samples, what they leave out, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import LiteralString
+
+import psycopg
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli.main import app
+from servicebroker.dashboard import Dashboard
+from servicebroker.engine.diagnosis.history import Course, courses, sample, whole_course
+from servicebroker.store.running import run, run_alone
+from support import ORDER, STOCK_QUEUE, begin, open_dialog, query
+
+HOUR = timedelta(hours=1)
+STOCK = ("Test", f"dbo.{STOCK_QUEUE}")
+
+
+@pytest.fixture
+def database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
+    """One that nobody else takes samples of."""
+    with sb.open(make_instance_url(1), upkeep=None) as instance:
+        execute(instance.database("Test"), "delete from servicebroker.history_samples")
+        execute(instance.database("Test"), "delete from servicebroker.history")
+        yield instance.database("Test")
+
+
+def execute(database: sb.Database, text: LiteralString) -> None:
+    with database.instance.connection() as connection:
+        connection.execute(text)
+
+
+def send(database: sb.Database, handle: object, count: int) -> None:
+    with database.transaction() as tx:
+        for _ in range(count):
+            tx.send(handle, ORDER, b"x")  # type: ignore[arg-type]
+        tx.connection.execute("select pg_stat_force_next_flush()")
+
+
+def receive(database: sb.Database, count: int) -> None:
+    with database.transaction() as tx:
+        assert len(tx.receive(STOCK_QUEUE, top=count)) == count
+        tx.connection.execute("select pg_stat_force_next_flush()")
+
+
+def look(database: sb.Database) -> None:
+    """A sample, after which ten seconds pass."""
+    with database.instance.connection() as connection:
+        run_alone(connection, sample())
+    wait(database, 10)
+
+
+def wait(database: sb.Database, seconds: int) -> None:
+    """So much time passes: what was sampled is older."""
+    with database.instance.connection() as connection:
+        connection.execute("update servicebroker.history_samples set slot = -slot")  # so that no two are the same
+        for table, change in (("history_samples", "slot = -slot - %(s)s / 10, "), ("history", "")):
+            connection.execute(
+                f"update servicebroker.{table} set {change}at = at - make_interval(secs => %(s)s)", {"s": seconds}
+            )
+
+
+def course_of(database: sb.Database, span: timedelta = HOUR) -> Course:
+    with database.instance.connection() as connection:
+        return run(connection, courses(database.instance.clock(), span))[STOCK]
+
+
+def total(rates: list[float | None], course: Course) -> int:
+    return round(sum(rate or 0.0 for rate in rates) * course.width)
+
+
+def test_what_came_what_left_and_what_was_there(database: sb.Database) -> None:
+    handle = begin(database)
+    send(database, handle, 1)
+    look(database)
+    send(database, handle, 20)
+    look(database)
+    receive(database, 15)
+    send(database, handle, 2)
+    look(database)
+    look(database)
+    found = course_of(database)
+    assert (total(found.came, found), total(found.left, found)) == (22, 15)
+    with database.instance.connection() as connection:
+        now = database.instance.clock()
+        all_of_them = run(connection, whole_course(now, HOUR))
+        short = run(connection, courses(now, timedelta(minutes=1)))[STOCK]
+    assert total(all_of_them.came, all_of_them) == 22
+    there = [depth for depth in short.depths if depth is not None]
+    assert (total(short.came, short), max(there) - there[-1]) == (22, 13)
+    assert found.came[0] is None, "nobody has watched an hour ago"
+
+
+def test_what_is_idle_takes_no_row_and_a_sample_is_taken_once(database: sb.Database) -> None:
+    look(database)
+    for _ in range(12):  # rows of a longer step are there by now
+        look(database)
+    rows = query(database, "select queue_id from servicebroker.history group by 1 having count(*) > 3")
+    assert rows == []
+    with database.instance.connection() as connection:
+        for _ in range(3):
+            run_alone(connection, sample())
+    assert query(database, "select count(*) from servicebroker.history_samples") == [(14,)]
+
+
+def test_an_hour_is_kept_in_minutes_and_a_day_in_tens_of_them(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    send(database, handle, 0)
+    look(database)
+    for _ in range(20):
+        send(database, handle, 3)
+        look(database)
+    send(database, handle, 1000)
+    look(database)
+    with database.transaction() as tx:
+        assert len(tx.receive(STOCK_QUEUE, top=5000)) > 1000
+        tx.connection.execute("select pg_stat_force_next_flush()")
+    for hours, finest in ((2, 60), (24, 600)):
+        wait(database, hours * 3600)
+        look(database)
+        found = course_of(database, timedelta(hours=hours + 3))
+        assert total(found.came, found) == 1060
+        assert max(depth for depth in found.depths if depth is not None) >= 1000, "a peak is kept too"
+        steps = query(
+            database, "select min(step) from servicebroker.history_samples where at < now() - interval '1 hour'"
+        )
+        assert steps[0][0] >= finest
+    wait(database, 31 * 86400)
+    look(database)
+    assert query(database, "select count(*) from servicebroker.history_samples") == [(1,)]
+    rows = query(database, "select count(*) from servicebroker.history group by queue_id having count(*) > 2")
+    assert rows == []
+
+
+def test_counters_that_begin_anew_are_no_negative_rate(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    send(database, handle, 0)
+    look(database)
+    execute(database, "update servicebroker.history set arrived = arrived + 100000, departed = departed + 100000")
+    send(database, handle, 7)
+    look(database)
+    found = course_of(database)
+    assert 0 < total(found.came, found) < 100
+    assert min(rate for rate in (*found.came, *found.left) if rate is not None) >= 0
+
+
+def test_a_queue_that_is_dropped_has_no_history(database: sb.Database) -> None:
+    database.create_queue("Short")
+    look(database)
+    database.drop_queue("Short")
+    wait(database, 2 * 30 * 86400)
+    look(database)
+    gone = "select from servicebroker.history where queue_id <> 0 and queue_id not in (select queue_id from "
+    assert query(database, f"{gone}servicebroker.queues)") == []
+
+
+def test_the_background_writes_it_and_status_and_the_dashboard_tell(make_instance_url: Callable[..., str]) -> None:
+    url = make_instance_url(1)
+    with sb.open(url) as instance:
+        database = instance.database("Test")
+        handle, _ = open_dialog(database)
+        send(database, handle, 5)
+        for _ in range(100):
+            if query(database, "select from servicebroker.history"):
+                break
+            psycopg.connect(url).execute("select pg_sleep(0.1)")
+        wait(database, 10)
+        send(database, handle, 50)
+        look(database)
+        told = CliRunner().invoke(app, ["status", "--since", "1h", "--json", "--instance", url], catch_exceptions=False)
+        stock = next(one for one in json.loads(told.stdout)["history"] if one["queue"] == STOCK[1])
+        rates = stock["servicebroker_enqueued_messages_per_second"]
+        assert round(sum(rate or 0 for rate in rates) * stock["seconds"]) >= 50
+        told = CliRunner().invoke(app, ["status", "--since", "10min", "--instance", url], catch_exceptions=False)
+        assert STOCK[1] in told.stdout
+        assert "█" in told.stdout
+        dashboard = Dashboard([url], token=None)
+        with TestClient(dashboard, base_url="http://127.0.0.1") as browser:
+            for page in ("/", "/i/0/queues", f"/i/0/queue?database=Test&queue={STOCK[1]}", "/?span=month"):
+                shown = browser.get(page)
+                assert "<polyline" in shown.text, page
+
+
+@pytest.mark.parametrize("wrong", ["1", "an hour", "5s", "367d", "99999999999h"])
+def test_a_time_that_is_none_is_refused(wrong: str) -> None:
+    told = CliRunner().invoke(app, ["status", "--since", wrong, "--instance", "postgresql://nowhere"])
+    assert told.exit_code == 2

@@ -1,0 +1,64 @@
+"""What the documentation shows, done by a newcomer in a fresh folder; what the blocks of a page mean says `pages`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pages import ROOT, newcomer, pattern, steps_of
+
+NOT_READ = ("docs/decisions/", "docs/conformance.md", "docs/benchmarks.md")  # for who changes the product; reports
+PAGES = [
+    name
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    if not (name := str(path.relative_to(ROOT))).startswith(NOT_READ) and steps_of(name)
+]
+STORIES = [page for page in PAGES if page.startswith("docs/stories/")]
+
+
+def follow(page: str, folder: Path) -> None:
+    folder.chmod(0o755)  # an embedded server of root runs as somebody else
+    here = folder / "fresh"
+    here.mkdir()
+    with newcomer(here) as one:
+        one.do(page)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in STORIES])
+def test_a_page(page: str, tmp_path: Path) -> None:
+    follow(page, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", STORIES)
+def test_a_story(page: str, tmp_path: Path) -> None:
+    follow(page, tmp_path)
+
+
+def test_what_is_not_as_printed_is_found(tmp_path: Path) -> None:
+    """A page that is wrong in each way: what is run, what is printed, what fails."""
+    wrong = ("```console\n$ echo one\ntwo\n```\n", "```console\n$ false\n```\n", "```python\n1 / 0\n```\n")
+    for number, block in enumerate(wrong):
+        page = tmp_path / "page.md"
+        page.write_text(f"```python\n1\n```\n{block}")
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(AssertionError, match=r"page.md:4: "):
+            follow(str(page), folder)
+
+
+@pytest.mark.parametrize(
+    ("printed", "seen", "same"),
+    [
+        ("since 2026-11-23 09:58:12 UTC", "since 2027-01-02 10:00:00 UTC", True),
+        ("a ... z", "a b\nc z", True),
+        ("5f0c0c2e-0d5e-4c3f-9d1c-6a8e7b1f2a3d", "00000000-0000-0000-0000-000000000001", True),
+        ("one", "two", False),
+        ("1 message", "1 message.", False),
+        ("one...two", "oneXtwo", True),
+    ],
+)
+def test_what_may_differ(printed: str, seen: str, same: bool) -> None:
+    assert bool(pattern(printed).fullmatch(seen)) is same
