@@ -226,7 +226,8 @@ def _known(name: str) -> Compiled:
 def _converted(value: Compiled, target: SqlType) -> Compiled:
     def result(machine: Machine) -> Value:
         given, source = value(machine)
-        if isinstance(given, bool) or (given is not None and not _is_plain(source, target)):
+        is_untyped_null = given is None and source is None
+        if isinstance(given, bool) or not (is_untyped_null or _is_plain(source, target)):
             raise NotSimple
         try:
             return Value(None if given is None else convert(given, source, target), target)
