@@ -56,6 +56,7 @@ COUNTS = {
     "cuts": Count(2, 4, "at how many exchanges test_cut.py cuts each of its cases"),
     "kills": Count(1, 2, "how often test_pipeline_faults.py kills the pipeline"),
     "space-messages": Count(20_000, 20_000, "messages that go ten times through one queue"),
+    "tsql-expressions": Count(300, 100_000, "expressions that Python and PostgreSQL evaluate"),
     "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),
     "open-dialogs": Count(5_000, 20_000, "dialogs that are open between two daemons"),
     "seeds": Count(300, 1_000, "histories of the simulator in which anything goes wrong"),

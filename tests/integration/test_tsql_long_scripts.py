@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,25 @@ def test_what_is_stuck_is_seen_and_cleaned(db: sb.Database) -> None:
     assert report == [('<queues><sys.service_queues name="B" b="3"/></queues>',)]
     assert (messages, refused, nothing) == ([(0,)], [(3716, 16)], [(0,)])
     assert [said.text for said in results.messages if said.number != 5701] == ["clean"]
+
+
+def test_an_installation_runs_and_runs_again(db: sb.Database) -> None:
+    for version, said in (("1.0", ["dropped 0"]), ("1.1", ["versions are kept: 1", "dropped 4"])):
+        results = run(db, "installation")
+        stock, heavy, receipts, options, installed = rows(results)
+        assert stock == [
+            ("A-01", Decimal("1.100"), "fine"),
+            ("A-02", Decimal("1.800"), "over"),
+            ("B-01", Decimal("2.500"), "fine"),
+        ]
+        assert heavy == [(3, 700, 2100)]
+        assert receipts == [("2", "//depot/Receipt")] * 3
+        assert options == [("A-01", "int", 12), ("A-02", "nvarchar", "cold"), ("B-01", "date", date(2020, 1, 2))]
+        assert installed == [(version, "me")]
+        assert [error.number for error in results.errors] == [547, 547, 2627]
+        for error, name in zip(results.errors, ("FK_Parcels_Shelves", "CK_Parcels_Grams", "UQ_Shelves"), strict=True):
+            assert name in error.text
+        assert [one.text for one in results.messages if one.number != 5701][:-1] == said
 
 
 def test_what_is_defined_is_audited_but_for_the_window_in_which_nothing_is(db: sb.Database) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import make_functions
 import make_permissions
 import make_pictures
 import make_reference
@@ -23,6 +24,10 @@ def test_the_made_files_are_up_to_date() -> None:
 def test_the_page_of_permissions_says_what_the_table_says() -> None:
     written = make_permissions.PAGE.read_text()
     assert make_permissions.page(written) == written, "run python tools/make_permissions.py"
+
+
+def test_the_page_of_functions_says_what_the_table_says() -> None:
+    assert make_functions.PAGE.read_text() == make_functions.page(), "run python tools/make_functions.py"
 
 
 def test_the_page_of_what_is_stuck_says_what_doctor_says() -> None:

@@ -59,9 +59,11 @@ end $$;
 create or replace function servicebroker.approximate_count(queue_id integer) returns bigint language sql stable
 return pg_stat_get_live_tuples(to_regclass(format('servicebroker.queue_%s', queue_id)));
 
--- The number under which a database is shown: that of SQL Server for its own, and from 5 for the others.
-create or replace function sys.shown_database_id(id integer, name text) returns integer language sql immutable parallel safe
-return case lower(name) when 'master' then 1 when 'tempdb' then 2 when 'model' then 3 when 'msdb' then 4 else id + 4 end;
+-- The number under which a database is shown: that of SQL Server for its own, and from 5 for the others, among which msdb is
+-- not counted.
+create or replace function sys.shown_database_id(id integer, name text) returns integer language sql stable parallel safe
+return case lower(name) when 'master' then 1 when 'tempdb' then 2 when 'model' then 3 when 'msdb' then 4
+            else id + 4 - (select count(*)::integer from servicebroker.databases d where lower(d.name) = 'msdb' and d.database_id < id) end;
 
 create or replace view sys.databases with (security_invoker = true) as
 select d.name,

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from servicebroker.model.xml import NotXml, content_text, parse_content
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.types import BINARIES, NATIONAL, STRINGS, SqlType
+from servicebroker.tsql.types import BINARIES, NATIONAL, STRINGS, VARIANT, SqlType, parse_type
 
 _RANGES = {
     "tinyint": (0, 255),
@@ -25,6 +25,7 @@ _DATES = (
     "%Y-%m-%d", "%Y%m%d %H:%M:%S.%f", "%Y%m%d %H:%M:%S", "%Y%m%d %H:%M", "%Y%m%d", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y",
     "%b %d %Y %I:%M%p", "%d %b %Y", "%b %d, %Y", "%Y",
 )  # fmt: skip
+_SINGLE = {each: chr(each) for each in (129, 141, 143, 144, 157)}  # what code page 1252 leaves as it is
 _BASE = datetime(1900, 1, 1)  # what number 0 is as a datetime
 
 
@@ -36,6 +37,8 @@ def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
     """
     if value is None:
         return None
+    if source == VARIANT and target != VARIANT:
+        value, source = out_of_variant(str(value))
     name = target.name
     if name in STRINGS:
         return _sized(_to_text(value, source, name in NATIONAL), target)
@@ -45,14 +48,62 @@ def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
     return _CONVERTERS[name](value, source, target)
 
 
+def out_of_variant(said: str) -> tuple[Any, SqlType]:
+    """The value of a sql_variant, which is kept as `int:5`, and its type."""
+    kind, _, text = said.partition(":")
+    of = parse_type(kind)
+    if of.name in STRINGS:
+        return text, of
+    if of.name in BINARIES:
+        return bytes.fromhex(text), of
+    if of.name == "datetimeoffset":
+        return datetime.fromisoformat(text), of
+    return convert(text, _TEXT, of), of
+
+
+_TEXT = SqlType("nvarchar", -1)
+
+
+def _to_variant(value: object, source: SqlType | None, target: SqlType) -> str:
+    if source == VARIANT:
+        return str(value)
+    of = source or next(of for kind, of in _PLAIN_TYPES if isinstance(value, kind))
+    if of.length == -1:
+        of = of._replace(length=4000 if of.name in NATIONAL else 8000)
+    if isinstance(value, bytes | bytearray | memoryview):
+        text = bytes(value).hex()
+    elif isinstance(value, datetime):
+        text = f"{value:%Y-%m-%d %H:%M:%S.%f}{'+00:00' if value.tzinfo else ''}"
+    elif isinstance(value, float):
+        text = repr(value)
+    else:
+        text = _to_text(value, of, True)
+    return f"{'nvarchar(128)' if of.name == 'sysname' else of}:{text}"
+
+
+_PLAIN_TYPES: tuple[tuple[type, SqlType], ...] = (
+    (str, SqlType("nvarchar", 4000)),
+    (bytes, SqlType("varbinary", 8000)),
+    (UUID, SqlType("uniqueidentifier")),
+    (int, SqlType("int")),
+    (float, SqlType("float")),
+    (Decimal, SqlType("decimal", None, 38, 10)),
+    (datetime, SqlType("datetime")),
+    (date, SqlType("date")),
+    (time, SqlType("time", None, None, 7)),
+)
+
+
 def _to_text(value: object, source: SqlType | None, national: bool) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
-        return (
-            data[: len(data) // 2 * 2].decode("utf-16-le", "replace") if national else data.decode("cp1252", "replace")
-        )
+        if national:
+            text = (data + b"\0" * (len(data) % 2)).decode("utf-16-le", "replace")
+        else:
+            text = "".join(_SINGLE.get(each) or bytes((each,)).decode("cp1252") for each in data)
+        return text.replace("\0", "\u2400")  # which no text of PostgreSQL can hold
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, UUID):
@@ -141,6 +192,8 @@ def _to_bit(value: object, source: SqlType | None, target: SqlType) -> int:
         text = value.strip().upper()
         if text in ("TRUE", "FALSE"):
             return int(text == "TRUE")
+        if not re.fullmatch(r"[-+]?\d*", text) or text in ("-", "+"):
+            raise _failed(value, source, target)
         return int(_to_integer(value, source, SqlType("int")) != 0)
     if isinstance(value, int | float | Decimal):
         return int(value != 0)
@@ -261,4 +314,5 @@ _CONVERTERS: dict[str, Callable[[object, SqlType | None, SqlType], object]] = {
     "uniqueidentifier": _to_identifier,
     **dict.fromkeys(("date", "time", "datetime", "smalldatetime", "datetime2", "datetimeoffset"), _to_time),
     "xml": _to_xml,
+    "sql_variant": _to_variant,
 }

@@ -18,6 +18,8 @@ _NUMBERS: dict[str, tuple[int, int, str]] = {
     "22007": (241, 16, "Conversion failed when converting date and/or time from character string: {message}."),
     "22008": (242, 16, "The conversion resulted in an out-of-range value: {message}."),
     "22021": (9402, 16, "The text cannot be stored: {message}."),
+    "2201E": (3623, 16, "An invalid floating point operation occurred."),
+    "2201F": (3623, 16, "An invalid floating point operation occurred."),
     "42846": (529, 16, "Explicit conversion is not allowed: {message}."),
     "42804": (206, 16, "Operand type clash: {message}."),
     "42883": (206, 16, "Operand type clash: {message}."),
@@ -61,6 +63,8 @@ _UNIQUE = (
     "Violation of {kind} constraint '{constraint}'. Cannot insert duplicate key in object '{table}'. "
     "The duplicate key value is {key}."
 )
+_NO_SUCH_CALL = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
+_OTHER_KIND = re.compile(r'"([^"]+)" is not a (table|view|sequence)')
 _OVERFLOWED = re.compile(r"(smallint|integer|bigint) out of range")
 _OWN = re.compile(r"Msg (\d+), Level (\d+), State (\d+): (.*)", re.DOTALL)
 OTHER = 50000
@@ -72,7 +76,8 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     `source` is the statement, for the spelling of names.
     """
     diagnosis = problem.diag
-    message = (diagnosis.message_primary or str(problem) or type(problem).__name__).rstrip(".")
+    said = diagnosis.message_primary or str(problem) or type(problem).__name__
+    message = said.rstrip(".")
     table = diagnosis.table_name or ""
     if problem.sqlstate == "23505":
         detail = re.search(r"\)=(\(.*\))", diagnosis.message_detail or "")
@@ -95,6 +100,25 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if overflowed is not None:
         kind = "int" if overflowed[1] == "integer" else overflowed[1]
         return TsqlError(8115, f"Arithmetic overflow error converting expression to data type {kind}.", state=2)
+    call = _NO_SUCH_CALL.fullmatch(message)
+    if call is not None and call[1].startswith("to_"):
+        of = call[1].removeprefix("to_")
+        return TsqlError(529, f"Explicit conversion from data type {call[2]} to {of} is not allowed.")
+    if call is not None:
+        return TsqlError(8116, f"Argument data type {call[2] or 'none'} is invalid for the {call[1]} function.")
+    if message == "input is out of range":  # of ASIN and its kin
+        return TsqlError(3623, "An invalid floating point operation occurred.")
+    verb = source.split(None, 2)[:2]
+    if problem.sqlstate == "42P01" and [word.upper() for word in verb] in (["DROP", "TABLE"], ["DROP", "VIEW"]):
+        name = as_written(message.split('"')[1], source)
+        return TsqlError(
+            3701, f"Cannot drop the {verb[1].lower()} '{name}', because it does not exist or you do not have "
+            "permission.", severity=11, state=5,
+        )  # fmt: skip
+    other = _OTHER_KIND.fullmatch(message)
+    if other is not None and verb[:1] and verb[0].upper() == "DROP":
+        kind, name = verb[1].upper(), as_written(other[1], source)
+        return TsqlError(3705, f"Cannot use DROP {kind} with '{name}' because '{name}' is not a {other[2]}.")
     if problem.sqlstate == "42809" and source.lstrip().upper().startswith("TRUNCATE"):
         return from_broker(BrokerError(4708, message.split('"')[1]))
     quoted = re.search(r'"([^"]*)"', message)

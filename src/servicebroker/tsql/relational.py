@@ -22,7 +22,7 @@ from servicebroker.tsql.translation.reading.parts import values_in
 from servicebroker.tsql.translation.reading.text_to_tree import LONG, Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.text_writer import Writer
-from servicebroker.tsql.translation.values import date_functions, special_functions  # noqa: F401
+from servicebroker.tsql.translation.values import date_functions, json_functions, special_functions  # noqa: F401
 from servicebroker.tsql.translation.values.expressions import condition_or_value
 
 __all__ = ["Translated", "tables_of", "translate", "translate_expression"]

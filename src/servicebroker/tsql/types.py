@@ -46,6 +46,7 @@ DATETIME2 = SqlType("datetime2", None, None, 7)
 UNIQUEIDENTIFIER = SqlType("uniqueidentifier")
 XML = SqlType("xml")
 SYSNAME = SqlType("sysname", 128)
+VARIANT = SqlType("sql_variant")
 
 _OTHER_NAMES = {
     "integer": "int",
@@ -65,10 +66,9 @@ _OTHER_NAMES = {
 _MAXIMUM_LENGTH = {"char": 8000, "varchar": 8000, "binary": 8000, "varbinary": 8000, "nchar": 4000, "nvarchar": 4000}
 _WITHOUT_ARGUMENTS = frozenset(
     {"bit", "tinyint", "smallint", "int", "bigint", "money", "smallmoney", "real", "date", "datetime", "smalldatetime"}
-    | {"uniqueidentifier", "xml", "text", "ntext", "image", "sysname"}
+    | {"uniqueidentifier", "xml", "text", "ntext", "image", "sysname", "sql_variant"}
 )
 _REFUSED = {
-    "sql_variant": "Use nvarchar, or the type that the values have.",
     "hierarchyid": "Use a column with the key of the parent row.",
     "geography": "Use columns of float.",
     "geometry": "Use columns of float.",
@@ -195,6 +195,7 @@ _POSTGRES = {
     "binary": "bytea",
     "varbinary": "bytea",
     "xml": "text",
+    "sql_variant": "text",
     "varchar": "text",
     "nvarchar": "text",
     "char": "text",

@@ -1,11 +1,17 @@
 -- JSON: paths of T-SQL are paths of PostgreSQL, but for lax and strict: lax gives null where strict is an error.
 
-create or replace function tsql.isjson(said text) returns integer language plpgsql immutable parallel safe as $$
+create or replace function tsql.isjson(said text, kind text) returns integer language plpgsql immutable parallel safe as $$
+declare
+    found text;
 begin
     if said is null then return null; end if;
-    return (jsonb_typeof(said::jsonb) in ('object', 'array'))::integer;
+    found := jsonb_typeof(said::jsonb);
+    return case kind when 'value' then true when 'array' then found = 'array' when 'object' then found = 'object'
+                     when 'scalar' then found in ('string', 'number') else found in ('object', 'array') end::integer;
 exception when others then return 0;
 end $$;
+
+create or replace function tsql.isjson(said text) returns integer language sql immutable parallel safe return tsql.isjson(said, 'document');
 
 create or replace function tsql.parsed_json(said text) returns jsonb language plpgsql immutable strict parallel safe as $$
 begin
@@ -42,6 +48,9 @@ begin
     end if;
     return found #>> '{}';
 end $$;
+
+create or replace function tsql.json_path_exists(said text, path text) returns integer language sql immutable strict parallel safe
+return (tsql.parsed_json(said) #> tsql.json_steps(path) is not null)::integer;
 
 create or replace function tsql.json_query(said text, path text default '$') returns text language plpgsql immutable strict parallel safe as $$
 declare

@@ -1,5 +1,16 @@
 -- Numbers and names of objects, as OBJECT_ID and its kin give them.
 
+create or replace function tsql.type_precision(type text) returns integer language sql immutable strict parallel safe
+return case type when 'bit' then 1 when 'tinyint' then 3 when 'smallint' then 5 when 'int' then 10 when 'bigint' then 19
+                 when 'decimal' then 38 when 'numeric' then 38 when 'money' then 19 when 'smallmoney' then 10 when 'float' then 53 when 'real' then 24
+                 when 'date' then 10 when 'time' then 16 when 'datetime' then 23 when 'smalldatetime' then 16 when 'datetime2' then 27
+                 when 'datetimeoffset' then 34 when 'nvarchar' then 4000 when 'nchar' then 4000 when 'varchar' then 8000 when 'char' then 8000
+                 when 'varbinary' then 8000 when 'binary' then 8000 when 'sysname' then 128 when 'uniqueidentifier' then 16 when 'xml' then -1 end;
+create or replace function tsql.type_scale(type text) returns integer language sql immutable strict parallel safe
+return case when type in ('tinyint', 'smallint', 'int', 'bigint', 'smalldatetime', 'date') then 0
+            when type in ('money', 'smallmoney') then 4 when type in ('decimal', 'numeric') then 38 when type = 'datetime' then 3
+            when type in ('datetime2', 'time', 'datetimeoffset') then 7 end;
+
 -- The parts of a name, the last one first, without brackets or quotation marks.
 create or replace function tsql.name_parts(said text) returns text[] language plpgsql immutable strict parallel safe as $$
 declare
@@ -50,8 +61,45 @@ create or replace function tsql.objectproperty(id integer, property text) return
 begin atomic
     select case lower(property) when 'istable' then (o.type = 'U')::integer when 'isusertable' then (o.type = 'U')::integer
                 when 'isview' then (o.type = 'V')::integer when 'isprocedure' then (o.type = 'P')::integer
-                when 'istrigger' then (o.type = 'TR')::integer when 'isqueue' then (o.type = 'SQ')::integer end
+                when 'istrigger' then (o.type = 'TR')::integer when 'isqueue' then (o.type = 'SQ')::integer
+                when 'isscalarfunction' then (o.type = 'FN')::integer when 'istablefunction' then (o.type in ('IF', 'TF'))::integer
+                when 'isinlinefunction' then (o.type = 'IF')::integer when 'issystemtable' then (o.type = 'S')::integer
+                when 'ismsshipped' then o.is_ms_shipped::integer when 'ownerid' then coalesce(o.principal_id, 1)
+                when 'schemaid' then o.schema_id
+                when 'execisquotedidenton' then case when o.type in ('P', 'FN', 'IF', 'TF', 'TR', 'V') then 1 end
+                when 'execisansinullson' then case when o.type in ('P', 'FN', 'IF', 'TF', 'TR', 'V') then 1 end
+                when 'tablehasidentity' then case when o.type = 'U' then
+                    exists (select from pg_attribute a where a.attrelid = o.object_id::bigint::oid and a.attidentity <> '')::integer end
+                when 'tablehasprimarykey' then case when o.type = 'U' then
+                    exists (select from pg_index i where i.indrelid = o.object_id::bigint::oid and i.indisprimary)::integer end end
       from tsql.every_object o where o.object_id = id limit 1;
+end;
+create or replace function tsql.objectpropertyex(id integer, property text) returns text language sql stable parallel safe
+begin atomic
+    select case when lower(property) = 'basetype' then o.type else tsql.objectproperty(id, property)::text end
+      from tsql.every_object o where o.object_id = id limit 1;
+end;
+create or replace function tsql.object_definition(id integer) returns text language sql stable parallel safe
+begin atomic
+    select m.definition from servicebroker.tsql_modules m where m.module_id = id;
+end;
+create or replace function tsql.col_name(id integer, place integer) returns text language sql stable parallel safe
+begin atomic
+    select c.name from tsql.every_column c where c.object_id = id and c.column_id = place;
+end;
+create or replace function tsql.columnproperty(id integer, column_name text, property text) returns integer language sql stable parallel safe
+begin atomic
+    select case lower(property) when 'allowsnull' then c.is_nullable::integer when 'columnid' then c.column_id
+                when 'iscomputed' then c.is_computed::integer when 'isidentity' then c.is_identity::integer
+                when 'isidnotforrepl' then 0 when 'isrowguidcol' then 0 when 'issparse' then 0 when 'ishidden' then 0
+                when 'precision' then case when c.type_name = 'decimal' then split_part(c.size, ',', 1)::integer
+                                           when c.type_name in ('nvarchar', 'nchar') and c.max_length > 0 then c.max_length / 2
+                                           when c.type_name in ('varchar', 'char', 'varbinary', 'binary', 'nvarchar') then c.max_length
+                                           else tsql.type_precision(c.type_name) end
+                when 'scale' then case when c.type_name = 'decimal' then split_part(c.size, ',', 2)::integer
+                                       when c.type_name in ('datetime2', 'time', 'datetimeoffset') and c.size ~ '^\d$' then c.size::integer
+                                       else tsql.type_scale(c.type_name) end end
+      from tsql.every_column c where c.object_id = id and lower(c.name) = lower(column_name);
 end;
 
 create or replace function tsql.db_id(name text) returns smallint language sql stable parallel safe
@@ -64,9 +112,13 @@ begin atomic
 end;
 create or replace function tsql.databasepropertyex(name text, property text) returns text language sql stable parallel safe
 begin atomic
-    select case lower(property) when 'status' then 'ONLINE' when 'updateability' then 'READ_WRITE' when 'collation' then 'Latin1_General_BIN2'
-                when 'recovery' then 'FULL' when 'useraccess' then 'MULTI_USER' end
-      from servicebroker.databases d where lower(d.name) = lower(databasepropertyex.name);
+    select case when lower(property) in ('isautoclose', 'isautoshrink', 'isfulltextenabled', 'isinstandby', 'ispublished', 'issubscribed',
+                                         'ismergepublished', 'issyncwithbackup', 'isclone', 'isrecursivetriggersenabled') then '0'
+                else case lower(property) when 'status' then 'ONLINE'
+                         when 'updateability' then case d.is_read_only when 1 then 'READ_ONLY' else 'READ_WRITE' end
+                         when 'collation' then d.collation_name when 'recovery' then d.recovery_model_desc when 'useraccess' then d.user_access_desc
+                         when 'isansinullsenabled' then '1' when 'isquotedidentifiersenabled' then '1' when 'version' then '957' end end
+      from tsql.databases d where lower(d.name) = lower(databasepropertyex.name);
 end;
 create or replace function tsql.schema_id(database text, name text) returns integer language sql stable parallel safe
 begin atomic
@@ -101,24 +153,64 @@ begin atomic
         (select t.user_type_id from tsql.system_types t, tsql.name_parts(type_name) parts
           where t.name = lower(parts[1]) and lower(coalesce(parts[2], 'sys')) = 'sys'));
 end;
+create or replace function tsql.typeproperty(type text, property text) returns integer language sql stable parallel safe
+begin atomic
+    select case lower(property) when 'allowsnull' then 1 when 'ownerid' then 1 when 'precision' then tsql.type_precision(t.name)
+                when 'scale' then tsql.type_scale(t.name) end
+      from tsql.system_types t where t.name = lower(btrim(type, '[] '));
+end;
 create or replace function tsql.col_length(database text, table_name text, column_name text) returns smallint language sql stable parallel safe
 begin atomic
     select c.max_length from tsql.every_column c
      where c.object_id = tsql.object_id(col_length.database, table_name) and lower(c.name) = lower(column_name);
 end;
-create or replace function tsql.ident_current(database text, table_name text) returns numeric language plpgsql volatile as $$
-declare
-    relation oid := tsql.object_id(database, table_name, 'U');
-    sequence text;
-begin
-    select pg_get_serial_sequence(relation::regclass::text, attname) into sequence from pg_attribute
-     where attrelid = relation and attidentity <> '';
-    return (select coalesce(last_value, start_value) from pg_sequences where format('%I.%I', schemaname, sequencename)::regclass = sequence::regclass);
-end $$;
+create or replace function tsql.identity_sequence(database text, table_name text) returns regclass language sql stable
+begin atomic
+    select pg_get_serial_sequence(a.attrelid::regclass::text, a.attname)::regclass from pg_attribute a
+     where a.attrelid = tsql.object_id(database, table_name, 'U')::bigint::oid and a.attidentity <> '';
+end;
+create or replace function tsql.ident_current(database text, table_name text) returns numeric language sql stable
+begin atomic
+    select coalesce(s.last_value, s.start_value) from pg_sequences s
+     where format('%I.%I', s.schemaname, s.sequencename)::regclass = tsql.identity_sequence(database, table_name);
+end;
+create or replace function tsql.ident_seed(database text, table_name text) returns numeric language sql stable
+begin atomic
+    select s.seqstart from pg_sequence s where s.seqrelid = tsql.identity_sequence(database, table_name);
+end;
+create or replace function tsql.ident_incr(database text, table_name text) returns numeric language sql stable
+begin atomic
+    select s.seqincrement from pg_sequence s where s.seqrelid = tsql.identity_sequence(database, table_name);
+end;
 create or replace function tsql.serverproperty(property text) returns text language sql stable parallel safe
-return case lower(property) when 'productversion' then '16.0.1000.6' when 'edition' then 'servicebroker for PostgreSQL'
+return case lower(property) when 'productversion' then '16.0.1000.6' when 'productmajorversion' then '16' when 'productlevel' then 'RTM'
+            when 'edition' then 'servicebroker for PostgreSQL' when 'engineedition' then '3'
             when 'servername' then 'servicebroker' when 'machinename' then 'servicebroker' when 'collation' then 'Latin1_General_BIN2'
-            when 'isclustered' then '0' when 'engineedition' then '3' end;
+            when 'isclustered' then '0' when 'isfulltextinstalled' then '0' when 'ishadrenabled' then '0'
+            when 'isintegratedsecurityonly' then '0' when 'issingleuser' then '0' when 'isxtpsupported' then '0' end;
+create or replace function tsql.sessionproperty(property text) returns integer language sql immutable strict parallel safe
+return case when upper(property) in ('ANSI_NULLS', 'ANSI_PADDING', 'ANSI_WARNINGS', 'ARITHABORT', 'CONCAT_NULL_YIELDS_NULL', 'QUOTED_IDENTIFIER') then 1
+            when upper(property) = 'NUMERIC_ROUNDABORT' then 0 end;
+create or replace function tsql.collationproperty(collation_name text, property text) returns integer language sql immutable strict parallel safe
+return case when lower(collation_name) = 'latin1_general_bin2' then
+           case lower(property) when 'codepage' then 1252 when 'lcid' then 1033 when 'comparisonstyle' then 0 when 'version' then 0 end end;
+create or replace function tsql.lock_timeout() returns integer language sql stable parallel safe
+return coalesce(nullif((select s.setting::integer from pg_settings s where s.name = 'lock_timeout'), 0), -1);
+create or replace function tsql.login_id(name text) returns integer language sql stable parallel safe
+begin atomic
+    select p.principal_id from sys.server_principals p where lower(p.name) = lower(login_id.name);
+end;
+create or replace function tsql.login_name(id integer) returns text language sql stable parallel safe
+begin atomic
+    select p.name from sys.server_principals p where p.principal_id = id;
+end;
+create or replace function tsql.certproperty(id integer, property text) returns text language sql stable parallel safe
+begin atomic
+    select case lower(property) when 'subject' then c.subject when 'issuer_name' then c.issuer_name when 'cert_serial_number' then c.cert_serial_number
+                when 'start_date' then tsql.moment_text(c.start_date at time zone 'UTC', 0)
+                when 'expiry_date' then tsql.moment_text(c.expiry_date at time zone 'UTC', 0) end
+      from sys.certificates c where c.certificate_id = id limit 1;
+end;
 create or replace function tsql.get_transmission_status(handle uuid) returns text language sql stable
 begin atomic
     select coalesce((select t.transmission_status from sys.transmission_queue t where t.conversation_handle = handle

@@ -19,6 +19,8 @@ begin
 end $$;
 create or replace function tsql.plus(a text, b text) returns text language sql immutable parallel safe return a || b;
 create or replace function tsql.plus(a bytea, b bytea) returns bytea language sql immutable parallel safe return a || b;
+create or replace function tsql.plus(a timestamp, b timestamp) returns timestamp language sql immutable parallel safe
+return a + (b - timestamp '1900-01-01');
 create or replace function tsql.minus(a timestamp, b timestamp) returns timestamp language sql immutable parallel safe
 return timestamp '1900-01-01' + (a - b);
 
@@ -59,11 +61,50 @@ create or replace function tsql.isnumeric(bytes bytea) returns integer language 
 create or replace function tsql.isnumeric(moment timestamp) returns integer language sql immutable parallel safe return 0;
 create or replace function tsql.isnumeric(id uuid) returns integer language sql immutable parallel safe return 0;
 
+-- Bits of whole numbers.
+create or replace function tsql.bit_count(number bigint) returns bigint language sql immutable strict parallel safe return bit_count(number::bit(64));
+create or replace function tsql.bit_count(number integer) returns bigint language sql immutable strict parallel safe return bit_count(number::bit(32));
+create or replace function tsql.bit_count(number smallint) returns bigint language sql immutable strict parallel safe
+return bit_count((number::integer & 65535)::bit(32));
+create or replace function tsql.bit_count(bytes bytea) returns bigint language sql immutable strict parallel safe return bit_count(bytes);
+create or replace function tsql.bit_place(place integer, bits integer) returns integer language plpgsql immutable strict parallel safe as $$
+begin
+    if place not between 0 and bits - 1 then perform tsql.refuse(8114, format('The bit %s is outside of the %s bits of the value.', place, bits)); end if;
+    return place;
+end $$;
+do $$
+declare
+    of text; bits integer;
+begin
+    for of, bits in values ('integer', 32), ('bigint', 64) loop
+        execute format('create or replace function tsql.get_bit(number %1$s, place integer) returns smallint language sql immutable strict parallel safe '
+                       'return ((number >> tsql.bit_place(place, %2$s)) & 1)::smallint', of, bits);
+        execute format('create or replace function tsql.set_bit(number %1$s, place integer, value integer default 1) returns %1$s language sql immutable '
+                       'strict parallel safe return set_bit(number::bit(%2$s), %2$s - 1 - tsql.bit_place(place, %2$s), (value <> 0)::integer)::%1$s', of, bits);
+        execute format('create or replace function tsql.left_shift(number %1$s, places integer) returns %1$s language sql immutable strict parallel safe '
+                       'return (case when places >= 0 then number::bit(%2$s) << least(places, %2$s) else number::bit(%2$s) >> least(-places, %2$s) end)::%1$s', of, bits);
+        execute format('create or replace function tsql.right_shift(number %1$s, places integer) returns %1$s language sql immutable strict parallel safe '
+                       'return tsql.left_shift(number, -places)', of);
+    end loop;
+end $$;
+create or replace function tsql.get_bit(number smallint, place integer) returns smallint language sql immutable strict parallel safe
+return tsql.get_bit(number::integer, place);
+create or replace function tsql.set_bit(number smallint, place integer, value integer default 1) returns integer language sql immutable strict parallel safe
+return tsql.set_bit(number::integer, place, value);
+create or replace function tsql.left_shift(number smallint, places integer) returns integer language sql immutable strict parallel safe
+return tsql.left_shift(number::integer, places);
+create or replace function tsql.right_shift(number smallint, places integer) returns integer language sql immutable strict parallel safe
+return tsql.right_shift(number::integer, places);
+
 -- rowversion: a number that rises with every row written, in any table.
 create sequence if not exists tsql.rowversions;
 create or replace function tsql.next_rowversion() returns bytea language sql volatile security definer set search_path = pg_catalog
 begin atomic
     select int8send(nextval('tsql.rowversions'::regclass));
+end;
+create or replace function tsql.last_rowversion() returns bytea language sql stable security definer set search_path = pg_catalog
+begin atomic
+    select int8send(case when is_called then last_value else 0 end) from tsql.rowversions;
 end;
 create or replace function tsql.stamp_rowversion() returns trigger language plpgsql as $$
 begin

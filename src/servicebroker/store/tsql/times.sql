@@ -78,8 +78,60 @@ begin
                        'return tsql.datename(part, tsql.to_datetime(moment))', one);
     end loop;
 end $$;
+-- The parts of a date that are no date are refused as SQL Server does it.
+create or replace function tsql.date_of(year integer, month integer, day integer) returns date language plpgsql immutable strict parallel safe as $$
+begin
+    return make_date(nullif(greatest(year, 0), 0), month, day);
+exception when datetime_field_overflow then
+    perform tsql.refuse(289, 'Cannot construct data type date, some of the arguments have values which are not valid.');
+end $$;
+create or replace function tsql.moment_of_parts(year integer, month integer, day integer, hour integer, minute integer, second integer,
+                                                fractions integer, digits integer) returns timestamp
+language plpgsql immutable strict parallel safe as $$
+begin
+    if hour > 23 or second > 59 or fractions >= power(10, digits) or fractions < 0 then raise datetime_field_overflow; end if;
+    return make_timestamp(nullif(greatest(year, 0), 0), month, day, hour, minute, second + fractions / power(10::numeric, digits)::float8);
+exception when datetime_field_overflow then
+    perform tsql.refuse(289, 'Cannot construct data type datetime, some of the arguments have values which are not valid.');
+end $$;
+create or replace function tsql.datetrunc(part text, moment timestamp) returns timestamp language plpgsql immutable strict parallel safe as $$
+begin
+    if part in ('weekday', 'nanosecond') then
+        perform tsql.refuse(9810, format('The datepart %s is not supported by date function datetrunc.', part));
+    end if;
+    return case part when 'week' then date_trunc('day', moment) - date_part('dow', moment) * interval '1 day'
+                     when 'iso_week' then date_trunc('week', moment) when 'dayofyear' then date_trunc('day', moment)
+                     when 'millisecond' then date_trunc('milliseconds', moment) when 'microsecond' then date_trunc('microseconds', moment)
+                     else date_trunc(part, moment) end;
+end $$;
+create or replace function tsql.date_bucket(part text, width integer, moment timestamp, origin timestamp) returns timestamp
+language plpgsql immutable strict parallel safe as $$
+declare
+    months integer := width * case part when 'month' then 1 when 'quarter' then 3 when 'year' then 12 end;
+    buckets integer;
+begin
+    if width < 1 then perform tsql.refuse(9834, 'Invalid bucket width value passed to date_bucket function. Only positive values are allowed.'); end if;
+    if part not in ('year', 'quarter', 'month', 'week', 'day', 'hour', 'minute', 'second', 'millisecond') then
+        perform tsql.refuse(9810, format('The datepart %s is not supported by date function date_bucket.', part));
+    end if;
+    if months is null then return date_bin(width * ('1 ' || part)::interval, moment, origin); end if;
+    buckets := floor(((date_part('year', moment) - date_part('year', origin)) * 12 + date_part('month', moment) - date_part('month', origin)) / months);
+    if origin + make_interval(months => buckets * months) > moment then buckets := buckets - 1; end if;
+    return origin + make_interval(months => buckets * months);
+end $$;
+do $$
+declare
+    one text;
+begin
+    foreach one in array array['timestamptz', 'date', 'time'] loop
+        execute format('create or replace function tsql.datetrunc(part text, moment %s) returns timestamp language sql immutable strict parallel safe '
+                       'return tsql.datetrunc(part, tsql.to_datetime(moment))', one);
+    end loop;
+end $$;
 create or replace function tsql.eomonth(moment timestamp, months integer default 0) returns date language sql immutable strict parallel safe
 return (date_trunc('month', moment) + make_interval(months => months + 1) - interval '1 day')::date;
+create or replace function tsql.eomonth(moment timestamptz, months integer default 0) returns date language sql immutable strict parallel safe
+return tsql.eomonth(moment at time zone 'UTC', months);
 create or replace function tsql.isdate(said text) returns integer language plpgsql stable parallel safe as $$
 begin
     return (tsql.moment_of(said, 0) is not null and btrim(said) <> '')::integer;

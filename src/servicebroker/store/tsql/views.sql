@@ -96,7 +96,7 @@ select name, number as system_type_id, number as user_type_id, 4 as schema_id, s
                ('datetimeoffset', 43, 10), ('tinyint', 48, 1), ('smallint', 52, 2), ('int', 56, 4), ('smalldatetime', 58, 4),
                ('real', 59, 4), ('money', 60, 8), ('datetime', 61, 8), ('float', 62, 8), ('ntext', 99, 16), ('bit', 104, 1),
                ('decimal', 106, 17), ('numeric', 108, 17), ('smallmoney', 122, 4), ('bigint', 127, 8), ('varbinary', 165, 8000),
-               ('varchar', 167, 8000), ('binary', 173, 8000), ('char', 175, 8000), ('nvarchar', 231, 8000), ('nchar', 239, 8000),
+               ('varchar', 167, 8000), ('binary', 173, 8000), ('char', 175, 8000), ('nvarchar', 231, 8000), ('nchar', 239, 8000), ('sql_variant', 98, 8016),
                ('xml', 241, -1), ('sysname', 256, 256)) t(name, number, size);
 create view tsql.types with (security_invoker = true) as
 select name, system_type_id, user_type_id, schema_id, max_length, 1::smallint as is_nullable, 0::smallint as is_user_defined,

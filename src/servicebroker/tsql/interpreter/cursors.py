@@ -39,6 +39,7 @@ def _step(machine: Machine, statement: CursorStep) -> None:
         if cursor.found is not None:
             raise TsqlError(16905, "The cursor is already open.")
         cursor.found, cursor.place = machine.queries.collect(cursor.query), -1
+        machine.cursor_rows = len(cursor.found.rows)
     elif statement.verb == "CLOSE":
         _opened(cursor)
         cursor.found = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -89,7 +90,11 @@ def type_of(value: object) -> SqlType | None:
     for kind, of in ((str, types.NVARCHAR), (bytes, types.VARBINARY), (UUID, types.UNIQUEIDENTIFIER), (int, types.INT)):
         if isinstance(value, kind):
             return of
-    return types.FLOAT if isinstance(value, float) else types.DECIMAL
+    if isinstance(value, Decimal):
+        digits, exponent = value.as_tuple()[1:]
+        scale = max(0, -int(exponent))
+        return SqlType("decimal", None, max(len(digits), scale, 1), scale)
+    return types.FLOAT
 
 
 def text(machine: Machine, given: Operand | None) -> str | None:

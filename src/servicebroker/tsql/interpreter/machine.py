@@ -94,6 +94,10 @@ class Machine:
         tries: in how many TRY blocks this is.
         options: what SET has set.
         isolation: what SET TRANSACTION ISOLATION LEVEL has set.
+        cursor_rows: @@CURSOR_ROWS, of the cursor that was opened last.
+        context_info: what SET CONTEXT_INFO has set, 128 bytes.
+        session_context: what sp_set_session_context has set, sql_variants by their keys.
+        fixed_context: those keys of it that stay as they are.
         app_locks: the locks of sp_getapplock that the session holds: name, and whether it is shared.
     """
 
@@ -115,6 +119,10 @@ class Machine:
         self.trigger_level: int = 0
         self.cursors: dict[str, Cursor] = {}
         self.fetch_status: int = 0
+        self.cursor_rows: int = 0
+        self.context_info: bytes | None = None
+        self.session_context: dict[str, str | None] = {}
+        self.fixed_context: set[str] = set()
         self.nocount = False
         self.xact_abort = False
         self.isolation = "READ COMMITTED"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Mapping
+from typing import Any
 
 import psycopg
 
@@ -12,7 +13,7 @@ from servicebroker.engine.security.tsql_objects import authorize_queues, authori
 from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
-from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.conversion import convert, out_of_variant
 from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.ddl_events import tell_of_uses
 from servicebroker.tsql.interpreter.evaluation import type_of
@@ -28,12 +29,12 @@ from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.translation.text_writer import Lock, string
-from servicebroker.tsql.types import SqlType
+from servicebroker.tsql.types import VARIANT, SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
 _CHANGES = re.compile(r"\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
 _ASKS = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IGNORECASE)
-_SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(", re.IGNORECASE)
+_SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE)
 _SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch")
 
 
@@ -382,7 +383,19 @@ def _result_set(done: Translated, result: Result) -> ResultSet:
     names = done.columns
     if names is None:
         names = tuple("" if name == "?column?" else name for name in result.columns or ())
-    return ResultSet(names, result.rows)
+    return ResultSet(names, _shown(done, result.rows))
+
+
+def _shown(done: Translated, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Values of sql_variant as what they are."""
+    places = [place for place, of in enumerate(done.types or ()) if of == VARIANT]
+    if not places:
+        return rows
+    shown = [list(row) for row in rows]
+    for row in shown:
+        for place in places:
+            row[place] = None if row[place] is None else out_of_variant(row[place])[0]
+    return [tuple(row) for row in shown]
 
 
 @runs(Relational)

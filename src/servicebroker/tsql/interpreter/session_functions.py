@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -12,17 +13,9 @@ from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import fetch
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.definitions.object_definitions import UPDATED
-from servicebroker.tsql.types import INT, SqlType
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
-
-_NAME = SqlType("nvarchar", 128)
-_TEXT = SqlType("nvarchar", 4000)
-_BIG = SqlType("decimal", None, 38, 0)
-_SMALL = SqlType("smallint")
-
-Known = tuple[Callable[["Machine"], object], SqlType]
 
 
 def _caught(attribute: str) -> Callable[[Machine], object]:
@@ -44,42 +37,53 @@ def _db_id(machine: Machine) -> object:
     return rows[0][0]
 
 
-KNOWN: dict[str, Known] = {
-    "@@rowcount": (lambda machine: machine.rowcount, INT),
-    "@@error": (lambda machine: machine.error, INT),
-    "@@trancount": (lambda machine: machine.transactions.count, INT),
-    "@@spid": (lambda machine: machine.spid, _SMALL),
-    "@@nestlevel": (lambda machine: len(machine.frames) - 1, INT),
-    "@@identity": (lambda machine: machine.identity, _BIG),
-    "@@fetch_status": (lambda machine: machine.fetch_status, INT),
-    "@@procid": (lambda machine: machine.frame.number, INT),
-    "@@servername": (lambda machine: "servicebroker", _NAME),
-    "@@servicename": (lambda machine: "servicebroker", _NAME),
-    "@@version": (lambda machine: f"servicebroker {version('servicebroker')}", _TEXT),
-    "@@language": (lambda machine: "us_english", _NAME),
-    "@@datefirst": (lambda machine: 7, SqlType("tinyint")),
-    "@@max_precision": (lambda machine: 38, SqlType("tinyint")),
-    "scope_identity": (lambda machine: machine.identity, _BIG),
-    "xact_state": (lambda machine: machine.transactions.state, _SMALL),
-    "error_number": (_caught("number"), INT),
-    "error_message": (_caught("text"), _TEXT),
-    "error_severity": (_caught("severity"), INT),
-    "error_state": (_caught("state"), INT),
-    "error_line": (_caught("line"), INT),
-    "error_procedure": (_caught("procedure"), _NAME),
-    "db_id": (_db_id, _SMALL),
-    "db_name": (lambda machine: machine.database.name, _NAME),
-    "user_name": (lambda machine: machine.database.user.name, _NAME),
-    "current_user": (lambda machine: machine.database.user.name, _NAME),
-    "session_user": (lambda machine: machine.database.user.name, _NAME),
-    "user": (lambda machine: machine.database.user.name, _NAME),
-    "suser_name": (lambda machine: machine.login, _NAME),
-    "suser_sname": (lambda machine: machine.login, _NAME),
-    "system_user": (lambda machine: machine.login, _NAME),
-    "original_login": (lambda machine: machine.context.original_login, _NAME),
-    "app_name": (lambda machine: "servicebroker", _NAME),
-    "host_name": (lambda machine: "localhost", _NAME),
-    "trigger_nestlevel": (lambda machine: machine.trigger_level, INT),
+def _cursor_states(machine: Machine) -> object:
+    """1 open, 0 open without rows, -1 closed."""
+    found = {name: cursor.found for name, cursor in machine.cursors.items()}
+    return json.dumps({name: -1 if rows is None else int(bool(rows.rows)) for name, rows in found.items()})
+
+
+KNOWN: dict[str, Callable[[Machine], object]] = {
+    "@@rowcount": lambda machine: machine.rowcount,
+    "@@error": lambda machine: machine.error,
+    "@@trancount": lambda machine: machine.transactions.count,
+    "@@spid": lambda machine: machine.spid,
+    "@@nestlevel": lambda machine: len(machine.frames) - 1,
+    "@@identity": lambda machine: machine.identity,
+    "@@fetch_status": lambda machine: machine.fetch_status,
+    "@@procid": lambda machine: machine.frame.number,
+    "@@servername": lambda machine: "servicebroker",
+    "@@servicename": lambda machine: "servicebroker",
+    "@@version": lambda machine: f"servicebroker {version('servicebroker')}",
+    "@@language": lambda machine: "us_english",
+    "@@datefirst": lambda machine: 7,
+    "@@max_precision": lambda machine: 38,
+    "scope_identity": lambda machine: machine.identity,
+    "xact_state": lambda machine: machine.transactions.state,
+    "error_number": _caught("number"),
+    "error_message": _caught("text"),
+    "error_severity": _caught("severity"),
+    "error_state": _caught("state"),
+    "error_line": _caught("line"),
+    "error_procedure": _caught("procedure"),
+    "db_id": _db_id,
+    "db_name": lambda machine: machine.database.name,
+    "user_name": lambda machine: machine.database.user.name,
+    "current_user": lambda machine: machine.database.user.name,
+    "session_user": lambda machine: machine.database.user.name,
+    "user": lambda machine: machine.database.user.name,
+    "suser_name": lambda machine: machine.login,
+    "suser_sname": lambda machine: machine.login,
+    "system_user": lambda machine: machine.login,
+    "original_login": lambda machine: machine.context.original_login,
+    "app_name": lambda machine: "servicebroker",
+    "host_name": lambda machine: "localhost",
+    "context_info": lambda machine: machine.context_info,
+    "rowcount_big": lambda machine: machine.rowcount,
+    "@@cursor_rows": lambda machine: machine.cursor_rows,
+    "cursor states": _cursor_states,  # what CURSOR_STATUS looks into
+    "session context": lambda machine: json.dumps(machine.session_context),
+    "trigger_nestlevel": lambda machine: machine.trigger_level,
 }
 
 
@@ -92,7 +96,7 @@ class Functions(Mapping[str, object]):
     def __getitem__(self, name: str) -> object:
         if name.startswith(UPDATED):
             return int(self._machine.frame.has_set(name.removeprefix(UPDATED)))
-        return KNOWN[name][0](self._machine)
+        return KNOWN[name](self._machine)
 
     def __contains__(self, name: object) -> bool:
         return name in KNOWN

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.interpreter.evaluation import evaluate
 from servicebroker.tsql.parser.grammar import SET_OPTIONS
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
-from servicebroker.tsql.syntax import SetOption
+from servicebroker.tsql.syntax import Expression, SetOption
+from servicebroker.tsql.types import SqlType
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -24,13 +27,13 @@ WITHOUT_EFFECT |= {
     "DEADLOCK_PRIORITY",
     "TEXTSIZE",
     "QUERY_GOVERNOR_COST_LIMIT",
-    "CONTEXT_INFO",
     "ANSI_PADDING",
     "FIPS_FLAGGER",
     "NO_BROWSETABLE",
     "RESULT_SET_CACHING",
 }
-_DONE = frozenset({"NOCOUNT", "XACT_ABORT", "IDENTITY_INSERT", "LOCK_TIMEOUT"})
+_DONE = frozenset({"CONTEXT_INFO", "NOCOUNT", "XACT_ABORT", "IDENTITY_INSERT", "LOCK_TIMEOUT"})
+_CONTEXT = SqlType("binary", 128)
 SNAPSHOT = "SNAPSHOT"
 # under these, what a transaction has read from stays as it was to its end; see `Queries`
 HOLDING = frozenset({"REPEATABLE READ", "SERIALIZABLE"})
@@ -63,6 +66,9 @@ def _set_one(machine: Machine, option: str, value: str, statement: SetOption) ->
         machine.queries.identity_insert(statement.value)
     elif option == "LOCK_TIMEOUT":
         _lock_timeout(machine, value)
+    elif option == "CONTEXT_INFO":
+        given, source = evaluate(machine, Expression(statement.value, statement.line))
+        machine.context_info = None if given is None else convert(given, source, _CONTEXT)
     elif option == "TRANSACTION ISOLATION LEVEL":
         _isolation_level(machine, value, statement)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid4
 
 from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.function_table import type_of_session
 from servicebroker.tsql.interpreter.session_functions import KNOWN
 from servicebroker.tsql.parser.token_reader import number
 from servicebroker.tsql.statement_errors import TsqlError
@@ -37,6 +38,8 @@ class Value(NamedTuple):
 Compiled = Callable[["Machine"], Value]
 _SIZE = 400  # tokens; longer expressions go to the translation
 _INTEGERS = {"tinyint": (0, 255), "smallint": (-(2**15), 2**15 - 1), "int": (-(2**31) + 1, 2**31 - 1)}  # by rank
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_PLAIN = STRINGS | BINARIES | {*_WHOLE, "uniqueidentifier"}
 _RANKS = list(_INTEGERS)
 _COMPARED = ("nvarchar", "varchar", "nchar", "char")  # sysname has an order of its own
 _STRINGS = ("nvarchar", "varchar", "sysname")
@@ -216,24 +219,29 @@ def _fits(value: int, integer: str) -> bool:
 def _known(name: str) -> Compiled:
     if name not in KNOWN:
         raise NotSimple
-    value, of = KNOWN[name]
+    value, of = KNOWN[name], type_of_session(name)
     return lambda machine: Value(value(machine), of)
 
 
 def _converted(value: Compiled, target: SqlType) -> Compiled:
     def result(machine: Machine) -> Value:
         given, source = value(machine)
-        if isinstance(given, bool) or _goes_through_bytes(given, source, target):
+        is_untyped_null = given is None and source is None
+        if isinstance(given, bool) or not (is_untyped_null or _is_plain(source, target)):
             raise NotSimple
-        return Value(None if given is None else convert(given, source, target), target)
+        try:
+            return Value(None if given is None else convert(given, source, target), target)
+        except TsqlError:
+            raise NotSimple from None  # PostgreSQL says what is wrong
 
     return result
 
 
-def _goes_through_bytes(given: object, source: SqlType | None, target: SqlType) -> bool:
-    """Whether one of the two is binary and the other no text: PostgreSQL has the forms of all types."""
-    is_binary = isinstance(given, bytes | bytearray | memoryview)
-    return is_binary != (target.name in BINARIES) and (target if is_binary else source or target).name not in STRINGS
+def _is_plain(source: SqlType | None, target: SqlType) -> bool:
+    """Whether a conversion is from or to text, or between whole numbers; PostgreSQL has the forms of all types."""
+    if source is None or not {source.name, target.name} <= _PLAIN:
+        return False
+    return source.name in STRINGS or target.name in STRINGS or {source.name, target.name} <= set(_WHOLE)
 
 
 def _either(left: Compiled, right: Compiled) -> Compiled:

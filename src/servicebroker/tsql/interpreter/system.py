@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.interpreter.calls import system
+from servicebroker.tsql.interpreter.calls import named_arguments, system
 from servicebroker.tsql.interpreter.evaluation import operand_value
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.principals import change_member
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.syntax import Execute, Name
-from servicebroker.tsql.types import NVARCHAR
+from servicebroker.tsql.types import BIT, NVARCHAR, VARIANT
 
 
 def _texts(machine: Machine, statement: Execute) -> list[str]:
@@ -24,6 +24,23 @@ def _sp_configure(machine: Machine, statement: Execute) -> None:
     """An instance has no such options: what they ask for holds, or is PostgreSQL's to set."""
     said = ", ".join(_texts(machine, statement))
     machine.say(Message(f"sp_configure {said} changes nothing: set what PostgreSQL has for it."))
+
+
+@system("sp_set_session_context")
+def _sp_set_session_context(machine: Machine, statement: Execute) -> None:
+    """Raises: TsqlError: 15664 the key was set to stay as it is, 15666 a key is missing."""
+    given = named_arguments(machine, statement, ("@key", "@value", "@read_only"), required=2)
+    key = convert(*given["@key"], NVARCHAR)
+    if not key:
+        raise TsqlError(15666, "Cannot set key in the session context: it must not be empty.")
+    if key in machine.fixed_context:
+        raise TsqlError(
+            15664, f"Cannot set key '{key}' in the session context. The key has been set as read_only for this session."
+        )
+    machine.session_context[key] = convert(*given["@value"], VARIANT)
+    fixed = given.get("@read_only")
+    if fixed is not None and convert(*fixed, BIT):
+        machine.fixed_context.add(key)
 
 
 @system("sp_who")

@@ -9,9 +9,9 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.documents.shared import options_of, rows_of
-from servicebroker.tsql.translation.queries.selects import Output, output_name
-from servicebroker.tsql.translation.reading.text_to_tree import MARK
+from servicebroker.tsql.translation.queries.selects import output_name
 from servicebroker.tsql.translation.text_writer import Writer, refused, string
+from servicebroker.tsql.translation.values.json_functions import is_json, json_text
 from servicebroker.tsql.types import NVARCHAR, SqlType
 
 _KNOWN = frozenset({"PATH", "AUTO", "ROOT", "INCLUDE_NULL_VALUES", "WITHOUT_ARRAY_WRAPPER"})
@@ -36,7 +36,7 @@ def for_json(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tu
                 "Column expressions and data sources without names or aliases cannot be formatted as JSON text using FOR JSON clause. Add alias to the unnamed column or table.",
             )
         raw = len(expressions) == len(rows.outputs) and _is_json(expressions[number])
-        members.append((output.name.split("."), _value(f"c{number}", output, raw)))
+        members.append((output.name.split("."), json_text(f"c{number}", output.type, raw)))
     nulls = "INCLUDE_NULL_VALUES" in options
     text = f"string_agg({_object(members, nulls)}, ',')"
     if "WITHOUT_ARRAY_WRAPPER" not in options:
@@ -47,21 +47,7 @@ def for_json(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tu
 
 
 def _is_json(node: exp.Expression) -> bool:
-    """Whether the value is JSON already: a nested FOR JSON, or JSON_QUERY."""
-    _, inside = output_name(node)
-    if isinstance(inside, exp.Anonymous):
-        return inside.name.lower() == MARK + "json_query"
-    return isinstance(inside, exp.Subquery) and "JSON" in str(
-        inside.this.args.get("for_") and inside.this.args["for_"].args.get("kind")
-    )
-
-
-def _value(field: str, output: Output, raw: bool) -> str:
-    if raw:
-        return field
-    if output.type is not None and output.type.name == "bit":
-        return f"CASE {field} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
-    return f"tsql.json_text({field})"
+    return is_json(output_name(node)[1])
 
 
 def _object(members: list[tuple[list[str], str]], nulls: bool) -> str:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
     as_text,
     closed_text,
     only,
+    operator_of,
     refused,
     unsupported,
     value_of,
     write_value,
 )
-from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, SqlType
+from servicebroker.tsql.translation.values.functions import SPECIAL, check_count
+from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, VARIANT, SqlType
 
 
 def _operand(writer: Writer, node: exp.Expression) -> tuple[str, Sql]:
@@ -44,6 +49,8 @@ def _count(writer: Writer, node: exp.Count) -> Sql:
 def _extreme(writer: Writer, node: exp.Min | exp.Max) -> Sql:
     only(node, "this")
     _, value = _operand(writer, node.this)
+    if value.type == VARIANT:
+        raise TsqlError(8117, "Operand data type sql_variant is invalid for min and max operator. Use CAST.")
     name = "min" if isinstance(node, exp.Min) else "max"
     if value.kind == "uniqueidentifier":
         return Sql(f"{name}({value.text}::text)::uuid", value.type)
@@ -61,7 +68,7 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
         return Sql(f"trunc({text})::integer" if name == "avg" else f"{text}::integer", INT)
     if kind == "bigint":
         return Sql(f"trunc({text})::bigint", BIGINT)
-    if value.kind == "string":
+    if value.kind == "string" or value.type == VARIANT:
         raise TsqlError(8117, f"Operand data type {kind} is invalid for {name} operator.")
     if value.type is None and name == "avg":  # of integers it is one
         whole = f"pg_typeof(sum({distinct}{value.text})) = 'bigint'::regtype"
@@ -74,12 +81,29 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
     return Sql(text, value.type)
 
 
-@value_of(exp.Stddev, exp.StddevPop)
-def _deviation(writer: Writer, node: exp.Stddev) -> Sql:
+_SPREADS = {"stdev": "stddev_samp", "stdevp": "stddev_pop", "var": "var_samp", "varp": "var_pop"}
+
+
+def _spread(name: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
+    """Deviation and variance, calculated as float."""
+
+    def write(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+        check_count(nodes, 1, name)
+        distinct, value = _operand(writer, nodes[0])
+        if value.kind not in ("number", None):
+            raise TsqlError(8117, f"Operand data type {value.type} is invalid for {name} operator.")
+        return Sql(f"{_SPREADS[name]}({distinct}{value.text}::float8)", FLOAT)
+
+    return write
+
+
+SPECIAL |= {name: _spread(name) for name in _SPREADS}
+
+
+@value_of(exp.ApproxDistinct)
+def _distinct_values(writer: Writer, node: exp.ApproxDistinct) -> Sql:
     only(node, "this")
-    distinct, value = _operand(writer, node.this)
-    name = "stddev_pop" if isinstance(node, exp.StddevPop) else "stddev"
-    return Sql(f"{name}({distinct}{value.text})::float8", FLOAT)
+    return Sql(f"count(DISTINCT {closed_text(write_value(writer, node.this))})", BIGINT)
 
 
 @value_of(exp.GroupConcat)
@@ -120,6 +144,9 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
     ):
         return "NULL::integer"
     value = write_value(writer, of)
+    if value.type == VARIANT:
+        parts = ("variant_rank", "variant_number", "variant_raw")
+        return ", ".join(f"tsql.{part}({value.text}){down}" for part in parts)
     if isinstance(of, exp.Column):
         found = writer.column(of.table.lower(), of.name.lower())
         if found is not None and not found[1].is_nullable:
@@ -162,8 +189,12 @@ def _ranked(writer: Writer, node: exp.Expression) -> Sql:
         if any(node.args.values()):
             raise unsupported(node)
         return Sql(f"{_RANKS[type(node)]}()", BIGINT)
+    if isinstance(node, exp.CumeDist | exp.PercentRank):
+        return Sql(f"{'cume_dist' if isinstance(node, exp.CumeDist) else 'percent_rank'}()", FLOAT)
+    if isinstance(node, exp.Anonymous) and node.name.lower().removeprefix(MARK) in _SPREADS:
+        return write_value(writer, node)
     if isinstance(node, exp.Ntile):
-        return Sql(f"ntile({write_value(writer, node.this).text}::integer)", INT)
+        return Sql(f"ntile({write_value(writer, node.this).text}::integer)", BIGINT)
     if isinstance(node, exp.FirstValue | exp.LastValue):
         only(node, "this")
         value = write_value(writer, node.this)
@@ -175,7 +206,9 @@ def _ranked(writer: Writer, node: exp.Expression) -> Sql:
         return Sql(f"{'lag' if isinstance(node, exp.Lag) else 'lead'}({', '.join([value.text, *rest])})", value.type)
     if isinstance(node, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max):
         return write_value(writer, node)
-    raise refused(f"{type(node).__name__.upper()} OVER")
+    if isinstance(node, exp.WithinGroup):
+        node = node.this
+    raise refused(f"{operator_of(node).replace(' ', '_')} OVER")
 
 
 def _frame(spec: exp.WindowSpec) -> str:
@@ -194,6 +227,20 @@ def _frame(spec: exp.WindowSpec) -> str:
     return f"{spec.args['kind']} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}"
 
 
-@value_of(exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile)
+_NAMES: dict[type[exp.Expression], str] = {
+    exp.RowNumber: "row_number",
+    exp.Ntile: "ntile",
+    exp.CumeDist: "cume_dist",
+    exp.PercentRank: "percent_rank",
+    exp.Lag: "lag",
+    exp.Lead: "lead",
+    exp.FirstValue: "first_value",
+    exp.LastValue: "last_value",
+    exp.Rank: "rank",
+    exp.DenseRank: "dense_rank",
+}
+
+
+@value_of(*_NAMES)
 def _without_over(writer: Writer, node: exp.Expression) -> Sql:
-    raise TsqlError(10753, f"The function '{type(node).__name__.upper()}' must have an OVER clause.", severity=15)
+    raise TsqlError(10753, f"The function '{_NAMES[type(node)]}' must have an OVER clause.", severity=15)

@@ -9,6 +9,7 @@ from servicebroker.tsql.translation.queries.selects import query
 from servicebroker.tsql.translation.queries.sources import object_name, table_name
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.text_writer import Writer, refused
+from servicebroker.tsql.types import VARIANT
 
 TEMPORARY = 'pg_temp."{}"'  # where a temporary table stands that the session has not named
 
@@ -43,6 +44,8 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
             "An object or column name is missing or empty. For SELECT INTO statements, verify each column has a name.",
             severity=15,
         )
+    if VARIANT in [output.type for output in done.outputs or ()]:
+        raise refused("SELECT INTO with a column of sql_variant", "Create the table, then INSERT.")
     kind = "TEMPORARY TABLE" if name.startswith("#") else "TABLE"
     text = f"CREATE {kind} {table} AS {done.text}"
     return Translated(text, tuple(writer.parameters), "count", before=tuple(writer.locks))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from sqlglot import exp
 
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
+from servicebroker.tsql.function_table import wrong_count
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.definitions.user_functions import table_call
@@ -14,9 +17,7 @@ from servicebroker.tsql.translation.reading.hints import Hints, hints_of, on_com
 from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.text_writer import (
     Source,
-    Sql,
     Writer,
-    as_text,
     identifier,
     only,
     refused,
@@ -25,13 +26,14 @@ from servicebroker.tsql.translation.text_writer import (
     write_predicate,
     write_value,
 )
-from servicebroker.tsql.translation.values.alternatives import alike
+from servicebroker.tsql.translation.values.alternatives import alike, wider
 from servicebroker.tsql.translation.values.catalog_views import catalog_view
-from servicebroker.tsql.types import NVARCHAR
+from servicebroker.tsql.translation.values.functions import argument
+from servicebroker.tsql.types import BIGINT, INTEGERS, NVARCHAR, postgres_type
 
 _NOT_HERE = frozenset(
     {"openrowset", "openquery", "opendatasource", "openxml", "containstable", "freetexttable", "changetable"}
-    | {"generate_series", "predict", "semantickeyphrasetable", "semanticsimilaritytable"}
+    | {"predict", "semantickeyphrasetable", "semanticsimilaritytable"}
 )
 
 
@@ -269,8 +271,8 @@ def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None
     if isinstance(inside, exp.OpenJSON):
         return open_json(writer, inside, alias, found.sources)
     called = inside.name.lower() if isinstance(inside, exp.Anonymous) else ""
-    if called == MARK + "string_split":
-        return _string_split(writer, inside, alias, found)
+    if called.removeprefix(MARK) in _TABLES:
+        return _TABLES[called.removeprefix(MARK)](writer, inside, alias, found)
     nodes = nodes_of(writer, node, alias, found.sources)
     if nodes is not None:
         return nodes
@@ -283,15 +285,42 @@ def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None
 
 def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
     if not 2 <= len(node.expressions) <= 3:
-        raise TsqlError(174, "The string_split function requires 2 to 3 arguments.", severity=15)
-    text, separator = (write_value(writer, each) for each in node.expressions[:2])
-    known = alias.name if alias is not None and alias.name else "string_split"
-    column = Column("value", NVARCHAR)
-    found.sources.append(Source(known.lower(), {"value": column, "ordinal": column}))
+        raise wrong_count("string_split", 2, 3)
+    text, separator = (argument(write_value(writer, each), "s") for each in node.expressions[:2])
+    place = node.expressions[2].name if len(node.expressions) == 3 else "0"
+    if place not in ("0", "1"):
+        raise TsqlError(4199, "Argument value 3 of string_split is invalid: write 0 or 1.")
+    columns = [Column("value", NVARCHAR), *([Column("ordinal", BIGINT)] if place == "1" else [])]
+    listed = ", ".join(column.name for column in columns)
+    return _named(
+        f"(SELECT {listed} FROM tsql.string_parts({text}, {separator}))", "string_split", columns, alias, found
+    )
+
+
+def _generate_series(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
+    if not 2 <= len(node.expressions) <= 3:
+        raise wrong_count("generate_series", 2, 3)
+    values = [write_value(writer, each) for each in node.expressions]
+    of = functools.reduce(wider, (value.type for value in values))
+    if of is None or of.name not in INTEGERS | {"decimal"}:
+        raise TsqlError(
+            5373, "All the input parameters of generate_series should be of the same whole or decimal type."
+        )
+    texts = [f"{value.text}::{postgres_type(of)}" for value in values]
+    if len(texts) == 2:
+        texts.append(f"(CASE WHEN {texts[0]} > {texts[1]} THEN -1 ELSE 1 END)")
+    rows = f"(SELECT v::{postgres_type(of)} AS value FROM generate_series({', '.join(texts)}) AS s(v))"
+    return _named(rows, "generate_series", [Column("value", of)], alias, found)
+
+
+def _named(text: str, own: str, columns: list[Column], alias: exp.Expression | None, found: From) -> str:
+    """A table of a function, its columns called as behind the alias."""
+    known = alias.name if alias is not None and alias.name else own
     renamed = [each.name for each in (alias.args.get("columns") or [])] if alias is not None else []
-    source = f"tsql.string_split({_typed(text)}, {_typed(separator)})"
-    return f"{source} AS {identifier(known)}{_column_list(renamed)}"
+    if renamed and len(renamed) == len(columns):
+        columns = [column._replace(name=name) for column, name in zip(columns, renamed, strict=True)]
+    found.sources.append(Source(known.lower(), {column.name.lower(): column for column in columns}))
+    return f"{text} AS {identifier(known)}{_column_list(renamed)}"
 
 
-def _typed(value: Sql) -> str:
-    return as_text(value) if value.kind == "string" or value.is_open else f"tsql.to_nvarchar({value.text})"
+_TABLES = {"string_split": _string_split, "generate_series": _generate_series}

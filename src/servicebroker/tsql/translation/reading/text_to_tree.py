@@ -14,30 +14,15 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from servicebroker.tsql.function_table import CALLS
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import COMPOUND, NUMBER, STRING, VARIABLE, WORD, Tokens, closing_place, tokenize
 from servicebroker.tsql.translation.reading.optimizer_hints import left_out
 
 LONG = 20_000  # characters of a text that is not worth to be kept
 MARK = "tsql_"  # before the name of a function, so that it stays the call that was written
+NULLS = MARK + "nulls"  # the last argument of JSON_ARRAY, for NULL ON NULL
 
-# those that sqlglot would change, or confuse with each other
-_FUNCTIONS = frozenset(
-    """LEN DATALENGTH SUBSTRING LEFT RIGHT CHARINDEX PATINDEX REPLACE STUFF REPLICATE LTRIM RTRIM UPPER LOWER STR
-    FORMAT CONCAT CONCAT_WS QUOTENAME ASCII CHAR NCHAR UNICODE REVERSE SPACE TRANSLATE SOUNDEX STRING_SPLIT
-    STRING_ESCAPE ISNULL CHOOSE GETDATE GETUTCDATE SYSDATETIME SYSUTCDATETIME SYSDATETIMEOFFSET DATEADD DATEDIFF
-    DATEDIFF_BIG DATEPART DATENAME YEAR MONTH DAY EOMONTH DATEFROMPARTS DATETIMEFROMPARTS DATETIME2FROMPARTS
-    TIMEFROMPARTS ISDATE NEWID NEWSEQUENTIALID ABS ROUND CEILING FLOOR POWER SQRT SQUARE RAND CHECKSUM
-    BINARY_CHECKSUM HASHBYTES SIGN EXP LOG LOG10 PI SIN COS TAN ISNUMERIC ISJSON JSON_VALUE JSON_QUERY JSON_MODIFY
-    OBJECT_ID OBJECT_NAME DB_ID DB_NAME SCHEMA_ID SCHEMA_NAME USER_ID USER_NAME SUSER_NAME SUSER_SNAME SUSER_ID
-    SUSER_SID ORIGINAL_LOGIN APP_NAME HOST_NAME SCOPE_IDENTITY IDENT_CURRENT XACT_STATE ERROR_NUMBER ERROR_MESSAGE
-    ERROR_SEVERITY ERROR_STATE ERROR_LINE ERROR_PROCEDURE COL_LENGTH COL_NAME COLUMNPROPERTY OBJECTPROPERTY
-    OBJECTPROPERTYEX SERVERPROPERTY DATABASEPROPERTYEX TYPE_ID TYPE_NAME OBJECT_SCHEMA_NAME CURSOR_STATUS
-    DATABASE_PRINCIPAL_ID CERT_ID HAS_PERMS_BY_NAME GET_TRANSMISSION_STATUS UPDATE FORMATMESSAGE CONTEXT_INFO
-    SESSION_CONTEXT CURRENT_TRANSACTION_ID EVENTDATA PARSENAME ISNUMBER GREATEST LEAST STDEV VAR CHECKSUM_AGG
-    DEGREES RADIANS ATN2 TRIGGER_NESTLEVEL IS_MEMBER IS_SRVROLEMEMBER IS_ROLEMEMBER COMPRESS DECOMPRESS IDENTITY
-    STRING_TO_ARRAY ASYMKEY_ID KEY_GUID CERTENCODED""".split()  # noqa: SIM905 # a list of so many strings is harder to read
-)
 _NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
 _HINTS = frozenset(
     {"NOLOCK", "READUNCOMMITTED", "READCOMMITTED", "REPEATABLEREAD", "SERIALIZABLE", "HOLDLOCK", "UPDLOCK", "XLOCK"}
@@ -206,8 +191,11 @@ def _respelled(piece: Slice) -> str:
             out.append(f"{MARK}no_bytes()")
         elif kinds[at] == NUMBER and not text[0].isdigit() and text[0] != ".":  # a sign of a currency
             out.append(f"CAST({text[1:] or '0'} AS MONEY)")
+        elif word in ("NULL", "ABSENT") and words[at + 1 : at + 4] == ["ON", "NULL", ")"] and _in_array(words, at):
+            out.append(f", {NULLS}()" if word == "NULL" else "")
+            without |= {at + 1, at + 2}
         elif kinds[at] == VARIABLE and text.startswith("@@"):
-            out.append(f"{MARK}global('{text.lower()}')")
+            out.append(f"{MARK}global('{text}')")
         elif kinds[at] == WORD and _is_function(words, at, piece):
             out.append(f"1 = {MARK}{text}" if word == "UPDATE" else MARK + text)  # which is a condition
         elif word in ("CURRENT_USER", "SESSION_USER", "SYSTEM_USER", "USER") and _is_value(words, at, piece):
@@ -222,6 +210,15 @@ def _respelled(piece: Slice) -> str:
             out.append(text)
     out.extend(")" * len(pending))
     return "".join(out)
+
+
+def _in_array(words: list[str], at: int) -> bool:
+    """Whether the parentheses around this place are those of JSON_ARRAY."""
+    depth = 0
+    while at > 0 and depth >= 0:
+        at -= 1
+        depth += (words[at] == ")") - (words[at] == "(")
+    return words[at - 1] == "JSON_ARRAY"
 
 
 def _is_alone(word: str, words: list[str], at: int, piece: Slice) -> bool:
@@ -246,7 +243,10 @@ def _is_function(words: list[str], at: int, piece: Slice) -> bool:
         return False
     if at > piece.first and words[at - 1] in _SOURCES_BEFORE and words[at] not in _TABLES_OF_SQLGLOT:
         return True
-    if words[at] not in _FUNCTIONS:
+    if words[at] not in CALLS:
+        return False
+    closing = closing_place(words, at + 1)
+    if closing is not None and words[closing + 1 : closing + 3] == ["AS", "("]:  # a common table expression
         return False
     before = words[max(at - 2, piece.first) : at]
     is_type = words[at] in ("CHAR", "NCHAR") and before[:1] in (["CONVERT"], ["TRY_CONVERT"]) and before[1:] == ["("]

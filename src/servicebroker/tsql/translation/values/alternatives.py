@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from servicebroker.tsql.translation.text_writer import Sql, closed_text
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import BIT, INT, NATIONAL, NVARCHAR, STRINGS, VARCHAR, SqlType
+from servicebroker.tsql.types import BIT, INT, NATIONAL, NVARCHAR, STRINGS, VARCHAR, VARIANT, SqlType
 
 _ORDER = ("bit", "tinyint", "smallint", "int", "bigint", "smallmoney", "money", "decimal", "real", "float")
 
@@ -47,6 +47,8 @@ def alike(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
     known = all(value.type is not None or value.is_open for value in values)
     if not kinds:
         return None, [value.text for value in values]
+    if VARIANT in types:
+        return VARIANT, [converted(value, VARIANT).text for value in values]
     if kinds == {"string"}:
         national = any(of.name in NATIONAL for of in types)
         return (NVARCHAR if national else VARCHAR) if known else None, [closed_text(value) for value in values]

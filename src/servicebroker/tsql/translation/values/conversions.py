@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.text_writer import Sql, refused
-from servicebroker.tsql.types import APPROXIMATE, BINARIES, SqlType, make_type, postgres_type
+from servicebroker.tsql.types import APPROXIMATE, BINARIES, NUMBERS, STRINGS, VARIANT, SqlType, make_type, postgres_type
 
 _NAMES = {
     "uuid": "uniqueidentifier",
@@ -56,6 +56,10 @@ def converted(value: Sql, to: SqlType, *, style: str | None = None, attempt: boo
         return Sql(f"NULL::{postgres_type(to)}", to)
     if value.type == to and style is None:
         return Sql(f"{value.text}::text", to) if value.is_open else value
+    if to == VARIANT:
+        return _into_variant(value)
+    if value.type == VARIANT:
+        return _out_of_variant(value, to, style, attempt)
     source = f"{value.text}::text" if value.is_open else value.text
     if to.name in BINARIES and value.type is not None and value.kind not in ("string", "binary") and not attempt:
         return _last_bytes(_bytes_of(source, value.type), to)
@@ -74,6 +78,44 @@ def converted(value: Sql, to: SqlType, *, style: str | None = None, attempt: boo
     return _sized(Sql(f"tsql.{_function(value, to)}{arguments}", to), to)
 
 
+_NO_VARIANT = frozenset({"text", "ntext", "image", "xml"})
+
+
+def _into_variant(value: Sql) -> Sql:
+    """With its type, in which no length is MAX."""
+    of = value.type
+    text = f"{value.text}::text" if value.is_open else value.text
+    if of is None:
+        return Sql(f"tsql.variant({text})", VARIANT)
+    if of.name in _NO_VARIANT:
+        raise TsqlError(206, f"Operand type clash: {of.name} is incompatible with sql_variant", state=2)
+    if of.length == -1:
+        of = of._replace(length=4000 if of.name in _NATIONAL else 8000)
+    if of.name == "real":
+        text += "::float8"
+    return Sql(f"tsql.variant({text}, '{'nvarchar(128)' if of.name == 'sysname' else of}')", VARIANT)
+
+
+def _out_of_variant(value: Sql, to: SqlType, style: str | None, attempt: bool) -> Sql:
+    """By what it is: a number becomes one of another type as numbers do, the rest as its text does."""
+    if to.name in BINARIES:
+        return _sized(Sql(f"tsql.variant_bytes({value.text})", to), to)
+    if to.name in STRINGS and style is not None:
+        moment = converted(
+            Sql(f"tsql.to_datetime(tsql.variant_raw({value.text}))", SqlType("datetime")), to, style=style
+        )
+        plain = _out_of_variant(value, to, None, attempt)
+        return Sql(f"(CASE WHEN tsql.variant_rank({value.text}) = 5 THEN {moment.text} ELSE {plain.text} END)", to)
+    if to.name not in NUMBERS:
+        form = "variant_text" if to.name in STRINGS else "variant_raw"
+        return converted(Sql(f"tsql.{form}({value.text})", _WRITTEN), to, style=style, attempt=attempt)
+    number = Sql(f"tsql.variant_number({value.text})", SqlType("decimal", None, 38, 10))
+    text = Sql(f"tsql.variant_raw({value.text})", _WRITTEN)
+    one, other = (converted(each, to, attempt=attempt).text for each in (number, text))
+    return Sql(f"(CASE WHEN tsql.variant_rank({value.text}) IN (3, 4) THEN {one} ELSE {other} END)", to)
+
+
+_WRITTEN = SqlType("nvarchar", -1)
 _FROM_BYTES = frozenset({"decimal", "money", "smallmoney", "date", "datetime", "smalldatetime", "time", "datetime2"})
 _SAME_BYTES = frozenset({"date", "float", "real", "smalldatetime"})
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from sqlglot import exp
 
+from servicebroker.tsql.function_table import wrong_count
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.text_writer import Sql, Writer, string, unsupported, value_of, write_value
 from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count
-from servicebroker.tsql.types import BIGINT, DATETIME, INT, NVARCHAR
+from servicebroker.tsql.types import BIGINT, DATETIME, DATETIME2, INT, NVARCHAR, SqlType
+
+DATETIMEOFFSET = SqlType("datetimeoffset", None, None, 7)
 
 _PARTS = {
     **dict.fromkeys(("year", "yy", "yyyy"), "year"),
@@ -68,7 +71,38 @@ def _datename(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return Sql(text, NVARCHAR)
 
 
+def _datetrunc(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 2, "datetrunc")
+    moment = write_value(writer, nodes[1])
+    text = f"tsql.datetrunc({_part(nodes[0], 'datetrunc')}, {argument(moment, 'd')})"
+    return _as_given(text, moment)
+
+
+def _date_bucket(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    if not 3 <= len(nodes) <= 4:
+        raise wrong_count("date_bucket", 3, 4)
+    moment = write_value(writer, nodes[2])
+    origin = argument(write_value(writer, nodes[3]), "d") if len(nodes) == 4 else "timestamp '1900-01-01'"
+    width = argument(write_value(writer, nodes[1]), "i")
+    arguments = f"{width}, {_moment(argument(moment, 'd'))}, {_moment(origin)}"
+    return _as_given(f"tsql.date_bucket({_part(nodes[0], 'date_bucket')}, {arguments})", moment)
+
+
+def _moment(text: str) -> str:
+    return f"tsql.to_datetime({text})"
+
+
+def _as_given(text: str, moment: Sql) -> Sql:
+    """A timestamp as the type of the date that was given; a string is a datetime2."""
+    of = moment.type if moment.kind == "date" else DATETIME2
+    assert of is not None
+    cast = {"date": "::date", "time": "::time", "datetimeoffset": " AT TIME ZONE 'UTC'"}.get(of.name, "")
+    return Sql(f"({text}{cast})", of)
+
+
 SPECIAL |= {
+    "datetrunc": _datetrunc,
+    "date_bucket": _date_bucket,
     "dateadd": _dateadd,
     "datediff": _datediff,
     "datediff_big": _datediff_big,
@@ -84,4 +118,9 @@ def _current_timestamp(writer: Writer, node: exp.CurrentTimestamp) -> Sql:
 
 @value_of(exp.AtTimeZone)
 def _at_time_zone(writer: Writer, node: exp.AtTimeZone) -> Sql:
-    raise unsupported(node, "All times are UTC; add the difference with DATEADD.")
+    if not isinstance(node.args["zone"], exp.Literal) or node.args["zone"].name.upper() != "UTC":
+        raise unsupported(node, "All times are UTC; add the difference with DATEADD.")
+    moment = write_value(writer, node.this)
+    if moment.type is not None and moment.type.name == "datetimeoffset":
+        return moment
+    return Sql(f"({_moment(argument(moment, 'd'))} AT TIME ZONE 'UTC')", DATETIMEOFFSET)

@@ -36,6 +36,7 @@ from servicebroker.tsql.types import (
     NVARCHAR,
     VARBINARY,
     VARCHAR,
+    VARIANT,
     SqlType,
 )
 
@@ -133,20 +134,50 @@ def _collate(writer: Writer, node: exp.Collate) -> Sql:
 @value_of(exp.Add)
 def _add(writer: Writer, node: exp.Add) -> Sql:
     left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    _check_variant(left, right, "add")
     kinds = {left.kind, right.kind} - ({None} if left.is_open or right.is_open else set())
     if kinds <= {"string"} or kinds == {"binary"}:
         return Sql(f"({closed_text(left)} || {closed_text(right)})", _joined(left, right))
     if kinds == {"number"}:
         _check_bits(left, right, "add")
         return _calculated(f"({left.text} + {right.text})", wider(left.type, right.type))
-    if None in kinds or "date" in kinds:
-        kind = left.type if left.kind == "date" else right.type if right.kind == "date" else None
-        return Sql(f"tsql.plus({closed_text(left)}, {closed_text(right)})", kind)
-    if kinds == {"string", "number"}:
+    if "date" in kinds:
+        return _moved(left, right, "+")
+    if None in kinds:
+        return Sql(f"tsql.plus({closed_text(left)}, {closed_text(right)})", None)
+    if kinds in ({"string", "number"}, {"binary", "number"}):
         number = left if left.kind == "number" else right
         assert number.type is not None
         return _calculated(f"({_numeric(left, number.type)} + {_numeric(right, number.type)})", number.type)
-    raise _incompatible(left, right, "add")
+    raise _no_operation(left, right, "add")
+
+
+_IN_DAYS = frozenset({"datetime", "smalldatetime"})  # with which one calculates; the others want DATEADD
+
+
+def _moved(left: Sql, right: Sql, sign: str) -> Sql:
+    """A datetime and a number of days, or another one: days since 1900.
+
+    Raises:
+        TsqlError: 206 and 402 for other types of dates, and for what is no number.
+    """
+    for date, other in ((left, right), (right, left)):
+        if date.kind == "date" and date.type is not None and date.type.name not in _IN_DAYS:
+            if other.kind == "number":
+                raise _clash(date, other)
+            raise _incompatible(left, right, "add" if sign == "+" else "subtract")
+        if date.kind == "date" and other.kind not in ("date", "number", "string", "binary", None):
+            raise _clash(other, date)
+    of = left.type if left.kind == "date" else right.type
+    assert of is not None
+    texts = [_beside_moment(each, of) for each in (left, right)]
+    return Sql(f"tsql.{'plus' if sign == '+' else 'minus'}({', '.join(texts)})", of)
+
+
+def _beside_moment(value: Sql, of: SqlType) -> str:
+    if value.is_open and value.type is None:
+        return "NULL::integer"
+    return converted(value, of).text if value.kind in ("string", "binary") else closed_text(value)
 
 
 def _joined(left: Sql, right: Sql) -> SqlType:
@@ -158,18 +189,22 @@ def _joined(left: Sql, right: Sql) -> SqlType:
 
 
 def _numeric(value: Sql, of: SqlType) -> str:
-    """A string beside a number becomes one."""
-    return converted(value, of).text if value.kind == "string" else value.text
+    """A string or binary beside a number becomes one."""
+    return converted(value, of).text if value.kind in ("string", "binary") else value.text
 
 
 @value_of(exp.Sub, exp.Mul, exp.Div, exp.Mod)
 def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
     sign = {exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}[type(node)]
     left, right = write_value(writer, node.this), write_value(writer, node.expression)
-    if left.kind == "date" or (right.kind == "date" and sign == "-"):
-        if sign != "-":
-            raise _incompatible(left, right, {"*": "multiply", "/": "divide", "%": "modulo"}[sign])
-        return Sql(f"tsql.minus({closed_text(left)}, {closed_text(right)})", left.type if left.kind == "date" else None)
+    _check_variant(left, right, operator_name(sign))
+    if "date" in (left.kind, right.kind):
+        if sign == "-":
+            return _moved(left, right, "-")
+        raise _no_operation(left, right, operator_name(sign))
+    kinds = {left.kind, right.kind}
+    if not kinds <= {"number", "string", None} and kinds != {"number", "binary"}:
+        raise _no_operation(left, right, operator_name(sign))
     _check_bits(left, right, operator_name(sign))
     if {left.kind, right.kind} <= {"string"}:
         raise TsqlError(
@@ -180,7 +215,11 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
         if known != "number":
             return Sql(f"tsql.minus({closed_text(left)}, {closed_text(right)})", None)
     number = (
-        left.type if right.kind == "string" else right.type if left.kind == "string" else wider(left.type, right.type)
+        left.type
+        if right.kind in ("string", "binary")
+        else right.type
+        if left.kind in ("string", "binary")
+        else wider(left.type, right.type)
     )
     if number is not None and number.name in (INTEGERS | EXACT | {"float", "real"}):
         texts = [_numeric(left, number), _numeric(right, number)]
@@ -211,6 +250,13 @@ def _bits(writer: Writer, node: exp.Binary) -> Sql:
     return Sql(f"({left.text} {sign} {right.text})", wider(left.type, right.type))
 
 
+@value_of(exp.BitwiseLeftShift, exp.BitwiseRightShift)
+def _shift(writer: Writer, node: exp.Binary) -> Sql:
+    name = "left" if isinstance(node, exp.BitwiseLeftShift) else "right"
+    left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    return Sql(f"tsql.{name}_shift({left.text}, {right.text}::integer)", wider(left.type, INT))
+
+
 @value_of(exp.BitwiseNot)
 def _bit_not(writer: Writer, node: exp.BitwiseNot) -> Sql:
     inside = write_value(writer, node.this)
@@ -224,10 +270,35 @@ def _negative(writer: Writer, node: exp.Neg) -> Sql:
     return Sql(f"(- {inside.text})", SqlType("smallint") if is_tiny else inside.type)
 
 
+def _check_variant(left: Sql, right: Sql, operator: str) -> None:
+    if VARIANT in (left.type, right.type):
+        raise TsqlError(403, f"Invalid operator for data type. Operator equals {operator}, type equals sql_variant.")
+
+
 def _check_bits(left: Sql, right: Sql, operator: str) -> None:
     """Flags are no numbers to calculate with. Raises: TsqlError: 402."""
     if left.type == right.type == BIT:
         raise _incompatible(left, right, operator)
+
+
+def _clash(one: Sql, other: Sql) -> TsqlError:
+    return TsqlError(206, f"Operand type clash: {_shown(one)} is incompatible with {_shown(other)}", state=2)
+
+
+def _no_operation(left: Sql, right: Sql, operator: str) -> TsqlError:
+    """Why two values have no sum, product or the like: 8117, 257, 206 or 402."""
+    if left.kind == right.kind:
+        return TsqlError(8117, f"Operand data type {_shown(left)} is invalid for {operator} operator.")
+    kinds = {left.kind, right.kind}
+    if kinds == {"date", "number"}:
+        date, number = (left, right) if left.kind == "date" else (right, left)
+        return TsqlError(
+            257, f"Implicit conversion from data type {_shown(date)} to {_shown(number)} is not allowed. "
+            "Use the CONVERT function to run this query.", state=3,
+        )  # fmt: skip
+    if "number" in kinds and "string" not in kinds:
+        return _clash(left, right)
+    return _incompatible(left, right, operator)
 
 
 def _incompatible(left: Sql, right: Sql, operator: str) -> TsqlError:
@@ -279,6 +350,8 @@ def matched(left: Sql, right: Sql) -> tuple[str, str]:
     Raises:
         TsqlError: 402 for types that cannot be compared.
     """
+    if VARIANT in (left.type, right.type):
+        return f"tsql.variant_compare({converted(left, VARIANT).text}, {converted(right, VARIANT).text})", "0"
     if left.kind == right.kind == "string":
         assert left.type is not None
         assert right.type is not None

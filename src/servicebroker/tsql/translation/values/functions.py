@@ -1,4 +1,4 @@
-"""A call of one of T-SQL's functions: a special one writes itself, a plain one is a row of `plain_functions`."""
+"""A call of one of T-SQL's functions: a special one writes itself, a plain one is a row of `function_table`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
+from servicebroker.tsql.function_table import (
+    CODE,
+    FIRST,
+    REFUSED,
+    SESSION,
+    Function,
+    chosen,
+    type_of_session,
+    wrong_count,
+)
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.reading.foreign_clauses import FOREIGN_FUNCTIONS
 from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.text_writer import (
     Sql,
@@ -19,15 +28,7 @@ from servicebroker.tsql.translation.text_writer import (
     value_of,
     write_value,
 )
-from servicebroker.tsql.translation.values.plain_functions import (
-    DECIMAL_38,
-    FUNCTIONS,
-    LIKE_FIRST,
-    SESSION,
-    WITH_ARGUMENT,
-    Function,
-)
-from servicebroker.tsql.types import INT, NVARCHAR, VARBINARY, VARCHAR, SqlType
+from servicebroker.tsql.types import DECIMAL, FLOAT, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
 
 # those whose arguments are not plain values; the modules that write them register them here
 SPECIAL: dict[str, Callable[[Writer, list[exp.Expression]], Sql]] = {}
@@ -39,15 +40,27 @@ def _call(writer: Writer, node: exp.Anonymous) -> Sql:
     name = written.lower().removeprefix(MARK)
     special = SPECIAL.get(name)
     if special is not None:
-        return special(writer, list(node.expressions))
-    if name in SESSION and not node.expressions:
+        made = special(writer, list(node.expressions))
+        known = CODE[name].type if name in CODE else None
+        return made if known is None else made._replace(type=known)
+    return plain_call(writer, name, list(node.expressions), written.removeprefix(MARK))
+
+
+def plain_call(writer: Writer, name: str, nodes: list[exp.Expression], written: str) -> Sql:
+    """A call that the table alone describes.
+
+    Raises:
+        TsqlError: 195 for an unknown name, 40515 for a function that is not here, 174 and 189 for another number of
+            arguments.
+    """
+    if name in SESSION and not nodes:
         return session_value(writer, name)
-    function = WITH_ARGUMENT.get(name) or FUNCTIONS.get(name)
-    if function is None and name.upper() in FOREIGN_FUNCTIONS:
-        raise refused(f"{name.upper()}()")
+    if name in REFUSED:
+        raise refused(name.upper(), REFUSED[name].says)
+    function = chosen(name, len(nodes))
     if function is None:
-        raise TsqlError(195, f"'{written.removeprefix(MARK)[:60]}' is not a recognized built-in function name.")
-    return _written(writer, name, function, list(node.expressions))
+        raise TsqlError(195, f"'{written[:60]}' is not a recognized built-in function name.")
+    return _written(writer, function, nodes)
 
 
 def session_value(writer: Writer, name: str) -> Sql:
@@ -56,13 +69,14 @@ def session_value(writer: Writer, name: str) -> Sql:
     writer.used["function", name] = known
     if not known:
         raise refused(name.upper())
-    return Sql(writer.parameter(name, SESSION[name]), SESSION[name])
+    return Sql(writer.parameter(name, type_of_session(name)), type_of_session(name))
 
 
-def _written(writer: Writer, name: str, function: Function, nodes: list[exp.Expression]) -> Sql:
-    wanted = _letters(function.takes, len(nodes), name)
+def _written(writer: Writer, function: Function, nodes: list[exp.Expression]) -> Sql:
+    letters = function.letters
+    letters += letters[-1:] * (len(nodes) - len(letters))
     values = [write_value(writer, node) for node in nodes]
-    texts = [argument(value, letter) for value, letter in zip(values, wanted, strict=True)]
+    texts = [argument(value, letter) for value, letter in zip(values, letters, strict=False)]
     every = ", ".join(texts)
     text = function.text.format(
         *texts,
@@ -71,10 +85,12 @@ def _written(writer: Writer, name: str, function: Function, nodes: list[exp.Expr
         all_or_null=every or "NULL",
         database=string(writer.scope.database),
     )
-    of = function.type
-    if of is None and name in LIKE_FIRST and values:
-        of = _result_type(name, values[0].type)
-    return Sql(text, of)
+    is_first = function.returns == FIRST and values
+    if is_first and letters[0] == "s" and values[0].kind != "string":  # which was made a string
+        return Sql(text, VARCHAR)
+    if is_first and letters[0] == "n" and values[0].kind == "string":  # or a number
+        return Sql(text, FLOAT)
+    return Sql(text, _result_type(function.name, values[0].type) if is_first else function.type)
 
 
 def _result_type(name: str, of: SqlType | None) -> SqlType | None:
@@ -84,29 +100,21 @@ def _result_type(name: str, of: SqlType | None) -> SqlType | None:
         return VARCHAR
     if of.name in ("nvarchar", "nchar", "ntext", "sysname"):
         return NVARCHAR
-    if name in ("ceiling", "floor") and of.name in ("decimal", "money"):
-        return DECIMAL_38
-    if name in ("round", "power") and of.name in ("tinyint", "smallint"):
+    if name in ("CEILING", "FLOOR") and of.name in ("decimal", "money"):
+        return DECIMAL
+    if of.name in ("tinyint", "smallint") and name in ("ROUND", "POWER", "LEFT_SHIFT", "RIGHT_SHIFT", "SET_BIT"):
         return INT
     return VARBINARY if of.name in ("binary", "varbinary") else of
 
 
-def _letters(takes: str, given: int, name: str) -> str:
-    least = takes.split("?")[0].rstrip("*")
-    most = takes.replace("?", "")
-    if most.endswith("*"):
-        most = most[:-1] + most[-2] * max(0, given - len(most) + 1)
-        least = least[:-1] if takes.endswith("*") and "?" not in takes else least
-    if not len(least) <= given <= len(most):
-        bounds = f"{len(least)} to {len(most)} arguments" if len(least) != len(most) else f"{len(least)} argument(s)"
-        raise TsqlError(
-            189 if bounds.count("to") else 174, f"The {name.lower()} function requires {bounds}.", severity=15
-        )
-    return most[:given]
-
-
 def argument(value: Sql, letter: str) -> str:
-    """An argument as the function takes it."""
+    """An argument as the function takes it.
+
+    Raises:
+        TsqlError: 8116 for a sql_variant, of which nobody knows what it is.
+    """
+    if value.type == VARIANT:
+        raise TsqlError(8116, "Argument data type sql_variant is invalid for the function. Use CAST.")
     if value.is_open and value.type is None:
         return {
             "s": "NULL::text",
@@ -131,4 +139,4 @@ def argument(value: Sql, letter: str) -> str:
 def check_count(nodes: list[exp.Expression], number: int, name: str) -> None:
     """Raises 174 for another number of arguments."""
     if len(nodes) != number:
-        raise TsqlError(174, f"The {name} function requires {number} argument(s).", severity=15)
+        raise wrong_count(name, number, number)

@@ -8,25 +8,26 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
+from servicebroker.tsql.function_table import PLAIN, REFUSED, SESSION, wrong_count
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
     as_text,
     closed_text,
+    only,
     refused,
     string,
-    unsupported,
     value_of,
     write_value,
 )
 from servicebroker.tsql.translation.values.alternatives import alike
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count, session_value
+from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count, plain_call, session_value
 from servicebroker.tsql.translation.values.patterns import expression as pattern_expression
-from servicebroker.tsql.translation.values.plain_functions import DECIMAL_38, SESSION
-from servicebroker.tsql.types import INT, NVARCHAR, VARBINARY
+from servicebroker.tsql.types import INT, NVARCHAR, VARBINARY, VARIANT, SqlType
+
+SMALLINT = SqlType("smallint")
 
 
 def _isnull(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -39,7 +40,7 @@ def _isnull(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 
 def _choose(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if len(nodes) < 2:
-        raise TsqlError(189, "The choose function requires 2 to 255 arguments.", severity=15)
+        raise wrong_count("choose", 2, 255)
     index = argument(write_value(writer, nodes[0]), "i")
     kind, texts = alike([write_value(writer, node) for node in nodes[1:]])
     branches = " ".join(f"WHEN {number} THEN {text}" for number, text in enumerate(texts, 1))
@@ -48,7 +49,7 @@ def _choose(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 
 def _concat(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if len(nodes) < 2:
-        raise TsqlError(189, "The concat function requires 2 to 254 arguments.", severity=15)
+        raise wrong_count("concat", 2, 254)
     values = [write_value(writer, node) for node in nodes]
     texts = [f"COALESCE({argument(value, 's')}, '')" for value in values]
     return Sql("(" + " || ".join(texts) + ")", NVARCHAR)
@@ -79,31 +80,74 @@ def _hashbytes(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 
 
 def _global(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    name = nodes[0].name
-    if name not in SESSION:
-        raise TsqlError(137, f'Must declare the scalar variable "{name}".', severity=15)
-    return session_value(writer, name)
+    written = nodes[0].name
+    name = written.lower()
+    if not (name in SESSION or name in PLAIN or name in REFUSED):
+        raise TsqlError(137, f'Must declare the scalar variable "{written}".', severity=15)
+    return plain_call(writer, name, [], written)
 
 
-def _json_modify(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    check_count(nodes, 3, "json_modify")
-    document, path, value = (write_value(writer, node) for node in nodes)
-    is_json = isinstance(nodes[2], exp.Anonymous) and nodes[2].name.lower() == MARK + "json_query"
-    if value.is_open and value.type is None:
-        new = "NULL::jsonb"
-    elif is_json:
-        new = f"{value.text}::jsonb"
-    elif value.type is not None and value.type.name == "bit":
-        new = f"to_jsonb({value.text} <> 0)"
-    else:
-        new = f"to_jsonb({closed_text(value)})"
-    return Sql(f"tsql.json_modify({argument(document, 's')}, {argument(path, 's')}, {new})", NVARCHAR)
+def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 1, "datalength")
+    value = write_value(writer, nodes[0])
+    if value.type == VARIANT:
+        return Sql(f"octet_length(tsql.variant_bytes({value.text}))", INT)
+    of, text = value.type, closed_text(value)
+    if value.is_open and of is None:
+        return Sql("NULL::integer", INT)
+    if of is not None and of.name in _BYTES_OF:
+        return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {_BYTES_OF[of.name]} END)", INT)
+    if of is not None and of.name == "decimal":
+        size = next(size for digits, size in ((9, 5), (19, 9), (28, 13), (38, 17)) if (of.precision or 38) <= digits)
+        return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {size} END)", INT)
+    if of is not None and of.name in _DATE_BYTES:
+        scale = 7 if of.scale is None else of.scale
+        size = _DATE_BYTES[of.name] + (0 if scale < 3 else 1 if scale < 5 else 2)
+        return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {size} END)", INT)
+    is_single = of is not None and of.name in ("varchar", "char", "text")
+    return Sql(f"tsql.datalength{'_single' if is_single else ''}({text})", INT)
 
 
-def _ident_current(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    check_count(nodes, 1, "ident_current")
-    name = argument(write_value(writer, nodes[0]), "s")
-    return Sql(f"tsql.ident_current({string(writer.scope.database)}, {name})", DECIMAL_38)
+_BYTES_OF = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "real": 4, "smallmoney": 4, "smalldatetime": 4, "date": 3}
+_BYTES_OF |= {"bigint": 8, "float": 8, "money": 8, "datetime": 8, "uniqueidentifier": 16}
+_DATE_BYTES = {"time": 3, "datetime2": 6, "datetimeoffset": 8}
+
+
+def _extreme(word: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
+    def write(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+        if not nodes:
+            raise wrong_count(word.lower(), 1, 254)
+        kind, texts = alike([write_value(writer, node) for node in nodes])
+        return Sql(f"{word}({', '.join(texts)})", kind)
+
+    return write
+
+
+def _cursor_status(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 2, "cursor_status")
+    name = argument(write_value(writer, nodes[1]), "s")
+    write_value(writer, nodes[0])  # local or global: a name means one cursor here
+    states = f"{writer.parameter('cursor states', NVARCHAR)}::jsonb"
+    return Sql(f"coalesce(({states} ->> lower({name}))::smallint, -3::smallint)", SMALLINT)
+
+
+def _variant_property(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 2, "sql_variant_property")
+    value, name = (write_value(writer, node) for node in nodes)
+    return Sql(f"tsql.variant_property({converted(value, VARIANT).text}, {argument(name, 's')})", VARIANT)
+
+
+def _session_context(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 1, "session_context")
+    known = f"{writer.parameter('session context', NVARCHAR)}::jsonb"
+    return Sql(f"({known} ->> {argument(write_value(writer, nodes[0]), 's')})", VARIANT)
+
+
+def _suser_id(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    if len(nodes) > 1:
+        raise wrong_count("suser_id", 0, 1)
+    name = as_text(write_value(writer, nodes[0])) if nodes else session_value(writer, "suser_name").text
+    return Sql(f"tsql.login_id({name})", INT)
 
 
 def _not_here(name: str, instead: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
@@ -113,29 +157,39 @@ def _not_here(name: str, instead: str) -> Callable[[Writer, list[exp.Expression]
     return refuse
 
 
+def _no_bytes(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    """What 0x is respelled as."""
+    return Sql("'\\x'::bytea", VARBINARY)
+
+
 SPECIAL |= {
+    "no_bytes": _no_bytes,
     "isnull": _isnull,
     "choose": _choose,
     "concat": _concat,
     "patindex": _patindex,
     "hashbytes": _hashbytes,
     "global": _global,
-    "json_modify": _json_modify,
-    "ident_current": _ident_current,
-    "soundex": _not_here("SOUNDEX", "Compare the strings themselves."),
-    "identity": _not_here("IDENTITY() in SELECT INTO", "Create the table with an IDENTITY column, then INSERT."),
+    "datalength": _datalength,
+    "greatest": _extreme("GREATEST"),
+    "least": _extreme("LEAST"),
+    "cursor_status": _cursor_status,
+    "suser_id": _suser_id,
+    "sql_variant_property": _variant_property,
+    "session_context": _session_context,
     "string_split": _not_here("STRING_SPLIT as a value", "It is a table: write it in FROM."),
+    "generate_series": _not_here("GENERATE_SERIES as a value", "It is a table: write it in FROM."),
 }
 
 
 @value_of(exp.Trim)
 def _trim(writer: Writer, node: exp.Trim) -> Sql:
     value = argument(write_value(writer, node.this), "s")
+    only(node, "this", "expression", "position")
     signs = node.args.get("expression")
-    if node.args.get("position") or node.args.get("collation"):
-        raise unsupported(node, "Use LTRIM and RTRIM.")
+    function = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position")).upper(), "btrim")
     removed = argument(write_value(writer, signs), "s") if signs is not None else string(" ")
-    return Sql(f"btrim({value}, {removed})", NVARCHAR)
+    return Sql(f"{function}({value}, {removed})", NVARCHAR)
 
 
 # those of SQL Server, and the roles of PostgreSQL that own the instance
@@ -147,7 +201,7 @@ _ADMINISTRATORS = (
 
 def _arguments(writer: Writer, nodes: list[exp.Expression], most: int, name: str) -> list[str]:
     if not 1 <= len(nodes) <= most:
-        raise TsqlError(189, f"The {name} function requires 1 to {most} arguments.", severity=15)
+        raise wrong_count(name, 1, most)
     return [as_text(write_value(writer, node)) for node in nodes]
 
 

@@ -1,0 +1,1 @@
+-- What T-SQL calls, the catalog views and the functions of queues are made anew.

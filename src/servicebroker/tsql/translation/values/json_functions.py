@@ -1,0 +1,91 @@
+"""Functions of JSON whose arguments are not plain values, and what is JSON already beside them."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.tsql.function_table import wrong_count
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.reading.text_to_tree import MARK, NULLS
+from servicebroker.tsql.translation.text_writer import Sql, Writer, closed_text, string, value_of, write_value
+from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count
+from servicebroker.tsql.types import INT, NVARCHAR, SqlType
+
+_MADE = frozenset({MARK + "json_query", MARK + "json_modify", MARK + "json_array"})
+
+
+def is_json(node: exp.Expression) -> bool:
+    """Whether a value is JSON already, and no text to be quoted: of a function of JSON, or of FOR JSON."""
+    if isinstance(node, exp.Anonymous):
+        return node.name.lower() in _MADE
+    if isinstance(node, exp.Subquery):
+        kind = node.this.args.get("for_") and node.this.args["for_"].args.get("kind")
+        return "JSON" in str(kind)
+    return isinstance(node, exp.JSONObject)
+
+
+def json_text(text: str, of: SqlType | None, raw: bool) -> str:
+    """A value as JSON has it; NULL where it is NULL."""
+    if raw:
+        return text
+    if of is not None and of.name == "bit":
+        return f"CASE {text} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
+    return f"tsql.json_text({text})"
+
+
+def _member(writer: Writer, node: exp.Expression, nulls: bool) -> str:
+    value = write_value(writer, node)
+    if value.is_open and value.type is None:
+        return "'null'" if nulls else "NULL"
+    text = json_text(closed_text(value), value.type, is_json(node))
+    return f"coalesce({text}, 'null')" if nulls else text
+
+
+@value_of(exp.JSONObject)
+def _json_object(writer: Writer, node: exp.JSONObject) -> Sql:
+    nulls = str(node.args.get("null_handling") or "NULL ON NULL").upper() != "ABSENT ON NULL"
+    members = []
+    for each in node.expressions:
+        if not isinstance(each, exp.JSONKeyValue):
+            raise TsqlError(102, "Incorrect syntax near 'JSON_OBJECT'. A member is key:value.", severity=15)
+        key = argument(write_value(writer, each.this), "s")
+        members.append(f"to_json({key})::text || ':' || {_member(writer, each.expression, nulls)}")
+    return Sql(f"('{{' || concat_ws(',', {', '.join(members) or string('')}) || '}}')", NVARCHAR)
+
+
+def _json_array(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    nulls = bool(nodes) and isinstance(nodes[-1], exp.Anonymous) and nodes[-1].name == NULLS
+    members = [_member(writer, each, nulls) for each in (nodes[:-1] if nulls else nodes)]
+    return Sql(f"('[' || concat_ws(',', {', '.join(members) or string('')}) || ']')", NVARCHAR)
+
+
+def _json_modify(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 3, "json_modify")
+    document, path, value = (write_value(writer, node) for node in nodes)
+    if value.is_open and value.type is None:
+        new = "NULL::jsonb"
+    elif is_json(nodes[2]):
+        new = f"{value.text}::jsonb"
+    elif value.type is not None and value.type.name == "bit":
+        new = f"to_jsonb({value.text} <> 0)"
+    else:
+        new = f"to_jsonb({closed_text(value)})"
+    return Sql(f"tsql.json_modify({argument(document, 's')}, {argument(path, 's')}, {new})", NVARCHAR)
+
+
+_KINDS = frozenset({"value", "array", "object", "scalar"})
+
+
+def _isjson(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    if not 1 <= len(nodes) <= 2:
+        raise wrong_count("isjson", 1, 2)
+    text = argument(write_value(writer, nodes[0]), "s")
+    if len(nodes) == 1:
+        return Sql(f"tsql.isjson({text})", INT)
+    kind = nodes[1].name.lower()
+    if kind not in _KINDS:
+        raise TsqlError(102, f"Incorrect syntax near '{nodes[1].name[:60]}'.", severity=15)
+    return Sql(f"tsql.isjson({text}, {string(kind)})", INT)
+
+
+SPECIAL |= {"json_array": _json_array, "json_modify": _json_modify, "isjson": _isjson}

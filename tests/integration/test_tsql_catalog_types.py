@@ -1,0 +1,149 @@
+"""The columns of the catalog views and DMVs, their types and values, as the tables of the reference have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.known_columns import QUERY, columns_of
+from servicebroker.tsql.translation.values.catalog_views import OWN
+from servicebroker.tsql.types import parse_type
+from support import query
+from tsql_support import SEEDS
+
+REFERENCE = SEEDS.parent / "reference" / "05-catalog.md"
+_TYPE = (
+    r"uniqueidentifier|tinyint|smallint|int|bigint|bit|datetime|sysname|"
+    r"nvarchar\(\d+\)|varbinary\(max\)|char\(2\)|binary\(6\)"
+)
+_NAMED = re.compile(rf"((?:\w+(?:, | / ))*)(\w+) ({_TYPE})(?: ([N0])\b)?(?![\w(])")
+_ASIDE = re.compile(r"\((?!\d+\)|max\))[^()]*\)")
+# where a list of names has one type; elsewhere a comma parts columns that are said without types
+_LISTS = ("sys.dm_broker_connections", "sys.dm_broker_forwarded_messages")
+
+
+class Told(NamedTuple):
+    view: str
+    column: str
+    type: str
+    is_nullable: bool
+
+
+def told() -> Iterator[Told]:
+    if not REFERENCE.exists():
+        return
+    for section in re.split(r"^## ", REFERENCE.read_text(), flags=re.MULTILINE)[1:]:
+        head = re.match(r"(\d+)\. (sys\.\w+)", section)
+        for line in section.splitlines()[1:] if head and int(head[1]) <= 20 else ():
+            assert head is not None
+            yield from _row(head[2], line) if line.startswith("|") else _sentence(head[2], line)
+
+
+def _row(view: str, line: str) -> Iterator[Told]:
+    names, of, required = (cell.strip() for cell in line.split("|")[1:4])
+    if re.fullmatch(_TYPE, of):
+        yield from (Told(view, name, of, required != "N") for name in names.split(" / "))
+
+
+def _sentence(view: str, line: str) -> Iterator[Told]:
+    own = re.match(r"(sys\.\w+): ", line)
+    at = own[1] if own else view
+    for others, last, of, required in _NAMED.findall(_ASIDE.sub("", line)):
+        listed = re.findall(r"\w+", others) if at in _LISTS or "/" in others else []
+        yield from (Told(at, name, of, required != "N") for name in [*listed, last])
+
+
+TOLD = list(told())
+VIEWS = sorted({one.view for one in TOLD})
+MADE = """
+ALTER DATABASE CURRENT SET HONOR_BROKER_PRIORITY ON
+CREATE MESSAGE TYPE [//c/Ask] VALIDATION = WELL_FORMED_XML
+CREATE CONTRACT [//c/C] ([//c/Ask] SENT BY ANY)
+GO
+CREATE PROCEDURE dbo.Work AS RETURN 0
+GO
+CREATE QUEUE dbo.Q WITH ACTIVATION (STATUS = OFF, PROCEDURE_NAME = dbo.Work, MAX_QUEUE_READERS = 3, EXECUTE AS OWNER)
+CREATE SERVICE [//c/S] ON QUEUE dbo.Q ([//c/C])
+CREATE ROUTE Away WITH SERVICE_NAME = '//c/Far', BROKER_INSTANCE = 'C47C2EFB-0EB0-4D65-A3DA-4F1F5B4F6C22',
+    LIFETIME = 3600, ADDRESS = 'TCP://far:4022', MIRROR_ADDRESS = 'TCP://further:4022'
+CREATE BROKER PRIORITY P FOR CONVERSATION
+    SET (CONTRACT_NAME = [//c/C], LOCAL_SERVICE_NAME = [//c/S], PRIORITY_LEVEL = 9)
+CREATE USER Someone WITHOUT LOGIN
+CREATE REMOTE SERVICE BINDING B TO SERVICE '//c/Far' WITH USER = Someone, ANONYMOUS = ON
+DECLARE @near uniqueidentifier, @far uniqueidentifier
+BEGIN DIALOG @near FROM SERVICE [//c/S] TO SERVICE '//c/S' ON CONTRACT [//c/C] WITH ENCRYPTION = OFF, LIFETIME = 600;
+SEND ON CONVERSATION @near MESSAGE TYPE [//c/Ask] (N'<a/>');
+BEGIN CONVERSATION TIMER (@near) TIMEOUT = 500
+BEGIN DIALOG @far FROM SERVICE [//c/S] TO SERVICE '//c/Far' ON CONTRACT [//c/C] WITH ENCRYPTION = OFF;
+SEND ON CONVERSATION @far MESSAGE TYPE [//c/Ask] (N'<a/>');
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(instance: sb.Instance) -> sb.Database:
+    """A database with a row in most views."""
+    database = instance.database("Catalogued", create=True)
+    database.execute_tsql(MADE)
+    return database
+
+
+def test_the_reference_is_read() -> None:
+    if not REFERENCE.exists():
+        pytest.skip(f"the reference stands in {REFERENCE}, which is not here")
+    assert len(VIEWS) == 22
+    assert len(TOLD) > 150
+    assert Told("sys.conversation_endpoints", "inbound_session_key_identifier", "uniqueidentifier", False) in TOLD
+    assert Told("sys.dm_broker_connections", "connection_id", "uniqueidentifier", True) in TOLD
+    assert Told("sys.endpoints", "type", "tinyint", True) in TOLD
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_has_the_columns_and_types_of_the_reference(filled: sb.Database, view: str) -> None:
+    own = view.removeprefix("sys.")
+    name = f"{'tsql' if own in OWN else 'sys'}.{own}"
+    columns = {
+        column.name: column.type for column in columns_of(query(filled, QUERY.replace("$1", "%s"), [name]))[name]
+    }
+    wanted = {one.column: parse_type(one.type.replace("sysname", "nvarchar(128)")) for one in TOLD if one.view == view}
+    assert {name: str(columns.get(name)) for name in wanted} == {name: str(of) for name, of in wanted.items()}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_value_is_one_of_its_type(filled: sb.Database, view: str) -> None:
+    wanted = [one for one in TOLD if one.view == view]
+    found = filled.execute_tsql(f"SELECT {', '.join(one.column for one in wanted)} FROM {view}").rows
+    if view not in ("sys.message_type_xml_schema_collection_usages",) and "endpoints" not in view and "dm_" not in view:
+        assert found
+    for row in found:
+        for one, value in zip(wanted, row, strict=True):
+            of = parse_type(one.type)
+            assert value is not None or one.is_nullable, one
+            fitted = convert(value, of, of)
+            assert (fitted.rstrip() if isinstance(value, str) and of.name == "char" else fitted) == value, one
+
+
+def test_an_owner_asks_who_and_what_as_sql_server_says_it(filled: sb.Database) -> None:
+    def one(text: str) -> tuple[object, ...]:
+        return tuple(filled.execute_tsql(text).rows[0])
+
+    assert one("SELECT database_id FROM sys.databases WHERE name = 'master'") == (1,)
+    assert one("SELECT database_id FROM sys.databases WHERE name = 'msdb'") == (4,)
+    assert one("SELECT CASE WHEN MIN(database_id) > 4 THEN 1 END FROM sys.databases WHERE name NOT IN "
+               "('master', 'tempdb', 'model', 'msdb')") == (1,)  # fmt: skip
+    assert one("SELECT type, type_desc FROM sys.service_queues WHERE name = 'q'") == ("SQ", "SERVICE_QUEUE")
+    assert one("SELECT activation_procedure, execute_as_principal_id FROM sys.service_queues WHERE name = 'Q'") == (
+        "[Catalogued].[dbo].[Work]",
+        -2,
+    )
+    assert one("SELECT COUNT(*) FROM sys.columns WHERE object_id = OBJECT_ID('dbo.Q') AND name = 'message_body'") == (
+        1,
+    )
+    assert one("SELECT state, state_desc FROM sys.conversation_endpoints WHERE far_service = '//c/Far'") == (
+        "CO",
+        "CONVERSING",
+    )

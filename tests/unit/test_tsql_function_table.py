@@ -1,0 +1,137 @@
+"""The table of T-SQL's functions: every row is one that the reader, the translation and `tsql check` know alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from servicebroker.tsql.check import Verdict, check
+from servicebroker.tsql.function_table import CODE, PLAIN, REFUSED, ROWS, SESSION, Function
+from servicebroker.tsql.interpreter.session_functions import KNOWN
+from servicebroker.tsql.relational import translate_expression
+from servicebroker.tsql.scope import Scope
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.values.functions import SPECIAL
+
+SAMPLES = {"s": "N'a'", "n": "1", "i": "1", "d": "GETDATE()", "b": "0x01", "x": "1", "a": "NEWID()"}
+PLAIN_ROWS = [row for rows in PLAIN.values() for row in rows]
+# what code or the grammar writes: a call of each, and the type of its result
+CALLS = {
+    "CASE WHEN 1 = 1 THEN 1 END": "int",
+    "CAST(1 AS bigint)": "bigint",
+    "CHOOSE(1, 'a', N'b')": "nvarchar(max)",
+    "COALESCE(NULL, 1.5)": "decimal(2,1)",
+    "CONCAT(1, 'a')": "nvarchar(max)",
+    "CONVERT(date, '2020-01-01', 120)": "date",
+    "CURRENT_TIMESTAMP": "datetime",
+    "CURSOR_STATUS('global', 'c')": "smallint",
+    "DATALENGTH('a')": "int",
+    "DATE_BUCKET(week, 1, CAST('2020-01-01' AS date))": "date",
+    "DATEADD(day, 1, SYSDATETIME())": "datetime2(7)",
+    "DATEDIFF(day, '2020-01-01', GETDATE())": "int",
+    "DATEDIFF_BIG(day, '2020-01-01', GETDATE())": "bigint",
+    "DATENAME(month, GETDATE())": "nvarchar(30)",
+    "DATEPART(month, GETDATE())": "int",
+    "DATETRUNC(month, GETDATE())": "datetime",
+    "GREATEST(1, CAST(2 AS bigint))": "bigint",
+    "HASHBYTES('SHA2_256', 'a')": "varbinary(64)",
+    "IIF(1 = 1, 1, 2)": "int",
+    "ISJSON('{}', OBJECT)": "int",
+    "ISNULL(NULL, 1)": "int",
+    "JSON_ARRAY(1, NULL NULL ON NULL)": "nvarchar(max)",
+    "JSON_MODIFY('{}', '$.a', 1)": "nvarchar(max)",
+    "JSON_OBJECT('a':1)": "nvarchar(max)",
+    "LEAST(1, 2)": "int",
+    "NULLIF(1, 2)": "int",
+    "PATINDEX('%a%', 'a')": "int",
+    "SESSION_CONTEXT('k')": "sql_variant",
+    "SQL_VARIANT_PROPERTY(1, 'BaseType')": "sql_variant",
+    "SUSER_ID()": "int",
+    "TRIM(LEADING 'x' FROM 'xa')": "nvarchar(max)",
+    "TRY_CAST('1' AS int)": "int",
+    "TRY_CONVERT(int, '1')": "int",
+}
+ELSEWHERE = {
+    "STRING_SPLIT", "GENERATE_SERIES", "OPENJSON", "UPDATE", "IS_MEMBER", "IS_ROLEMEMBER", "IS_SRVROLEMEMBER",
+}  # fmt: skip
+
+
+def scope() -> Scope:
+    return Scope("Shop", {}, {}, dict.fromkeys(KNOWN))
+
+
+def call(row: Function, count: int) -> str:
+    letters = row.letters + row.letters[-1:] * count
+    word = row.name if row.name.startswith("@@") or "without parentheses" in row.says else f"{row.name}("
+    return word if not word.endswith("(") else word + ", ".join(SAMPLES[each] for each in letters[:count]) + ")"
+
+
+def test_every_row_has_what_does_its_work() -> None:
+    assert not set(CODE) - set(SPECIAL)
+    assert set(KNOWN) - set(SESSION) == {"cursor states", "session context"}
+    assert not set(SESSION) - set(KNOWN)
+    names = [row.name for row in ROWS]
+    assert [name for name in set(names) if names.count(name) > 1 and name.lower() not in PLAIN] == []
+
+
+@pytest.mark.parametrize("row", PLAIN_ROWS, ids=lambda row: f"{row.name}-{row.least}")
+def test_a_plain_call_is_translated_and_its_type_is_that_of_the_table(row: Function) -> None:
+    for count in {row.least, min(row.most, row.least + 3)}:
+        (of,) = translate_expression(call(row, count), scope()).types or ()
+        assert of == row.type or (row.type is None and of is not None)
+
+
+@pytest.mark.parametrize("row", SESSION.values(), ids=lambda row: row.name)
+def test_what_the_session_knows_has_the_type_of_the_table(row: Function) -> None:
+    assert translate_expression(call(row, 0), scope()).types == (row.type,)
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_a_call_that_code_writes_has_its_type(text: str) -> None:
+    (of,) = translate_expression(text, scope()).types or ()
+    assert str(of) == CALLS[text]
+
+
+def test_every_function_that_code_writes_is_called_above() -> None:
+    groups = ("Aggregates", "Window functions, with OVER")
+    rows = {row.name for row in ROWS if row.text in ("code", "syntax") and row.group not in groups}
+    assert rows - {text.split("(")[0].split()[0] for text in CALLS} - ELSEWHERE == {"STRING_AGG"}
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.group.startswith("Window")], ids=lambda row: row.name)
+def test_a_window_function_needs_its_window(row: Function) -> None:
+    argument = "1" if "value" in row.arguments or "number" in row.arguments else ""
+    (of,) = translate_expression(f"{row.name}({argument}) OVER (ORDER BY (SELECT 1))", scope()).types or ()
+    assert of is not None
+    assert row.type in (of, None)
+    with pytest.raises(TsqlError) as refused:
+        translate_expression(f"{row.name}({argument})", scope())
+    assert refused.value.number == 10753
+
+
+@pytest.mark.parametrize("row", REFUSED.values(), ids=lambda row: row.name)
+def test_what_is_not_here_is_refused_by_its_name_with_what_to_do_instead(row: Function) -> None:
+    word = row.name if row.name.startswith("@@") else f"{row.name}(1)"
+    (finding,) = check(f"SELECT {word}")
+    assert finding.verdict is Verdict.REFUSED
+    assert finding.note.startswith("40515: ")
+    assert row.name in finding.note
+    assert row.says in finding.note
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("LEN()", 174), ("LEN('a', 'b')", 174), ("ROUND(1)", 189), ("NO_SUCH(1)", 195), ("ERROR_LINE(1)", 174)),
+        *(
+            ("@@NO_SUCH", 137),
+            ("CHOOSE(1)", 189),
+            ("DATEADD(fortnight, 1, GETDATE())", 155),
+            ("DB_NAME(1, 2)", 189),
+            ("LEFT(1)", 174),
+        ),
+    ],
+)
+def test_a_wrong_call_has_its_number(text: str, number: int) -> None:
+    with pytest.raises(TsqlError) as refused:
+        translate_expression(text, scope())
+    assert refused.value.number == number

@@ -1,0 +1,49 @@
+"""Writes docs/reference/t-sql-functions.md from src/servicebroker/tsql/functions.tsv: python tools/make_functions.py"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from servicebroker.tsql.function_table import FIRST, ROWS, Function
+
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "t-sql-functions.md"
+_INTRODUCTION = """# Functions in T-SQL
+
+What expressions of T-SQL may call. `python tools/make_functions.py` writes this page from `tsql/functions.tsv`, by
+which calls are read, translated and refused, and results get their types. Another number of arguments is error 174 or
+189, an argument of a type that the function does not take 8116, an unknown name 195. What SQL Server has and this has
+not stands at the end of each subject with what to write instead; a call of it is refused (40515), by `tsql check` and
+at CREATE PROCEDURE too.
+
+Optional arguments stand in brackets. *As the first* means the type of the first argument.
+"""
+_RETURNS = {
+    FIRST: "as the first",
+    "second": "as the second",
+    "third": "as the third",
+    "alike": "the type that wins among the values",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    return _INTRODUCTION + "".join(_part(group, list(rows)) for group, rows in groupby(ROWS, lambda row: row.group))
+
+
+def _part(group: str, rows: list[Function]) -> str:
+    here = [_line(row) for row in rows if row.text != "refused"]
+    text = f"\n## {group}\n\n| function | result | |\n|---|---|---|\n" + "".join(here)
+    refused = groupby((row for row in rows if row.text == "refused"), lambda row: row.says)
+    said = [f"- {', '.join(f'`{row.name}`' for row in several)}: {instead}\n" for instead, several in refused]
+    return text + ("\nNot here:\n\n" + "".join(said) if said else "")
+
+
+def _line(row: Function) -> str:
+    is_word = row.name.startswith("@@") or "without parentheses" in row.says
+    call = row.name if is_word else f"{row.name}({row.arguments.replace('any', 'value')})"
+    return f"| `{call}` | {_RETURNS.get(row.returns, row.returns)} | {row.says} |\n".replace("*", "\\*")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
