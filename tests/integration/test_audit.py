@@ -45,6 +45,25 @@ def shown(*arguments: str) -> Any:
     return json.loads(told.stdout)["audit"]
 
 
+def test_no_definition_is_without_a_face(database: sb.Database) -> None:
+    before = {one.number for one in acts(database)}  # the fixture's own, in transactions of one statement
+    database.instance.database("Two", create=True)
+    with Session(database) as session:
+        for text in (
+            "CREATE SCHEMA s", "CREATE TYPE dbo.amount FROM decimal(9, 2)", "CREATE PROCEDURE p AS SELECT 1",
+            "ALTER PROCEDURE p AS SELECT 2", "CREATE TABLE t (x int)", "CREATE TRIGGER r ON t AFTER INSERT AS PRINT 1",
+            "DISABLE TRIGGER r ON t", "DROP TRIGGER r", "DROP PROCEDURE p", "DROP TYPE dbo.amount", "DROP SCHEMA s",
+            "CREATE DATABASE Three", "ALTER DATABASE Test SET TRUSTWORTHY ON", "DROP DATABASE Three",
+            "CREATE LOGIN l WITH PASSWORD = 'Xy1!Xy1!Xy1!'", "CREATE USER u FOR LOGIN l", "GRANT CREATE QUEUE TO u",
+        ):  # fmt: skip
+            session.execute(text)
+    found = [one for one in acts(database) if one.number not in before]
+    assert {"CREATE SCHEMA", "DROP SCHEMA", "CREATE TYPE", "ALTER MODULE", "DROP MODULE"} <= {one.act for one in found}
+    assert [one for one in found if not one.face] == []
+    assert {one.principal for one in found if one.act.endswith((" MODULE", " TYPE", " SCHEMA"))} == {"dbo"}
+    assert [one.face for one in found if one.subject == "Two" and one.act == "CREATE DATABASE"] == ["Python"]
+
+
 def test_every_face_is_known(database: sb.Database) -> None:
     url = database.instance.url
     database.create_queue("ByPython")

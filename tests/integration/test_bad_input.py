@@ -65,9 +65,13 @@ def calls(database: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "open_master_key": {"password": "correct horse"},
         "close_master_key": {},
         "alter_master_key": {"service_master_key": True},
+        "add_master_key_password": {"password": "another staple"},
+        "drop_master_key_password": {"password": "another staple"},
+        "regenerate_master_key": {"password": "correct horse"},
         "create_certificate": {"name": "%d", "subject": "CN=x"},
         "alter_certificate": {"name": "mine", "active_for_begin_dialog": True},
         "backup_certificate": {"name": "mine", "file": "/missing/folder/x"},
+        "sign_with_certificate": {"name": "mine", "text": b"x"},
         "create_event_notification": {
             "name": "%d",
             "on_queue": STOCK_QUEUE,

@@ -14,6 +14,16 @@ def face() -> str:
     return _FACE.get()
 
 
+def telling(first: int) -> str:
+    """What a definition that takes no catalog lock returns at its end: the triggers, which run then, know who it was.
+
+    Its parameters, from that number on, are the principal and `face()`.
+    """
+    return (
+        f"set_config('servicebroker.principal', ${first}, true), set_config('servicebroker.face', ${first + 1}, true)"
+    )
+
+
 @contextmanager
 def working_by(name: str) -> Iterator[None]:
     """What the block does is done by that face."""

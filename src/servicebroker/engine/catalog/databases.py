@@ -10,6 +10,7 @@ from servicebroker.engine.catalog.database_options import new_broker
 from servicebroker.engine.catalog.read_only import set_read_write
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.faces import face, telling
 from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, Kind
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
@@ -29,12 +30,13 @@ def create_database(name: str) -> Steps[int]:
     names.checked("database", name)
     rows = yield Statement(
         "databases.create_database.insert_databases",
-        "insert into servicebroker.databases (name) values ($1) on conflict do nothing returning database_id",
-        (name,),
+        "insert into servicebroker.databases (name) values ($1) on conflict do nothing "
+        f"returning database_id, {telling(2)}",
+        (name, "", face()),
     )
     if not rows:
         raise BrokerError(1801, name)
-    (database_id,) = rows[0]
+    database_id = rows[0][0]
     yield Statement(
         "databases.create_database.insert_principals",
         "insert into servicebroker.principals (database_id, principal_id, name, is_role) "

@@ -12,6 +12,7 @@ from servicebroker.engine.catalog.catalog import check_schema
 from servicebroker.engine.security.authorization import Lookup, authorize, authorize_all, forget_permissions, schema
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.faces import face, telling
 from servicebroker.model.permissions import DBO, DBO_SCHEMA, Kind, Securable, User
 from servicebroker.store.statements import Statement, Steps
 
@@ -106,8 +107,8 @@ def create_schema(user: User, name: str) -> Steps[str]:
     rows = yield Statement(
         "tsql_objects.create_schema.insert_tsql_schemas",
         "insert into servicebroker.tsql_schemas (database_id, name, postgres_schema) values ($1, $2, $3) "
-        "on conflict do nothing returning schema_id",
-        (user.database_id, name, postgres_schema),
+        f"on conflict do nothing returning schema_id, {telling(4)}",
+        (user.database_id, name, postgres_schema, user.name, face()),
     )
     if not rows:
         raise BrokerError(2714, name)
@@ -140,8 +141,9 @@ def forget_schema(user: User, name: str) -> Steps[None]:
     """DROP SCHEMA, with what was granted and denied on it."""
     rows = yield Statement(
         "tsql_objects.forget_schema",
-        "delete from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) returning schema_id",
-        (user.database_id, name),
+        "delete from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) "
+        f"returning schema_id, {telling(3)}",
+        (user.database_id, name, user.name, face()),
     )
     yield forget_permissions(user.database_id, Kind.SCHEMA, rows[0][0])
 

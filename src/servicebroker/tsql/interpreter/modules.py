@@ -13,6 +13,7 @@ from servicebroker.engine.security.principals import check_execute_as
 from servicebroker.engine.security.tsql_objects import Use, forget, registered
 from servicebroker.engine.security.user_certificates import find_certificate
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.faces import face, telling
 from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.queue import quoted
@@ -200,8 +201,8 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
                 "modules.store.update_module",
                 "update servicebroker.tsql_modules set definition = $2, execute_as = $3, parent_table = $4, "
                 "creator = $5, is_disabled = false, version = nextval('servicebroker.catalog_versions'), "
-                "modify_date = clock_timestamp() where module_id = $1",
-                (found[0][0], statement.text, execute_as, table, creator),
+                f"modify_date = clock_timestamp() where module_id = $1 returning {telling(6)}",
+                (found[0][0], statement.text, execute_as, table, creator, creator, face()),
             )
             run(machine.connection, forget_signatures(found[0][0]))
         else:
@@ -210,8 +211,8 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
                 "modules.store.insert_module",
                 "insert into servicebroker.tsql_modules "
                 "(database_id, schema_name, name, kind, definition, execute_as, creator, parent_table) "
-                "values ($1, $2, $3, $4, $5, $6, $7, $8)",
-                (database.database_id, schema, own, kind, statement.text, execute_as, creator, table),
+                f"values ($1, $2, $3, $4, $5, $6, $7, $8) returning {telling(9)}",
+                (database.database_id, schema, own, kind, statement.text, execute_as, creator, table, creator, face()),
             )
     except BaseException:
         machine.transactions.undo()
@@ -257,7 +258,8 @@ def _drop_trigger(machine: Machine, statement: Definition) -> None:
 _SWITCH = (
     "update servicebroker.tsql_modules set is_disabled = $4, modify_date = clock_timestamp() "
     "where kind = 'TR' and database_id = $1 and to_regclass(parent_table) = to_regclass($2) "
-    "and (lower(name) = lower($3) or $3 = '') returning 1"
+    "and (lower(name) = lower($3) or $3 = '') "
+    f"returning {telling(5)}"
 )
 
 
@@ -280,7 +282,14 @@ def _switch_triggers(machine: Machine, statement: Definition) -> None:
         machine.transactions.guard()
         try:
             for name in statement.clauses["names"] or [None]:
-                wanted = (database.database_id, table, "" if name is None else name.own, statement.verb == "DISABLE")
+                wanted = (
+                    database.database_id,
+                    table,
+                    "" if name is None else name.own,
+                    statement.verb == "DISABLE",
+                    database.user.name,
+                    face(),
+                )
                 if not fetch(machine.connection, "modules.switch_triggers", _SWITCH, wanted) and name is not None:
                     if by_table:
                         text = (
@@ -315,8 +324,8 @@ def drop_modules(machine: Machine, statement: Definition, what: str, *kinds: str
             machine.connection,
             "modules.drop_modules",
             "delete from servicebroker.tsql_modules where database_id = $1 and lower(schema_name) = lower($2) "
-            "and lower(name) = lower($3) and kind = any ($4) returning 1",
-            (database.database_id, schema, name.own, list(kinds)),
+            f"and lower(name) = lower($3) and kind = any ($4) returning {telling(5)}",
+            (database.database_id, schema, name.own, list(kinds), database.user.name, face()),
         )
         if rows:
             dropped.append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from servicebroker.engine.security.tsql_objects import authorize_type
+from servicebroker.model.faces import face, telling
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter.frame import Frame
@@ -115,9 +116,9 @@ def _create(machine: Machine, statement: Definition) -> None:
             machine.connection,
             "user_types.create",
             "insert into servicebroker.tsql_types (database_id, schema_name, name, is_table, definition, is_nullable) "
-            "values ($1, $2, $3, $4, $5, $6) on conflict do nothing returning 1",
+            f"values ($1, $2, $3, $4, $5, $6) on conflict do nothing returning {telling(7)}",
             (database.database_id, schema, name.own, is_table, clauses["columns" if is_table else "type"],
-             clauses.get("is_nullable", True)),
+             clauses.get("is_nullable", True), database.user.name, face()),
         )  # fmt: skip
         if not rows:
             raise TsqlError(
@@ -144,8 +145,8 @@ def _drop(machine: Machine, statement: Definition) -> None:
         machine.connection,
         "user_types.drop",
         "delete from servicebroker.tsql_types where database_id = $1 and lower(schema_name) = lower($2) "
-        "and lower(name) = lower($3) returning 1",
-        (database.database_id, schema, name.own),
+        f"and lower(name) = lower($3) returning {telling(4)}",
+        (database.database_id, schema, name.own, database.user.name, face()),
     )
     if not rows and not statement.if_exists:
         raise TsqlError(
