@@ -594,9 +594,7 @@ def test_the_view_of_tasks(active: sb.Database, seen: Seen) -> None:
     number = queue_number(active, STOCK_QUEUE)
     procedure = f"[{active.name}].[dbo].[{PROCEDURE}]"
     ((shown,),) = query(active, "select database_id from sys.databases where name = %s", active.name)
-    assert sorted(rows) == sorted(
-        (int(pid or b""), shown, number, procedure, "Clerk", 0, 1) for pid in seen.bodies
-    )
+    assert sorted(rows) == sorted((int(pid or b""), shown, number, procedure, "Clerk", 0, 1) for pid in seen.bodies)
     seen.go_on.set()
     eventually(lambda: tasks(active) == [])
 

@@ -194,6 +194,7 @@ def told_status(path):
 
 
 @pytest.mark.spark
+@pytest.mark.full
 def test_a_java_that_is_killed_is_said_also_by_the_status(feed, write):
     path = write(feed)
     with begun(path) as (run, events, said):

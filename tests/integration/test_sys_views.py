@@ -304,7 +304,7 @@ def test_a_migration_that_comes_late_is_applied_late(
 def test_databases(instance: sb.Instance) -> None:
     one, two = (instance.database(name, create=True) for name in ("SysOne", "SysTwo"))
     (first,), (second,) = rows(one, "databases"), rows(two, "databases")
-    assert (first.name, first.database_id, first.is_broker_enabled) == ("SysOne", one.database_id + 4, 1)
+    assert (first.name, first.database_id, first.is_broker_enabled) == ("SysOne", one.database_id + 3, 1)
     assert first.is_honor_broker_priority_on == 0
     assert first.service_broker_guid != second.service_broker_guid
     with sb.open(instance.url) as again:

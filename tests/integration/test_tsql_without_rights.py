@@ -261,6 +261,8 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
         ("BACKUP CERTIFICATE Seal TO FILE = '{folder}/seal.cer'", 15151),
         ("USE master BACKUP CERTIFICATE Transport TO FILE = '{folder}/transport.cer'", 15151),
     ],
+    ("ADD", "SIGNATURE"): [("ADD SIGNATURE TO Work BY CERTIFICATE Seal", 15151)],
+    ("DROP", "SIGNATURE"): [("DROP SIGNATURE FROM Work BY CERTIFICATE Seal", 15151)],
     ("CREATE", "REMOTE SERVICE BINDING"): [
         ("CREATE REMOTE SERVICE BINDING B TO SERVICE 'B' WITH USER = Nobody", 262),
     ],
@@ -310,7 +312,7 @@ def test_no_statement_is_forgotten() -> None:
     assert set(parser._STATEMENTS) - set(WORDS) - said == set()
     assert set(parser._RELATIONAL) - said == set()
     made = {" ".join(words) for words in parser._OBJECTS}
-    assert made == {key[1] for key in DEFINERS} - {"PROCEDURE", "FUNCTION", "TRIGGER", "AUTHORIZATION"}
+    assert made == {key[1] for key in DEFINERS} - {"PROCEDURE", "FUNCTION", "TRIGGER", "AUTHORIZATION", "SIGNATURE"}
 
 
 @pytest.fixture(scope="module")

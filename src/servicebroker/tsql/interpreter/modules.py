@@ -110,8 +110,8 @@ def _change_signatures(machine: Machine, statement: Definition) -> None:
     schema = name.schema or "dbo"
     signers = [certificate(signer["certificate"]) for signer in statement.clauses["signers"]]
     own = registered(f"{schema}.{name.own}")
-    machine.context.ask(authorize(database.user, f"{statement.verb} SIGNATURE", own, *signers))
-    with machine.together():
+    with machine.together():  # also what is asked: it gives the module a number to grant rights on
+        machine.context.ask(authorize(database.user, f"{statement.verb} SIGNATURE", own, *signers))
         for signer in statement.clauses["signers"]:
             _sign(machine, database, statement, (number, str(name), text), signer)
 
