@@ -21,6 +21,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+import servicebroker as sb
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import cluster
 from servicebroker.store.embedded import EmbeddedServer
@@ -569,6 +570,21 @@ def test_a_server_that_dies_is_started_again_by_those_who_have_it(
         assert connection.execute("select 1").fetchone() == (1,)
     first.close()
     second.communicate("close\n")
+
+
+def test_an_instance_whose_server_has_just_died_is_closed_without_a_word(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its background has a statement to be cancelled, and nobody takes the request any more."""
+
+    def nobody(*_: object, **__: object) -> None:
+        raise psycopg.OperationalError("couldn't send cancellation")
+
+    instance = sb.open(folder)
+    eventually(lambda: instance._upkeep is not None and instance._upkeep._connection is not None)
+    monkeypatch.setattr(psycopg.Connection, "cancel_safe", nobody)
+    kill(folder)
+    instance.close()
 
 
 def test_a_server_that_was_left_stays_down(folder: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -96,7 +97,8 @@ class Upkeep:
         self._closed.set()
         connection = self._connection
         if connection is not None:
-            connection.cancel_safe(timeout=_PATIENCE)
+            with suppress(psycopg.Error):  # the server is gone: that has ended it
+                connection.cancel_safe(timeout=_PATIENCE)
             self._wake()
         self._background.stop(_PATIENCE)
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -95,7 +96,8 @@ class Upkeep:
         self._closed.set()
         connection = self._connection
         if connection is not None:
-            await connection.cancel_safe(timeout=_PATIENCE)
+            with suppress(psycopg.Error):  # the server is gone: that has ended it
+                await connection.cancel_safe(timeout=_PATIENCE)
             await self._wake()
         await self._background.stop(_PATIENCE)
 
