@@ -205,6 +205,22 @@ def test_receive_assigns_and_keeps_what_it_does_not_find(database):
 
 
 @pytest.mark.feature(58)
+def test_receive_into_a_table_variable_whose_columns_are_spelled_with_capitals(database):
+    """The loop of many procedures: all messages of a group into a table, and a cursor over that."""
+    database.execute_tsql(SENDING)
+    found = database.execute_tsql(
+        f"""DECLARE @Messages TABLE ([Handle] UNIQUEIDENTIFIER, [Number] BIGINT, [xmin] SYSNAME, Body VARBINARY(MAX));
+        RECEIVE conversation_handle, message_sequence_number, message_type_name, message_body
+        FROM {STOCK_QUEUE} INTO @Messages;
+        DECLARE @type SYSNAME, @body VARBINARY(MAX);
+        DECLARE each_one CURSOR LOCAL FAST_FORWARD FOR SELECT [xmin], Body FROM @Messages ORDER BY Number;
+        OPEN each_one; FETCH NEXT FROM each_one INTO @type, @body; CLOSE each_one; DEALLOCATE each_one;
+        SELECT @type AS type, CAST(@body AS NVARCHAR(10)) AS body"""
+    )
+    assert found.rows == [(ORDER, "first")]
+
+
+@pytest.mark.feature(58)
 def test_receive_into_a_table_variable(database):
     database.execute_tsql(SENDING)
     script = f"""

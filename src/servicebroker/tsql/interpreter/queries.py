@@ -11,7 +11,6 @@ import psycopg
 
 from servicebroker.engine.security.tsql_objects import authorize_queues, authorize_uses, forget
 from servicebroker.store.direct import Result, run_command
-from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, out_of_variant
 from servicebroker.tsql.interpreter import triggers
@@ -28,7 +27,7 @@ from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Name, Relational
-from servicebroker.tsql.translation.text_writer import Lock, string
+from servicebroker.tsql.translation.text_writer import Lock, identifier, string
 from servicebroker.tsql.types import VARIANT, SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
@@ -276,7 +275,7 @@ class Queries:
             for column, value in zip(columns, row, strict=True)
         )
         places = ", ".join(f"${number}" for number in range(1, len(values) + 1))
-        names = ", ".join(quoted(column.name) for column in columns)
+        names = ", ".join(identifier(column.name) for column in columns)
         self.machine.connection.run_described(f"insert into {table} ({names}) values ({places})", values)
 
     def _note_temporary(self, text: str) -> None:
