@@ -657,6 +657,7 @@ def test_names_in_errors_are_spelled_as_they_were_written(database):
         ("SELECT * FROM Nowhere", "Invalid object name 'Nowhere'."),
         ("INSERT INTO dbo.[NoWhere] VALUES (1)", "Invalid object name 'dbo.NoWhere'."),
         ("CREATE TABLE Twice (n INT) SELECT Other FROM Twice", "Invalid column name 'Other'."),
+        ("SELECT q.IsThere FROM sys.service_queues q", "Invalid column name 'IsThere'."),
         ("CREATE TABLE dbo.Thrice (n INT)\nCREATE TABLE dbo.Thrice (n INT)", "already an object named 'dbo.Thrice'"),
     ]:
         assert text in failing(database, script).text

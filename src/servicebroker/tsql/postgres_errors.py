@@ -64,6 +64,7 @@ _UNIQUE = (
     "The duplicate key value is {key}."
 )
 _NO_SUCH_CALL = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
+_NO_COLUMN = re.compile(r'column (?:[^".]+\.)?"?(.+?)"? does not exist')  # of an alias without quotes
 _OTHER_KIND = re.compile(r'"([^"]+)" is not a (table|view|sequence)')
 _OVERFLOWED = re.compile(r"(smallint|integer|bigint) out of range")
 _OWN = re.compile(r"Msg (\d+), Level (\d+), State (\d+): (.*)", re.DOTALL)
@@ -121,6 +122,9 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         return TsqlError(3705, f"Cannot use DROP {kind} with '{name}' because '{name}' is not a {other[2]}.")
     if problem.sqlstate == "42809" and source.lstrip().upper().startswith("TRUNCATE"):
         return from_broker(BrokerError(4708, message.split('"')[1]))
+    unknown = _NO_COLUMN.fullmatch(message) if problem.sqlstate == "42703" else None
+    if unknown is not None:
+        return TsqlError(207, f"Invalid column name '{as_written(unknown[1], source).rpartition('.')[2]}'.")
     quoted = re.search(r'"([^"]*)"', message)
     filled = text.format(
         message=message, table=table, column=diagnosis.column_name or "", constraint=diagnosis.constraint_name or "",
