@@ -15,9 +15,9 @@ def face() -> str:
 
 
 def telling(first: int) -> str:
-    """What a definition that takes no catalog lock returns at its end: the triggers, which run then, know who it was.
+    """Values of a select, or of RETURNING, that tell the triggers of the audit who it is; these run behind both.
 
-    Its parameters, from that number on, are the principal and `face()`.
+    Their parameters, from that number on, are the principal and `face()`.
     """
     return (
         f"set_config('servicebroker.principal', ${first}, true), set_config('servicebroker.face', ${first + 1}, true)"

@@ -16,7 +16,7 @@ from servicebroker.engine.security.authorization import forget_permissions
 from servicebroker.model import names
 from servicebroker.model.arguments import check_changes
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.faces import face
+from servicebroker.model.faces import face, telling
 from servicebroker.model.permissions import Kind
 from servicebroker.store import locks
 from servicebroker.store.queue import quoted
@@ -32,8 +32,7 @@ def lock_catalog(principal: str = "") -> Statement:
     """Definitions change one at a time; SEND and RECEIVE take no notice. The audit learns who it is."""
     return Statement(
         "alter.lock_catalog",
-        "select pg_advisory_xact_lock($1, 0), set_config('servicebroker.principal', $2, true), "
-        "set_config('servicebroker.face', $3, true)",
+        f"select pg_advisory_xact_lock($1, 0), {telling(2)}",
         (locks.CATALOG, principal, face()),
     )
 
