@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import servicebroker as sb
+from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import Message, TsqlError
 
 SEEDS = Path(__file__).parent.parent.parent / "shared" / "seeds"
 
@@ -23,3 +27,20 @@ def listing(seed: str, begin: str, end: str) -> str:
 def rows(database: sb.Database, query: str) -> list[tuple[object, ...]]:
     """What a SELECT in T-SQL returns."""
     return database.execute_tsql(query).rows
+
+
+def told(database: sb.Database, script: str) -> list[Any]:
+    """What a script says: rows, texts, and numbers of errors."""
+    found: list[Any] = []
+
+    def tell(said: object) -> None:
+        if isinstance(said, ResultSet):
+            found.append(said.rows)
+        elif isinstance(said, TsqlError):
+            found.append(said.number)
+        elif isinstance(said, Message):
+            found.append(said.text)
+
+    with Session(database, tell) as session:
+        session.run(script)
+    return found

@@ -8,27 +8,10 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.activation.activate import activate
-from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.session import Session
-from servicebroker.tsql.statement_errors import Message, TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 from support import eventually
-
-
-def told(database: sb.Database, script: str) -> list[Any]:
-    """What a script says: rows, texts, and numbers of errors."""
-    found: list[Any] = []
-
-    def tell(said: object) -> None:
-        if isinstance(said, ResultSet):
-            found.append(said.rows)
-        elif isinstance(said, TsqlError):
-            found.append(said.number)
-        elif isinstance(said, Message):
-            found.append(said.text)
-
-    with Session(database, tell) as session:
-        session.run(script)
-    return found
+from tsql_support import told
 
 
 def test_a_queue_as_tools_write_it(database: sb.Database) -> None:

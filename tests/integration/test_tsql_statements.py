@@ -10,10 +10,8 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+import tsql_support
 from servicebroker.tsql.check import Row, Verdict, check
-from servicebroker.tsql.results import ResultSet
-from servicebroker.tsql.session import Session
-from servicebroker.tsql.statement_errors import TsqlError
 from support import refused
 
 POST = "http://schemas.microsoft.com/SQL/Notifications/PostEventNotification"
@@ -21,17 +19,7 @@ POST = "http://schemas.microsoft.com/SQL/Notifications/PostEventNotification"
 
 def told(database: sb.Database, script: str) -> list[Any]:
     """Rows, and numbers of errors."""
-    found: list[Any] = []
-
-    def tell(said: object) -> None:
-        if isinstance(said, ResultSet):
-            found.append(said.rows)
-        elif isinstance(said, TsqlError):
-            found.append(said.number)
-
-    with Session(database, tell) as session:
-        session.run(script)
-    return found
+    return [one for one in tsql_support.told(database, script) if not isinstance(one, str)]
 
 
 # ---------------------------------------------------------------- event notifications

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias, TypeVar
 
@@ -58,6 +59,18 @@ class Aside:
             self._pipe.recv()
         except EOFError:
             raise InstanceError("A benchmark is broken: the process that sends has failed.") from None
+
+
+def all_during(work: Callable[[], T], orders: Iterable[tuple[Aside, tuple[Any, ...]]]) -> T:
+    """What `work` returns, while each of them is called with its order."""
+    for aside, order in orders:
+        work = partial(aside.during, work, *order)
+    return work()
+
+
+def shares(messages: int, many: int) -> list[int]:
+    """How many messages each of so many sends."""
+    return [len(range(number, messages, many)) for number in range(many)]
 
 
 def _work(pipe: Connection[Any, Any], job: Job, arguments: tuple[Any, ...]) -> None:

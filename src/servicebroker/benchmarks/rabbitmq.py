@@ -9,12 +9,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.benchmarks.aside import Aside
+from servicebroker.benchmarks.aside import Aside, all_during, shares
 from servicebroker.benchmarks.measured_system import free_port
 from servicebroker.model.errors import InstanceError
 
@@ -105,10 +104,8 @@ class Shovelled:
 
     def carry(self, messages: int, batch: int) -> int:
         """Publish so many, waiting for the confirms of each `batch`; every process on a connection of its own."""
-        work = partial(self._read, messages)
-        for number, sender in enumerate(self._senders):
-            work = partial(sender.during, work, len(range(number, messages, len(self._senders))), batch)
-        return work()
+        found = zip(self._senders, shares(messages, len(self._senders)), strict=True)
+        return all_during(lambda: self._read(messages), [(sender, (share, batch)) for sender, share in found])
 
     def _read(self, messages: int) -> int:
         read = 0

@@ -17,7 +17,7 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.benchmarks import processes
-from servicebroker.benchmarks.aside import Aside, senders
+from servicebroker.benchmarks.aside import Aside, all_during, senders, shares
 from servicebroker.benchmarks.measure import Figures, Meter, figures, sample_elsewhere
 from servicebroker.benchmarks.measured_system import free_port
 from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
@@ -147,10 +147,12 @@ class Linked:
 
     def _while_sending(self, work: Callable[[], int], handles: dict[str, list[UUID]], messages: int, batch: int) -> int:
         each = len(self._senders) // len(self.sources)
-        for number, (service, sender) in enumerate(self._senders):
-            share = len(range(number, messages, len(self._senders)))
-            work = partial(sender.during, work, handles[service][number % each :: each], share, batch)
-        return work()
+        parts = shares(messages, len(self._senders))
+        orders = [
+            (sender, (handles[service][number % each :: each], parts[number], batch))
+            for number, (service, sender) in enumerate(self._senders)
+        ]
+        return all_during(work, orders)
 
     def _read(self, messages: int) -> int:
         expected: defaultdict[UUID, int] | None = None
