@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,14 @@ from support import (
     ORDER,
     ORDERS,
     ORDERS_QUEUE,
+    REPLY,
     STOCK,
     STOCK_QUEUE,
     Clock,
     begin,
+    eventually,
     far_handle,
+    query,
     queue_number,
     undone,
 )
@@ -128,6 +133,28 @@ def test_who_brings_something_is_nobody_who_receives(database: sb.Database) -> N
         assert reader.receive(STOCK_QUEUE, top=1)
         assert "Nobody receives" not in examined(database.instance)[1]
         reader.connection.rollback()
+
+
+def test_a_reader_that_was_killed_is_nobody_who_receives(database: sb.Database) -> None:
+    """Its row is there until somebody else waits."""
+    begun = begin(database)
+    code = (
+        "import servicebroker, sys; servicebroker.open(sys.argv[1]).database(sys.argv[2]).receive(sys.argv[3], wait=60)"
+    )
+    reader = subprocess.Popen([sys.executable, "-c", code, database.instance.url, database.name, ORDERS_QUEUE])
+    waits = "select count(*) from servicebroker.waiting_readers where not is_monitor"
+    try:
+        eventually(lambda: query(database, waits) == [(1,)], 30)
+    finally:
+        reader.kill()
+        reader.wait()
+    database.send_batch(begun, ORDER, [b"1", b"2"])
+    database.send(far_handle(database, begun), REPLY, b"reply")
+    with database.instance.connection() as connection:
+        table = f"servicebroker.queue_{queue_number(database, ORDERS_QUEUE)}"
+        connection.execute(f"update {table} set message_enqueue_time = now() - interval '11 s'")  # type: ignore[call-overload]
+    eventually(lambda: "Nobody receives: 1 message" in examined(database.instance)[1])
+    assert query(database, waits) == [(1,)]
 
 
 def test_while_the_database_is_down(tmp_path: Path) -> None:

@@ -817,7 +817,7 @@ begin
             'order by priority desc, queuing_order limit $1) q', one.queue_id)
            into messages, oldest using most;
         readers := (select count(*)
-            from servicebroker.rows_here(null::servicebroker.waiting_readers) w
+            from servicebroker.readers_here() w
             where w.queue_id = one.queue_id and not w.is_monitor);
         holders := (
             select count(distinct l.pid) from pg_locks l
@@ -885,7 +885,7 @@ begin
     failures := coalesce(failures, 0);
     last_error := coalesce(last_error, '');
     readers := (select count(*)
-            from servicebroker.rows_here(null::servicebroker.waiting_readers) w
+            from servicebroker.readers_here() w
             where w.queue_id = one.queue_id and not w.is_monitor);
     return next;
 end $$;
@@ -895,8 +895,8 @@ end $$;
 -- Nobody but the owner and who was let in may execute anything: whoever called an inner function itself could make it
 -- compile with objects of its own. What views call is for their readers.
 revoke execute on all functions in schema servicebroker, servicebroker_fence from public;
-grant execute on function servicebroker.rows_here(anyelement), servicebroker.approximate_count(integer),
-    servicebroker.shown_number(smallint, integer) to public;
+grant execute on function servicebroker.rows_here(anyelement), servicebroker.readers_here(),
+    servicebroker.approximate_count(integer), servicebroker.shown_number(smallint, integer) to public;
 
 do $$
 declare

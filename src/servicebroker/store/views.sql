@@ -27,6 +27,14 @@ begin
     end if;
 end $$;
 
+-- The sessions that wait in a RECEIVE, and monitors. A program that was killed leaves its row until somebody else waits:
+-- only who still has a session is one.
+create or replace function servicebroker.readers_here() returns setof servicebroker.waiting_readers
+language sql stable as $$
+    select * from servicebroker.rows_here(null::servicebroker.waiting_readers)
+     where pid in (select pid from pg_catalog.pg_stat_activity)
+$$;
+
 create or replace view servicebroker.shown_databases with (security_invoker = true) as
 select database_id, name as broker_database
   from servicebroker.databases

@@ -41,10 +41,7 @@ from servicebroker.store.statements import Statement, Steps
 _MOST = 100
 _OLD = 10_000  # transactions that a snapshot is behind
 _HERE = "l.database = (select oid from pg_database where datname = current_database())"
-# of an unlogged table, which a standby does not have
-_WITH_READERS = (
-    "with readers as materialized (select * from servicebroker.rows_here(null::servicebroker.waiting_readers))"
-)
+_WITH_READERS = "with readers as materialized (select * from servicebroker.readers_here())"
 _SESSIONS = (
     "select a.pid, a.application_name, a.state, a.xact_start, left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200), "
     f"(select count(distinct l.objid) from pg_locks l where l.pid = a.pid and l.locktype = 'advisory' and l.granted "

@@ -1,0 +1,1 @@
+-- A program that was killed while it waited is no reader: store/views.sql, readers_here.
