@@ -169,7 +169,7 @@ def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Inconsisten
     return [Inconsistency(number, BrokerError(number, *values).text) for values in rows]
 
 
-_OPEN = ("rows_here", "approximate_count", "shown_number")  # functions that views call as their reader
+_OPEN = ("rows_here", "readers_here", "approximate_count", "shown_number")  # for who reads views
 _OURS = "('servicebroker', 'servicebroker_fence', 'sys', 'tsql')"
 
 _FAULTS = (
