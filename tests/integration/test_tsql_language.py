@@ -310,3 +310,40 @@ def test_hints_may_stand_without_with(db: sb.Database) -> None:
     assert db.execute_tsql("SELECT COUNT(*) FROM Hinted (NOLOCK) WHERE a IN (SELECT a FROM Hinted(NOLOCK))").rows == [
         (1,)
     ]
+
+
+SALES = "(VALUES ('a', 1, 1.00), ('a', 2, 2.00), ('b', 1, 4.00), ('b', 1, NULL)) AS Sales (Kind, Day, Price)"
+
+
+@pytest.mark.parametrize(
+    ("query", "rows"),
+    [
+        (
+            f"SELECT Kind, SUM(Price) FROM {SALES} GROUP BY Kind WITH ROLLUP ORDER BY GROUPING(Kind), Kind",
+            [("a", 3), ("b", 4), (None, 7)],
+        ),
+        (
+            f"SELECT Kind, Day, COUNT(*), GROUPING_ID(Kind, Day) AS id FROM {SALES} "
+            "GROUP BY ROLLUP(Kind, Day) ORDER BY id, 1, 2",
+            [("a", 1, 1, 0), ("a", 2, 1, 0), ("b", 1, 2, 0), ("a", None, 2, 1), ("b", None, 2, 1), (None, None, 4, 3)],
+        ),
+        (
+            f"SELECT Kind, Day, SUM(Price) FROM {SALES} "
+            "GROUP BY CUBE(Kind, Day) HAVING SUM(Price) > 3.5 ORDER BY 3, 1, 2",
+            [("b", None, 4), ("b", 1, 4), (None, 1, 5), (None, None, 7)],
+        ),
+        (
+            f"SELECT CASE WHEN GROUPING(Kind) = 1 THEN 'all' ELSE Kind END, COUNT(*) FROM {SALES} "
+            "GROUP BY GROUPING SETS ((Kind), (Kind, Day), ()) HAVING COUNT(*) > 2",
+            [("all", 4)],
+        ),
+    ],
+)
+def test_a_query_may_group_in_several_ways_at_once(db: sb.Database, query: str, rows: list[Any]) -> None:
+    assert db.execute_tsql(query).rows == rows
+    assert [one.verdict for one in check(query)] == [Verdict.RUNS]
+
+
+def test_grouping_is_of_what_is_grouped(db: sb.Database) -> None:
+    assert number(db, f"SELECT GROUPING(Price) FROM {SALES} GROUP BY ROLLUP(Kind)") == 8161
+    assert number(db, f"SELECT Day FROM {SALES} GROUP BY ROLLUP(Kind)") == 8120

@@ -107,6 +107,8 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         return TsqlError(529, f"Explicit conversion from data type {call[2]} to {of} is not allowed.")
     if call is not None:
         return TsqlError(8116, f"Argument data type {call[2] or 'none'} is invalid for the {call[1]} function.")
+    if message.startswith("arguments to GROUPING"):
+        return TsqlError(8161, "An argument of GROUPING does not match any of the expressions in the GROUP BY clause.")
     if message == "input is out of range":  # of ASIN and its kin
         return TsqlError(3623, "An invalid floating point operation occurred.")
     verb = source.split(None, 2)[:2]

@@ -260,13 +260,22 @@ def _aggregates(node: exp.Select) -> bool:
 
 
 def _group(writer: Writer, node: exp.Group) -> str:
-    only(node, "expressions")
-    parts = []
-    for each in node.expressions:
-        if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
-            raise unsupported(each, "Write one query for each grouping and join them by UNION ALL.")
-        parts.append(write_value(writer, each).text)
-    return "GROUP BY " + ", ".join(parts)
+    only(node, "expressions", "rollup", "cube")
+    groups = ", ".join(_grouping(writer, each) for each in node.expressions)
+    for form in ("rollup", "cube"):
+        if node.args.get(form):  # the old spelling: GROUP BY a, b WITH ROLLUP
+            groups = f"{form}({groups})"
+    return "GROUP BY " + groups
+
+
+def _grouping(writer: Writer, node: exp.Expression) -> str:
+    """What GROUP BY takes: a value, a list of them, or what stands for several such lists."""
+    if isinstance(node, exp.Rollup | exp.Cube | exp.GroupingSets | exp.Tuple):
+        form = {exp.Rollup: "rollup", exp.Cube: "cube", exp.GroupingSets: "grouping sets"}.get(type(node), "")
+        return f"{form}({', '.join(_grouping(writer, each) for each in node.expressions)})"
+    if isinstance(node, exp.Paren):
+        return f"({_grouping(writer, node.this)})"
+    return write_value(writer, node).text
 
 
 def _tail(writer: Writer, node: exp.Expression, named: dict[str, str]) -> str:

@@ -70,7 +70,6 @@ _CLAUSES = {
     "IGNORE NULLS": "Use a condition.",
     "RESPECT NULLS": "Leave it out.",
     "WINDOW": "Write OVER (...) where the window is used.",
-    "GROUPING SETS": "Use UNION ALL.",
     "GROUP BY ALL": "Leave ALL out.",
     "*=": "Write LEFT JOIN.",
     "=*": "Write RIGHT JOIN.",
