@@ -97,7 +97,8 @@ def test_the_bound_stands_beside_what_commits_each_message(report: Report) -> No
 def test_our_commits_and_wal_per_message(report: Report, scenario: str, messages_per_commit: int) -> None:
     ours = next(line.figures for line in report.lines if line.scenario == scenario)
     assert ours
-    assert 0.99 / messages_per_commit < ours.commits < 4 / messages_per_commit  # autovacuum may commit, too
+    others = 5 / report.conditions.messages[scenario]  # autovacuum commits, too, however few the messages are
+    assert 0.99 / messages_per_commit < ours.commits < 4 / messages_per_commit + others
     assert ours.wal_bytes > 30
 
 
