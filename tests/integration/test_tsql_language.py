@@ -345,5 +345,9 @@ def test_a_query_may_group_in_several_ways_at_once(db: sb.Database, query: str, 
 
 
 def test_grouping_is_of_what_is_grouped(db: sb.Database) -> None:
+    types = ", ".join(
+        f"SQL_VARIANT_PROPERTY({each}, 'BaseType')" for each in ("GROUPING(Kind)", "GROUPING_ID(Kind, Day)")
+    )
+    assert set(db.execute_tsql(f"SELECT {types} FROM {SALES} GROUP BY CUBE(Kind, Day)").rows) == {("tinyint", "int")}
     assert number(db, f"SELECT GROUPING(Price) FROM {SALES} GROUP BY ROLLUP(Kind)") == 8161
     assert number(db, f"SELECT Day FROM {SALES} GROUP BY ROLLUP(Kind)") == 8120
