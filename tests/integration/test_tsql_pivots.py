@@ -62,7 +62,7 @@ def test_rows_become_columns_and_columns_rows(shop: sb.Database, query: str, fou
 
 def test_the_result_has_names_and_can_be_kept(shop: sb.Database) -> None:
     pivoted = shop.execute_tsql(f"SELECT * FROM {SALES} PIVOT (SUM(Amount) FOR Year IN ([2015], [2016])) AS p")
-    assert pivoted.columns == ("Shop", "2015", "2016")
+    assert pivoted.sets[0].columns == ("Shop", "2015", "2016")
     shop.execute_tsql(
         "DECLARE @t TABLE (n NVARCHAR(20), k NVARCHAR(20)); "
         "INSERT @t SELECT Number, Kind FROM Phones UNPIVOT (Number FOR Kind IN (Home, Work)) AS u; "

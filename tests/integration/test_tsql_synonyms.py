@@ -26,7 +26,7 @@ CREATE QUEUE dbo.Arrivals; CREATE SERVICE Arrival ON QUEUE dbo.Arrivals ([DEFAUL
 CREATE SYNONYM dbo.P FOR dbo.Parcels;
 CREATE SYNONYM Depot.[All Of Them] FOR [dbo].[Parcels];
 CREATE SYNONYM H FOR Heavy; CREATE SYNONYM Counted FOR dbo.Count_them;
-CREATE SYNONYM Twice FOR dbo.Doubled CREATE SYNONYM Over FOR dbo.Above
+CREATE SYNONYM Twice FOR dbo.Doubled CREATE SYNONYM Beyond FOR dbo.Above
 CREATE SYNONYM Q FOR dbo.Arrivals;
 CREATE SYNONYM Names FOR sys.synonyms;
 CREATE SYNONYM Gone FOR dbo.NotThere; CREATE SYNONYM Chain FOR dbo.P; CREATE SYNONYM Far FOR Other.Db.dbo.T;
@@ -66,7 +66,7 @@ def filled(depot: sb.Database) -> sb.Database:
          "SELECT COUNT(*) FROM @t", [[(4,)]]),
         ("EXEC Counted @least = 2; EXEC dbo.Counted 1", [[(1,)], [(2,)]]),
         ("SELECT dbo.Twice(21)", [[(42,)]]),
-        ("SELECT o.Id FROM dbo.Over(5) AS o", [[(20,)]]),
+        ("SELECT o.Id FROM dbo.Beyond(5) AS o", [[(20,)]]),
         ("SELECT s.base_object_name FROM Names AS s WHERE s.name = 'H'", [[("[Heavy]",)]]),
         ("IF OBJECT_ID('P', 'SN') IS NOT NULL SELECT OBJECT_NAME(OBJECT_ID('P')), OBJECT_DEFINITION(OBJECT_ID('P'))",
          [[("P", None)]]),

@@ -78,8 +78,8 @@ def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
     """Refuse to define, change or drop what belongs to the broker, and to take its name: to everybody, dbo too.
 
     Raises:
-        BrokerError: 2760, 3701 or 1088 in a schema of the system; 2714, 3705, 4909, 2010, 1914, 4708 or 8197 of a
-            queue or a synonym; 2714 of a module, 208 of a view to alter that is not there.
+        BrokerError: 2760, 3701 or 1088 in a schema of the system, 2760 there is no such schema; 2714, 3705, 4909, 2010,
+            1914, 4708 or 8197 of a queue or a synonym; 2714 of a module, 208 of a view to alter that is not there.
     """
     check_schemas(uses)
     found = yield from _find(user, uses)
@@ -88,6 +88,8 @@ def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
             raise _of_no_table(use, "service queue", "DROP QUEUE")
         if one.module is not None and _creates(use):
             raise BrokerError(2714, use.name)
+        if not one.is_known and _creates(use):
+            raise BrokerError(2760, use.schema)
         if one.module == "SN" and use.statement != "DROP SYNONYM":
             raise _of_no_table(use, "synonym", "DROP SYNONYM")
         if use.statement == "ALTER VIEW" and not one.is_there:

@@ -25,6 +25,7 @@ def _create(machine: Machine, statement: Definition) -> None:
     machine.transactions.check()
     name, base = statement.name, statement.clauses["base"]
     database, schema = database_of(machine, name), name.schema or "dbo"
+    creator = database.user.name
     machine.allow(Use("CREATE SYNONYM", schema, name.own), database=database)
     machine.transactions.guard()
     try:
@@ -35,7 +36,7 @@ def _create(machine: Machine, statement: Definition) -> None:
             "synonyms.create",
             "insert into servicebroker.tsql_modules (database_id, schema_name, name, kind, definition, creator) "
             f"values ($1, $2, $3, 'SN', $4, $5) on conflict do nothing returning {telling(6)}",
-            (database.database_id, schema, name.own, written, database.user.name, face()),
+            (database.database_id, schema, name.own, written, creator, creator, face()),
         )
         if not rows:
             raise TsqlError(2714, f"There is already an object named '{name.own}' in the database.", state=3)
