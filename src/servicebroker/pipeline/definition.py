@@ -6,11 +6,12 @@ import base64
 import pickle
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.decoding import Column, Decoder, decoder
+from servicebroker.pipeline.decoding import Column, Decoder, RegisteredDecoder, decoder
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,120}")
 TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,100}")
@@ -77,9 +78,10 @@ class MessageRule:
         when_bad: what follows when a body cannot be read, beside its quarantine.
         refuse_extra: whether a field that no column takes makes a body unreadable.
         encoding: of text.
-        schema: content of the XSD, Avro schema or Protobuf descriptor set.
+        schema: content of the JSON Schema, XSD, Avro schema or Protobuf descriptor set.
         message: full name of the Protobuf message.
         maximum_body: bytes; what is longer is not read.
+        registry: URL of the schema registry that has the schemas which bodies name; "" for bodies that name none.
     """
 
     message_type: str
@@ -94,6 +96,7 @@ class MessageRule:
     schema: bytes | None = None
     message: str = ""
     maximum_body: int = MAXIMUM_BODY
+    registry: str = ""
 
     def decoder(self) -> Decoder:
         """What reads the bodies.
@@ -101,6 +104,16 @@ class MessageRule:
         Raises:
             ValueError: the rule cannot be followed.
         """
+        if self.registry:
+            from servicebroker.pipeline.schema_registry import find
+
+            if self.message:
+                raise ValueError("beside a registry bodies say themselves which message they are: leave it out")
+            return RegisteredDecoder(
+                *(self.format, self.columns, partial(find, self.registry)),
+                reader=self.schema,
+                refuse_extra=self.refuse_extra,
+            )
         return decoder(
             self.format,
             self.columns,

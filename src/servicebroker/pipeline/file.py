@@ -23,6 +23,7 @@ from servicebroker.pipeline.definition import (
     QueueRule,
 )
 from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.schema_registry import checked_url
 from servicebroker.store.connection import is_url
 
 _SOURCE_OPTIONS = {
@@ -128,9 +129,20 @@ def _message(table: Table, folder: Path) -> MessageRule:
         _content(folder / schema, table) if schema else None,
         table.text("message", ""),
         int(table.number("maximum_body", MAXIMUM_BODY, 1)),
+        _registry(table),
     )
     table.done()
     return rule
+
+
+def _registry(table: Table) -> str:
+    """`registry = true` for the one of the environment, or a URL; "" when it is not there."""
+    if not isinstance(table.values.get("registry"), str) and not table.flag("registry"):
+        return ""
+    try:
+        return checked_url("" if table.values["registry"] is True else table.text("registry"))
+    except ValueError as problem:
+        raise DefinitionError(str(problem), *table.place, "registry") from None
 
 
 def _column(name: str, table: Table) -> Column:
