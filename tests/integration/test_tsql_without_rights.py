@@ -25,6 +25,7 @@ INSERT Parcels VALUES (1, N'Lund');
 CREATE VIEW Places AS SELECT Place FROM Parcels;
 CREATE INDEX ByPlace ON Parcels (Place);
 CREATE SEQUENCE Counter;
+CREATE SYNONYM Alias FOR Parcels;
 CREATE TYPE Code FROM NVARCHAR(10);
 CREATE SCHEMA Depot;
 CREATE MESSAGE TYPE Note;
@@ -239,6 +240,8 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     ("CREATE", "SCHEMA"): [("CREATE SCHEMA S", 15247)],
     ("DROP", "SCHEMA"): [("DROP SCHEMA Depot", 15151)],
     ("CREATE", "TYPE"): [("CREATE TYPE T FROM INT", 262), ("CREATE TYPE T AS TABLE (n INT)", 262)],
+    ("CREATE", "SYNONYM"): [("CREATE SYNONYM S FOR Parcels", 262)],
+    ("DROP", "SYNONYM"): [("DROP SYNONYM Alias", 3701)],
     ("DROP", "TYPE"): [("DROP TYPE Code", 218)],
     ("CREATE", "MASTER KEY"): [("CREATE MASTER KEY ENCRYPTION BY PASSWORD = 'long enough 2!'", 15247)],
     ("ALTER", "MASTER KEY"): [("ALTER MASTER KEY DROP ENCRYPTION BY SERVICE MASTER KEY", 15247)],
@@ -285,7 +288,7 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     "sp_addrolemember": [("EXEC sp_addrolemember 'db_owner', 'Nobody'", 15151)],
     "sp_droprolemember": [("EXEC sp_droprolemember 'Clerks', 'Boss'", 15151)],
     "sp_executesql": [("EXEC sp_executesql N'INSERT Parcels VALUES (8, N''x'')'", 229)],
-    "Unsupported": [("DROP SYNONYM s", 40515)],
+    "Unsupported": [("DROP RULE r", 40515)],
 }
 # what moves inside the session alone: its variables, its transaction, its temporary tables, what it says
 OF_THE_SESSION = """

@@ -120,6 +120,8 @@ def _answer(scope: Scope, kind: str, name: str) -> object:
         return scope.is_body
     if kind == "type":
         return scope.user_types.get(name)
+    if kind == "synonym":
+        return scope.synonym(*name.split("\0"))
     if kind == "read only":
         return scope.read_only.get(name)
     if kind == "identity_insert":

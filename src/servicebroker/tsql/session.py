@@ -29,6 +29,7 @@ from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what 
     principals,
     printing,
     secrets_of_databases,
+    synonyms,
     system,
     user_functions,
     user_types,

@@ -56,6 +56,7 @@ def _execute(machine: Machine, statement: Execute) -> None:
         if statement.returned is not None:
             machine.frame.assign(statement.returned, code or 0, INT)
         return
+    name = machine.queries.behind(name)
     found = find_procedure(machine, name)
     if found is None:
         raise TsqlError(2812, f"Could not find stored procedure '{name}'.", state=62)

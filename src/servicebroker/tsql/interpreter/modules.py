@@ -236,11 +236,14 @@ def _check_name(
         raise TsqlError(208, f"Invalid object name '{own}'.", state=6)
     if found and (statement.action == "CREATE" or found[0][1] != kind):
         raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
-    database = database_of(machine, statement.name)
+    if not found:
+        check_no_table(machine, database_of(machine, statement.name), schema, own)
+
+
+def check_no_table(machine: Machine, database: SessionDatabase, schema: str, own: str) -> None:
+    """Raises: TsqlError: 2714 a table, view, queue or sequence has the name."""
     table = f"{quoted(postgres_name(database.name, schema))}.{quoted(postgres_name(own))}"
-    if not found and fetch(
-        machine.connection, "modules.check_name", "select where to_regclass($1) is not null", (table,)
-    ):
+    if fetch(machine.connection, "modules.check_name", "select where to_regclass($1) is not null", (table,)):
         raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
 
 

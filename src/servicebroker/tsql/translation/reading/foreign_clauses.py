@@ -48,8 +48,6 @@ _CLAUSES = {
     "WITH ( DISTRIBUTION": "Create the table, and fill it with INSERT.",
     "WITH ( PARTITIONS": "Delete the rows by a condition.",
     "WITH ( DISTRIBUTED_AGG": "Leave it out.",
-    "PIVOT (": "Use SUM(CASE WHEN ... END).",
-    "UNPIVOT (": "Use CROSS APPLY (VALUES ...).",
     "TSEQUAL (": "Use =.",
     "TABLESAMPLE": "Use TOP.",
     "CURRENT OF": "Change the rows by their key.",
