@@ -103,6 +103,7 @@ def _measured(pipeline: Pipeline, table: str) -> Any:
     folder = target(pipeline, table).folder
     if not has_table(folder):
         return
+    batch: Any
     for batch in rows_of(folder, _READ):
         if not batch.num_rows:
             continue

@@ -376,7 +376,7 @@ def flush_changes(folder: Folder, before: int) -> None:
         with contextlib.suppress(FileNotFoundError):  # a compaction has put another in its place since
             flush(folder / name)
     for inner in {inner for name in added for inner in Path(name).parents}:
-        flush(folder / inner)
+        flush(folder / str(inner))
     flush_log(folder, before)
 
 

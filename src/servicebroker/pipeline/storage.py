@@ -93,7 +93,7 @@ def names_in(folder: Folder, ending: str, *, before: float | None = None) -> lis
     except OSError as problem:
         raise InstanceError(f"The folder '{folder}' cannot be read: {plain(problem)}.") from None
     wanted = [one for one in found if one.is_file and one.path.endswith(ending)]
-    return sorted(one.path for one in wanted if before is None or one.mtime_ns < before * 1e9)
+    return sorted(one.path for one in wanted if before is None or (one.mtime_ns or 0) < before * 1e9)
 
 
 def move(folder: Folder, name: str, new: str) -> None:
