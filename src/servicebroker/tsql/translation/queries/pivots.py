@@ -136,7 +136,7 @@ def _pivot(writer: Writer, node: exp.Pivot, given: _Input, listed: list[str]) ->
     columns: list[Column | None] = [_kept(column) for _, column in staying]
     for name in listed:
         _check_value(name, of)
-        of_value = call.copy()
+        of_value: exp.Expression = call.copy()
         operand = of_value.this if isinstance(of_value.this, exp.Expression) else of_value.expressions[0]
         operand.replace(
             exp.Case(ifs=[exp.If(this=exp.EQ(this=exp.column(by, quoted=True), expression=exp.Literal.string(name)),
