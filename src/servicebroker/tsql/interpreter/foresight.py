@@ -173,8 +173,6 @@ def check_module(statement: Procedure | Trigger) -> None:
     Raises:
         TsqlError: 40515.
     """
-    if isinstance(statement, Trigger) and statement.instead_of:
-        raise unsupported("INSTEAD OF", "Write an AFTER trigger.", statement.line)
     if statement.name.own.startswith("#"):
         raise unsupported("A temporary procedure", "Give it a name without #.", statement.line)
 

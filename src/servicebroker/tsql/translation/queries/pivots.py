@@ -125,7 +125,8 @@ def _pivot(writer: Writer, node: exp.Pivot, given: _Input, listed: list[str]) ->
     """Each value of IN aggregates the rows that have it; the columns that nobody names make the groups."""
     call = node.expressions[0]
     operands = [each for each in (call.this, *call.expressions) if isinstance(each, exp.Expression)]
-    if not isinstance(call, exp.AggFunc | exp.Anonymous) or len(operands) != 1:
+    is_call = isinstance(call, exp.AggFunc | exp.Anonymous)
+    if not is_call or len(operands) != 1:
         raise syntax_error(call.sql("tsql")[:40], 0)
     value, by = _plain(operands[0]), _plain(node.args["fields"][0].this)
     _one(given, value)
@@ -136,7 +137,7 @@ def _pivot(writer: Writer, node: exp.Pivot, given: _Input, listed: list[str]) ->
     columns: list[Column | None] = [_kept(column) for _, column in staying]
     for name in listed:
         _check_value(name, of)
-        of_value: exp.Expression = call.copy()
+        of_value = call.copy()
         operand = of_value.this if isinstance(of_value.this, exp.Expression) else of_value.expressions[0]
         operand.replace(
             exp.Case(ifs=[exp.If(this=exp.EQ(this=exp.column(by, quoted=True), expression=exp.Literal.string(name)),
