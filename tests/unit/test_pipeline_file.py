@@ -103,6 +103,14 @@ def test_a_whole_file_is_read(write, tmp_path):
         ("trigger_seconds = 0.5", "trigger_seconds = -1", 4, "number from 0 on"),
         ("trigger_seconds = 0.5", "triger_seconds = 1", 4, "there is no key 'triger_seconds'"),
         ("trigger_seconds = 0.5", 'format = "orc"', 4, "one of delta, parquet"),
+        ('warehouse = "tables"', 'warehouse = "ftp://host/tables"', 3, "not at ftp://"),
+        (
+            'warehouse = "tables"',
+            'warehouse = "s3://key:secret@lake/tables"',
+            3,
+            "credentials belong into the environment",
+        ),
+        ('warehouse = "tables"', 'warehouse = "s3://lake/tables"', 3, "the checkpoints need a local folder"),
         ("trigger_seconds = 0.5", 'quarantine = "../up"', 4, "no name of a table"),
         ("trigger_seconds = 0.5", 'bronze = ""', 1, "without a bronze table"),
         ("trigger_seconds = 0.5", 'format = "parquet"', 24, "know no key"),
@@ -156,6 +164,20 @@ def test_a_registry_is_that_of_the_file_or_of_the_environment(write, monkeypatch
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", "https://user:secret@registry:8081/")
     with pytest.raises(InstanceError, match="credentials belong into the environment"):
         read_pipeline(write(WHOLE.replace('format = "json"', 'format = "json"\nregistry = true', 1)))
+
+
+@pytest.mark.parametrize("store", ["s3", "s3a", "gs", "abfss", "hdfs"])
+def test_tables_are_in_a_store_and_checkpoints_beside_the_file(write, tmp_path, store):
+    url = f"{store}://shop@lake/tables" if store == "abfss" else f"{store}://lake/tables"
+    pipeline = read_pipeline(write(WHOLE.replace('"tables"', f'"{url}/"\ncheckpoints = "marks"', 1)))
+    assert str(pipeline.folder("orders")) == f"{url}/orders"
+    assert pipeline.checkpoint(pipeline.queues[0]) == tmp_path / "marks" / "Shop.StockQueue"
+    assert Pipeline.from_text(pipeline.to_text()) == pipeline
+
+
+def test_a_file_url_is_a_local_folder(write, tmp_path):
+    pipeline = read_pipeline(write(WHOLE.replace('"tables"', f'"file://{tmp_path}/a%20b"', 1)))
+    assert pipeline.folder("orders") == tmp_path / "a b" / "orders"
 
 
 def test_a_schema_that_is_none_is_said_with_its_line(write, tmp_path):

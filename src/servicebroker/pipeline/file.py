@@ -24,6 +24,7 @@ from servicebroker.pipeline.definition import (
 )
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.schema_registry import checked_url
+from servicebroker.pipeline.storage import Folder, folder_at
 from servicebroker.store.connection import is_url
 
 _SOURCE_OPTIONS = {
@@ -74,7 +75,7 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
     head = document.table("pipeline")
     pipeline: dict[str, Any] = {
         "name": head.text("name"),
-        "warehouse": folder / head.text("warehouse"),
+        "warehouse": _warehouse(head, folder),
         "format": head.choice("format", TABLE_FORMATS),
         "checkpoints": folder / head.text("checkpoints", "") if "checkpoints" in head.values else None,
         "bronze": head.table_name("bronze", "bronze", empty=True),
@@ -87,6 +88,13 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
     messages = tuple(_message(table, folder) for table in document.tables("message"))
     document.done()
     return Pipeline(**pipeline, queues=queues, messages=messages)
+
+
+def _warehouse(head: Table, folder: Path) -> Folder:
+    try:
+        return folder_at(head.text("warehouse"), folder)
+    except ValueError as problem:
+        raise DefinitionError(str(problem), *head.place, "warehouse") from None
 
 
 def _queue(table: Table, folder: Path) -> QueueRule:
