@@ -22,9 +22,11 @@ from servicebroker.tsql.context import Context
 from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what they run
     applocks,
     calls,
+    catalog_procedures,
     control,
     conversations,
     cursors,
+    foreign_procedures,
     objects,
     principals,
     printing,
