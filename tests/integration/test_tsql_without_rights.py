@@ -288,6 +288,11 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     ],
     "sp_addrolemember": [("EXEC sp_addrolemember 'db_owner', 'Nobody'", 15151)],
     "sp_droprolemember": [("EXEC sp_droprolemember 'Clerks', 'Boss'", 15151)],
+    "sp_rename": [
+        ("EXEC sp_rename 'Parcels', 'x'", 3701),
+        ("EXEC sp_rename 'Parcels.Place', 'x', 'COLUMN'", 1088),
+        ("EXEC sp_rename 'Parcels.ByPlace', 'x', 'INDEX'", 1088),
+    ],
     "sp_spaceused": [("EXEC sp_spaceused 'Parcels'", 229)],
     "sp_executesql": [("EXEC sp_executesql N'INSERT Parcels VALUES (8, N''x'')'", 229)],
     "Unsupported": [("DROP RULE r", 40515)],

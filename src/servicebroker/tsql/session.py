@@ -30,6 +30,7 @@ from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what 
     objects,
     principals,
     printing,
+    renaming,
     secrets_of_databases,
     synonyms,
     system,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import NamedTuple
+
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
@@ -10,7 +13,7 @@ from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.parser.token_reader import name_in
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.syntax import Execute
+from servicebroker.tsql.syntax import Execute, Name
 from servicebroker.tsql.types import NVARCHAR
 
 _OBJECT = (
@@ -44,12 +47,26 @@ def text_arguments(machine: Machine, statement: Execute, names: tuple[str, ...],
     return [None if name not in given else convert(*given[name], NVARCHAR) for name in names]
 
 
-class Shown:
-    """An object of the current database, as the catalog has it."""
+class Shown(NamedTuple):
+    """An object of the current database, as the catalog has it; `type` as in sys.objects, `kind` in words."""
 
-    def __init__(self, row: tuple[object, ...]) -> None:
-        self.name, self.schema, self.kind, self.created, number, kind = row
-        self.number, self.type = int(str(number)), str(kind)
+    name: str
+    schema: str
+    kind: str
+    created: datetime | None
+    number: int
+    type: str
+
+
+def find_object(machine: Machine, name: Name) -> Shown | None:
+    """The object of that name in the current database, None when there is none."""
+    rows = fetch(
+        machine.connection,
+        "catalog_procedures.object",
+        _OBJECT,
+        (machine.database.database_id, name.schema or "dbo", name.own),
+    )
+    return Shown(*rows[0]) if rows else None
 
 
 def found_object(machine: Machine, said: str) -> Shown:
@@ -64,15 +81,10 @@ def found_object(machine: Machine, said: str) -> Shown:
         raise _missing(machine, said) from None
     if name.database and name.database.lower() != machine.database.name.lower():
         raise _elsewhere()
-    rows = fetch(
-        machine.connection,
-        "catalog_procedures.object",
-        _OBJECT,
-        (machine.database.database_id, name.schema or "dbo", name.own),
-    )
-    if not rows:
+    shown = find_object(machine, name)
+    if shown is None:
         raise _missing(machine, said)
-    return Shown(tuple(rows[0]))
+    return shown
 
 
 def _missing(machine: Machine, said: str) -> TsqlError:
