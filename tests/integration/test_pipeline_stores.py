@@ -21,6 +21,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyarrow import fs
 
+from pipeline_support import LINE, Feed, warehouse
 from pipeline_tables import ORDER, QUEUE, batch, land, message, order
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.analysis import analyze
@@ -226,6 +227,30 @@ def test_the_sink_writes_into_a_store_and_reads_it_back(lake):
     (part,) = reader.partitions()
     assert pa.Table.from_batches(reader.read(part)).to_pylist() == [{"id": 1, "body": body}, {"id": 2, "body": None}]
     assert DeltaTable(str(lake)).count() == 2
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_a_run_of_spark_lands_in_a_store(instance, lake, endpoint, tmp_path):
+    """With nothing but the environment, and Spark's checkpoints beside the pipeline file."""
+    feed = Feed(warehouse(instance))
+    file = tmp_path / "pipeline.toml"
+    file.write_text(
+        f'[pipeline]\nname = "test"\nwarehouse = "{lake}"\ncheckpoints = "marks"\n[[queue]]\n'
+        + "".join(f'{name} = "{feed.options[name]}"\n' for name in ("instance", "database", "queue"))
+        + f'[[message]]\ntype = "{LINE}"\nformat = "json"\ntable = "lines"\nkey = "id"\n'
+        + '[message.columns]\nid = "long"\n'
+    )
+    command = [sys.executable, "-m", "servicebroker.cli.main", "pipeline", "run", str(file), "--once", "--json"]
+    for run in range(2):
+        feed.dialog(*(b'{"id": %d}' % number for number in range(run * 10, run * 10 + 20)), b"?")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["queues"][0]["messages"] == 21
+    assert feed.left() == 0
+    assert sorted(row["id"] for row in rows(endpoint, lake / "lines")) == list(range(30))
+    assert len(rows(endpoint, lake / "bronze")) == 42
+    assert len(rows(endpoint, lake / "quarantine")) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""PIVOT and UNPIVOT."""
+"""PIVOT and UNPIVOT; APPLY of VALUES, which does the same in other words; the WINDOW clause."""
 
 from __future__ import annotations
 
@@ -120,3 +120,34 @@ def test_check_judges_as_the_run_does() -> None:
         "SELECT * FROM T UNPIVOT (v FOR n IN (a, b)) AS u": "runs",
     }
     assert {text: next(check(text)).verdict.value for text in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("SELECT f.Person, v.Number, v.Kind FROM Phones AS f CROSS APPLY (VALUES (f.Home, 'h'), (f.Work, 'w')) "
+         "AS v (Number, Kind) WHERE v.Number IS NOT NULL ORDER BY f.Person, v.Kind",
+         [(1, "11", "h"), (1, "12", "w"), (2, "22", "w")]),
+        ("SELECT f.Person, v.k FROM Phones AS f OUTER APPLY (VALUES (f.Age + 1)) v (k) WHERE f.Person = 3", [(3, 43)]),
+        ("SELECT Id, SUM(Id) OVER w AS s, COUNT(*) OVER (w ORDER BY Id) AS c FROM Sales WHERE Id < 4 "
+         "WINDOW w AS (PARTITION BY Year) ORDER BY Id", [(1, 3, 1), (2, 3, 2), (3, 3, 1)]),
+        ("SELECT Id, LAG(Id) OVER w, ROW_NUMBER() OVER v FROM Sales WHERE Id < 3 WINDOW w AS (ORDER BY Id), "
+         "v AS (w ROWS UNBOUNDED PRECEDING) ORDER BY Id", [(1, None, 1), (2, 1, 2)]),
+    ],
+)  # fmt: skip
+def test_apply_of_values_and_named_windows(shop: sb.Database, query: str, found: list[tuple[object, ...]]) -> None:
+    assert rows(shop, query) == found
+
+
+@pytest.mark.parametrize(
+    ("query", "number"),
+    [
+        ("SELECT 1 FROM Phones CROSS APPLY (VALUES (1))", 102),
+        ("SELECT 1 FROM Phones AS f CROSS APPLY (VALUES (f.Age), (1, 2)) AS v (k)", 10709),
+        ("SELECT PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY Age) OVER () FROM Phones", 40515),
+    ],
+)
+def test_what_apply_and_windows_refuse(shop: sb.Database, query: str, number: int) -> None:
+    with pytest.raises(sb.BrokerError) as refused:
+        shop.execute_tsql(query)
+    assert refused.value.number == number

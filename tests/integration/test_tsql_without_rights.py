@@ -13,6 +13,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql import parser
 from servicebroker.tsql.interpreter.calls import SYSTEM
+from servicebroker.tsql.interpreter.foreign_procedures import INSTEAD
 from servicebroker.tsql.interpreter.machine import RUNNERS
 from servicebroker.tsql.interpreter.objects import DEFINERS
 from servicebroker.tsql.session import Session
@@ -287,6 +288,12 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     ],
     "sp_addrolemember": [("EXEC sp_addrolemember 'db_owner', 'Nobody'", 15151)],
     "sp_droprolemember": [("EXEC sp_droprolemember 'Clerks', 'Boss'", 15151)],
+    "sp_rename": [
+        ("EXEC sp_rename 'Parcels', 'x'", 3701),
+        ("EXEC sp_rename 'Parcels.Place', 'x', 'COLUMN'", 1088),
+        ("EXEC sp_rename 'Parcels.ByPlace', 'x', 'INDEX'", 1088),
+    ],
+    "sp_spaceused": [("EXEC sp_spaceused 'Parcels'", 229)],
     "sp_executesql": [("EXEC sp_executesql N'INSERT Parcels VALUES (8, N''x'')'", 229)],
     "Unsupported": [("DROP RULE r", 40515)],
 }
@@ -298,8 +305,9 @@ CursorStep Fetch BeginTransaction CommitTransaction RollbackTransaction SaveTran
 # procedures that show something, lock a name, or say that they change nothing
 OF_NO_EFFECT = """
 NoEffect sp_addextendedproperty sp_changedbowner sp_configure sp_db_vardecimal_storage_format sp_dbcmptlevel sp_dboption
-sp_dropextendedproperty sp_fulltext_database sp_getapplock sp_helptext sp_procoption sp_recompile sp_refreshview
-sp_releaseapplock sp_set_session_context sp_updateextendedproperty sp_updatestats sp_who sp_who2
+sp_columns sp_databases sp_dropextendedproperty sp_fulltext_database sp_getapplock sp_help sp_helpindex sp_helptext
+sp_procoption sp_recompile sp_refreshview sp_releaseapplock sp_set_session_context sp_tables sp_updateextendedproperty
+sp_updatestats sp_who sp_who2
 """.split()  # noqa: SIM905
 # words that begin a statement of the session, or one that is refused to everybody
 WORDS = """
@@ -310,7 +318,7 @@ CASES = [(script, number) for attempts in ATTEMPTS.values() for script, number i
 
 def test_no_statement_is_forgotten() -> None:
     runners = {runner.__name__ for runner in RUNNERS} - {"Definition"}
-    assert {*ATTEMPTS, *OF_THE_SESSION, *OF_NO_EFFECT} == {*runners, *DEFINERS, *SYSTEM}
+    assert {*ATTEMPTS, *OF_THE_SESSION, *OF_NO_EFFECT, *INSTEAD} == {*runners, *DEFINERS, *SYSTEM}
     said = {word for script, _ in CASES for word in script.upper().replace("(", " ").split()}
     assert set(parser._STATEMENTS) - set(WORDS) - said == set()
     assert set(parser._RELATIONAL) - said == set()

@@ -4,9 +4,6 @@ import base64
 import io
 import json
 import pickle
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -19,6 +16,7 @@ import fastavro
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from pipeline_tables import NOON, QUEUE, batch, land, message, pipeline, table
+from schema_registry import serving
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column, Undecodable
 from servicebroker.pipeline.definition import MessageRule
@@ -29,62 +27,13 @@ from servicebroker.pipeline.sorting import Sorter
 COLUMNS = (Column("id", "long"), Column("note", "string", is_optional=True))
 
 
-class StandIn:
-    """Answers by path, and remembers what it was asked: path and authorization."""
-
-    def __init__(self):
-        self.answers = {"/schemas/types": ["AVRO", "JSON", "PROTOBUF"]}
-        self.asked = []
-        stand_in = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                stand_in.asked.append((self.path, self.headers["Authorization"]))
-                status, told = stand_in.answer(self.path)
-                self.send_response(status)
-                if status == 302:
-                    self.send_header("Location", told)
-                body = told if isinstance(told, bytes) else json.dumps(told).encode()
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *of):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def answer(self, path):
-        """Status and body: of what is told without a status it is 200."""
-        found = self.answers.get(path, (404, {"error_code": 40403, "message": "Schema not found"}))
-        return found if isinstance(found, tuple) else (200, found)
-
-    def has(self, number, kind, schema, references=()):
-        told = {"schema": schema if isinstance(schema, str) else json.dumps(schema), "references": list(references)}
-        self.answers[f"/schemas/ids/{number}"] = told if kind == "AVRO" else {**told, "schemaType": kind}
-
-
-@contextmanager
-def serving():
-    stand_in = StandIn()
-    thread = threading.Thread(target=stand_in.server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield stand_in
-    finally:
-        stand_in.server.shutdown()
-        stand_in.server.server_close()
-        thread.join()
-        find.cache_clear()
-
-
 @pytest.fixture
 def registry(monkeypatch):
     for name in (URL, USER_INFO, TOKEN):
         monkeypatch.delenv(name, raising=False)
     with serving() as stand_in:
         yield stand_in
+    find.cache_clear()
 
 
 def rule(registry, format_, columns=COLUMNS, **more):

@@ -40,6 +40,9 @@ class Started(NamedTuple):
     clear: Callable[[], None]
 
 
+Hear = Callable[["QueueRun", str], None]  # with the name of an event of the log, or "queue stopped"
+
+
 @dataclass
 class QueueRun:
     """The query of one queue, and what it has told so far.
@@ -52,6 +55,7 @@ class QueueRun:
         restarts: how often it was started again.
         reason: why it was, or why it has failed.
         behind: what the source says of how far behind it is (`Attachment.progress`).
+        hear: is called with each event.
     """
 
     queue: QueueRule
@@ -66,6 +70,7 @@ class QueueRun:
     restarts: int = 0
     reason: str = ""
     behind: dict[str, Any] = field(default_factory=dict)
+    hear: Hear = lambda one, event: None
     _started: Started | None = None
     _due: float = 0.0
     _failures: int = 0  # since the last batch
@@ -120,6 +125,8 @@ class QueueRun:
 
     def stop(self) -> None:
         """End the query, if it runs."""
+        if not self.is_over:
+            self.hear(self, "queue stopped")
         if self._started is not None:
             self._started.query.stop()
             self._clear()
@@ -181,3 +188,4 @@ class QueueRun:
     def _tell(self, level: int, event: str, said: str, **fields: Any) -> None:
         told = {"event": event, "queue": self.label, **fields}
         _log.log(level, "The queue '%s' %s", self.label, f"{said}.".replace("..", "."), extra={"fields": told})
+        self.hear(self, event)

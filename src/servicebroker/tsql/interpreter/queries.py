@@ -10,7 +10,9 @@ from typing import Any
 import psycopg
 
 from servicebroker.engine.security.tsql_objects import authorize_queues, authorize_uses, forget
+from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import Result, run_command
+from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, out_of_variant
 from servicebroker.tsql.interpreter import triggers
@@ -27,7 +29,7 @@ from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Name, Relational
-from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, string
+from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, schema_of, string
 from servicebroker.tsql.types import VARIANT, SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
@@ -89,8 +91,11 @@ class Queries:
         if done.kind != "ddl" and _CHANGES.match(text) and triggers.any_here(machine):
             with machine.together():  # a statement and the triggers that it fires, all or nothing
                 triggers.ask(machine)
-                self._take(done, self._execute(done, text), text)
-                triggers.fire(machine, text)
+                result = self._execute(done, text)
+                changed = triggers.captured(machine)
+                result = result._replace(touched=result.touched + triggers.diverted_rows(machine, changed))
+                self._take(done, result, text)
+                triggers.fire(machine, text, changed)
             return
         self._take(done, self._execute(done, text), text)
 
@@ -104,6 +109,7 @@ class Queries:
                     machine.context.ask(forget(user, use.schema, use.name))
             self.columns.forget()
             self._note_temporary(text)
+            self._divert_again(done)
             tell_of_uses(machine, done.uses, text)
             machine.done(0)
         elif done.kind == "assign":
@@ -116,6 +122,13 @@ class Queries:
             machine.done(len(result.rows))
         else:
             self._changed(done, result, text)
+
+    def _divert_again(self, done: Translated) -> None:
+        """A view that was altered is a new one to PostgreSQL: its INSTEAD OF triggers stay."""
+        for use in done.uses:
+            if use.statement in ("ALTER VIEW", "CREATE OR ALTER VIEW") and triggers.any_here(self.machine):
+                database = use.database or self.machine.database.name
+                triggers.divert(self.machine, f"{schema_of(database, use.schema)}.{quoted(postgres_name(use.name))}")
 
     def _changed(self, done: Translated, result: Result, text: str) -> None:
         machine = self.machine

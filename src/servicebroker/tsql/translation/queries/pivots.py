@@ -125,7 +125,8 @@ def _pivot(writer: Writer, node: exp.Pivot, given: _Input, listed: list[str]) ->
     """Each value of IN aggregates the rows that have it; the columns that nobody names make the groups."""
     call = node.expressions[0]
     operands = [each for each in (call.this, *call.expressions) if isinstance(each, exp.Expression)]
-    if not isinstance(call, exp.AggFunc | exp.Anonymous) or len(operands) != 1:
+    is_call = isinstance(call, exp.AggFunc | exp.Anonymous)
+    if not is_call or len(operands) != 1:
         raise syntax_error(call.sql("tsql")[:40], 0)
     value, by = _plain(operands[0]), _plain(node.args["fields"][0].this)
     _one(given, value)

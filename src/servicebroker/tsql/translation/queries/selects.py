@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.queries.aggregates import order_text
+from servicebroker.tsql.translation.queries.aggregates import order_text, windows_text
 from servicebroker.tsql.translation.queries.sources import From, read_from
 from servicebroker.tsql.translation.reading.hints import Hints, lock_before
 from servicebroker.tsql.translation.text_writer import (
@@ -36,6 +36,7 @@ _QUERY = (
     "where",
     "group",
     "having",
+    "windows",
     "order",
     "offset",
 )
@@ -221,9 +222,10 @@ def _text(writer: Writer, node: exp.Select, found: From, outputs: list[Output], 
         parts.append(_group(writer, node.args["group"]))
     if node.args.get("having"):
         parts.append("HAVING " + write_predicate(writer, node.args["having"].this))
+    windows = windows_text(writer, node.args.get("windows") or [])
     plain = {each.name.lower() for each in node.expressions if isinstance(each, exp.Column)}
     named = {name: text for name, text in _named(outputs, outermost).items() if name not in plain}
-    return " ".join(parts) + _tail(writer, node, named) + locking
+    return " ".join(parts) + windows + _tail(writer, node, named) + locking
 
 
 def locked(writer: Writer, node: exp.Select, found: From) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def _item(writer: Writer, node: exp.Expression, found: From) -> str:
     elif isinstance(node, exp.Subquery):
         text = _derived(writer, node, found)
     elif isinstance(node, exp.Values):
-        text = _values(writer, node, found)
+        text = _values(writer, node, node.args.get("alias"), found)
     elif isinstance(node, exp.Lateral):
         return _item(writer, node.this, found)
     elif isinstance(node, exp.Paren):
@@ -118,7 +118,9 @@ def _apply(writer: Writer, node: exp.Lateral, found: From) -> str:
     only(node, "this", "alias", "cross_apply")
     inside = node.this
     alias = node.args.get("alias")
-    if isinstance(inside, exp.Subquery):
+    if isinstance(inside, exp.Subquery) and isinstance(inside.this, exp.Values):
+        text = _values(writer, inside.this, alias, found)
+    elif isinstance(inside, exp.Subquery):
         text = _named_query(writer, inside, alias, found)
     else:
         text = _function(writer, inside, alias, found)
@@ -156,9 +158,8 @@ def _column_list(renamed: list[str]) -> str:
     return f" ({', '.join(identifier(name) for name in renamed)})" if renamed else ""
 
 
-def _values(writer: Writer, node: exp.Values, found: From) -> str:
+def _values(writer: Writer, node: exp.Values, alias: exp.Expression | None, found: From) -> str:
     only(node, "expressions", "alias", "joins", "pivots")
-    alias = node.args.get("alias")
     if alias is None:
         raise TsqlError(102, "Incorrect syntax near ')'. VALUES in FROM needs a name.", severity=15)
     rows = []

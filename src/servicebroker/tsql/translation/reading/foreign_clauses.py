@@ -67,7 +67,6 @@ _CLAUSES = {
     "WITHIN GROUP": "Use a subquery.",
     "IGNORE NULLS": "Use a condition.",
     "RESPECT NULLS": "Leave it out.",
-    "WINDOW": "Write OVER (...) where the window is used.",
     "GROUP BY ALL": "Leave ALL out.",
     "*=": "Write LEFT JOIN.",
     "=*": "Write RIGHT JOIN.",
