@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from itertools import pairwise
@@ -16,6 +18,7 @@ from psycopg import waiting
 
 import servicebroker as sb
 from servicebroker.store.direct import Ahead
+from servicebroker.store.statement_counts import StatementCounts
 from support import (
     APP,
     ORDER,
@@ -30,6 +33,7 @@ from support import (
     in_thread,
     open_dialog,
     query,
+    queue_number,
     refused,
     stopped,
     together,
@@ -438,3 +442,116 @@ def test_commits_that_fail_on_their_way_count_as_rollbacks(database: sb.Database
     with pytest.raises(sb.BrokerError) as caught:
         database.receive(STOCK_QUEUE)
     assert caught.value.number == 9617
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each statement was executed, by its name; nobody looks unless a message came."""
+    count: Counter[str] = Counter()
+    add = StatementCounts.add
+
+    def counting(self: StatementCounts, name: str, seconds: float) -> None:
+        count[name] += 1
+        add(self, name, seconds)
+
+    monkeypatch.setattr(StatementCounts, "add", counting)
+    for face in (sb.api.verbs, sb.api.aio.verbs):
+        monkeypatch.setattr(face, "FALLBACK_POLL", 60.0)
+    return count
+
+
+def _waits(database: sb.Database) -> bool:
+    return database.instance.doorbell.waiting(queue_number(database, STOCK_QUEUE)) == 1
+
+
+_OF_A_WAIT = ("plain_verbs.wait_for.insert_readers", "plain_verbs.wait_for.delete_readers", "receive.service_changes")
+
+
+def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, statements: Counter[str]) -> None:
+    """The one that takes it, and one that finds nothing: who waits on is listed already, and has looked."""
+    alone = 5
+    handle = begin(database)
+    database.send(handle, ORDER, b"first")
+    done: list[bytes | None] = []
+    reader = in_thread(
+        database.process, STOCK_QUEUE, lambda transaction, messages: done.extend(bodies(messages)), wait=2
+    )
+    eventually(lambda: _waits(database) and len(done) == 1)
+    before = statements.copy()
+    for number in range(alone):
+        database.send(handle, ORDER, b"%d" % number)
+        eventually(lambda number=number: len(done) == number + 2 and _waits(database))
+        time.sleep(0.02)  # what comes faster is a rush
+    spent = statements - before
+    assert spent["conversation.receive"] == 2 * alone
+    assert not any(spent[name] for name in _OF_A_WAIT)
+    assert reader.result(30) == alone + 1
+    assert statements["plain_verbs.wait_for.delete_readers"] == before["plain_verbs.wait_for.delete_readers"] + 1
+
+
+def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(
+    database: sb.Database, statements: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the RECEIVE that has found nothing and the wait, also of a reader that has just processed something."""
+    handle = begin(database)
+    done: list[bytes | None] = []
+    sleeps = 0
+
+    def sending(bell: type[Any]) -> Callable[..., Any]:
+        wait = bell.wait
+
+        def send_first(self: Any, seconds: float) -> Any:
+            nonlocal sleeps
+            sleeps += 1
+            if sleeps <= 5:
+                in_thread(database.send, handle, ORDER, b"%d" % sleeps).result(30)
+            return wait(self, seconds)
+
+        async def send_first_aio(self: Any, seconds: float) -> Any:
+            nonlocal sleeps
+            sleeps += 1
+            if sleeps <= 5:
+                sent = in_thread(database.send, handle, ORDER, b"%d" % sleeps)
+                await asyncio.wrap_future(sent)
+            return await wait(self, seconds)
+
+        return send_first_aio if bell is sb.api.aio.doorbell.Bell else send_first
+
+    for bell in (sb.api.doorbell.Bell, sb.api.aio.doorbell.Bell):
+        monkeypatch.setattr(bell, "wait", sending(bell))
+    began = time.monotonic()
+    assert database.process(STOCK_QUEUE, lambda transaction, messages: done.extend(bodies(messages)), wait=1) == 5
+    assert done == [b"%d" % number for number in range(1, 6)]
+    assert time.monotonic() - began < 30  # it would have slept for a minute
+
+
+def test_a_service_that_changes_while_the_reader_is_busy_ends_no_wait(database: sb.Database) -> None:
+    """8468 is for who waits: here the wait begins when the procedure is done."""
+    handle = begin(database)
+    done: list[bytes | None] = []
+
+    def procedure(transaction: sb.Transaction, messages: Messages) -> None:
+        done.extend(bodies(messages))
+        if done == [b"1"]:
+            began.set()
+            altered.wait(30)
+
+    began, altered = threading.Event(), threading.Event()
+    reader = in_thread(database.process, STOCK_QUEUE, procedure, wait=2)
+    eventually(lambda: _waits(database))
+    database.send(handle, ORDER, b"1")
+    began.wait(30)
+    database.create_service("//test/Beside", STOCK_QUEUE)
+    database.drop_service("//test/Beside")
+    number = queue_number(database, STOCK_QUEUE)
+    eventually(lambda: number not in database.instance.doorbell.service_changes)  # the process has heard of it
+    altered.set()
+    eventually(lambda: reader.done() or _waits(database))
+    database.send(handle, ORDER, b"2")
+    assert reader.result(30) == 2
+    reader = in_thread(database.process, STOCK_QUEUE, procedure, wait=20)
+    eventually(lambda: _waits(database))
+    database.create_service("//test/Beside", STOCK_QUEUE)
+    database.drop_service("//test/Beside")
+    with refused(8468):
+        reader.result(30)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from uuid import UUID
 
 import pytest
 
 import servicebroker as sb
+from servicebroker.store.statement_counts import StatementCounts
 from support import (
     ORDER,
     ORDERS,
@@ -21,6 +23,7 @@ from support import (
     eventually,
     far_handle,
     open_dialog,
+    queue_number,
     refused,
     state,
 )
@@ -241,3 +244,19 @@ def test_a_wrong_body_is_poison_and_right_ones_are_objects(database: sb.Database
     assert kept.error.startswith(
         "BodyError: The body of a message of type '//test/Sum' cannot be read: JSON is malformed"
     )
+
+
+def test_an_idle_worker_stays_listed(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks once a second, and neither leaves the list of waiting readers nor enters it again."""
+    count: Counter[str] = Counter()
+    monkeypatch.setattr(StatementCounts, "add", lambda self, name, seconds: count.update([name]))
+    number = queue_number(database, STOCK_QUEUE)
+    with database.working(echo()):
+        eventually(lambda: database.instance.doorbell.waiting(number))
+        before = count.copy()
+        time.sleep(2.5)
+        spent = count - before
+    assert 1 <= spent["conversation.receive"] <= 3
+    assert not any("wait_for" in name for name in spent)
+    assert count["plain_verbs.wait_for.insert_readers"] == 1
+    assert count["plain_verbs.wait_for.delete_readers"] == 1

@@ -31,15 +31,15 @@ def process(
 ) -> int:
     """`Database.process`, which also ends between two transactions once `stopping` says so."""
     guard = None if poison is None else Guard(database, queue, poison)
+    done = 0
 
     def once() -> int:
-        return _drain(database, queue, procedure, top, guard, stopping)
-
-    done = once()
-    while (
-        wait > 0 and not stopping() and (taken := database._waiting(queue, once, 0 if top == 0 else wait, choosy=False))
-    ):
+        nonlocal done
+        taken = _drain(database, queue, procedure, top, guard, stopping)
         done += taken
+        return taken
+
+    database._waiting(queue, once, 0 if top == 0 else wait, choosy=False, enough=lambda _: stopping())
     return done
 
 

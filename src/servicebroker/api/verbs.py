@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from servicebroker.api.database import Database
+    from servicebroker.api.doorbell import Bell
 
 T = TypeVar("T")
 
@@ -392,13 +393,26 @@ class Verbs(ABC):
             return known
         return self._do(self.database.engine.find_queue(queue))
 
-    def _waiting(self, queue: str, once: Callable[[], T], wait: float, *, choosy: bool) -> T | None:
-        """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
+    def _waiting(
+        self,
+        queue: str,
+        once: Callable[[], T],
+        wait: float,
+        *,
+        choosy: bool,
+        enough: Callable[[T | None], bool] = bool,
+    ) -> T | None:
+        """WAITFOR: what `once` returns as soon as that is `enough`, or after `wait` seconds in which it was nothing.
+
+        Who is told something that is not enough waits on where it is: `once` has looked since, and in vain.
+        """
         there = self._find(queue)
         doorbell = self.database.instance.doorbell
         found: T | None
-        if (wait == 0 or not doorbell.hears(there.queue_id)) and ((found := once()) or wait == 0):
-            return found
+        if wait == 0 or not doorbell.hears(there.queue_id):
+            found = once()
+            if wait == 0 or enough(found):
+                return found
         self.database.instance.check_process()
         deadline = time.monotonic() + wait
 
@@ -406,12 +420,14 @@ class Verbs(ABC):
             return self._do(self.database.engine.service_changes(there))
 
         with doorbell.listening(there.queue_id, choosy=choosy) as bell:
-            services = doorbell.service_changes.get(there.queue_id)
-            if services is None:
-                services = changes()
-                if not bell.is_ringing:  # it may be about a change
-                    doorbell.service_changes[there.queue_id] = services
-            while not (found := self._unless_away(once, deadline)):
+            services = self._services(there, bell, changes)
+            while not enough(found := self._unless_away(once, deadline)):
+                if found:
+                    deadline = time.monotonic() + wait
+                    was_listed = doorbell.found(there.queue_id, bell)
+                    services = self._services(there, bell, changes)
+                    if not was_listed:
+                        continue
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
@@ -419,6 +435,16 @@ class Verbs(ABC):
                 if changed and self._unless_away(changes, deadline) not in (None, services):
                     raise BrokerError(8468)
         return found
+
+    def _services(self, there: Queue, bell: Bell, changes: Callable[[], int]) -> int:
+        """How often a service of the queue was altered or dropped before the wait; the doorbell remembers it."""
+        known = self.database.instance.doorbell.service_changes
+        services = known.get(there.queue_id)
+        if services is None:
+            services = changes()
+            if not bell.is_ringing:  # it may be about a change
+                known[there.queue_id] = services
+        return services
 
     def _unless_away(self, look: Callable[[], T], deadline: float) -> T | None:
         """What `look` finds; None while the server is away, which a reader outside of a transaction sits out."""

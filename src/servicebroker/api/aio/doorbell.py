@@ -68,11 +68,32 @@ class Doorbell:
         finally:
             await finish(self._leave(queue_id, bell))
 
+    async def found(self, queue_id: int, bell: Bell) -> bool:
+        """The bell's reader is done with what it has found, and waits on. Whether it was listed all the while.
+
+        As if it had left and come back, but that nothing is written. What the bell rings for is for its own next look.
+        """
+        async with self._lock:
+            bells = self._waiting[queue_id]
+            bells.remove(bell)
+            if queue_id in self._rushes:
+                self._rushes[queue_id].found()
+            if bell.is_one_of_several:
+                bell.is_one_of_several = False
+                _wake_one(bells, several=True)
+            bells.append(bell)  # who sleeps longest stands first
+            was_listed = self.hears(queue_id)
+            if not was_listed:
+                await self._register()
+            return was_listed
+
     async def share(self, queue_id: int) -> None:
         """A reader has found something and is busy with it: one that sleeps looks whether there is more."""
         if queue_id in self._waiting:
             async with self._lock:
-                _wake_one(self._waiting.get(queue_id, ()), several=False)
+                bells = self._waiting.get(queue_id, ())
+                if len(bells) > 1 or any(bell.sleeps for bell in bells):  # else it would ring its own
+                    _wake_one(bells, several=False)
 
     def waiting(self, queue_id: int) -> int:
         """How many readers of this process sleep until a message comes to the queue."""

@@ -30,17 +30,15 @@ async def process(
 ) -> int:
     """`Database.process`, which also ends between two transactions once `stopping` says so."""
     guard = None if poison is None else AsyncGuard(database, queue, poison)
+    done = 0
 
     async def once() -> int:
-        return await _drain(database, queue, procedure, top, guard, stopping)
-
-    done = await once()
-    while (
-        wait > 0
-        and not stopping()
-        and (taken := await database._waiting(queue, once, 0 if top == 0 else wait, choosy=False))
-    ):
+        nonlocal done
+        taken = await _drain(database, queue, procedure, top, guard, stopping)
         done += taken
+        return taken
+
+    await database._waiting(queue, once, 0 if top == 0 else wait, choosy=False, enough=lambda _: stopping())
     return done
 
 

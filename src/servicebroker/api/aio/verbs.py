@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from servicebroker.api.aio.database import AsyncDatabase
+    from servicebroker.api.aio.doorbell import Bell
 
 T = TypeVar("T")
 
@@ -392,13 +393,26 @@ class AsyncVerbs(ABC):
             return known
         return await self._do(self.database.engine.find_queue(queue))
 
-    async def _waiting(self, queue: str, once: Callable[[], Awaitable[T]], wait: float, *, choosy: bool) -> T | None:
-        """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
+    async def _waiting(
+        self,
+        queue: str,
+        once: Callable[[], Awaitable[T]],
+        wait: float,
+        *,
+        choosy: bool,
+        enough: Callable[[T | None], bool] = bool,
+    ) -> T | None:
+        """WAITFOR: what `once` returns as soon as that is `enough`, or after `wait` seconds in which it was nothing.
+
+        Who is told something that is not enough waits on where it is: `once` has looked since, and in vain.
+        """
         there = await self._find(queue)
         doorbell = self.database.instance.doorbell
         found: T | None
-        if (wait == 0 or not doorbell.hears(there.queue_id)) and ((found := await once()) or wait == 0):
-            return found
+        if wait == 0 or not doorbell.hears(there.queue_id):
+            found = await once()
+            if wait == 0 or enough(found):
+                return found
         self.database.instance.check_process()
         deadline = time.monotonic() + wait
 
@@ -406,12 +420,14 @@ class AsyncVerbs(ABC):
             return self._do(self.database.engine.service_changes(there))
 
         async with doorbell.listening(there.queue_id, choosy=choosy) as bell:
-            services = doorbell.service_changes.get(there.queue_id)
-            if services is None:
-                services = await changes()
-                if not bell.is_ringing:  # it may be about a change
-                    doorbell.service_changes[there.queue_id] = services
-            while not (found := await self._unless_away(once, deadline)):
+            services = await self._services(there, bell, changes)
+            while not enough(found := await self._unless_away(once, deadline)):
+                if found:
+                    deadline = time.monotonic() + wait
+                    was_listed = await doorbell.found(there.queue_id, bell)
+                    services = await self._services(there, bell, changes)
+                    if not was_listed:
+                        continue
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
@@ -419,6 +435,16 @@ class AsyncVerbs(ABC):
                 if changed and await self._unless_away(changes, deadline) not in (None, services):
                     raise BrokerError(8468)
         return found
+
+    async def _services(self, there: Queue, bell: Bell, changes: Callable[[], Awaitable[int]]) -> int:
+        """How often a service of the queue was altered or dropped before the wait; the doorbell remembers it."""
+        known = self.database.instance.doorbell.service_changes
+        services = known.get(there.queue_id)
+        if services is None:
+            services = await changes()
+            if not bell.is_ringing:  # it may be about a change
+                known[there.queue_id] = services
+        return services
 
     async def _unless_away(self, look: Callable[[], Awaitable[T]], deadline: float) -> T | None:
         """What `look` finds; None while the server is away, which a reader outside of a transaction sits out."""

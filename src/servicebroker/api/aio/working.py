@@ -27,7 +27,7 @@ from servicebroker.store.aio.concurrency import Background, Event
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
 
-LOOK = 1.0  # seconds until an idle reader has seen that it is to end
+_WAIT = 10.0  # seconds without a message until `process` begins anew; whether it is to end it sees each second
 _PATIENCE = 5.0  # seconds that readers have which are cut short
 _PAUSES = (1.0, 30.0)  # seconds after a failure that no policy judges: the first, the longest
 
@@ -75,7 +75,7 @@ async def _read(database: AsyncDatabase, worker: Worker, over: Event) -> None:
                 worker.queue,
                 partial(_handle, worker),
                 top=worker.batch or 1,
-                wait=LOOK,
+                wait=_WAIT,
                 poison=partial(_judge, worker),
                 stopping=over.is_set,
             )
