@@ -62,7 +62,7 @@ def find_object(machine: Machine, name: Name) -> Shown | None:
     """The object of that name in the current database, None when there is none."""
     rows = fetch(
         machine.connection,
-        "catalog_procedures.object",
+        "catalog_procedures.find_object",
         _OBJECT,
         (machine.database.database_id, name.schema or "dbo", name.own),
     )
@@ -113,7 +113,7 @@ def _sp_help(machine: Machine, statement: Execute) -> None:
     machine.say(ResultSet(
         ("Name", "Owner", "Type", "Created_datetime"), [(shown.name, shown.schema, shown.kind, shown.created)]
     ))  # fmt: skip
-    columns = fetch(machine.connection, "catalog_procedures.columns", _COLUMNS, (shown.number,))
+    columns = fetch(machine.connection, "catalog_procedures.sp_help", _COLUMNS, (shown.number,))
     if not columns:
         return
     names = ("Column_name", "Type", "Computed", "Length", "Prec", "Scale", "Nullable")
@@ -130,7 +130,7 @@ def _sp_helpindex(machine: Machine, statement: Execute) -> None:
 
 
 def _say_indexes(machine: Machine, shown: Shown) -> None:
-    rows = fetch(machine.connection, "catalog_procedures.indexes", _INDEXES, (shown.number,))
+    rows = fetch(machine.connection, "catalog_procedures.say_indexes", _INDEXES, (shown.number,))
     machine.say(ResultSet(("index_name", "index_description", "index_keys"), [tuple(row) for row in rows]))
 
 
@@ -203,11 +203,11 @@ def _sp_spaceused(machine: Machine, statement: Execute) -> None:
     if shown.type == "SQ":
         ((number,),) = fetch(
             machine.connection,
-            "catalog_procedures.queue",
+            "catalog_procedures.sp_spaceused.find_queue",
             "select to_regclass('servicebroker.queue_' || $1::integer)::oid::bigint::integer",
             (number,),
         )
-    ((total, data, indexes),) = fetch(machine.connection, "catalog_procedures.sizes", _SIZES, (number,))
+    ((total, data, indexes),) = fetch(machine.connection, "catalog_procedures.sp_spaceused.measure", _SIZES, (number,))
     sizes = [f"{each // 1024} KB" for each in (total, data, indexes, total - data - indexes)]
     names = ("name", "rows", "reserved", "data", "index_size", "unused")
     machine.say(ResultSet(names, [(shown.name, str(count), *sizes)]))

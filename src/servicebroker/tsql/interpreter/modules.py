@@ -246,7 +246,7 @@ def _check_name(
 def check_no_table(machine: Machine, database: SessionDatabase, schema: str, own: str) -> None:
     """Raises: TsqlError: 2714 a table, view, queue or sequence has the name."""
     table = f"{quoted(postgres_name(database.name, schema))}.{quoted(postgres_name(own))}"
-    if fetch(machine.connection, "modules.check_name", "select where to_regclass($1) is not null", (table,)):
+    if fetch(machine.connection, "modules.check_no_table", "select where to_regclass($1) is not null", (table,)):
         raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
 
 

@@ -123,7 +123,7 @@ def _rename_relation(machine: Machine, shown: Shown, what: str, new: str) -> Non
     changed = f"{schema}.{quoted(postgres_name(new))}"
     done = []
     if changed != old:
-        for (index,) in fetch(machine.connection, "renaming.indexes", _INDEXES, (old,)):
+        for (index,) in fetch(machine.connection, "renaming.rename_relation", _INDEXES, (old,)):
             own, renamed = postgres_name(shown.name, index), postgres_name(new, index)
             done.append(f"alter index {schema}.{quoted(own)} rename to {quoted(renamed)}")
         done.append(f"alter {what} {old} rename to {quoted(postgres_name(new))}")
@@ -193,7 +193,7 @@ def _rename_index(machine: Machine, shown: Shown, old: str, new: str) -> None:
         found
         for (found,) in fetch(
             machine.connection,
-            "renaming.index",
+            "renaming.rename_index",
             "select to_regclass(n) is not null from unnest($1::text[]) with ordinality u (n, place) order by place",
             ([own, renamed],),
         )
