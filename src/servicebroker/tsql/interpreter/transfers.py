@@ -47,6 +47,8 @@ def _transfer(machine: Machine, statement: Definition) -> None:
     """
     target, name, database = statement.name.own, statement.clauses["object"], machine.context.database
     machine.transactions.check()
+    if not machine.context.ask(schema(target)(database.user)):
+        raise BrokerError(15151, "alter", "schema", target)
     machine.context.ask(authorize(database.user, "ALTER SCHEMA", schema(target)))
     shown = find_object(machine, Name(("", *name.parts)[-2:]))
     if shown is None or name.database.lower() not in ("", database.name.lower()):
