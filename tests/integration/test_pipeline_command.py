@@ -141,6 +141,8 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_quarantined(feed, 
             assert until(events, "batch")["batch"] == 0
             assert list(events)[-1]["event"] == "run ends"
         assert run.wait(timeout=60) == 0, said
+        (result,) = json.loads(run.stdout.read())["queues"]
+    assert (result["batches"], result["restarts"] >= 1, result["state"]) == (1, True, "ended")
     assert [row["id"] for row in rows(path, "lines")] == [1]
     assert [row["reason"] for row in rows(path, "quarantine")] == ["invalid"]
     assert len(rows(path, "bronze")) == 2
