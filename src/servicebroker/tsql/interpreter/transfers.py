@@ -71,7 +71,7 @@ def _transfer(machine: Machine, statement: Definition) -> None:
             machine.queries.define(
                 f"create schema if not exists {behind}; alter {what} {before}.{own} set schema {behind}"
             )
-        fetch(machine.connection, "transfers.move", _MOVE, values)
+        fetch(machine.connection, "transfers.transfer", _MOVE, values)
         machine.context.ask(forget(database.user, shown.schema, shown.name))
     machine.queries.columns.forget()
     machine.queries.synonyms.forget()
