@@ -15,9 +15,29 @@ DECLARE @o BIT = 1, @none INT, @nothing NVARCHAR(9)
 DECLARE @v VARCHAR(10) = 'ab', @n NVARCHAR(10) = N'Ab', @name SYSNAME = N'aB', @c CHAR(3) = 'ab', @d DECIMAL(9,2) = 2.50
 DECLARE @when DATETIME = '20200102 03:04:05.670', @day DATE = '2020-02-03', @bytes VARBINARY(5) = 0x4142, @f FLOAT = 2.5
 DECLARE @id UNIQUEIDENTIFIER = '6F9619FF-8B86-D011-B42D-00C04FC964FF'
-DECLARE @one NVARCHAR(200), @other NVARCHAR(200)
+DECLARE @m MONEY = 12.3456, @l SMALLMONEY = -3.1, @r REAL = 1.25
+DECLARE @one NVARCHAR(200), @other NVARCHAR(200), @kind SQL_VARIANT, @like SQL_VARIANT
 """
-NUMBERS = ("@t", "@s", "@i", "@b", "@o", "@none", "@d", "1", "200", "-7", "32767", "2147483647", "NULL", "1.5")
+NUMBERS = (
+    "@t",
+    "@s",
+    "@i",
+    "@b",
+    "@o",
+    "@none",
+    "@d",
+    "@m",
+    "@l",
+    "@f",
+    "@r",
+    "1",
+    "200",
+    "-7",
+    "32767",
+    "2147483647",
+    "NULL",
+    "1.5",
+)
 OTHERS = ("@when", "@day", "@id", "@bytes", "@f", "0x0102", "N'2020-01-02'", "'6F9619FF-8B86-D011-B42D-00C04FC964FF'")
 TYPES = (
     "TINYINT",
@@ -43,6 +63,10 @@ TYPES += (
     "DATETIME2(3)",
 )
 STRINGS = ("@v", "@n", "@name", "@c", "'ab'", "N'AB'", "''", "'7'", "@nothing")
+TYPE_OF = "' ', " + ", ' ', ".join(
+    f"CONVERT(NVARCHAR(60), SQL_VARIANT_PROPERTY({{0}}, '{one}'))"
+    for one in ("BaseType", "Precision", "Scale", "MaxLength")
+)  # NULL has none
 AT_ONCE = 400  # expressions in a script
 
 
@@ -77,18 +101,23 @@ def condition(made: random.Random, depth: int = 0) -> str:
 
 
 def beside(values: list[str], conditions: list[str]) -> str:
-    """Each expression as it is, and inside of a query, which is PostgreSQL's."""
+    """Each expression as it is, and inside of a query, which is PostgreSQL's; values as text, and with their types."""
     caught = "END TRY BEGIN CATCH SET @{} = CONCAT('error ', ERROR_NUMBER()) END CATCH"
-    told = "PRINT CONCAT(@one, '|', @other)"
     script = [VARIABLES]
     for one in values:
-        for side, text in (("one", one), ("other", f"(SELECT {one})")):
-            script.append(f"BEGIN TRY SET @{side} = {text} {caught.format(side)}")
-        script.append(told)
+        sides = (
+            ("one", one),
+            ("other", f"(SELECT CAST({one} AS NVARCHAR(200)))"),
+            ("kind", one),
+            ("like", f"(SELECT {one})"),
+        )
+        for side, text in sides:
+            script.append(f"SET @{side} = NULL BEGIN TRY SET @{side} = {text} {caught.format(side)}")
+        script.append(f"PRINT CONCAT(@one, {TYPE_OF.format('@kind')}, '|', @other, {TYPE_OF.format('@like')})")
     for one in conditions:
         for side, text in (("one", one), ("other", f"EXISTS (SELECT 1 WHERE {one})")):
             script.append(f"SET @{side} = 0 BEGIN TRY IF {text} SET @{side} = 1 {caught.format(side)}")
-        script.append(told)
+        script.append("PRINT CONCAT(@one, '|', @other)")
     return "\n".join(script)
 
 
