@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID, uuid4
@@ -21,7 +24,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
-from servicebroker.dashboard import Dashboard, Role, observed
+from servicebroker.dashboard import Dashboard, People, Proxy, Role, observed
 from servicebroker.dashboard.bodies import shown
 from servicebroker.dashboard.door import FAILURES
 from servicebroker.dashboard.observed import shown_name
@@ -91,8 +94,8 @@ def browse(database: sb.Database) -> Iterator[Callable[..., Browser]]:
     """Opens the dashboard of an instance, for somebody with a role, who needs no token unless one is given."""
     opened = []
 
-    def browser(role: Role = Role.ACT, *, token: str | None = None, url: str = "") -> Browser:
-        dashboard = Dashboard([url or database.instance.url], token=token, role=role)
+    def browser(role: Role = Role.ACT, *, url: str = "", **signing_in: Any) -> Browser:
+        dashboard = Dashboard([url or database.instance.url], role=role, **{"token": None, **signing_in})
         opened.append(dashboard)
         return Browser(dashboard, base_url=HERE)
 
@@ -433,6 +436,131 @@ def test_who_guesses_has_to_wait(browse: Callable[..., Browser]) -> None:
     assert browser.send_form("/login", {"token": "the token"}).status_code == 429
 
 
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    return tmp_path / "people"
+
+
+def told(*arguments: str, typed: str = "", code: int = 0) -> str:
+    done = CliRunner().invoke(command, ["people", *arguments], input=typed)
+    assert done.exit_code == code, done.output
+    return done.output if code == 0 else str(done.exception)
+
+
+def test_each_signs_in_by_name_and_may_what_the_file_says_now(
+    database: sb.Database, browse: Callable[..., Browser], people: Path
+) -> None:
+    file = ("--people", str(people))
+    assert "ann is let in: act." in told("add", "ann", "--role", "act", *file, typed="a long secret\n")
+    assert "bob is let in: see." in told("add", "bob", *file, typed="another secret\n")
+    assert people.stat().st_mode & 0o777 == 0o600
+    assert "secret" not in people.read_text()
+    assert told("show", *file).splitlines() == ["ann: act", "bob: see"]
+    browser, other = (browse(people=People(people)) for _ in range(2))
+    for fields in (
+        {"name": "ann", "password": "another secret"},
+        {"name": "carl", "password": "a long secret"},
+        {"name": "ann"},
+        {"token": "a long secret"},
+    ):
+        assert "The name or the password is wrong." in browser.send_form("/login", fields).text
+    assert browser.get("/", follow_redirects=False).headers["location"] == "/login"
+    handle = sent(database, (ORDER, b"secret body"))
+    assert browser.send_form("/login", {"name": "ann", "password": "a long secret"}).url.path == "/"
+    assert other.send_form("/login", {"name": "bob", "password": "another secret"}).url.path == "/"
+    assert "secret body" in browser.queue(database)
+    assert "secret body" not in other.queue(database)
+    page = browser.page("i/0/conversation", handle=handle)
+    form = page.xpath("//form[contains(@action, '/end')]")[0]
+    assert other.send_form(form.action, dict(form.form_values())).status_code == 403
+    assert "ended" in browser.press(page, "end")
+    assert "dashboard: ann" in browser.text("i/0/audit")
+
+    assert "ann is changed: see." in told("add", "ann", *file, typed="a long secret\n")
+    assert "secret body" not in browser.queue(database)
+    assert "bob is not let in any more." in told("remove", "bob", *file)
+    assert other.get("/", follow_redirects=False).headers["location"] == "/login"
+    people.chmod(0o644)
+    assert "is open to others" in browser.send_form("/login", {"name": "ann", "password": "a long secret"}).text
+
+
+def test_guesses_of_one_name_close_the_door_for_that_name(browse: Callable[..., Browser], people: Path) -> None:
+    for name in ("ann", "bob"):
+        told("add", name, "--people", str(people), typed="a long secret\n")
+    browser = browse(people=People(people))
+    right = {"name": "ann", "password": "a long secret"}
+    found = [browser.send_form("/login", {**right, "password": str(n)}).status_code for n in range(FAILURES)]
+    assert set(found) == {403}
+    assert browser.send_form("/login", right).status_code == 429
+    assert browser.send_form("/login", {**right, "name": "bob"}).url.path == "/"
+
+
+def test_what_is_wrong_with_people_is_said(people: Path) -> None:
+    file = ("--people", str(people))
+    assert "cannot be read" in told("show", *file, code=1)
+    assert "A password has 10 to 1000 characters." in told("add", "ann", *file, typed="short\n", code=1)
+    for name in ("", "a:b", " ann", "a\tb", "x" * 129):
+        assert "is no name" in told("add", "--proxied", *file, "--", name, code=1)
+    assert not people.exists()
+    told("add", "ann", "--proxied", *file)
+    assert told("show", *file) == "ann: see, by a proxy only\n"
+    assert json.loads(told("show", *file, "--json")) == {"people": [{"name": "ann", "role": "see", "password": False}]}
+    assert "Nobody in" in told("remove", "bob", *file, code=1)
+    for line in ("ann", "ann:boss:", "ann:see:scrypt$x", ":see:"):
+        people.write_text(f"# ours\n\n{line}\n")
+        assert "line 3, is not NAME:ROLE:SEAL" in told("show", *file, code=1)
+    people.chmod(0o640)
+    assert "chmod 600" in told("show", *file, code=1)
+
+
+PROXY = Proxy("x-user", (ip_network("10.1.0.0/16"), ip_network("::1/128")))
+
+
+def proxied(browser: Browser, address: str, name: str | None, path: str = "/", **headers: str) -> Any:
+    """A request that comes from an address, with a header that names somebody."""
+    client = TestClient(browser.app, base_url=HERE, client=(address, 1), cookies=browser.cookies)
+    named = {} if name is None else {"x-user": name}
+    answer = client.get(path, headers={**named, **headers}, follow_redirects=False)
+    browser.cookies = client.cookies
+    return answer
+
+
+def test_a_proxy_says_who_it_is_and_nobody_else_does(
+    database: sb.Database, browse: Callable[..., Browser], people: Path
+) -> None:
+    told("add", "ann", "--proxied", "--role", "bodies", "--people", str(people))
+    sent(database, (ORDER, b"secret body"))
+    queue = f"/i/0/queue?{urlencode({'database': database.name, 'queue': f'dbo.{STOCK_QUEUE}'})}"
+    anyone, listed = browse(Role.SEE, proxy=PROXY), browse(proxy=PROXY, people=People(people))
+    assert proxied(anyone, "10.1.2.3", "whoever").status_code == 200
+    assert "secret body" not in proxied(anyone, "::ffff:10.1.2.3", "whoever", queue).text
+    assert "secret body" in proxied(listed, "::1", "ann", queue).text
+    assert proxied(listed, "::1", "carl", queue).status_code == 403
+    for address in ("10.2.2.3", "127.0.0.1", "testclient"):  # also with the cookie of who was let in by the proxy
+        assert "through its proxy" in proxied(anyone, address, "whoever").text
+        assert proxied(listed, address, "ann", queue).headers["location"] == "/login"
+    assert "does not say who it is" in proxied(anyone, "10.1.2.3", None).text
+    assert "does not say who it is" in proxied(anyone, "10.1.2.3", "").text
+    refused = listed.send_form("/login", {"name": "ann", "password": ""})
+    assert "The name or the password is wrong." in refused.text  # who has no password comes by the proxy alone
+    spoken = proxied(browse(proxy=PROXY), "10.1.2.3", "ann", **{"x-forwarded-proto": "https"})
+    assert "; Secure" in spoken.headers["set-cookie"]
+
+
+def test_an_act_by_the_proxy_is_of_who_it_names(database: sb.Database, browse: Callable[..., Browser]) -> None:
+    browser = browse(Role.ACT, proxy=PROXY)
+    client = Browser(browser.app, base_url=HERE, client=("10.1.2.3", 1), headers={"x-user": "dora"})
+    assert "is OFF" in client.press(
+        client.page("i/0/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}"), "switch"
+    )
+    assert "dashboard: dora" in client.text("i/0/audit")
+    form = client.page("i/0/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}").xpath(
+        "//form[contains(@action, 'switch')]"
+    )[0]
+    fields = dict(form.form_values())
+    assert client.send_form(form.action, fields, **{"x-user": "eve"}).status_code == 403  # the form is dora's
+
+
 def test_what_other_sites_make_a_browser_ask_is_refused(database: sb.Database, browser: Browser) -> None:
     form = browser.page("i/0/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}").xpath(
         "//form[contains(@action, 'switch')]"
@@ -567,7 +695,15 @@ def test_it_judges_as_doctor_does(database: sb.Database, browser: Browser, monke
 
 
 def test_the_command_refuses_what_others_could_read() -> None:
-    for options in (("--host", "0.0.0.0"), ("--host", "::"), ("--certificate", __file__), ("--role", "admin")):
+    for options in (
+        ("--host", "0.0.0.0"),
+        ("--host", "::"),
+        ("--certificate", __file__),
+        ("--role", "admin"),
+        ("--proxy-header", "x-user"),
+        ("--proxy-address", "::1"),
+        ("--proxy-header", "x-user", "--proxy-address", "moon"),
+    ):
         refused = CliRunner().invoke(command, ["dashboard", *options])
         assert refused.exit_code == 2, refused.output
 

@@ -18,6 +18,7 @@ pytest.importorskip("pyspark")
 
 from deltalake import DeltaTable
 
+from schema_registry import serving
 from servicebroker.benchmarks.processes import family
 from servicebroker.model import names
 from servicebroker.pipeline.file import read_pipeline
@@ -124,6 +125,27 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     assert told("status", path)["quarantined"] == {
         f"{LINE}: {reason}": 1 for reason in ("wrong encoding", "empty", "too large", "duplicate key")
     }
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_a_registry_that_is_away_is_waited_for_and_nothing_is_quarantined(feed, write, unused_port):
+    head = b"\0\0\0\0\1"
+    feed.dialog(head + b'{"id": 1}', head + b'{"id": "x"}')
+    path = write(feed, rule=f'registry = "http://127.0.0.1:{unused_port}"')
+    with begun(path, "--once") as (run, events, said):
+        failed = until(events, "queue restarts")
+        assert failed["reason"].startswith(f"The schema registry at 'http://127.0.0.1:{unused_port}' cannot be asked (")
+        with serving(unused_port) as registry:
+            registry.has(1, "JSON", {"properties": {"id": {"type": "integer"}}})
+            assert until(events, "batch")["batch"] == 0
+            assert list(events)[-1]["event"] == "run ends"
+        assert run.wait(timeout=60) == 0, said
+        (result,) = json.loads(run.stdout.read())["queues"]
+    assert (result["batches"], result["restarts"] >= 1, result["state"]) == (1, True, "ended")
+    assert [row["id"] for row in rows(path, "lines")] == [1]
+    assert [row["reason"] for row in rows(path, "quarantine")] == ["invalid"]
+    assert len(rows(path, "bronze")) == 2
 
 
 @contextlib.contextmanager
@@ -297,6 +319,8 @@ def test_a_rule_that_says_stop_ends_the_run_with_one_sentence(feed, write):
 def test_what_cannot_work_is_said_before_spark_starts(feed, write, tmp_path):
     assert "there is no key 'colour'" in pipeline("check", write(feed, rule='colour = "red"'), code=1).stderr
     assert "cannot be read: No such file" in pipeline("run", tmp_path / "none.toml", code=1).stderr
+    away = write(feed, rule='registry = "http://127.0.0.1:9"')
+    assert "The schema registry at 'http://127.0.0.1:9' cannot be asked" in pipeline("check", away, code=1).stderr
     path = write(feed)
     path.write_text(path.read_text().replace(feed.queue, "Nowhere"))
     assert "Nowhere" in pipeline("check", path, code=1).stderr

@@ -116,7 +116,12 @@ def test_a_partitioned_table_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
-    [({}, "needs the option 'path'"), ({"path": "s3://bucket/table"}, "local folders")],
+    [
+        ({}, "needs the option 'path'"),
+        ({"path": "ftp://host/table"}, "tables are in local folders, or at s3://, .*, not at ftp://"),
+        ({"path": "s3://key:secret@bucket/table"}, "credentials belong into the environment"),
+        ({"path": "gs:///table"}, "names no bucket"),
+    ],
 )
 def test_a_wrong_path_is_refused(options, complaint):
     with pytest.raises(InstanceError, match=complaint):

@@ -211,6 +211,31 @@ def test_a_delta_table_is_read_back(feed, land, spark, tmp_path):
     assert rows.where("message_sequence_number = 1").count() == 1
 
 
+@pytest.mark.full
+def test_several_queues_of_one_source_land_with_their_names(feed, spark, tmp_path):
+    other = Feed(feed.database)
+    feeds = (feed, other)
+    options = {**feed.options, "queue": f"{feed.queue}, {other.queue}", "minPartitions": "2"}
+
+    def run():
+        source = spark.readStream.format("servicebroker").options(**options)
+        sink = source.load().writeStream.format("servicebroker_delta").option("path", str(tmp_path / "table"))
+        query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        assert query.awaitTermination(300)
+
+    for number in range(2):
+        for one in feeds:
+            one.dialog(*(b"%s %d" % (one.queue.encode(), place) for place in range(20)))
+        run()
+        rows = [row for files in landed(tmp_path / "table") for rows in files for row in rows]
+        assert len(rows) == 40 * (number + 1)
+        assert all(row["message_body"].decode().startswith(f"{row['queue']} ") for row in rows)
+        assert {row["queue"] for row in rows} == {one.queue for one in feeds}
+        assert [one.left() for one in feeds] == [0, 0]
+    numbers = conversations(tmp_path / "table")
+    assert sorted(numbers.values()) == [list(range(20))] * 4
+
+
 def test_a_wrong_option_is_one_clear_sentence(feed, spark):
     with pytest.raises(Exception, match="The servicebroker source has no option 'color'"):
         spark.readStream.format("servicebroker").options(**feed.options, color="red").load()

@@ -13,6 +13,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql import parser
 from servicebroker.tsql.interpreter.calls import SYSTEM
+from servicebroker.tsql.interpreter.foreign_procedures import INSTEAD
 from servicebroker.tsql.interpreter.machine import RUNNERS
 from servicebroker.tsql.interpreter.objects import DEFINERS
 from servicebroker.tsql.session import Session
@@ -25,6 +26,7 @@ INSERT Parcels VALUES (1, N'Lund');
 CREATE VIEW Places AS SELECT Place FROM Parcels;
 CREATE INDEX ByPlace ON Parcels (Place);
 CREATE SEQUENCE Counter;
+CREATE SYNONYM Alias FOR Parcels;
 CREATE TYPE Code FROM NVARCHAR(10);
 CREATE SCHEMA Depot;
 CREATE MESSAGE TYPE Note;
@@ -237,8 +239,11 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     ],
     ("DROP", "ROLE"): [("DROP ROLE Clerks", 15151)],
     ("CREATE", "SCHEMA"): [("CREATE SCHEMA S", 15247)],
+    ("ALTER", "SCHEMA"): [("ALTER SCHEMA Depot TRANSFER dbo.Parcels", 15151)],
     ("DROP", "SCHEMA"): [("DROP SCHEMA Depot", 15151)],
     ("CREATE", "TYPE"): [("CREATE TYPE T FROM INT", 262), ("CREATE TYPE T AS TABLE (n INT)", 262)],
+    ("CREATE", "SYNONYM"): [("CREATE SYNONYM S FOR Parcels", 262)],
+    ("DROP", "SYNONYM"): [("DROP SYNONYM Alias", 3701)],
     ("DROP", "TYPE"): [("DROP TYPE Code", 218)],
     ("CREATE", "MASTER KEY"): [("CREATE MASTER KEY ENCRYPTION BY PASSWORD = 'long enough 2!'", 15247)],
     ("ALTER", "MASTER KEY"): [("ALTER MASTER KEY DROP ENCRYPTION BY SERVICE MASTER KEY", 15247)],
@@ -284,8 +289,14 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     ],
     "sp_addrolemember": [("EXEC sp_addrolemember 'db_owner', 'Nobody'", 15151)],
     "sp_droprolemember": [("EXEC sp_droprolemember 'Clerks', 'Boss'", 15151)],
+    "sp_rename": [
+        ("EXEC sp_rename 'Parcels', 'x'", 3701),
+        ("EXEC sp_rename 'Parcels.Place', 'x', 'COLUMN'", 1088),
+        ("EXEC sp_rename 'Parcels.ByPlace', 'x', 'INDEX'", 1088),
+    ],
+    "sp_spaceused": [("EXEC sp_spaceused 'Parcels'", 229)],
     "sp_executesql": [("EXEC sp_executesql N'INSERT Parcels VALUES (8, N''x'')'", 229)],
-    "Unsupported": [("DROP SYNONYM s", 40515)],
+    "Unsupported": [("DROP RULE r", 40515)],
 }
 # what moves inside the session alone: its variables, its transaction, its temporary tables, what it says
 OF_THE_SESSION = """
@@ -295,8 +306,9 @@ CursorStep Fetch BeginTransaction CommitTransaction RollbackTransaction SaveTran
 # procedures that show something, lock a name, or say that they change nothing
 OF_NO_EFFECT = """
 NoEffect sp_addextendedproperty sp_changedbowner sp_configure sp_db_vardecimal_storage_format sp_dbcmptlevel sp_dboption
-sp_dropextendedproperty sp_fulltext_database sp_getapplock sp_helptext sp_procoption sp_recompile sp_refreshview
-sp_releaseapplock sp_set_session_context sp_updateextendedproperty sp_updatestats sp_who sp_who2
+sp_columns sp_databases sp_dropextendedproperty sp_fulltext_database sp_getapplock sp_help sp_helpindex sp_helptext
+sp_procoption sp_recompile sp_refreshview sp_releaseapplock sp_set_session_context sp_tables sp_updateextendedproperty
+sp_updatestats sp_who sp_who2
 """.split()  # noqa: SIM905
 # words that begin a statement of the session, or one that is refused to everybody
 WORDS = """
@@ -307,7 +319,7 @@ CASES = [(script, number) for attempts in ATTEMPTS.values() for script, number i
 
 def test_no_statement_is_forgotten() -> None:
     runners = {runner.__name__ for runner in RUNNERS} - {"Definition"}
-    assert {*ATTEMPTS, *OF_THE_SESSION, *OF_NO_EFFECT} == {*runners, *DEFINERS, *SYSTEM}
+    assert {*ATTEMPTS, *OF_THE_SESSION, *OF_NO_EFFECT, *INSTEAD} == {*runners, *DEFINERS, *SYSTEM}
     said = {word for script, _ in CASES for word in script.upper().replace("(", " ").split()}
     assert set(parser._STATEMENTS) - set(WORDS) - said == set()
     assert set(parser._RELATIONAL) - said == set()

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("fastavro")
 pytest.importorskip("google.protobuf")
+pytest.importorskip("jsonschema_rs")
 
 import fastavro
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory, struct_pb2, timestamp_pb2
@@ -226,6 +227,93 @@ def test_json_that_is_too_deep_for_a_column_of_json():
     body = b'{"x": ' + b"[" * 970 + b"1.0" + b"]" * 970 + b"}"
     reader = decoder("json", [Column("x", "json")])
     assert reason(reader, body) == "too deep"
+
+
+SCHEMA = """{
+  "type": "object",
+  "required": ["id"],
+  "properties": {
+    "id": {"type": "integer", "maximum": 12345678901234567890.5},
+    "price": {"multipleOf": 0.01},
+    "note": {"type": "string", "maxLength": 400},
+    "lines": {"type": "array", "uniqueItems": true, "items": {"$ref": "#/$defs/line"}}
+  },
+  "$defs": {"line": {"type": "object", "properties": {"sku": {"pattern": "^[A-Z]+$"}}, "required": ["sku"]}}
+}"""
+
+
+def schema_reader(schema=SCHEMA):
+    return decoder("json", [Column("id", "json")], schema=schema.encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"id": 1, "price": 0.07, "lines": [{"sku": "A"}], "more": null}',
+        b'{"id": 1.0}',
+        b'{"id": -0}',
+        b'{"id": 12345678901234567890}',
+        b'{"id": 1, "price": 12345678901234567890.12}',
+        b'{"id": 1, "price": 1e30}',
+        '{"id": 1, "note": "ä"}'.encode("utf-16"),
+    ],
+)
+def test_a_body_that_keeps_its_schema_is_read(body):
+    assert schema_reader().decode(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{}", 'the body: "id" is a required property'),
+        (b'{"id": "1"}', '\'id\': "1" is not of type "integer"'),
+        (b'{"id": 12345678901234567891}', "'id': 12345678901234567891 is greater than the maximum"),
+        (b'{"id": 1, "price": 12345678901234567890.123}', "'price': 12345678901234567890.123 is not a multiple of"),
+        (b'{"id": 1, "lines": [{"sku": "A"}, {"sku": "a"}]}', "'lines[1].sku': \"a\" does not match"),
+        (b'{"id": 1, "lines": [{"sku": "A"}, {"sku": "A"}]}', "'lines': "),
+        (b'{"id": 1, "lines": [{"sku": "\\ud800"}]}', "a text is none: surrogates not allowed"),
+        (b'{"id": 1, "price": 1e1000000000000000000}', "a number is too large to be compared"),
+    ],
+)
+def test_a_body_that_breaks_its_schema_says_where(body, said):
+    with pytest.raises(Undecodable) as refused:
+        schema_reader().decode(body)
+    assert refused.value.reason == "invalid"
+    assert refused.value.detail.startswith(said)
+
+
+def test_what_is_said_of_a_long_value_is_short():
+    with pytest.raises(Undecodable) as refused:
+        schema_reader().decode(b'{"id": 1, "note": "%s"}' % (b"x" * 100_000))
+    assert len(refused.value.detail) < 400
+    assert refused.value.detail.endswith("is longer than 400 characters")
+
+
+def test_whatever_else_is_wrong_with_a_body_is_said_before_its_schema():
+    assert reason(schema_reader(), b"[1]") == "invalid"
+    assert reason(schema_reader("true"), b"[1]") == "wrong type"
+    assert reason(schema_reader(), b'{"id": 1, "id": 1}') == "duplicate key"
+    assert reason(schema_reader('{"additionalProperties": {"$ref": "#"}}'), b'{"id": ' * 100_000) == "too deep"
+    assert schema_reader('{"additionalProperties": {"$ref": "#"}}').decode(b'{"id": ' * 300 + b"{}" + b"}" * 300)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ('{\n  "type": \n}', "no JSON Schema: Expecting value: line 3 column 1"),
+        ('{"properties": {"id": {"type": "whole"}}}', "no JSON Schema at 'properties.id.type': \"whole\" is not"),
+        ('{"properties": {"id": {"pattern": "("}}}', "no JSON Schema at 'properties.id.pattern'"),
+        ('{"$ref": "#/$defs/none"}', "no JSON Schema: .*'/\\$defs/none' does not exist"),
+        ('{"$ref": "http://127.0.0.1:9/line.json"}', "no JSON Schema: .*line.json"),
+        ('{"$ref": "file:///etc/hostname"}', "no JSON Schema: .*hostname"),
+        ('{"$schema": "http://json-schema.org/draft-03/schema#"}', "no JSON Schema: Unknown meta-schema"),
+        ("[]", "no JSON Schema: .* is not of types"),
+        ("[" * 100_000, "no JSON Schema"),
+    ],
+)
+def test_a_schema_that_is_none_is_refused(schema, said):
+    with pytest.raises(ValueError, match=said):
+        schema_reader(schema)
 
 
 def test_text_and_bytes():
@@ -443,6 +531,24 @@ def test_protobuf_that_has_no_form_in_json_is_said():
     assert reason(reader, body(1, any_pb2.Any(type_url="x/google.protobuf.Value", value=b"\xff"))) == "wrong type"
 
 
+def _empties(items):
+    """A schema of an array of something, which knows an empty record E."""
+    empty = {"type": "record", "name": "E", "fields": []}
+    array = {"type": "array", "items": items}
+    return {"type": "record", "name": "A", "fields": [{"name": "e", "type": empty}, {"name": "x", "type": array}]}
+
+
+def test_a_record_that_may_hold_itself_is_read():
+    inner = {"name": "next", "type": ["null", "Node"]}
+    schema = {"type": "record", "name": "Node", "fields": [{"name": "id", "type": "long"}, inner]}
+    schema["fields"].append({"name": "more", "type": {"type": "array", "items": "Node"}})
+    sink = io.BytesIO()
+    value = {"id": 1, "next": {"id": 2, "next": None, "more": []}, "more": [{"id": 3, "next": None, "more": []}]}
+    fastavro.schemaless_writer(sink, fastavro.parse_schema(schema), value)
+    reader = decoder("avro", [Column("id", "long", source="next.id")], schema=json.dumps(schema).encode())
+    assert reader.decode(sink.getvalue()) == [2]
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -456,8 +562,12 @@ def test_protobuf_that_has_no_form_in_json_is_said():
         ({"format_": "avro", "schema": b'"string"'}, "of a record"),
         ({"format_": "avro", "schema": b'{"type": "record", "name": "A", "fields": [{"name": "x", "type": '
           b'{"type": "array", "items": "null"}}]}'}, "any length"),
+        ({"format_": "avro", "schema": json.dumps(_empties("E")).encode()}, "any length"),
+        ({"format_": "avro", "schema": json.dumps(_empties({"type": "fixed", "name": "F", "size": 0})).encode()},
+         "any length"),
         ({"format_": "protobuf", "schema": b"\xff"}, "no Protobuf descriptor set"),
         ({"format_": "protobuf", "schema": b"", "message": "A"}, "no message 'A'"),
+        ({"format_": "text", "schema": b"{}"}, "text has no schema"),
         ({"format_": "text", "encoding": "klingon"}, "no encoding"),
         ({"format_": "text", "encoding": "rot13"}, "no encoding of text"),
         ({"format_": "text", "encoding": "base64"}, "no encoding of text"),
@@ -475,7 +585,14 @@ def test_a_type_that_there_is_not_is_refused(kind):
 
 
 def readers():
-    return [json_reader(), xml_reader(XSD), avro_reader(), proto_reader(), decoder("text"), decoder("binary")]
+    return [
+        json_reader(schema=b'{"required": ["id"]}'),
+        xml_reader(XSD),
+        avro_reader(),
+        proto_reader(),
+        decoder("text"),
+        decoder("binary"),
+    ]
 
 
 def test_decoders_travel_to_other_processes():

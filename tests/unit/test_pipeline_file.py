@@ -3,6 +3,7 @@
 import pytest
 
 pytest.importorskip("pyarrow")
+pytest.importorskip("jsonschema_rs")
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
@@ -51,7 +52,9 @@ table = "pictures"
 
 
 @pytest.fixture
-def write(tmp_path):
+def write(tmp_path, monkeypatch):
+    monkeypatch.delenv("SCHEMA_REGISTRY_URL", raising=False)
+
     def write(text):
         path = tmp_path / "pipeline.toml"
         path.write_text(text)
@@ -100,6 +103,14 @@ def test_a_whole_file_is_read(write, tmp_path):
         ("trigger_seconds = 0.5", "trigger_seconds = -1", 4, "number from 0 on"),
         ("trigger_seconds = 0.5", "triger_seconds = 1", 4, "there is no key 'triger_seconds'"),
         ("trigger_seconds = 0.5", 'format = "orc"', 4, "one of delta, parquet"),
+        ('warehouse = "tables"', 'warehouse = "ftp://host/tables"', 3, "not at ftp://"),
+        (
+            'warehouse = "tables"',
+            'warehouse = "s3://key:secret@lake/tables"',
+            3,
+            "credentials belong into the environment",
+        ),
+        ('warehouse = "tables"', 'warehouse = "s3://lake/tables"', 3, "the checkpoints need a local folder"),
         ("trigger_seconds = 0.5", 'quarantine = "../up"', 4, "no name of a table"),
         ("trigger_seconds = 0.5", 'bronze = ""', 1, "without a bronze table"),
         ("trigger_seconds = 0.5", 'format = "parquet"', 24, "know no key"),
@@ -124,6 +135,11 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('format = "binary"', 'format = "avro"\nschema = "none.avsc"', 37, "cannot be read"),
         ("[[queue]]", "[queue]", 6, ""),
         ('[message.columns]\nid = "long"\nnote = "string?"', "[other]", 28, "there is no key 'other'"),
+        ('format = "json"', 'format = "json"\nregistry = true', 22, "set SCHEMA_REGISTRY_URL in the environment"),
+        ('format = "json"', 'format = "json"\nregistry = 5', 22, "'registry' must be true or false"),
+        ('format = "json"', 'format = "json"\nregistry = "registry:8081"', 22, "is no URL of a registry"),
+        ('format = "json"', 'format = "json"\nregistry = "http://a:b@registry"', 22, "credentials belong into"),
+        ('format = "json"', 'format = "xml"\nregistry = "http://registry"', 21, "none of xml"),
         ('format = "json"', 'format = "text"\nencoding = "klingon"', 21, "no encoding"),
     ],
 )
@@ -134,6 +150,44 @@ def test_what_is_wrong_is_said_with_its_line(write, old, new, line, complaint):
         read_pipeline(path)
     assert complaint in str(refused.value)
     assert str(refused.value).startswith(f"{path}:{line}: ") or "[queue]" in new
+
+
+def test_a_registry_is_that_of_the_file_or_of_the_environment(write, monkeypatch):
+    monkeypatch.setenv("SCHEMA_REGISTRY_URL", "https://registry:8081/")
+    for said, url in (
+        ("true", "https://registry:8081"),
+        ('"http://other"', "http://other"),
+        ("false", ""),
+    ):
+        path = write(WHOLE.replace('format = "json"', f'format = "json"\nregistry = {said}', 1))
+        assert read_pipeline(path).rule("//shop/Order").registry == url
+    monkeypatch.setenv("SCHEMA_REGISTRY_URL", "https://user:secret@registry:8081/")
+    with pytest.raises(InstanceError, match="credentials belong into the environment"):
+        read_pipeline(write(WHOLE.replace('format = "json"', 'format = "json"\nregistry = true', 1)))
+
+
+@pytest.mark.parametrize("store", ["s3", "s3a", "gs", "abfss", "hdfs"])
+def test_tables_are_in_a_store_and_checkpoints_beside_the_file(write, tmp_path, store):
+    url = f"{store}://shop@lake/tables" if store == "abfss" else f"{store}://lake/tables"
+    pipeline = read_pipeline(write(WHOLE.replace('"tables"', f'"{url}/"\ncheckpoints = "marks"', 1)))
+    assert str(pipeline.folder("orders")) == f"{url}/orders"
+    assert pipeline.checkpoint(pipeline.queues[0]) == tmp_path / "marks" / "Shop.StockQueue"
+    assert Pipeline.from_text(pipeline.to_text()) == pipeline
+
+
+def test_a_file_url_is_a_local_folder(write, tmp_path):
+    pipeline = read_pipeline(write(WHOLE.replace('"tables"', f'"file://{tmp_path}/a%20b"', 1)))
+    assert pipeline.folder("orders") == tmp_path / "a b" / "orders"
+
+
+def test_a_schema_that_is_none_is_said_with_its_line(write, tmp_path):
+    (tmp_path / "order.json").write_text('{"properties": {"id": {"type": "whole"}}}')
+    path = write(WHOLE.replace('format = "json"', 'format = "json"\nschema = "order.json"', 1))
+    with pytest.raises(InstanceError) as refused:
+        read_pipeline(path)
+    assert str(refused.value).startswith(f"{path}:22: message 1: it is no JSON Schema at 'properties.id.type': ")
+    (tmp_path / "order.json").write_text('{"properties": {"id": {"type": "integer"}}}')
+    assert b"integer" in read_pipeline(path).rule("//shop/Order").schema
 
 
 def test_a_file_that_is_no_toml_or_not_there(write, tmp_path):

@@ -141,24 +141,27 @@ def test_batches_are_told_and_counted_over_restarts(caplog):
             idle,
         ],
     )
-    queries = Queries(first, Query(is_active=True, told=[Progress(2, 2, messagesRead=4, bytesRead=4), idle]))
+    again = [Progress(2, 2), Progress(3, 0, messagesRead=4, bytesRead=4), Progress(3, 2, messagesRead=5, bytesRead=6)]
+    queries = Queries(first, Query(is_active=True, told=again))
     for _ in range(3):
         queries.look()
         queries.now += 1
-    assert queries.run.totals() == {"batches": 3, "messages": 9, "bytes": 54, "restarts": 1}
+    assert queries.run.totals() == {"batches": 4, "messages": 10, "bytes": 56, "restarts": 1}
     told = [record for record in caplog.records if record.fields["event"] == "batch"]
     assert [(one.fields["batch"], one.fields["messages"], one.fields["bytes"]) for one in told] == [
         (0, 3, 30),
         (1, 2, 20),
-        (2, 4, 4),
+        (2, 0, 0),  # with the next report
+        (3, 1, 2),
     ]
     assert told[0].getMessage() == (
         "The queue 'Shop.StockQueue' batch 0: 3 messages, 30 bytes, 1.5 s, 1,200 behind, the oldest of them 7 s."
     )
+    assert told[2].getMessage().startswith("The queue 'Shop.StockQueue' batch 2: again after a start, 1.5 s, ")
     metrics = Metrics("orders")
     metrics.queues = [queries.run]
     labels = {"pipeline": "orders", "queue": "Shop.StockQueue"}
-    wanted = {"messages_total": 9, "bytes_total": 54, "batches_total": 3, "restarts_total": 1, "up": 1}
+    wanted = {"messages_total": 10, "bytes_total": 56, "batches_total": 4, "restarts_total": 1, "up": 1}
     for name, value in {**wanted, "batch_seconds": 1.5}.items():
         assert metrics.registry.get_sample_value(f"servicebroker_pipeline_{name}", labels) == value, name
 

@@ -4,7 +4,6 @@ import os
 import threading
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +17,14 @@ from deltalake import DeltaTable
 from pipeline_tables import NOON, ORDER, QUEUE, batch, land, message, order, pipeline, table
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import landing
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.decoding.plain import JsonDecoder
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.delta_reader import files_of
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.sorting import Sorter
+from servicebroker.pipeline.storage import move
 from servicebroker.pipeline.warehouse import sort_rows
 
 
@@ -320,15 +321,14 @@ def test_a_batch_of_parquet_files_that_was_cut_off_lands_whole(tmp_path, monkeyp
     pipe = pipeline(tmp_path, format="parquet")
     monkeypatch.setattr("servicebroker.pipeline.warehouse.FULL", 1)  # a file for each part
     parts = [batch(order(number)) for number in range(3)]
-    rename = Path.rename
 
-    def cut(self, new):
-        if "0002" in new.name:
+    def cut(folder, name, new):
+        if "-0002-" in new:
             raise OSError("the power went")
-        return rename(self, new)
+        move(folder, name, new)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", cut)
+        patched.setattr(landing, "move", cut)
         with pytest.raises(OSError, match="the power went"):
             land(pipe, "q", 0, *parts)
     land(pipe, "q", 0, *parts)

@@ -12,7 +12,7 @@ from servicebroker.tsql.statement_errors import SYNTAX, TsqlError
 from servicebroker.tsql.tokens import Batch, batches
 
 FOLDER = Path(__file__).parent.parent / "grammar"
-VALID = [FOLDER / f"{name}.sql" for name in ("definitions", "storage", "statements", "variants")]
+VALID = [FOLDER / f"{name}.sql" for name in ("definitions", "storage", "statements", "variants", "broker")]
 
 
 def sentences(file: Path) -> list[Batch]:

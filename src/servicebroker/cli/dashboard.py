@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from functools import partial
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ import typer
 
 from servicebroker.cli import stopping
 from servicebroker.cli.options import DEFAULT_INSTANCE
+from servicebroker.cli.people_file import People, Role
 from servicebroker.model.errors import InstanceError
 
 PORT = 9401
@@ -51,30 +53,58 @@ def dashboard(
         Path | None, typer.Option(metavar="FILE", exists=True, help="The certificate for TLS, PEM, with its chain.")
     ] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, help="Its private key.")] = None,
+    people: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Who signs in by name, and may what: see servicebroker people. There is no token then."
+        ),
+    ] = None,
+    proxy_header: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The header in which a proxy says who it is that asks."),
+    ] = None,
+    proxy_address: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="Where that proxy is, or its network; may be repeated."),
+    ] = None,
 ) -> None:
     """Show what happens in instances as pages for a browser, and act there, until SIGTERM or Ctrl-C."""
     if (certificate is None) != (key is None):
         raise typer.BadParameter("--certificate and --key go together")
     if host not in _LOOPBACK and certificate is None:
         raise typer.BadParameter(f"--host {host} is seen from elsewhere: that needs --certificate and --key")
+    if (proxy_header is None) != (not proxy_address):
+        raise typer.BadParameter("--proxy-header and --proxy-address go together")
+    networks = tuple(map(_network, proxy_address or ()))
     try:
         import uvicorn
 
         from servicebroker.dashboard.application import Dashboard, new_token
-        from servicebroker.dashboard.door import LOOPBACK, Role
+        from servicebroker.dashboard.door import LOOPBACK, Proxy
     except ModuleNotFoundError as missing:
         raise InstanceError(f"The dashboard needs {missing.name}: pip install 'servicebroker[dashboard]'.") from None
-    token = new_token()
+    token = new_token() if people is None and proxy_header is None else None
     shown = f"[{host}]" if ":" in host else host
     hosts = {*(name or ()), *(LOOPBACK if host in _LOOPBACK else ()), shown}
     # not envvar: of an option that may be repeated it is cut at blanks
     instances = instance or [os.environ.get("SERVICEBROKER_INSTANCE", DEFAULT_INSTANCE)]
-    app = Dashboard(instances, token=token, role=Role[role.name], hosts=hosts)
+    app = Dashboard(
+        instances,
+        token=token,
+        role=Role[role.name],
+        people=None if people is None else People(people),
+        proxy=None if proxy_header is None else Proxy(proxy_header, networks),
+        hosts=hosts,
+    )
     with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
         scheme = "http" if certificate is None else "https"
         address = f"{scheme}://{name[0] if name else shown}:{listening.getsockname()[1]}"
-        typer.echo(f"{address}/login#{token}")
-        typer.echo(f"Who opens that address may {_MAY[role]}. Ctrl-C ends it.", err=True)
+        typer.echo(f"{address}/login#{token}" if token else address)
+        if people is None:
+            who = "Who opens that address" if token else f"Who comes by the proxy, with {proxy_header},"
+            typer.echo(f"{who} may {_MAY[role]}. Ctrl-C ends it.", err=True)
+        else:
+            typer.echo(f"Who may what says {people}. Ctrl-C ends it.", err=True)
         config = uvicorn.Config(
             app,
             ssl_certfile=certificate,
@@ -93,6 +123,13 @@ def dashboard(
         stopping.at_signal(partial(setattr, server, "should_exit", True), partial(setattr, server, "force_exit", True))
         running.start()
         running.join()
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text)
+    except ValueError:
+        raise typer.BadParameter(f"--proxy-address {text} is no address and no network") from None
 
 
 _MAY = {

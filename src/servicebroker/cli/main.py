@@ -58,6 +58,7 @@ COMMANDS = {
         "dashboard",
         "Show what happens in instances as pages for a browser, and act there, until SIGTERM or Ctrl-C.",
     ),
+    "people": Place("people", "app", "Who may sign in to the dashboard by name, and what each may do there."),
     "audit": Place("audit", "audit", "Show who has defined what, and what operators have done, the latest first."),
     "trail": Place("trail", "app", "The life of conversations, written while it happens."),
     "sql": Place(

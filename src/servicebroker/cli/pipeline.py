@@ -154,12 +154,15 @@ def _tell(runs: list[QueueRun], as_json: bool) -> None:
 
 @app.command()
 def check(file: FileArgument, as_json: JsonOption = False) -> None:
-    """Look whether the pipeline could run: the file, Java, each queue, and the tables that are there already."""
+    """Look whether the pipeline could run: the file, Java, schema registries, queues, and the tables that are there."""
     pipeline = _read(file)
     from servicebroker.pipeline.maintenance import status as look
+    from servicebroker.pipeline.schema_registry import check_registry
     from servicebroker.pipeline.spark_session import check_java
 
     check_java()
+    for url in {rule.registry for rule in pipeline.messages} - {""}:
+        check_registry(url)
     changes = _changes(pipeline)
     found = look(pipeline)
     if as_json:

@@ -3,7 +3,8 @@
 Needs the extra `servicebroker[dashboard]`. Nothing here writes but the acts (`acts.py`), each a method of the API.
 """
 
+from servicebroker.cli.people_file import People, Role
 from servicebroker.dashboard.application import Dashboard
-from servicebroker.dashboard.door import Role
+from servicebroker.dashboard.door import Proxy
 
-__all__ = ["Dashboard", "Role"]
+__all__ = ["Dashboard", "People", "Proxy", "Role"]

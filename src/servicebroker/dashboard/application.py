@@ -23,15 +23,16 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from servicebroker.cli.audit import changed
+from servicebroker.cli.people_file import People, Role
 from servicebroker.cli.texts import printable
 from servicebroker.cli.trail import told
 from servicebroker.dashboard import pages
 from servicebroker.dashboard.acts import ACTS
 from servicebroker.dashboard.bodies import shown
-from servicebroker.dashboard.door import LOOPBACK, Door, Role, Sessions, cookie_for
+from servicebroker.dashboard.door import LOOPBACK, Door, Proxy, Sessions, TooManyGuesses, cookie_for
 from servicebroker.dashboard.observed import Observed, sentence
 from servicebroker.dashboard.sparklines import line
-from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.faces import working_by
 from servicebroker.model.wording import counted
 
@@ -66,8 +67,11 @@ class Dashboard:
 
     Args:
         instances: data folders or PostgreSQL URLs; each is opened when it is first looked at.
-        token: what one signs in with. None: the application that mounts it lets in whom it wants, and guards the path.
-        role: what everybody who is let in may do.
+        token: what one signs in with.
+        role: what everybody who is let in may do, where there are no `people`.
+        people: who signs in with a name and a password instead, and what each may do.
+        proxy: who is believed to say who it is. With neither token nor people nor proxy the application that mounts it
+            lets in whom it wants, and guards the path.
         hosts: the names, without port, that it is reached by; a request with any other Host is refused.
     """
 
@@ -77,11 +81,12 @@ class Dashboard:
         *,
         token: str | None,
         role: Role = Role.SEE,
+        people: People | None = None,
+        proxy: Proxy | None = None,
         hosts: Collection[str] = LOOPBACK,
     ) -> None:
         self._instances = [Observed(target) for target in instances]
-        self._role = role
-        self._sessions = Sessions(token)
+        self._sessions = Sessions(token, role, people, proxy)
         self._notices: OrderedDict[str, Notice] = OrderedDict()
         self._streams = 0
         self._closing = False
@@ -126,7 +131,7 @@ class Dashboard:
         name = request.path_params["page"]
         observed = self._observed(request)
         asked = dict(request.query_params)
-        if self._role < Role.BODIES:
+        if _role(request) < Role.BODIES:
             asked.pop("text", None)  # who may not see bodies does not find out by searching them either
         if observed is None or name not in _PAGES or any(not asked.get(field) for field in _NEEDED.get(name, ())):
             return self._missing(request, "There is no such page.")
@@ -155,22 +160,23 @@ class Dashboard:
         if "text/event-stream" in request.headers.get("accept", ""):
             if self._streams >= MOST_STREAMS:
                 return PlainTextResponse("Too many pages are open.", 503)
-            return StreamingResponse(
-                self._changes(request.state.session, context, seen), media_type="text/event-stream"
-            )
+            return StreamingResponse(self._changes(request, context, seen), media_type="text/event-stream")
         found = await run_in_threadpool(seen)
         notice = self._notices.pop(request.state.session, None)
         page = self._render("page", {**context, **found, "notice": notice})
         return HTMLResponse(page, 404 if "refused" in found else 200)
 
     async def _changes(
-        self, session: str, context: dict[str, Any], seen: Callable[[], dict[str, Any]]
+        self, request: Request, context: dict[str, Any], seen: Callable[[], dict[str, Any]]
     ) -> AsyncIterator[str]:
-        """The inner part of the page whenever it is another one, as server-sent events, while one is signed in."""
-        last = None
+        """The inner part of the page whenever it is another one, as server-sent events.
+
+        It ends when one is signed out, or may do something else than before.
+        """
+        session, person, last = request.state.session, request.state.person, None
         self._streams += 1
         try:
-            while not self._closing and self._sessions.holds(session):
+            while not self._closing and self._sessions.person(session) == person:
                 part = self._render("part", {**context, **await run_in_threadpool(seen), "live": True})
                 if part != last:
                     last = part
@@ -188,12 +194,13 @@ class Dashboard:
             return self._missing(request, "There is no such act.")
         if not self._sessions.is_of_form(request.state.session, fields):
             return PlainTextResponse("That form is not of this dashboard, or too old: load the page again.", 403)
-        if self._role < Role.ACT:
-            return PlainTextResponse("Who may act says the option --role.", 403)
+        if _role(request) < Role.ACT:
+            return PlainTextResponse("Who may act says the option --role, or the file of --people.", 403)
+        person = request.state.person.name
 
         def do() -> Notice:
             try:
-                with working_by("dashboard"):
+                with working_by(f"dashboard: {person}" if person else "dashboard"):
                     return Notice(act.do(observed.instance().database(fields["database"]), fields), is_refusal=False)
             except (ServiceBrokerError, psycopg.Error) as problem:
                 return Notice(sentence(problem), is_refusal=True)
@@ -215,13 +222,21 @@ class Dashboard:
         refusal, status = "", 200
         if request.method == "POST":
             fields = await _fields(request) or {}
-            good = self._sessions.lets_in(fields.get("token", "").strip())
-            if good:
-                answer = RedirectResponse(f"{_base(request)}/", 303)
-                answer.headers.append("set-cookie", cookie_for(self._sessions, self._sessions.begin(), request.scope))
-                return answer
-            refusal = "Too many wrong tokens: wait a minute." if good is None else "That is not the token."
-            status = 429 if good is None else 403
+            try:
+                session = await run_in_threadpool(self._sessions.lets_in, fields)
+            except TooManyGuesses:
+                refusal, status = "Too many were wrong: wait a minute.", 429
+            except InstanceError as problem:
+                refusal, status = str(problem), 503
+            else:
+                if session is not None:
+                    answer = RedirectResponse(f"{_base(request)}/", 303)
+                    answer.headers.append("set-cookie", cookie_for(self._sessions, session, request.scope))
+                    return answer
+                what = (
+                    "That is not the token." if self._sessions.people is None else "The name or the password is wrong."
+                )
+                refusal, status = what, 403
         context = self._context(request, "login", "Sign in", {})
         return HTMLResponse(self._render("login", {**context, "refusal": refusal}), status)
 
@@ -241,7 +256,7 @@ class Dashboard:
 
     def _context(self, request: Request, name: str, title: str, asked: pages.Asked) -> dict[str, Any]:
         """What every page knows of itself and of who looks."""
-        session = request.state.session
+        session, role = request.state.session, _role(request)
         return {
             "base": _base(request),
             "page": name,
@@ -249,10 +264,12 @@ class Dashboard:
             "asked": asked,
             "instances": self._instances,
             "instance": request.path_params.get("instance", 0),
-            "may_see_bodies": self._role >= Role.BODIES,
-            "may_act": self._role >= Role.ACT,
+            "may_see_bodies": role >= Role.BODIES,
+            "may_act": role >= Role.ACT,
+            "person": request.state.person.name if request.state.person else "",
+            "by_name": self._sessions.people is not None,
             "form_token": self._sessions.form_token(session) if session else "",
-            "signs_in": self._sessions.are_ours,
+            "signs_in": self._sessions.signs_out(session),
             "refused": "",
             "live": False,
             "seen": None,
@@ -265,6 +282,11 @@ class Dashboard:
 def new_token() -> str:
     """Something to sign in with that nobody guesses."""
     return secrets.token_urlsafe(32)
+
+
+def _role(request: Request) -> Role:
+    """What who asks may do; of who has not signed in, the least."""
+    return request.state.person.role if request.state.person else Role.SEE
 
 
 def _base(request: Request) -> str:

@@ -7,7 +7,6 @@ that only such a page has, and the cookie goes with no request that another site
 
 from __future__ import annotations
 
-import enum
 import hmac
 import re
 import secrets
@@ -15,15 +14,20 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
-from typing import Final
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Final, NamedTuple
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from servicebroker.cli.people_file import People, Person, Role
+from servicebroker.model.errors import InstanceError
+
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
-FAILURES, MINUTE = 10, 60.0  # wrong tokens in so many seconds until nobody may try
+FAILURES, MINUTE = 10, 60.0  # wrong tokens, or passwords of one name, in so many seconds until nobody may try
+GUESSES = 100  # wrong passwords of all names in that time
 SESSION = 12 * 3600.0  # seconds that a sign-in is good for
 _MOST_SESSIONS = 1000
 
@@ -40,66 +44,140 @@ _HEADERS = {
 }
 
 
-class Role(enum.IntEnum):
-    """What everybody who is let in may do; each may what those before it may."""
+class Proxy(NamedTuple):
+    """A server in front of us that knows who asks: believed when a request comes from its addresses, else nobody is."""
 
-    SEE = 1
-    BODIES = 2
-    ACT = 3
+    header: str
+    addresses: tuple[IPv4Network | IPv6Network, ...]
+
+    def brings(self, scope: Scope) -> bool:
+        """Whether a request comes from it."""
+        try:
+            address = ip_address((scope.get("client") or ("",))[0])
+        except ValueError:
+            return False
+        if isinstance(address, IPv6Address) and address.ipv4_mapped:
+            address = address.ipv4_mapped
+        return any(address in network for network in self.addresses)
+
+
+class Session(NamedTuple):
+    """Who has signed in, until when; or who was let in by the proxy that is in front of us."""
+
+    name: str
+    ends: float
+    is_brought: bool = False
 
 
 class Sessions:
-    """Who has signed in: random identifiers that a cookie carries, each with the token of its forms."""
+    """Who has signed in: random identifiers that a cookie carries, each with the token of its forms.
 
-    def __init__(self, token: str | None) -> None:
-        self._token = token
+    One signs in with the `token`, or with the name and password of one of the `people`; or a `proxy` says who it is.
+    Without any of these somebody else guards the path, and everybody is let in. `role` is of those who are no `people`.
+    """
+
+    def __init__(
+        self, token: str | None, role: Role = Role.SEE, people: People | None = None, proxy: Proxy | None = None
+    ) -> None:
+        self._token, self._role, self.people, self.proxy = token, role, people, proxy
         self._secret = secrets.token_bytes(32)
-        self._ends: OrderedDict[str, float] = OrderedDict()
-        self._failures: deque[float] = deque(maxlen=FAILURES)
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._guesses: deque[float] = deque(maxlen=GUESSES)
         self._lock = threading.Lock()
         self.cookie = f"servicebroker_{secrets.token_hex(4)}"  # two dashboards on one host have one jar
 
     @property
     def are_ours(self) -> bool:
-        """Whether one signs in here; else the application that has mounted us lets in whom it wants."""
-        return self._token is not None
+        """Whether one signs in here."""
+        return self._token is not None or self.people is not None
 
-    def of(self, headers: Headers) -> str | None:
-        """The session of a request: None where it has none that is good."""
+    @property
+    def are_everybodys(self) -> bool:
+        """Whether the application that has mounted us lets in whom it wants."""
+        return not self.are_ours and self.proxy is None
+
+    def of(self, headers: Headers, brought: str | None = None) -> str | None:
+        """The session of a request, of whom the proxy has brought: None where it has none that is good."""
         session = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
         if not re.fullmatch(r"[\w-]{43}", session, re.ASCII):
             return None
-        return session if self.holds(session) else None
+        found = self._sessions.get(session)
+        if self.proxy is not None and (found is None or found.is_brought != (brought is not None)):
+            return None
+        if brought is not None and found is not None and found.name != brought:
+            return None
+        return session if self.person(session) is not None else None
 
-    def holds(self, session: str) -> bool:
-        """Whether who has it is let in still."""
+    def person(self, session: str | None) -> Person | None:
+        """Who has that session, and what they may do now; None when they are not let in any more."""
+        if self.are_everybodys:
+            return Person("", self._role)
         with self._lock:
-            return not self.are_ours or self._ends.get(session, 0.0) > time.monotonic()
+            found = self._sessions.get(session or "")
+        if found is None or found.ends <= time.monotonic():
+            return None
+        return self.known(found.name)
 
-    def begin(self) -> str:
+    def known(self, name: str) -> Person | None:
+        """Who has that name, by the file; without one everybody may the same."""
+        if self.people is None:
+            return Person(name, self._role)
+        try:
+            return self.people.find(name)
+        except InstanceError:  # nobody is let in while it cannot be read
+            return None
+
+    def begin(self, name: str = "", *, is_brought: bool = False) -> str:
         """A new session."""
         session = secrets.token_urlsafe(32)
         with self._lock:
-            self._ends[session] = time.monotonic() + SESSION
-            if len(self._ends) > _MOST_SESSIONS:
-                self._ends.popitem(last=False)
+            self._sessions[session] = Session(name, time.monotonic() + SESSION, is_brought)
+            if len(self._sessions) > _MOST_SESSIONS:
+                self._sessions.popitem(last=False)
         return session
 
     def end(self, session: str) -> None:
         """Forget it."""
         with self._lock:
-            self._ends.pop(session, None)
+            self._sessions.pop(session, None)
 
-    def lets_in(self, given: str) -> bool | None:
-        """Whether that is the token; None where too many were wrong lately."""
+    def lets_in(self, fields: Mapping[str, str]) -> str | None:
+        """The session of who fills in the form so. It takes the time of a seal where there are people.
+
+        Raises:
+            TooManyGuesses: too many were wrong lately.
+        """
+        name = fields.get("name", "").strip() if self.people is not None else ""
+        self._check_guesses(name)
+        if self.people is None:
+            is_good = self._is_token(fields.get("token", "").strip())
+        else:
+            is_good = self.people.checked(name, fields.get("password", "")) is not None
+        if is_good:
+            return self.begin(name)
+        with self._lock:
+            now = time.monotonic()
+            self._guesses.append(now)
+            self._failures.setdefault(name, deque(maxlen=FAILURES)).append(now)
+            if len(self._failures) > _MOST_SESSIONS:
+                self._failures.popitem(last=False)
+        return None
+
+    def _check_guesses(self, name: str) -> None:
         now = time.monotonic()
         with self._lock:
-            if len(self._failures) == FAILURES and now - self._failures[0] < MINUTE:
-                return None
-            if self._token is not None and hmac.compare_digest(given.encode(), self._token.encode()):
-                return True
-            self._failures.append(now)
-            return False
+            for guesses in (self._failures.get(name), self._guesses):
+                if guesses and len(guesses) == guesses.maxlen and now - guesses[0] < MINUTE:
+                    raise TooManyGuesses
+
+    def _is_token(self, given: str) -> bool:
+        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+    def signs_out(self, session: str | None) -> bool:
+        """Whether whose session it is has signed in here, and may sign out."""
+        found = self._sessions.get(session or "")
+        return self.are_ours and found is not None and not found.is_brought
 
     def form_token(self, session: str) -> str:
         """What a form of that session carries, and no other site can know."""
@@ -108,6 +186,10 @@ class Sessions:
     def is_of_form(self, session: str, fields: Mapping[str, str]) -> bool:
         """Whether a form that was sent is one of ours, for that session."""
         return hmac.compare_digest(fields.get("form_token", "").encode(), self.form_token(session).encode())
+
+
+class TooManyGuesses(Exception):
+    """Nobody may try to sign in for the rest of the minute."""
 
 
 class Door:
@@ -125,13 +207,20 @@ class Door:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close"})
             return
-        headers = Headers(scope=scope)
-        session = self._sessions.of(headers)
-        answer = self._refused(scope, headers) or self._unknown(scope, session)
+        headers, proxy = Headers(scope=scope), self._sessions.proxy
+        brought = None
+        if proxy is not None and proxy.brings(scope):
+            brought = headers.get(proxy.header, "")
+            if headers.get("x-forwarded-proto") == "https":
+                scope["scheme"] = "https"
+        session = self._sessions.of(headers, brought)
+        answer = self._refused(scope, headers) or self._not_brought(headers, brought)
+        answer = answer or self._unknown(scope, session, brought)
         given = None
-        if session is None and not self._sessions.are_ours:
-            given = session = self._sessions.begin()
-        scope.setdefault("state", {})["session"] = session
+        if session is None and answer is None and (self._sessions.are_everybodys or brought is not None):
+            given = session = self._sessions.begin(brought or "", is_brought=brought is not None)
+        state = scope.setdefault("state", {})
+        state["session"], state["person"] = session, self._sessions.person(session)
 
         async def dressed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -156,10 +245,24 @@ class Door:
             return PlainTextResponse("That form is not of this dashboard.", 403)
         return None
 
-    def _unknown(self, scope: Scope, session: str | None) -> Response | None:
+    def _not_brought(self, headers: Headers, brought: str | None) -> Response | None:
+        """The proxy says who it is, or nobody comes in."""
+        sessions = self._sessions
+        if brought is None:
+            if sessions.are_ours or sessions.are_everybodys:
+                return None
+            return PlainTextResponse("This dashboard is reached through its proxy.", 403)
+        assert sessions.proxy is not None
+        if not brought or len(headers.getlist(sessions.proxy.header)) != 1:
+            return PlainTextResponse(f"The proxy does not say who it is, in {sessions.proxy.header}.", 403)
+        if sessions.known(brought) is None:
+            return PlainTextResponse("You are not one of the people of this dashboard.", 403)
+        return None
+
+    def _unknown(self, scope: Scope, session: str | None, brought: str | None) -> Response | None:
         """Who has not signed in is sent to do so."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if session is not None or not self._sessions.are_ours or path.startswith(_OPEN):
+        if session is not None or brought is not None or not self._sessions.are_ours or path.startswith(_OPEN):
             return None
         if scope["method"] == "GET" and "text/event-stream" not in Headers(scope=scope).get("accept", ""):
             return RedirectResponse(f"{scope.get('root_path', '')}/login", 303)

@@ -86,6 +86,7 @@ FIXED_PRINCIPALS = (
                 *("ALTER ANY ROUTE", "ALTER ANY SCHEMA", "ALTER ANY SERVICE", "ALTER ANY CERTIFICATE"),
                 *("CREATE QUEUE", "CREATE XML SCHEMA COLLECTION", "REFERENCES"),
                 *("CREATE TABLE", "CREATE VIEW", "CREATE PROCEDURE", "CREATE FUNCTION", "CREATE TYPE"),
+                "CREATE SYNONYM",
             }
         ),
     ),
@@ -184,7 +185,7 @@ def _on_databases() -> dict[Right, tuple[Right, ...]]:
     lattice[database, "ALTER ANY SERVICE"] = (alter,)
     lattice[database, "CREATE SERVICE"] = ((database, "ALTER ANY SERVICE"),)
     lattice[database, "ALTER ANY USER"] = (alter,)
-    for what in ("QUEUE", "XML SCHEMA COLLECTION", "TABLE", "VIEW", "PROCEDURE", "FUNCTION", "TYPE"):
+    for what in ("QUEUE", "XML SCHEMA COLLECTION", "TABLE", "VIEW", "PROCEDURE", "FUNCTION", "TYPE", "SYNONYM"):
         lattice[database, f"CREATE {what}"] = (alter,)
     return lattice
 
@@ -461,8 +462,11 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "CREATE PROCEDURE": _create_in_schema("PROCEDURE"),
     "CREATE FUNCTION": _create_in_schema("FUNCTION"),
     "CREATE TYPE": _create_in_schema("TYPE"),
+    "CREATE SYNONYM": _create_in_schema("SYNONYM"),
     "CREATE SEQUENCE": (Need(Kind.SCHEMA, "ALTER", 15247),),
     "CREATE SCHEMA": (Need(Kind.DATABASE, "CREATE SCHEMA", 15247),),
+    # and CONTROL on what goes there
+    "ALTER SCHEMA": (Need(Kind.SCHEMA, "ALTER", 15151),),
     "CREATE INDEX": _ALTER_TABLE,
     "CREATE TRIGGER": (Need(Kind.OBJECT, "ALTER", 2104),),
     "ALTER TABLE": _ALTER_TABLE,
@@ -478,6 +482,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "DROP SEQUENCE": _DROP_OBJECT,
     "DROP PROCEDURE": _DROP_OBJECT,
     "DROP FUNCTION": _DROP_OBJECT,
+    "DROP SYNONYM": _DROP_OBJECT,
     "DROP INDEX": _ALTER_MODULE,
     "DROP TRIGGER": _ALTER_MODULE,
     "DROP TYPE": (Need(Kind.SCHEMA, "ALTER", 218),),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import ANALYTICS, Pipeline
-from servicebroker.pipeline.delta_reader import open_dataset
+from servicebroker.pipeline.delta_reader import rows_of
 from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.storage import has_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,9 +101,10 @@ def _measured(pipeline: Pipeline, table: str) -> Any:
     from pyarrow import compute
 
     folder = target(pipeline, table).folder
-    if not folder.exists():
+    if not has_table(folder):
         return
-    for batch in open_dataset(folder).to_batches(columns=_READ):
+    batch: Any
+    for batch in rows_of(folder, _READ):
         if not batch.num_rows:
             continue
         enqueued = batch.column("message_enqueue_time")
@@ -132,7 +134,7 @@ def _unreadable(pipeline: Pipeline) -> dict[tuple[Any, ...], int]:
 def _write(pipeline: Pipeline, hours: list[Hour]) -> None:
     from deltalake import write_deltalake
 
-    write_deltalake(pipeline.folder(ANALYTICS), _table(hours), mode="overwrite")
+    write_deltalake(str(pipeline.folder(ANALYTICS)), _table(hours), mode="overwrite")
 
 
 def _table(hours: list[Hour]) -> pa.Table:

@@ -6,11 +6,13 @@ import base64
 import pickle
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.decoding import Column, Decoder, decoder
+from servicebroker.pipeline.decoding import Column, Decoder, RegisteredDecoder, decoder
+from servicebroker.pipeline.storage import Folder, StoreFolder
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,120}")
 TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,100}")
@@ -77,9 +79,10 @@ class MessageRule:
         when_bad: what follows when a body cannot be read, beside its quarantine.
         refuse_extra: whether a field that no column takes makes a body unreadable.
         encoding: of text.
-        schema: content of the XSD, Avro schema or Protobuf descriptor set.
+        schema: content of the JSON Schema, XSD, Avro schema or Protobuf descriptor set.
         message: full name of the Protobuf message.
         maximum_body: bytes; what is longer is not read.
+        registry: URL of the schema registry that has the schemas which bodies name; "" for bodies that name none.
     """
 
     message_type: str
@@ -94,6 +97,7 @@ class MessageRule:
     schema: bytes | None = None
     message: str = ""
     maximum_body: int = MAXIMUM_BODY
+    registry: str = ""
 
     def decoder(self) -> Decoder:
         """What reads the bodies.
@@ -101,6 +105,16 @@ class MessageRule:
         Raises:
             ValueError: the rule cannot be followed.
         """
+        if self.registry:
+            from servicebroker.pipeline.schema_registry import find
+
+            if self.message:
+                raise ValueError("beside a registry bodies say themselves which message they are: leave it out")
+            return RegisteredDecoder(
+                *(self.format, self.columns, partial(find, self.registry)),
+                reader=self.schema,
+                refuse_extra=self.refuse_extra,
+            )
         return decoder(
             self.format,
             self.columns,
@@ -117,11 +131,11 @@ class Pipeline:
 
     Attributes:
         name: of its queries.
-        warehouse: folder of the tables.
+        warehouse: folder of the tables, local or in an object store.
         queues: what is read; a query each.
         messages: one rule for each message type.
         format: of the tables, "delta" or "parquet".
-        checkpoints: folder of the checkpoints; "_checkpoints" in the warehouse when it is not given.
+        checkpoints: local folder of the checkpoints; "_checkpoints" in the warehouse when it is not given.
         bronze: name of the table that gets every message as it is; "" for none.
         quarantine: name of the table for what cannot be read.
         unconfigured: what becomes of types that have no rule.
@@ -132,7 +146,7 @@ class Pipeline:
     """
 
     name: str
-    warehouse: Path
+    warehouse: Folder
     queues: tuple[QueueRule, ...]
     messages: tuple[MessageRule, ...] = ()
     format: str = "delta"
@@ -171,14 +185,20 @@ class Pipeline:
         """The rule of a message type, if it has one."""
         return next((rule for rule in self.messages if rule.message_type == message_type), None)
 
-    def folder(self, table: str) -> Path:
+    def folder(self, table: str) -> Folder:
         """Where a table lives."""
         return self.warehouse / table
 
     def checkpoint(self, queue: QueueRule) -> Path:
         """Where the query of a queue notes how far it has come."""
         safe = re.sub(r"[^A-Za-z0-9_.-]", "_", queue.label)
-        return (self.checkpoints or self.warehouse / "_checkpoints") / safe
+        folder = self.checkpoints or self.warehouse / "_checkpoints"
+        if isinstance(folder, StoreFolder):
+            raise DefinitionError(
+                f"beside tables at '{self.warehouse}' the checkpoints need a local folder: say it as checkpoints",
+                *("pipeline", "warehouse"),
+            )
+        return folder / safe
 
     def table_names(self) -> list[str]:
         """Every table, bronze first."""

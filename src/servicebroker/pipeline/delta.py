@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -29,9 +28,10 @@ from servicebroker.pipeline.delta_reader import (
 )
 from servicebroker.pipeline.evolution import Plan, plan
 from servicebroker.pipeline.options import whole_number
-from servicebroker.pipeline.parquet import DataFile, flush, partition_values, write_parquet
+from servicebroker.pipeline.parquet import DataFile, partition_values, write_parquet
 from servicebroker.pipeline.replacing import written_anew
 from servicebroker.pipeline.spark_task import query_id
+from servicebroker.pipeline.storage import Folder, StoreFolder, flush, folder_at, now, plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,12 +60,12 @@ class DeltaSink(DataSource):
     version of it.
 
     Raises:
-        InstanceError: no path, a path that is not a local folder, or another output mode.
+        InstanceError: no path, one where no tables can be, or another output mode.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._folder = _local_folder(options.get("path"))
+        self._folder = _folder(options.get("path"))
         version = whole_number({name.lower(): value for name, value in options.items()}, "versionAsOf", -1, 0)
         self._version = None if version < 0 else version
 
@@ -92,7 +92,7 @@ class DeltaSink(DataSource):
 class DeltaWriter(DataSourceStreamArrowWriter):
     """Writes files in the tasks and names them in the table's log at the end of a batch."""
 
-    def __init__(self, folder: Path, schema: StructType) -> None:
+    def __init__(self, folder: Folder, schema: StructType) -> None:
         from servicebroker.pipeline import rows
 
         self._folder = folder
@@ -118,7 +118,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         """Nothing: the files stay unnamed, or the batch has landed and Spark does not know."""
 
 
-def ensure_table(folder: Path, schema: StructType) -> None:
+def ensure_table(folder: Folder, schema: StructType) -> None:
     """Create the table when it is missing, so that it can be read before the first batch lands.
 
     Raises:
@@ -128,7 +128,7 @@ def ensure_table(folder: Path, schema: StructType) -> None:
 
 
 def land(
-    folder: Path,
+    folder: Folder,
     schema: pa.Schema,
     files: list[DataFile],
     query_id: str,
@@ -172,7 +172,11 @@ def land(
 
 
 def exchange(
-    folder: Path, table: DeltaTable, gone: list[TableFile], come: list[DataFile], transaction: Transaction | None = None
+    folder: Folder,
+    table: DeltaTable,
+    gone: list[TableFile],
+    come: list[DataFile],
+    transaction: Transaction | None = None,
 ) -> None:
     """Put files into the place of some that the table has, in its next version.
 
@@ -182,9 +186,8 @@ def exchange(
     from deltalake import CommitProperties
     from deltalake.transaction import RemoveAction
 
-    now = time.time_ns() // 1_000_000
     actions: list[AddAction | RemoveAction] = [_add(file) for file in come]
-    actions += [RemoveAction(file.name, True, now, file.size, partition_values(file.partition)) for file in gone]
+    actions += [RemoveAction(file.name, True, now(), file.size, partition_values(file.partition)) for file in gone]
     flush(folder)
     table.create_write_transaction(
         actions,
@@ -198,7 +201,7 @@ def exchange(
     flush_log(folder, table.version())
 
 
-def committed(folder: Path, change: Callable[[], T], attempts: int = 100) -> T:
+def committed(folder: Folder, change: Callable[[], T], attempts: int = 100) -> T:
     """What `change` gives, which opens the table and commits: once more when another commit came between the two.
 
     Raises:
@@ -213,7 +216,7 @@ def committed(folder: Path, change: Callable[[], T], attempts: int = 100) -> T:
 
 
 @contextlib.contextmanager
-def said(folder: Path) -> Iterator[None]:
+def said(folder: Folder) -> Iterator[None]:
     """What deltalake refuses, as a sentence.
 
     Raises:
@@ -223,9 +226,8 @@ def said(folder: Path) -> Iterator[None]:
 
     try:
         yield
-    except DeltaError as problem:
-        told = " ".join(str(problem).split())
-        raise InstanceError(f"The Delta table '{folder}' cannot be changed: {told}.") from None
+    except (DeltaError, OSError) as problem:
+        raise InstanceError(f"The Delta table '{folder}' cannot be changed: {plain(problem)}.") from None
 
 
 def has_landed(table: DeltaTable, query_id: str, batch_id: int) -> bool:
@@ -235,7 +237,7 @@ def has_landed(table: DeltaTable, query_id: str, batch_id: int) -> bool:
 
 
 def opened(
-    folder: Path, schema: pa.Schema, partition_by: Sequence[str] = (), optional: Container[str] | None = None
+    folder: Folder, schema: pa.Schema, partition_by: Sequence[str] = (), optional: Container[str] | None = None
 ) -> DeltaTable:
     """The table as it is now: created when it is missing, and changed to hold these columns where it can be.
 
@@ -249,12 +251,12 @@ def opened(
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
-        table = DeltaTable(folder)
+        table = DeltaTable(str(folder))
     except TableNotFoundError:
         try:
-            table = DeltaTable.create(folder, Schema(own_columns(schema)), partition_by=list(partition_by))
+            table = DeltaTable.create(str(folder), Schema(own_columns(schema)), partition_by=list(partition_by))
         except DeltaError:  # somebody else was faster
-            table = DeltaTable(folder)
+            table = DeltaTable(str(folder))
     lacking = lacks(folder, table, schema, partition_by, schema.names if optional is None else optional)
     if lacking and optional is None:
         needs = ", it ".join(lacking.sentences())
@@ -266,7 +268,7 @@ def opened(
 
 
 def lacks(
-    folder: Path, table: DeltaTable, schema: pa.Schema, partition_by: Sequence[str], optional: Container[str]
+    folder: Folder, table: DeltaTable, schema: pa.Schema, partition_by: Sequence[str], optional: Container[str]
 ) -> Plan:
     """What the table lacks for rows with these columns.
 
@@ -279,7 +281,7 @@ def lacks(
     return plan(str(folder), columns, schema, optional, has_rows=differs and bool(files_of(table)))
 
 
-def check_partitions(folder: Path, table: DeltaTable, partition_by: Sequence[str]) -> None:
+def check_partitions(folder: Folder, table: DeltaTable, partition_by: Sequence[str]) -> None:
     """Refuse a table that is divided by other columns.
 
     Raises:
@@ -292,7 +294,7 @@ def check_partitions(folder: Path, table: DeltaTable, partition_by: Sequence[str
         )
 
 
-def _changed(folder: Path, table: DeltaTable, schema: pa.Schema, lacking: Plan) -> DeltaTable:
+def _changed(folder: Folder, table: DeltaTable, schema: pa.Schema, lacking: Plan) -> DeltaTable:
     """The table with what it lacks, as its next version: readers see it before or after."""
     from deltalake import CommitProperties, DeltaTable, Field, Schema
 
@@ -313,10 +315,10 @@ def _changed(folder: Path, table: DeltaTable, schema: pa.Schema, lacking: Plan) 
     else:
         table.alter.add_columns(added, commit_properties=CommitProperties(max_commit_retries=0))
         flush_log(folder, before + 1)
-    return DeltaTable(folder)
+    return DeltaTable(str(folder))
 
 
-def become(folder: Path, table: DeltaTable, fields: list[Field], files: list[DataFile]) -> None:
+def become(folder: Folder, table: DeltaTable, fields: list[Field], files: list[DataFile]) -> None:
     """Give the table other columns and other files in place of all that it has, as its next version.
 
     Which batches have landed stays in its log.
@@ -356,7 +358,7 @@ def _add(file: DataFile) -> AddAction:
     return AddAction(file.name, file.size, file.partition, file.modification_time, True, file.stats)
 
 
-def flush_log(folder: Path, since: int) -> None:
+def flush_log(folder: Folder, since: int) -> None:
     """The queue forgets a batch once it has landed: until then its entry in the log must be on the disk.
 
     `since`: the version that the batch was added to, whose writer may not have come to this yet.
@@ -366,7 +368,7 @@ def flush_log(folder: Path, since: int) -> None:
     flush(folder / LOG)
 
 
-def flush_changes(folder: Path, before: int) -> None:
+def flush_changes(folder: Folder, before: int) -> None:
     """What deltalake itself has written since the version `before` is on the disk: files, then the log."""
     entries = _entries(folder, before + 1, ".json")
     added = [unquote(add["path"]) for entry in entries for add in _actions(entry, "add")]
@@ -374,11 +376,11 @@ def flush_changes(folder: Path, before: int) -> None:
         with contextlib.suppress(FileNotFoundError):  # a compaction has put another in its place since
             flush(folder / name)
     for inner in {inner for name in added for inner in Path(name).parents}:
-        flush(folder / inner)
+        flush(folder / str(inner))
     flush_log(folder, before)
 
 
-def flush_landed(folder: Path, query_id: str) -> None:
+def flush_landed(folder: Folder, query_id: str) -> None:
     """Make the last batch of a query durable, whose writer may have died before it could."""
     for entry in reversed(_entries(folder, 0, ".json")):
         if any(landed["appId"] == query_id for landed in _actions(entry, "txn")):
@@ -386,8 +388,10 @@ def flush_landed(folder: Path, query_id: str) -> None:
             return
 
 
-def _entries(folder: Path, since: int, *kinds: str) -> list[Path]:
-    """The files of these kinds that the log has from a version on, in order."""
+def _entries(folder: Folder, since: int, *kinds: str) -> list[Path]:
+    """The files of these kinds that the log has from a version on, in order; none in a store, where all is durable."""
+    if isinstance(folder, StoreFolder):
+        return []
     return sorted(
         entry for entry in (folder / LOG).glob("[0-9]*") if entry.name >= f"{since:020}" and entry.name.endswith(kinds)
     )
@@ -406,10 +410,10 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def _local_folder(path: str | None) -> Path:
+def _folder(path: str | None) -> Folder:
     if not path:
         raise InstanceError("The servicebroker_delta sink needs the option 'path', the folder of the table.")
-    url = urlsplit(path)
-    if url.scheme and url.scheme != "file":
-        raise InstanceError(f"The servicebroker_delta sink writes into local folders, not into '{path}'.")
-    return Path(unquote(url.path) if url.scheme else path).absolute()
+    try:
+        return folder_at(path, Path.cwd())
+    except ValueError as problem:
+        raise InstanceError(f"The option 'path' of the servicebroker_delta sink: {problem}.") from None

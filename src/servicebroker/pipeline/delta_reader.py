@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.storage import Folder, files_in, plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,20 +37,21 @@ class TableFile:
 class File(InputPartition):
     """One file of a version of the table, the values of its partition, and the columns to read."""
 
-    path: str
+    folder: Folder
+    name: str
     partition: dict[str, Any]
     schema: bytes
 
     @classmethod
-    def of(cls, folder: Path, file: TableFile, schema: pa.Schema) -> File:
+    def of(cls, folder: Folder, file: TableFile, schema: pa.Schema) -> File:
         """A file of the table in `folder`, in these columns."""
-        return cls(str(folder / file.name), file.partition, schema.serialize().to_pybytes())
+        return cls(folder, file.name, file.partition, schema.serialize().to_pybytes())
 
 
 class DeltaReader(DataSourceReader):
     """Reads the newest version of a table, or the one that was asked for; one task for each file."""
 
-    def __init__(self, folder: Path, version: int | None) -> None:
+    def __init__(self, folder: Folder, version: int | None) -> None:
         self._folder = folder
         self._version = version
 
@@ -64,7 +65,7 @@ class DeltaReader(DataSourceReader):
         return read_file(partition) if isinstance(partition, File) else iter(())
 
 
-def open_table(folder: Path, version: int | None = None) -> DeltaTable:
+def open_table(folder: Folder, version: int | None = None) -> DeltaTable:
     """A Delta table that is there.
 
     Raises:
@@ -74,25 +75,25 @@ def open_table(folder: Path, version: int | None = None) -> DeltaTable:
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
-        return DeltaTable(folder, version=version)
+        return DeltaTable(str(folder), version=version)
     except TableNotFoundError:
         raise InstanceError(f"There is no Delta table in '{folder}'.") from None
     except (DeltaError, OSError, ValueError) as problem:
-        raise InstanceError(f"The Delta table '{folder}' cannot be read: {problem}") from None
+        raise InstanceError(f"The Delta table '{folder}' cannot be read: {plain(problem)}.") from None
 
 
-def open_dataset(folder: Path) -> Any:
-    """The rows of a Delta table as a dataset of Arrow.
-
-    Its files are opened by Arrow itself: deltalake's own file system is called in Arrow's threads through Python, and
-    when one of those is late the process aborts at its end.
+def rows_of(folder: Folder, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a Delta table in some of its columns, file by file.
 
     Raises:
         InstanceError: as `open_table`.
     """
-    from pyarrow import fs
+    import pyarrow as pa
 
-    return open_table(folder).to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()))
+    table = open_table(folder)
+    schema = pa.schema([arrow_columns(table).field(name) for name in names])
+    for file in files_of(table):
+        yield from read_file(File.of(folder, file, schema))
 
 
 def arrow_columns(table: DeltaTable) -> pa.Schema:
@@ -108,7 +109,7 @@ def columns_in_arrow(schema: Schema) -> pa.Schema:
     return pa.schema(columns)
 
 
-def table_schema(folder: Path, version: int | None) -> StructType:
+def table_schema(folder: Folder, version: int | None) -> StructType:
     """The table's columns in Spark."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -133,7 +134,7 @@ def read_file(file: File) -> Iterator[pa.RecordBatch]:
     from pyarrow.parquet import ParquetFile
 
     schema = pa.ipc.read_schema(pa.py_buffer(file.schema))
-    with ParquetFile(file.path) as parquet:
+    with files_in(file.folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
         there = [name for name in schema.names if name in parquet.schema_arrow.names and name not in file.partition]
         for batch in parquet.iter_batches(columns=there, use_threads=False):
             columns = []

@@ -23,6 +23,8 @@ from servicebroker.pipeline.definition import (
     QueueRule,
 )
 from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.schema_registry import checked_url
+from servicebroker.pipeline.storage import Folder, folder_at
 from servicebroker.store.connection import is_url
 
 _SOURCE_OPTIONS = {
@@ -73,7 +75,7 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
     head = document.table("pipeline")
     pipeline: dict[str, Any] = {
         "name": head.text("name"),
-        "warehouse": folder / head.text("warehouse"),
+        "warehouse": _warehouse(head, folder),
         "format": head.choice("format", TABLE_FORMATS),
         "checkpoints": folder / head.text("checkpoints", "") if "checkpoints" in head.values else None,
         "bronze": head.table_name("bronze", "bronze", empty=True),
@@ -86,6 +88,13 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
     messages = tuple(_message(table, folder) for table in document.tables("message"))
     document.done()
     return Pipeline(**pipeline, queues=queues, messages=messages)
+
+
+def _warehouse(head: Table, folder: Path) -> Folder:
+    try:
+        return folder_at(head.text("warehouse"), folder)
+    except ValueError as problem:
+        raise DefinitionError(str(problem), *head.place, "warehouse") from None
 
 
 def _queue(table: Table, folder: Path) -> QueueRule:
@@ -128,9 +137,20 @@ def _message(table: Table, folder: Path) -> MessageRule:
         _content(folder / schema, table) if schema else None,
         table.text("message", ""),
         int(table.number("maximum_body", MAXIMUM_BODY, 1)),
+        _registry(table),
     )
     table.done()
     return rule
+
+
+def _registry(table: Table) -> str:
+    """`registry = true` for the one of the environment, or a URL; "" when it is not there."""
+    if not isinstance(table.values.get("registry"), str) and not table.flag("registry"):
+        return ""
+    try:
+        return checked_url("" if table.values["registry"] is True else table.text("registry"))
+    except ValueError as problem:
+        raise DefinitionError(str(problem), *table.place, "registry") from None
 
 
 def _column(name: str, table: Table) -> Column:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.pipeline.definition import Pipeline
@@ -21,9 +20,10 @@ from servicebroker.pipeline.delta import (
 )
 from servicebroker.pipeline.delta_reader import TableFile, files_of, open_table
 from servicebroker.pipeline.evolution import Plan
-from servicebroker.pipeline.parquet import DataFile, flush, write_divided, write_parquet
+from servicebroker.pipeline.parquet import DataFile, write_divided, write_parquet
 from servicebroker.pipeline.replacing import HERE, THERE, carried, except_at, meetings, pairs, read_columns, without
 from servicebroker.pipeline.sorting import arrow_schema, columns_of
+from servicebroker.pipeline.storage import Folder, files_in, flush, has_table, make, move, names_in, remove
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ class Target:
         handle, number, order: columns that name a message, and its place in the queue `queue`.
     """
 
-    folder: Path
+    folder: Folder
     schema: pa.Schema
     optional: frozenset[str]
     partition_by: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Target:
     order: str = "_queuing_order"
 
     @property
-    def staged(self) -> Path:
+    def staged(self) -> Folder:
         """Where tasks write: beside the table's files where a commit does not name them one by one."""
         return self.folder / STAGED if self.key or not self.is_delta else self.folder
 
@@ -93,7 +93,7 @@ class Target:
             with said(self.folder):
                 committed(self.folder, self.opened)
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make(self.folder)
 
     def opened(self) -> DeltaTable:
         """The table as it is now, with all that its rule needs."""
@@ -105,7 +105,7 @@ class Target:
         Raises:
             InstanceError: there is one that cannot become what its rule says.
         """
-        if not self.is_delta or not self.folder.exists():
+        if not self.is_delta or not has_table(self.folder):
             return Plan()
         return lacks(self.folder, open_table(self.folder), self.schema, self.partition_by, self.optional)
 
@@ -136,7 +136,7 @@ def _without_known(target: Target, table: DeltaTable, files: list[DataFile]) -> 
 
     names = [target.handle, target.number]
     folder = target.folder
-    fresh = [_columns(folder / file.name, [target.order, *names]) for file in files]
+    fresh = [_columns(folder, file, [target.order, *names]) for file in files]
     arrived: list[Any] = [number for rows in fresh for number in rows.column(target.order).to_pylist()]
     queue = _queue_of(target, files)
     known = [
@@ -169,7 +169,7 @@ def _queue_of(target: Target, files: list[DataFile]) -> str | None:
     for file in files:
         if target.queue in file.partition:
             return file.partition[target.queue]
-        rows = _columns(target.folder / file.name, [target.queue])
+        rows = _columns(target.folder, file, [target.queue])
         if rows.num_rows:
             return str(rows.column(0)[0].as_py())
     return None
@@ -177,7 +177,7 @@ def _queue_of(target: Target, files: list[DataFile]) -> str | None:
 
 def _rewritten(target: Target, file: DataFile, there: pa.Table) -> list[DataFile]:
     names = [target.handle, target.number]
-    rows = _columns(target.folder / file.name, None)
+    rows = _columns(target.folder, file, None)
     rows = rows.join(there, keys=names, join_type="left anti").select(rows.schema.names)
     return [
         replace(new, partition=file.partition)
@@ -185,11 +185,11 @@ def _rewritten(target: Target, file: DataFile, there: pa.Table) -> list[DataFile
     ]
 
 
-def _columns(path: Path, names: list[str] | None) -> pa.Table:
+def _columns(folder: Folder, file: DataFile, names: list[str] | None) -> pa.Table:
     from pyarrow.parquet import ParquetFile
 
-    with ParquetFile(path) as file:
-        return file.read(columns=names, use_threads=False)
+    with files_in(folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
+        return parquet.read(columns=names, use_threads=False)
 
 
 # ---------------------------------------------------------------- by key
@@ -205,13 +205,13 @@ def _merge(target: Target, files: list[DataFile], query_id: str, batch_id: int) 
         if has_landed(table, query_id, batch_id):
             flush_landed(target.folder, query_id)
             return
-        rows = newest(pa.concat_tables([_columns(target.staged / file.name, None) for file in files]), target)
+        rows = newest(pa.concat_tables([_columns(target.staged, file, None) for file in files]), target)
         gone, come = _replaced(target, table, rows)
         exchange(target.folder, table, gone, come, Transaction(query_id, batch_id))
 
     committed(target.folder, change)
     for file in files:
-        (target.staged / file.name).unlink(missing_ok=True)
+        remove(target.staged, file.name)
 
 
 def _replaced(target: Target, table: DeltaTable, rows: pa.Table) -> tuple[list[TableFile], list[DataFile]]:
@@ -287,15 +287,15 @@ def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int)
     conversations may have been ended since, and their messages have left the queue.
     """
     name = f"batch-{query_id}-{batch_id:010d}"
-    staged = [target.staged / file.name for file in files]
-    there = list(target.folder.glob(f"{name}-*.parquet"))
-    if there and all(file.stem.endswith(f"-of-{len(there):04d}") for file in there):
-        for file in staged:
-            file.unlink(missing_ok=True)
+    there = [one for one in names_in(target.folder, ".parquet") if one.startswith(f"{name}-")]
+    if there and all(one.endswith(f"-of-{len(there):04d}.parquet") for one in there):
+        for file in files:
+            remove(target.staged, file.name)
     else:
-        for file in there:
-            file.unlink()
+        for one in there:
+            remove(target.folder, one)
         flush(target.folder)
-        for number, file in enumerate(staged):
-            file.rename(target.folder / f"{name}-{number:04d}-of-{len(staged):04d}.parquet")
+        for number, file in enumerate(files):
+            final = f"{name}-{number:04d}-of-{len(files):04d}.parquet"
+            move(target.folder, f"{STAGED}/{file.name}", final)
     flush(target.folder)

@@ -16,12 +16,13 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.delta import committed, exchange, flush_changes, flush_log, said
-from servicebroker.pipeline.delta_reader import File, arrow_columns, files_of, open_dataset, open_table, read_file
+from servicebroker.pipeline.delta_reader import File, arrow_columns, files_of, open_table, read_file, rows_of
 from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.landing import STAGED, target
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.replacing import THERE, meetings, without
 from servicebroker.pipeline.sorting import Sorter
+from servicebroker.pipeline.storage import Folder, files_in, has_table, names_in, remove
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,7 +117,7 @@ def replay(pipeline: Pipeline, message_type: str | None = None) -> list[Replayed
         raise InstanceError("Quarantine can be read again from Delta tables only.")
     if message_type is not None and pipeline.rule(message_type) is None:
         raise InstanceError(f"The pipeline has no rule for '{message_type}'.")
-    if not target(pipeline, pipeline.quarantine).folder.exists():
+    if not has_table(target(pipeline, pipeline.quarantine).folder):
         return []
     return [_replay(pipeline, rule) for rule in pipeline.messages if message_type in (None, rule.message_type)]
 
@@ -134,7 +135,7 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
     found, left = [], []
     for name in pipeline.table_names():
         folder = target(pipeline, name).folder
-        if not folder.exists():
+        if not has_table(folder):
             continue
         try:
             with said(folder):
@@ -149,7 +150,7 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
     return found
 
 
-def _merge_files(folder: Path) -> tuple[int, int]:
+def _merge_files(folder: Folder) -> tuple[int, int]:
     """How many small files were merged, and into how many."""
     table = open_table(folder)
     before = table.version()
@@ -158,7 +159,7 @@ def _merge_files(folder: Path) -> tuple[int, int]:
     return told["numFilesRemoved"], told["numFilesAdded"]
 
 
-def _remove_files(folder: Path, keep_hours: float) -> int:
+def _remove_files(folder: Folder, keep_hours: float) -> int:
     """Remove files that no version needs which is young enough. Returns how many."""
     table = open_table(folder)
     before = table.version()
@@ -179,10 +180,13 @@ def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
 
     folder = target(pipeline, name).folder
     if pipeline.format == "parquet":
-        files = sorted(folder.glob("*.parquet"))
-        rows = sum(read_metadata(file).num_rows for file in files)
-        return TableStatus(name, rows, len(files), sum(file.stat().st_size for file in files))
-    if not folder.exists():
+        rows = size = 0
+        files = names_in(folder, ".parquet")
+        for one in files:
+            with files_in(folder).open_input_file(one) as file:
+                rows, size = rows + read_metadata(file).num_rows, size + file.size()
+        return TableStatus(name, rows, len(files), size)
+    if not has_table(folder):
         return TableStatus(name, 0, 0, 0)
     table = open_table(folder)
     adds: Any = pa.table(table.get_add_actions(flatten=True))
@@ -191,10 +195,12 @@ def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
 
 def _quarantined(pipeline: Pipeline) -> dict[str, int]:
     folder = target(pipeline, pipeline.quarantine).folder
-    if pipeline.format == "parquet" or not folder.exists():
+    if pipeline.format == "parquet" or not has_table(folder):
         return {}
-    rows = open_dataset(folder).to_table(columns=["message_type_name", "reason"]).to_pylist()
-    return dict(Counter(f"{row['message_type_name']}: {row['reason']}" for row in rows).most_common())
+    counts: Counter[str] = Counter()
+    for rows in rows_of(folder, ["message_type_name", "reason"]):
+        counts.update(f"{row['message_type_name']}: {row['reason']}" for row in rows.to_pylist())
+    return dict(counts.most_common())
 
 
 def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
@@ -221,7 +227,7 @@ def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
     return Replayed(rule.message_type, landed, waiting.num_rows - landed)
 
 
-def messages_of(folder: Path, table: DeltaTable, message_type: str) -> Iterator[pa.RecordBatch]:
+def messages_of(folder: Folder, table: DeltaTable, message_type: str) -> Iterator[pa.RecordBatch]:
     """The messages of one type in a table of messages as they are, about in the order of their landing."""
     import pyarrow as pa
     from pyarrow import compute
@@ -231,7 +237,7 @@ def messages_of(folder: Path, table: DeltaTable, message_type: str) -> Iterator[
             yield rows.filter(compute.equal(rows.column("message_type_name"), pa.scalar(message_type)))
 
 
-def _remove_rows(quarantine: Path, rows: pa.Table) -> None:
+def _remove_rows(quarantine: Folder, rows: pa.Table) -> None:
     table = open_table(quarantine)
     gone, come = [], []
     for file, pairs in meetings(quarantine, table, rows, rows.schema.names):
@@ -240,11 +246,11 @@ def _remove_rows(quarantine: Path, rows: pa.Table) -> None:
     exchange(quarantine, table, gone, come)
 
 
-def _remove_old(staged: Path) -> int:
+def _remove_old(staged: Folder) -> int:
     """Remove what attempts that failed long ago have left. Returns how many files."""
-    old = [file for file in staged.glob("*.parquet") if file.stat().st_mtime < time.time() - _DAY]
-    for file in old:
-        file.unlink(missing_ok=True)
-    if staged.exists() and not any(staged.iterdir()):
+    old = names_in(staged, ".parquet", before=time.time() - _DAY)
+    for name in old:
+        remove(staged, name)
+    if isinstance(staged, Path) and staged.exists() and not any(staged.iterdir()):
         shutil.rmtree(staged, ignore_errors=True)
     return len(old)

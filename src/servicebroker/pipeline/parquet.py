@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from servicebroker.pipeline.storage import Folder, files_in, flush, make, now
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ class DataFile:
     partition: dict[str, str | None] = field(default_factory=dict)
 
 
-def write_parquet(batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Schema) -> list[DataFile]:
+def write_parquet(batches: Iterator[pa.RecordBatch], folder: Folder, schema: pa.Schema) -> list[DataFile]:
     """Write all batches into one file with a new name in `folder`; no file when there are no rows.
 
     Raises:
@@ -45,20 +45,24 @@ def write_parquet(batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Sc
     first = next(groups, None)
     if first is None:
         return []
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"part-{uuid.uuid4()}.parquet"
+    make(folder)
+    files, name = files_in(folder), f"part-{uuid.uuid4()}.parquet"
     repeating: Any = [field.name for field in schema if pa.types.is_string(field.type)]  # others seldom do
-    with pq.ParquetWriter(path, schema, use_dictionary=repeating, write_statistics=_comparable(schema)) as writer:
+    with (
+        files.open_output_stream(name) as sink,
+        pq.ParquetWriter(sink, schema, use_dictionary=repeating, write_statistics=_comparable(schema)) as writer,
+    ):
         writer.write_table(first, row_group_size=first.num_rows)
         for group in groups:
             writer.write_table(group, row_group_size=group.num_rows)
-    flush(path)
-    status = path.stat()
-    stats = json.dumps(statistics(pq.read_metadata(path)), ensure_ascii=False)
-    return [DataFile(path.name, status.st_size, status.st_mtime_ns // 1_000_000, stats)]
+    flush(folder / name)
+    with files.open_input_file(name) as written:
+        size = written.size()
+        stats = json.dumps(statistics(pq.read_metadata(written)), ensure_ascii=False)
+    return [DataFile(name, size, now(), stats)]
 
 
-def write_divided(rows: pa.Table, folder: Path, partition_by: Sequence[str]) -> list[DataFile]:
+def write_divided(rows: pa.Table, folder: Folder, partition_by: Sequence[str]) -> list[DataFile]:
     """Write rows into a file for each combination of values of the columns `partition_by`; one when there are none.
 
     Raises:
@@ -95,15 +99,6 @@ def _partition_text(value: Any) -> str | None:
     if isinstance(value, datetime):
         return str(_plain(value))
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
-
-
-def flush(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def statistics(metadata: Any) -> dict[str, Any]:

@@ -40,6 +40,9 @@ class Started(NamedTuple):
     clear: Callable[[], None]
 
 
+Hear = Callable[["QueueRun", str], None]  # with the name of an event of the log, or "queue stopped"
+
+
 @dataclass
 class QueueRun:
     """The query of one queue, and what it has told so far.
@@ -52,6 +55,7 @@ class QueueRun:
         restarts: how often it was started again.
         reason: why it was, or why it has failed.
         behind: what the source says of how far behind it is (`Attachment.progress`).
+        hear: is called with each event.
     """
 
     queue: QueueRule
@@ -66,6 +70,7 @@ class QueueRun:
     restarts: int = 0
     reason: str = ""
     behind: dict[str, Any] = field(default_factory=dict)
+    hear: Hear = lambda one, event: None
     _started: Started | None = None
     _due: float = 0.0
     _failures: int = 0  # since the last batch
@@ -120,6 +125,8 @@ class QueueRun:
 
     def stop(self) -> None:
         """End the query, if it runs."""
+        if not self.is_over:
+            self.hear(self, "queue stopped")
         if self._started is not None:
             self._started.query.stop()
             self._clear()
@@ -157,22 +164,32 @@ class QueueRun:
         for progress in query.recentProgress:
             told = json.loads(progress.json)
             (source,) = told["sources"]
-            self.behind = source.get("latestOffset") or self.behind
+            reported = source.get("latestOffset")  # not of a batch that comes again after a start: it is with the next
+            self.behind = reported or self.behind
+            messages, size = self._newly_read(reported or {})
             if told["batchId"] > self._batch and told["numInputRows"]:
                 self._batch = told["batchId"]
-                self._landed_batch(told["batchDuration"] / 1000)
+                self._landed_batch(messages, size, told["batchDuration"] / 1000)
 
-    def _landed_batch(self, seconds: float) -> None:
-        read = (self.behind.get("messagesRead", 0), self.behind.get("bytesRead", 0))
+    def _newly_read(self, reported: dict[str, Any]) -> tuple[int, int]:
+        """Messages and bytes that have landed since the last report of this start, which are counted."""
+        read = (reported.get("messagesRead", 0), reported.get("bytesRead", 0))
+        if read <= self._read:
+            return 0, 0
         messages, size = read[0] - self._read[0], read[1] - self._read[1]
-        self._read, self._failures = read, 0
-        self.batches += 1
+        self._read = read
         self.messages += messages
         self.bytes += size
+        return messages, size
+
+    def _landed_batch(self, messages: int, size: int, seconds: float) -> None:
+        self._failures = 0
+        self.batches += 1
         self.seconds = seconds
+        read = f"{counted(messages, 'message')}, {size:,} bytes" if messages else "again after a start"
         lag = {key: self.behind.get(key, 0) for key in ("messagesBehind", "oldestMessageSeconds")}
         said = (
-            f"batch {self._batch}: {counted(messages, 'message')}, {size:,} bytes, {seconds:.1f} s, "
+            f"batch {self._batch}: {read}, {seconds:.1f} s, "
             f"{lag['messagesBehind']:,} behind, the oldest of them {lag['oldestMessageSeconds']} s"
         )
         figures = {"batch": self._batch, "messages": messages, "bytes": size, "seconds": seconds}
@@ -181,3 +198,4 @@ class QueueRun:
     def _tell(self, level: int, event: str, said: str, **fields: Any) -> None:
         told = {"event": event, "queue": self.label, **fields}
         _log.log(level, "The queue '%s' %s", self.label, f"{said}.".replace("..", "."), extra={"fields": told})
+        self.hear(self, event)

@@ -16,6 +16,7 @@ from servicebroker.pipeline.maintenance import messages_of, replay
 from servicebroker.pipeline.parquet import DataFile, write_divided
 from servicebroker.pipeline.replacing import carried, read_columns
 from servicebroker.pipeline.sorting import Sorter, now_in_utc
+from servicebroker.pipeline.storage import has_table
 from servicebroker.pipeline.warehouse import FULL
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
     if pipeline.format != "delta" or not pipeline.bronze:
         raise InstanceError("A table can be made anew from a bronze table in Delta only.")
     into = target(pipeline, table)
-    if not into.folder.exists() or not pipeline.folder(pipeline.bronze).exists():
+    if not has_table(into.folder) or not has_table(pipeline.folder(pipeline.bronze)):
         raise InstanceError(f"There is no table '{table}' yet, or no bronze: 'pipeline run' makes them.")
     with said(into.folder):
         quarantined = committed(into.folder, partial(_rebuild, pipeline, rule, into), _TRIES)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.pipeline.delta_reader import File, TableFile, arrow_columns, files_of, read_file
 from servicebroker.pipeline.parquet import DataFile, partition_values, write_parquet
+from servicebroker.pipeline.storage import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +21,7 @@ HERE, THERE = "_place_here", "_place_there"
 
 
 def meetings(
-    folder: Path, table: DeltaTable, rows: pa.Table, names: Sequence[str], more: Sequence[str] = ()
+    folder: Folder, table: DeltaTable, rows: pa.Table, names: Sequence[str], more: Sequence[str] = ()
 ) -> Iterator[tuple[TableFile, pa.Table]]:
     """Files of the table that hold rows with the same values in the columns `names` as some of `rows`, and these pairs.
 
@@ -47,7 +47,7 @@ def pairs(here: pa.Table, there: pa.Table, names: Sequence[str], more: Sequence[
     return ours.join(theirs, keys=list(names), join_type="inner")
 
 
-def read_columns(folder: Path, table: DeltaTable, file: TableFile, names: Sequence[str]) -> pa.Table:
+def read_columns(folder: Folder, table: DeltaTable, file: TableFile, names: Sequence[str]) -> pa.Table:
     """Some columns of one of the table's files, those too that divide the table."""
     import pyarrow as pa
 
@@ -55,7 +55,7 @@ def read_columns(folder: Path, table: DeltaTable, file: TableFile, names: Sequen
     return pa.Table.from_batches(read_file(File.of(folder, file, schema)), schema)
 
 
-def without(folder: Path, table: DeltaTable, file: TableFile, places: Any) -> list[DataFile]:
+def without(folder: Folder, table: DeltaTable, file: TableFile, places: Any) -> list[DataFile]:
     """A file with the rows of one of the table's files but for those at `places`; none when there are no others."""
     own = [name for name in arrow_columns(table).names if name not in file.partition]
     rows = except_at(read_columns(folder, table, file, own), places)
@@ -71,7 +71,7 @@ def except_at(rows: pa.Table, places: Any) -> pa.Table:
     return rows.filter(compute.invert(goes))
 
 
-def written_anew(folder: Path, table: DeltaTable, columns: pa.Schema) -> list[DataFile]:
+def written_anew(folder: Folder, table: DeltaTable, columns: pa.Schema) -> list[DataFile]:
     """Files with all rows of the table in other columns: their types have room for all values."""
     import pyarrow as pa
 
@@ -84,7 +84,7 @@ def written_anew(folder: Path, table: DeltaTable, columns: pa.Schema) -> list[Da
     return found
 
 
-def carried(folder: Path, table: DeltaTable, rows: pa.Table, names: Sequence[str], others: Sequence[str]) -> pa.Table:
+def carried(folder: Folder, table: DeltaTable, rows: pa.Table, names: Sequence[str], others: Sequence[str]) -> pa.Table:
     """`rows` with the columns `others` of the table's row that has the same values in `names`; null where none has."""
     import pyarrow as pa
 

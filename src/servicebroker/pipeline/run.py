@@ -16,6 +16,7 @@ from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.last_run import LastRun
+from servicebroker.pipeline.lineage import lineage
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.planners import end_planners, planners
 from servicebroker.pipeline.queue_run import QueueRun, Started, State
@@ -102,7 +103,9 @@ def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Ite
         _check_queues(pipeline)
         spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master)
         starts = [partial(_start, spark, pipeline, queue, once=once) for queue in pipeline.queues]
-        run = Run([QueueRun(queue, start, once) for queue, start in zip(pipeline.queues, starts, strict=True)])
+        hear = lineage(pipeline)
+        pairs = zip(pipeline.queues, starts, strict=True)
+        run = Run([QueueRun(queue, start, once, hear=hear) for queue, start in pairs])
         noted.queues = run.queues
         try:
             yield run

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model import names
+from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column, Decoder, Undecodable
 from servicebroker.pipeline.decoding.columns import digits
 from servicebroker.pipeline.definition import ORIGIN, MessageRule, Pipeline, QueueRule, StopError
@@ -227,7 +228,7 @@ def _decode(rule: MessageRule, reader: Decoder, body: bytes | None) -> list[Any]
         raise Undecodable(TOO_LARGE, f"{len(body)} bytes, of which {rule.maximum_body} are allowed")
     try:
         return reader.decode(body)
-    except (Undecodable, MemoryError):
+    except (Undecodable, MemoryError, InstanceError):  # the last one: a registry cannot be asked, so nobody knows
         raise
     except Exception as problem:  # no body may end the query: the same batch would come again for ever
         raise Undecodable("malformed", f"{type(problem).__name__} {problem}") from None

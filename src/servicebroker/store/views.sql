@@ -386,7 +386,7 @@ select case p.class when 1001 then 1 else p.class end::smallint as class,
             when 'CREATE SERVICE' then 'CRSV' when 'CREATE SCHEMA' then 'CRSM'
             when 'CREATE XML SCHEMA COLLECTION' then 'CRXS' when 'CREATE TABLE' then 'CRTB'
             when 'CREATE VIEW' then 'CRVW' when 'CREATE PROCEDURE' then 'CRPR' when 'CREATE FUNCTION' then 'CRFN'
-            when 'CREATE TYPE' then 'CRTY'
+            when 'CREATE TYPE' then 'CRTY' when 'CREATE SYNONYM' then 'CRSN'
        end as type,
        p.permission as permission_name,
        p.state::text as state,

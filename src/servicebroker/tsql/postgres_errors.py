@@ -7,7 +7,7 @@ import re
 import psycopg
 
 from servicebroker.model.errors import BrokerError
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
 # SQLSTATE -> number, severity, text; {0} is PostgreSQL's own message, the rest what it says of the place
 _NUMBERS: dict[str, tuple[int, int, str]] = {
@@ -125,6 +125,8 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if problem.sqlstate == "42809" and source.lstrip().upper().startswith("TRUNCATE"):
         return from_broker(BrokerError(4708, message.split('"')[1]))
     unknown = _NO_COLUMN.fullmatch(message) if problem.sqlstate == "42703" else None
+    if unknown is not None and unknown[1].endswith("ctid"):  # the address of a row, which those of views have not
+        return unsupported("UPDATE or DELETE of a view with FROM or TOP", "Change the table under it.", 0)
     if unknown is not None:
         return TsqlError(207, f"Invalid column name '{as_written(unknown[1], source).rpartition('.')[2]}'.")
     quoted = re.search(r'"([^"]*)"', message)

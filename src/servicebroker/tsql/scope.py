@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import SqlType
 
 # settings of the session's connection, for defaults of columns, which outlive the session that has written them
@@ -60,6 +61,7 @@ class Scope:
         user_functions: by their quoted PostgreSQL name; None when nobody can tell which ones there are.
         is_body: whether this is the body of a function, where variables are called by their names.
         user_types: by `types.type_key`.
+        synonyms: what each stands for, by its database in lower case, then by schema and name in lower case.
         read_only: the table-valued parameters, by the quoted PostgreSQL name of their table.
     """
 
@@ -72,4 +74,9 @@ class Scope:
     user_functions: Mapping[str, UserFunction] | None = None
     is_body: bool = False
     user_types: Mapping[str, UserType] = field(default_factory=dict)
+    synonyms: Mapping[str, Mapping[tuple[str, str], Name]] = field(default_factory=dict)
     read_only: Mapping[str, str] = field(default_factory=dict)
+
+    def synonym(self, database: str, schema: str, name: str) -> Name | None:
+        """What a synonym stands for; None when that is none."""
+        return self.synonyms.get(database.lower(), {}).get((schema.lower(), name.lower()))

@@ -37,7 +37,7 @@ class Use(NamedTuple):
 
 class _Found(NamedTuple):
     is_queue: bool
-    is_module: bool
+    module: str | None  # its kind in sys.objects, None for what is no module
     is_known: bool  # its schema
     is_there: bool
     securable: Securable
@@ -78,16 +78,20 @@ def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
     """Refuse to define, change or drop what belongs to the broker, and to take its name: to everybody, dbo too.
 
     Raises:
-        BrokerError: 2760, 3701 or 1088 in a schema of the system; 2714, 3705, 4909, 2010, 1914, 4708 or 8197 of a
-            queue; 2714 of a module, 208 of a view to alter that is not there.
+        BrokerError: 2760, 3701 or 1088 in a schema of the system, 2760 there is no such schema; 2714, 3705, 4909, 2010,
+            1914, 4708 or 8197 of a queue or a synonym; 2714 of a module, 208 of a view to alter that is not there.
     """
     check_schemas(uses)
     found = yield from _find(user, uses)
     for use, one in zip(uses, found, strict=True):
         if one.is_queue:
-            raise _of_a_queue(use)
-        if one.is_module and _creates(use):
+            raise _of_no_table(use, "service queue", "DROP QUEUE")
+        if one.module is not None and _creates(use):
             raise BrokerError(2714, use.name)
+        if not one.is_known and _creates(use):
+            raise BrokerError(2760, use.schema)
+        if one.module == "SN" and use.statement != "DROP SYNONYM":
+            raise _of_no_table(use, "synonym", "DROP SYNONYM")
         if use.statement == "ALTER VIEW" and not one.is_there:
             raise BrokerError(208, use.shown or use.name)
 
@@ -204,7 +208,7 @@ def check_schemas(uses: Iterable[Use]) -> None:
 
 
 _FIND = f"""
-select q.queue_id is not null, m.module_id is not null, s.schema_id is not null or lower(w.schema_name) = 'dbo',
+select q.queue_id is not null, m.kind, s.schema_id is not null or lower(w.schema_name) = 'dbo',
        to_regclass(format('%I.%I', w.postgres_schema, w.postgres_name)) is not null or m.module_id is not null,
        coalesce(q.queue_id, o.object_id, 0), coalesce(q.owner_id, {DBO}), coalesce(q.name, m.name, w.name),
        case when lower(w.schema_name) = 'dbo' then {DBO_SCHEMA} else coalesce(s.schema_id, 0) end, w.schema_name
@@ -235,13 +239,11 @@ def _find(user: User, uses: Sequence[Use]) -> Steps[list[_Found]]:
         ),
     )
     found = []
-    for use, (is_queue, is_module, is_known, is_there, major_id, owner_id, name, *place) in zip(
-        uses, rows, strict=True
-    ):
+    for use, (is_queue, module, is_known, is_there, major_id, owner_id, name, *place) in zip(uses, rows, strict=True):
         kind = Kind.QUEUE if is_queue else Kind.OBJECT
         securable = Securable(kind, major_id, owner_id, use.shown or name, *place)
         # a queue may stand in a schema that CREATE SCHEMA has not made
-        found.append(_Found(is_queue, is_module, is_known or is_queue, is_there, securable))
+        found.append(_Found(is_queue, module, is_known or is_queue, is_there, securable))
     return found
 
 
@@ -263,13 +265,13 @@ def _of_the_system(use: Use) -> BrokerError:
     return BrokerError(1088, f"{use.schema}.{use.name}")
 
 
-def _of_a_queue(use: Use) -> BrokerError:
-    """As what is no queue it cannot be made, changed or dropped."""
+def _of_no_table(use: Use, what: str, instead: str) -> BrokerError:
+    """As something else it cannot be made, changed or dropped."""
     if _creates(use) and not use.statement.startswith("CREATE OR ALTER"):
         return BrokerError(2714, use.name)
     if use.statement == "DROP INDEX":
         return BrokerError(3701, "drop", "index", use.shown or use.name)
     if use.statement.startswith("DROP"):
-        return BrokerError(3705, use.statement, use.name, "service queue", "DROP QUEUE")
+        return BrokerError(3705, use.statement, use.name, what, instead)
     number = {"CREATE INDEX": 1914, "CREATE TRIGGER": 8197, "ALTER TABLE": 4909, "TRUNCATE TABLE": 4708}
     return BrokerError(number.get(use.statement, 2010), use.name)

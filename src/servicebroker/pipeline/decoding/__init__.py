@@ -1,22 +1,26 @@
 """Bodies of messages into the values of columns: pure functions of bytes. What cannot be read says why.
 
 `decoder(format, ...)` makes a `Decoder`; its `decode` returns the values of its columns or raises `Undecodable`, and
-nothing else, whatever the bytes are.
+nothing else, whatever the bytes are. A `RegisteredDecoder` raises, too, what the function raises that finds its
+schemas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from servicebroker.pipeline.decoding.avro import AvroDecoder
 from servicebroker.pipeline.decoding.columns import Column, Decoder, Undecodable
+from servicebroker.pipeline.decoding.json_schema import JsonSchema
 from servicebroker.pipeline.decoding.plain import BinaryDecoder, JsonDecoder, TextDecoder
 from servicebroker.pipeline.decoding.protobuf import ProtobufDecoder
+from servicebroker.pipeline.decoding.registered import RegisteredDecoder
 from servicebroker.pipeline.decoding.xml import XmlDecoder
 
 FORMATS = ("json", "xml", "avro", "protobuf", "text", "binary")
 
-__all__ = ["FORMATS", "Column", "Decoder", "Undecodable", "decoder"]
+__all__ = ["FORMATS", "Column", "Decoder", "RegisteredDecoder", "Undecodable", "decoder"]
 
 
 def decoder(
@@ -33,7 +37,7 @@ def decoder(
     Args:
         format_: one of `FORMATS`.
         columns: what to take out of a body; for Avro and Protobuf everything, when there are none.
-        schema: content of the XSD, the Avro schema, or the Protobuf descriptor set.
+        schema: content of the JSON Schema, the XSD, the Avro schema, or the Protobuf descriptor set.
         message: full name of the Protobuf message.
         encoding: of text.
         refuse_extra: whether a field that no column takes makes a body undecodable.
@@ -42,11 +46,28 @@ def decoder(
         ValueError: the schema is none, or does not go with the columns.
     """
     if format_ == "json":
-        return JsonDecoder(columns, refuse_extra)
+        return JsonDecoder(columns, refuse_extra, None if schema is None else JsonSchema(schema))
     if format_ == "xml":
         return XmlDecoder(columns, schema)
     if format_ == "avro":
-        return AvroDecoder(columns, schema or b"", refuse_extra)
+        return _complete(AvroDecoder(columns, schema or b"", refuse_extra))
     if format_ == "protobuf":
-        return ProtobufDecoder(columns, schema or b"", message, refuse_extra)
+        return _complete(ProtobufDecoder(columns, schema or b"", message, refuse_extra))
+    if schema is not None:
+        raise ValueError(f"{format_} has no schema")
     return TextDecoder(encoding) if format_ == "text" else BinaryDecoder()
+
+
+D = TypeVar("D", AvroDecoder, ProtobufDecoder)
+
+
+def _complete(made: D) -> D:
+    """A decoder whose columns all have a field in its schema.
+
+    Raises:
+        ValueError: one has none.
+    """
+    for column in made.columns:
+        if column.steps[0] not in made.fields:
+            raise ValueError(f"the schema has no field '{column.steps[0]}' for the column '{column.name}'")
+    return made

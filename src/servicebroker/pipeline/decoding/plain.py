@@ -10,16 +10,18 @@ from functools import partial
 from typing import Any
 
 from servicebroker.pipeline.decoding.columns import Column, Number, Projection, Undecodable
+from servicebroker.pipeline.decoding.json_schema import JsonSchema
 
 
 class JsonDecoder:
     """Objects of JSON, in UTF-8, UTF-16 or UTF-32 with or without a byte order mark."""
 
-    def __init__(self, columns: Sequence[Column], refuse_extra: bool) -> None:
+    def __init__(self, columns: Sequence[Column], refuse_extra: bool, schema: JsonSchema | None = None) -> None:
         if not columns:
             raise ValueError("json needs columns")
         self.columns = tuple(columns)
         self._projection = Projection(columns, refuse_extra=refuse_extra)
+        self._schema = schema
 
     def decode(self, body: bytes | None) -> list[Any]:
         """See `Decoder`."""
@@ -31,6 +33,8 @@ class JsonDecoder:
             raise Undecodable("wrong encoding", str(problem)) from None
         try:
             found = (_READER if _MINUS_ZERO.search(text) is None else _READER_OF_MINUS_ZERO).decode(text)
+            if self._schema is not None:
+                self._schema.check(found)
         except RecursionError:
             raise Undecodable("too deep", "the body is nested too deeply") from None
         except ValueError as problem:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC
+from importlib import import_module
 from typing import Any
 
 from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, checked, convert, find
 
+_OWN = re.compile(r"google/protobuf/[a-z_]+\.proto")
 _TIMESTAMP = "google.protobuf.Timestamp"
 
 
@@ -18,10 +21,8 @@ class ProtobufDecoder:
         self._given = (tuple(columns), schema, message, refuse_extra)
         self._class = _message_class(schema, message)
         self.columns = tuple(columns) or tuple(_column(field) for field in self._class.DESCRIPTOR.fields)
+        self.fields = frozenset(self._class.DESCRIPTOR.fields_by_name)
         self._ways = [column.steps for column in self.columns]
-        for column, steps in zip(self.columns, self._ways, strict=True):
-            if steps[0] not in self._class.DESCRIPTOR.fields_by_name:
-                raise ValueError(f"the message '{message}' has no field '{steps[0]}' for the column '{column.name}'")
         self._refuse_extra = refuse_extra
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -51,6 +52,62 @@ class ProtobufDecoder:
         except Exception as problem:  # many kinds: a Timestamp beyond the year 9999, an Any of a type that nobody knows
             raise Undecodable("wrong type", str(problem)) from None
         return [checked(column, value, convert) for column, value in zip(self.columns, values, strict=True)]
+
+
+def message_at(file: bytes, way: Sequence[int]) -> str:
+    """The full name of a message of a `FileDescriptorProto`, by its place in each level.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = _file(file)
+    names = [found.package] if found.package else []
+    messages = found.message_type
+    for place in way:
+        if not 0 <= place < len(messages):
+            raise ValueError(f"it has no message {'.'.join(map(str, way))}")
+        names.append(messages[place].name)
+        messages = messages[place].nested_type
+    return ".".join(names)
+
+
+def descriptor_set(files: Sequence[bytes]) -> bytes:
+    """A descriptor set of each `FileDescriptorProto`, with those of Protobuf itself that they import.
+
+    Raises:
+        ValueError: some are none.
+    """
+    from google.protobuf import descriptor_pb2
+
+    given = [_file(one) for one in files]
+    there = {file.name for file in given}
+    theirs = [
+        _well_known(name)
+        for name in dict.fromkeys(name for file in given for name in file.dependency)
+        if name not in there
+    ]
+    return descriptor_pb2.FileDescriptorSet(file=[*filter(None, theirs), *given]).SerializeToString()
+
+
+def _file(content: bytes) -> Any:
+    from google.protobuf import descriptor_pb2
+    from google.protobuf.message import DecodeError
+
+    try:
+        return descriptor_pb2.FileDescriptorProto.FromString(content)
+    except DecodeError as problem:
+        raise ValueError(f"it is no Protobuf descriptor: {problem}") from None
+
+
+def _well_known(name: str) -> Any:
+    """A file of Protobuf's own, such as google/protobuf/timestamp.proto; None for others."""
+    from google.protobuf import descriptor_pb2
+
+    try:
+        module = import_module(f"{name.removesuffix('.proto').replace('/', '.')}_pb2") if _OWN.fullmatch(name) else None
+    except ImportError:
+        return None
+    return module and descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
 
 
 def _message_class(schema: bytes, message: str) -> Any:

@@ -81,7 +81,7 @@ begin atomic
 end;
 create or replace function tsql.object_definition(id integer) returns text language sql stable parallel safe
 begin atomic
-    select m.definition from servicebroker.tsql_modules m where m.module_id = id;
+    select m.definition from servicebroker.tsql_modules m where m.module_id = id and m.kind <> 'SN';
 end;
 create or replace function tsql.col_name(id integer, place integer) returns text language sql stable parallel safe
 begin atomic

@@ -50,7 +50,7 @@ select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.t
                    when 'FN' then 'SQL_SCALAR_FUNCTION' when 'IF' then 'SQL_INLINE_TABLE_VALUED_FUNCTION'
                    when 'TF' then 'SQL_TABLE_VALUED_FUNCTION'
                    when 'TR' then 'SQL_TRIGGER' when 'SO' then 'SEQUENCE_OBJECT' when 'IT' then 'INTERNAL_TABLE'
-                   when 'S' then 'SYSTEM_TABLE' end as type_desc,
+                   when 'S' then 'SYSTEM_TABLE' when 'SN' then 'SYNONYM' end as type_desc,
        o.create_date, o.modify_date, o.is_ms_shipped, o.schema_name, o.broker_database
   from tsql.every_object o
   join servicebroker.shown_databases shown using (database_id);
@@ -70,7 +70,11 @@ select o.object_id as partition_id, o.object_id, 1 as index_id, 1 as partition_n
 create view tsql.sequences with (security_invoker = true) as select * from tsql.objects where type = 'SO';
 create view tsql.sql_modules with (security_invoker = true) as
 select m.module_id as object_id, m.definition, 1::smallint as uses_ansi_nulls, 1::smallint as uses_quoted_identifier, shown.broker_database
-  from servicebroker.tsql_modules m join servicebroker.shown_databases shown using (database_id);
+  from servicebroker.tsql_modules m join servicebroker.shown_databases shown using (database_id) where m.kind <> 'SN';
+create view tsql.synonyms with (security_invoker = true) as
+select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.type, o.type_desc, o.create_date, o.modify_date,
+       o.is_ms_shipped, 0::smallint as is_published, 0::smallint as is_schema_published, m.definition as base_object_name, o.broker_database
+  from tsql.objects o join servicebroker.tsql_modules m on m.module_id = o.object_id where o.type = 'SN';
 create view tsql.triggers with (security_invoker = true) as
 select o.name, o.object_id, 1::smallint as parent_class, 'OBJECT_OR_COLUMN' as parent_class_desc, o.parent_object_id as parent_id,
        o.type, o.type_desc, o.create_date, o.modify_date, o.is_ms_shipped, m.is_disabled::integer::smallint as is_disabled, o.broker_database

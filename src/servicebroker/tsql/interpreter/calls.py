@@ -9,6 +9,7 @@ from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.tsql.context import SessionDatabase
 from servicebroker.tsql.interpreter import user_types
 from servicebroker.tsql.interpreter.evaluation import evaluate, operand_value, text
+from servicebroker.tsql.interpreter.foresight import system_name
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import MAXIMUM_NESTING, Machine, ScopeEnd, runs
 from servicebroker.tsql.interpreter.modules import Module, find_procedure, working_as
@@ -49,13 +50,14 @@ def _execute(machine: Machine, statement: Execute) -> None:
     name = _name(machine, statement.procedure)
     if statement.returned is not None:
         machine.frame.type_of(statement.returned)
-    known = SYSTEM.get(name.own.lower())
-    if known is not None and name.schema.lower() in ("", "sys", "dbo"):
+    known = SYSTEM.get(system_name(name))
+    if known is not None:
         machine.error = 0
         code = known(machine, statement)
         if statement.returned is not None:
             machine.frame.assign(statement.returned, code or 0, INT)
         return
+    name = machine.queries.behind(name)
     found = find_procedure(machine, name)
     if found is None:
         raise TsqlError(2812, f"Could not find stored procedure '{name}'.", state=62)

@@ -150,9 +150,10 @@ def _received(machine: Machine, statement: Receive, wait: float) -> list[Message
     if statement.where and where is None:
         raise BrokerError(8418) if statement.where == "conversation_handle" else BrokerError(8420)
     is_handle = statement.where == "conversation_handle"
-    with _reading(statement.queue):
-        return database_of(machine, statement.queue).verbs.receive(
-            written(statement.queue),
+    queue = machine.queries.behind(statement.queue)
+    with _reading(queue):
+        return database_of(machine, queue).verbs.receive(
+            written(queue),
             top=top,
             conversation_handle=where if is_handle else None,
             conversation_group_id=None if is_handle else where,
@@ -178,8 +179,9 @@ def _get(machine: Machine, statement: GetConversationGroup) -> None:
 
 def _get_group(machine: Machine, statement: GetConversationGroup, wait: float) -> None:
     convert(UUID(int=0), UNIQUEIDENTIFIER, machine.frame.type_of(statement.group))
-    with _reading(statement.queue):
-        group = database_of(machine, statement.queue).verbs.get_conversation_group(written(statement.queue), wait=wait)
+    queue = machine.queries.behind(statement.queue)
+    with _reading(queue):
+        group = database_of(machine, queue).verbs.get_conversation_group(written(queue), wait=wait)
     machine.frame.assign(statement.group, group, UNIQUEIDENTIFIER)
     machine.done(int(group is not None))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
 _LOG = logging.getLogger(__name__)
-_MODULES = frozenset({"PROCEDURE", "FUNCTION", "TRIGGER"})  # which tell of themselves
+_MODULES = frozenset({"PROCEDURE", "FUNCTION", "TRIGGER", "SYNONYM"})  # which tell of themselves
 _IN_SCHEMAS = frozenset({"QUEUE", "TYPE", "XML SCHEMA COLLECTION"}) | _MODULES
 _MEMBERS = {"add_member": "ADD_ROLE_MEMBER", "drop_member": "DROP_ROLE_MEMBER"}
 
@@ -75,8 +75,14 @@ def tell_of_module(
 
 
 def tell_of_dropped(machine: Machine, database: SessionDatabase, kind: str, name: Name, text: str) -> None:
-    """A procedure, a function or a trigger was dropped."""
+    """A procedure, a function, a trigger or a synonym was dropped."""
     _tell(machine, database, f"DROP_{kind}", name, kind, text)
+
+
+def tell_of_synonym(machine: Machine, database: SessionDatabase, statement: Definition) -> None:
+    """A synonym was made."""
+    more = [("TargetObjectName", str(statement.clauses["base"]))]
+    _tell(machine, database, "CREATE_SYNONYM", statement.name, "SYNONYM", statement.text, more)
 
 
 def tell_of_uses(machine: Machine, uses: Sequence[Use], text: str) -> None:

@@ -33,6 +33,7 @@ from servicebroker.tsql.syntax import (
     Expression,
     Function,
     InsertExecute,
+    Name,
     Permission,
     Procedure,
     Relational,
@@ -40,6 +41,7 @@ from servicebroker.tsql.syntax import (
     Statement,
     Trigger,
     Unsupported,
+    Variable,
 )
 from servicebroker.tsql.syntax import Use as UseDatabase
 from servicebroker.tsql.translation.definitions.function_bodies import check_body
@@ -54,6 +56,13 @@ _NEVER = frozenset({102, 156, 174, 195, 40515})
 
 # what refuses a call of a procedure of the system, by its name, for the constants that it is given
 CALLS: dict[str, Callable[[Execute], None]] = {}
+
+
+def system_name(procedure: Name | Variable) -> str:
+    """What a procedure would be called in lower case if it came with the system; "" for one that cannot."""
+    if isinstance(procedure, Variable) or procedure.schema.lower() not in ("", "sys", "dbo"):
+        return ""
+    return procedure.own.lower()
 
 
 class Declared(NamedTuple):
@@ -163,8 +172,10 @@ def _refuse(statement: Statement, declared: Declared) -> None:
         check_module(statement)
     elif isinstance(statement, UseDatabase):
         declared.used.append(statement.database.lower())
-    elif isinstance(statement, Execute) and str(statement.procedure).lower() in CALLS:
-        CALLS[str(statement.procedure).lower()](statement)
+    elif isinstance(statement, Execute):
+        called = system_name(statement.procedure)
+        if called in CALLS:
+            CALLS[called](statement)
 
 
 def check_module(statement: Procedure | Trigger) -> None:
@@ -173,8 +184,6 @@ def check_module(statement: Procedure | Trigger) -> None:
     Raises:
         TsqlError: 40515.
     """
-    if isinstance(statement, Trigger) and statement.instead_of:
-        raise unsupported("INSTEAD OF", "Write an AFTER trigger.", statement.line)
     if statement.name.own.startswith("#"):
         raise unsupported("A temporary procedure", "Give it a name without #.", statement.line)
 

@@ -43,6 +43,7 @@ class Frame:
         tables: the quoted PostgreSQL name of table variables and of temporary tables that were made here.
         code: the return code.
         updated: inside a trigger the columns, in lower case, that the statement has set; None for all of them.
+        diverts: whether an INSTEAD OF trigger runs here.
         row_types: the number of the table type that a table variable was declared with.
         lent: the table-valued parameters, which are tables of the caller.
         is_module: whether statements of a procedure or a trigger run here, which belong to dbo, and not of a text.
@@ -58,6 +59,7 @@ class Frame:
     tables: dict[str, str] = field(default_factory=dict)
     code: int = 0
     updated: frozenset[str] | None = frozenset()
+    diverts: bool = False
     row_types: dict[str, int] = field(default_factory=dict)
     lent: set[str] = field(default_factory=set)
     is_module: bool = False

@@ -165,9 +165,12 @@ def _trigger(machine: Machine, statement: Trigger) -> None:
     on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.own, shown=str(name))
     table = machine.queries.table_named(statement.table)
     machine.allow(on_table, database=database_of(machine, statement.table))
+    triggers.check_place(machine, statement, table)
     with machine.together():
         store(machine, statement, "TR", table)
-        machine.queries.define(triggers.capture(table))
+        if not statement.instead_of:
+            machine.queries.define(triggers.capture(table))
+        triggers.divert(machine, table)
     triggers.forget(machine)
 
 
@@ -236,11 +239,14 @@ def _check_name(
         raise TsqlError(208, f"Invalid object name '{own}'.", state=6)
     if found and (statement.action == "CREATE" or found[0][1] != kind):
         raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
-    database = database_of(machine, statement.name)
+    if not found:
+        check_no_table(machine, database_of(machine, statement.name), schema, own)
+
+
+def check_no_table(machine: Machine, database: SessionDatabase, schema: str, own: str) -> None:
+    """Raises: TsqlError: 2714 a table, view, queue or sequence has the name."""
     table = f"{quoted(postgres_name(database.name, schema))}.{quoted(postgres_name(own))}"
-    if not found and fetch(
-        machine.connection, "modules.check_name", "select where to_regclass($1) is not null", (table,)
-    ):
+    if fetch(machine.connection, "modules.check_no_table", "select where to_regclass($1) is not null", (table,)):
         raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
 
 
@@ -251,8 +257,24 @@ def _drop_procedure(machine: Machine, statement: Definition) -> None:
 
 @defines("DROP", "TRIGGER")
 def _drop_trigger(machine: Machine, statement: Definition) -> None:
-    drop_modules(machine, statement, "trigger", "TR")
+    tables = [
+        table
+        for name in statement.clauses["names"]
+        for (table,) in fetch(machine.connection, "modules.drop_trigger", _PARENT, (
+            database_of(machine, name).database_id, name.schema or "dbo", name.own
+        ))
+    ]  # fmt: skip
+    with machine.together():
+        drop_modules(machine, statement, "trigger", "TR")
+        for table in tables:
+            triggers.divert(machine, table)
     triggers.forget(machine)
+
+
+_PARENT = (
+    "select parent_table from servicebroker.tsql_modules where database_id = $1 and lower(schema_name) = lower($2) "
+    "and lower(name) = lower($3) and kind = 'TR'"
+)
 
 
 _SWITCH = (
@@ -300,6 +322,7 @@ def _switch_triggers(machine: Machine, statement: Definition) -> None:
         except BaseException:
             machine.transactions.undo()
             raise
+        triggers.divert(machine, table)
 
 
 def _not_found(number: int, name: Name) -> TsqlError:

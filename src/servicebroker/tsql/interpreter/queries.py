@@ -10,7 +10,9 @@ from typing import Any
 import psycopg
 
 from servicebroker.engine.security.tsql_objects import authorize_queues, authorize_uses, forget
+from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import Result, run_command
+from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, out_of_variant
 from servicebroker.tsql.interpreter import triggers
@@ -18,7 +20,7 @@ from servicebroker.tsql.interpreter.ddl_events import tell_of_uses
 from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.remembered import Columns, UserFunctions, UserTypes
+from servicebroker.tsql.interpreter.remembered import Columns, Synonyms, UserFunctions, UserTypes
 from servicebroker.tsql.interpreter.set_options import HOLDING
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.interpreter.violations import violation
@@ -27,13 +29,14 @@ from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Name, Relational
-from servicebroker.tsql.translation.text_writer import Lock, identifier, string
+from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, schema_of, string
 from servicebroker.tsql.types import VARIANT, SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
 _CHANGES = re.compile(r"\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
 _ASKS = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IGNORECASE)
 _SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE)
+_VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # of the catalog, also behind a synonym
 _SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch")
 
 
@@ -45,6 +48,7 @@ class Queries:
         self.columns = Columns(machine)
         self.user_functions = UserFunctions(machine)
         self.user_types = UserTypes(machine)
+        self.synonyms = Synonyms(machine)
         self._shown: str | None = None  # the database that the views of sys show
         self._told: tuple[str, str] | None = None  # the user and the login that defaults of columns ask for
         self._identity_insert: str | None = None
@@ -64,6 +68,7 @@ class Queries:
             self._identity_insert,
             self.user_functions,
             user_types=self.user_types,
+            synonyms=self.synonyms,
             read_only={machine.frame.tables[name]: name for name in machine.frame.lent},
         )
 
@@ -86,8 +91,11 @@ class Queries:
         if done.kind != "ddl" and _CHANGES.match(text) and triggers.any_here(machine):
             with machine.together():  # a statement and the triggers that it fires, all or nothing
                 triggers.ask(machine)
-                self._take(done, self._execute(done, text), text)
-                triggers.fire(machine, text)
+                result = self._execute(done, text)
+                changed = triggers.captured(machine)
+                result = result._replace(touched=result.touched + triggers.diverted_rows(machine, changed))
+                self._take(done, result, text)
+                triggers.fire(machine, text, changed)
             return
         self._take(done, self._execute(done, text), text)
 
@@ -101,6 +109,7 @@ class Queries:
                     machine.context.ask(forget(user, use.schema, use.name))
             self.columns.forget()
             self._note_temporary(text)
+            self._divert_again(done)
             tell_of_uses(machine, done.uses, text)
             machine.done(0)
         elif done.kind == "assign":
@@ -113,6 +122,13 @@ class Queries:
             machine.done(len(result.rows))
         else:
             self._changed(done, result, text)
+
+    def _divert_again(self, done: Translated) -> None:
+        """A view that was altered is a new one to PostgreSQL: its INSTEAD OF triggers stay."""
+        for use in done.uses:
+            if use.statement in ("ALTER VIEW", "CREATE OR ALTER VIEW") and triggers.any_here(self.machine):
+                database = use.database or self.machine.database.name
+                triggers.divert(self.machine, f"{schema_of(database, use.schema)}.{quoted(postgres_name(use.name))}")
 
     def _changed(self, done: Translated, result: Result, text: str) -> None:
         machine = self.machine
@@ -178,7 +194,7 @@ class Queries:
         if done.uses:
             self._allow(done)
         _check_server(done, machine.connection.info.server_version // 10_000)
-        self._show_database(text)
+        self._show_database(text, done)
         self._tell_who(text)
         machine.transactions.guard()
         before = self._held(done) + done.before
@@ -222,10 +238,10 @@ class Queries:
         frame, functions = self.machine.frame, self.machine.functions
         return tuple(frame.values[name] if name in frame.types else functions[name] for name in names)
 
-    def _show_database(self, text: str) -> None:
+    def _show_database(self, text: str, done: Translated) -> None:
         """The views of sys show one database; it is told before the first statement that may look there."""
         name = self.machine.database.name
-        if self._shown != name and _SYS.search(text):
+        if self._shown != name and (_SYS.search(text) or _VIEW.search(done.sql)):
             self.set("servicebroker.database", name)
             self._shown = name
 
@@ -252,6 +268,7 @@ class Queries:
         self.columns.forget()
         self.user_functions.forget()
         self.user_types.forget()
+        self.synonyms.forget()
 
     # ------------------------------------------------------------ temporary tables
 
@@ -339,6 +356,15 @@ class Queries:
                 frame.values.pop(name, None)
         machine.error = 0
         machine.changed(count)
+
+    def behind(self, name: Name) -> Name:
+        """What a synonym stands for; any other name is itself.
+
+        Raises:
+            TsqlError: 470 that is a synonym too, 7202 it is of another server.
+        """
+        base = Writer(self.scope()).synonym(name.database or self.machine.database.name, name.schema or "dbo", name.own)
+        return base or name
 
     def table_named(self, name: Name) -> str:
         """The quoted PostgreSQL name of a table.

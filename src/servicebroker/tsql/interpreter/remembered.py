@@ -1,6 +1,6 @@
 """What was looked up in the catalog is remembered for a moment, by all sessions of an instance in this process.
 
-Those are the columns of tables, the types of CREATE TYPE, and what calls of user-defined functions need to know.
+Those are the columns of tables, the types of CREATE TYPE, synonyms, and what calls of user-defined functions need.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from weakref import WeakKeyDictionary
 
 from servicebroker.store.running import fetch
 from servicebroker.tsql.known_columns import QUERY, columns_of
+from servicebroker.tsql.parser.token_reader import name_in
 from servicebroker.tsql.scope import Column, UserFunction, UserType
+from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import parse_type
 
 if TYPE_CHECKING:
@@ -88,6 +90,20 @@ class UserTypes(Remembered[UserType]):
             return None
         number, is_table, text, is_nullable = rows[0]
         return UserType(number, None if is_table else parse_type(text), text if is_table else "", is_nullable)
+
+
+_SYNONYMS = (
+    "select lower(m.schema_name), lower(m.name), m.definition from servicebroker.tsql_modules m "
+    "join servicebroker.databases d using (database_id) where lower(d.name) = $1 and m.kind = 'SN'"
+)
+
+
+class Synonyms(Remembered[Mapping[tuple[str, str], Name]]):
+    """All of a database, by its name in lower case: most have none, and each name in a script may be one."""
+
+    def _look(self, name: str) -> Mapping[tuple[str, str], Name]:
+        rows = fetch(self._machine.connection, "remembered.look.synonyms", _SYNONYMS, (name,))
+        return {(schema, own): name_in(base) for schema, own, base in rows}
 
 
 class UserFunctions(Remembered[UserFunction]):

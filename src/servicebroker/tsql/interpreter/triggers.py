@@ -1,14 +1,15 @@
-"""AFTER triggers: their statements run when a T-SQL session has changed their table, in the same transaction.
+"""Triggers: their statements run when a T-SQL session changes their table, in the same transaction.
 
 PostgreSQL copies what a statement has inserted and deleted into temporary tables (migration 0017) when the session asks
-for it; the session finds the triggers of the table and runs them.
+for it; the session finds the triggers of the table and runs them. Where the table has an INSTEAD OF trigger, PostgreSQL
+copies it without doing it (`store/tsql/diversions.sql`).
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from servicebroker.store.direct import run_command
@@ -30,6 +31,7 @@ _CAPTURE = {
     "UPDATE": "after update on {table} referencing old table as deleted_rows new table as inserted_rows",
     "DELETE": "after delete on {table} referencing old table as deleted_rows",
 }
+_DIVERTED = "INSTEAD_"  # before an event whose rows were copied and not changed
 _OF_TABLE = (
     "select name, definition, parent_table, module_id, execute_as, creator, array(select s.thumbprint from "
     "servicebroker.module_signatures s where s.module_id = m.module_id and not s.is_counter) "
@@ -46,6 +48,67 @@ def capture(table: str) -> str:
         "for each statement execute function servicebroker.tsql_capture()"
         for event, clause in _CAPTURE.items()
     )
+
+
+def check_place(machine: Machine, trigger: Trigger, table: str) -> None:
+    """Refuse a trigger that cannot be on this table or view.
+
+    Raises:
+        TsqlError: 8197 an AFTER trigger on a view, 2111 an INSTEAD OF trigger beside another one of that event.
+    """
+    ((is_view,),) = fetch(
+        machine.connection,
+        "triggers.check_place",
+        "select relkind = 'v' from pg_class where oid = to_regclass($1)",
+        (table,),
+    )
+    if is_view and not trigger.instead_of:
+        raise TsqlError(8197, f"The object '{trigger.table}' does not exist or is invalid for this operation.")
+    if not trigger.instead_of:
+        return
+    for _, other in _instead_of(machine, table):
+        same = [event for event in trigger.events if event in other.events]
+        if same and other.name.own.lower() != trigger.name.own.lower():
+            raise TsqlError(
+                2111, f"Cannot create trigger '{trigger.name}' on {'view' if is_view else 'table'} '{trigger.table}' "
+                f"because an INSTEAD OF {same[0]} trigger already exists on this object."
+            )  # fmt: skip
+
+
+def _instead_of(machine: Machine, table: str) -> list[tuple[int, Trigger]]:
+    """The INSTEAD OF triggers of a table that are not disabled, by their numbers."""
+    rows = fetch(
+        machine.connection,
+        "triggers.instead_of",
+        "select module_id, definition from servicebroker.tsql_modules where kind = 'TR' and not is_disabled "
+        "and to_regclass(parent_table) = to_regclass($1)",
+        (table,),
+    )
+    return [(number, trigger) for number, text in rows if (trigger := _parsed(text)).instead_of]
+
+
+def divert(machine: Machine, table: str) -> None:
+    """Have PostgreSQL copy what INSTEAD OF triggers of a table want, and not do it; no longer, where none is left."""
+    ((kind,),) = fetch(
+        machine.connection, "triggers.divert", "select max(relkind) from pg_class where oid = to_regclass($1)", (table,)
+    )
+    if kind is None:
+        return
+    done = [
+        f"drop trigger if exists tsql_divert_{event.lower()} on {table}; "
+        f"drop trigger if exists tsql_divert_row_{event.lower()} on {table}"
+        for event in _CAPTURE
+    ]
+    for number, trigger in _instead_of(machine, table):
+        for event in trigger.events:
+            own = event.lower()
+            done.append(
+                f"create trigger tsql_divert_{own} before {own} on {table} for each statement "
+                f"execute function tsql.divert_statement('{number}'); "
+                f"create trigger tsql_divert_row_{own} {'instead of' if kind == 'v' else 'before'} {own} on {table} "
+                "for each row execute function tsql.divert_row()"
+            )
+    machine.queries.define("; ".join(done))
 
 
 def any_here(machine: Machine) -> bool:
@@ -74,8 +137,8 @@ def ask(machine: Machine) -> None:
         machine.connection,
         "triggers.ask",
         "select set_config('servicebroker.tsql_level', $1, false), "
-        "set_config('servicebroker.tsql_captured', '', false)",
-        (str(len(machine.frames)),),
+        "set_config('servicebroker.tsql_captured', '', false), set_config('servicebroker.tsql_within', $2, false)",
+        (str(len(machine.frames)), ",".join(str(frame.number) for frame in machine.frames if frame.diverts)),
     )
 
 
@@ -99,35 +162,63 @@ def columns_set(text: str) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def fire(machine: Machine, statement: str) -> None:
-    """After it: run the triggers of what it has changed.
+class Captured(NamedTuple):
+    """What a statement has changed, or would have, of a table by its oid: INSERT, UPDATE or DELETE."""
+
+    table: int
+    event: str
+    is_diverted: bool
+    copies: dict[str, str]  # the PostgreSQL names of `inserted` and `deleted`
+
+
+def captured(machine: Machine) -> list[Captured]:
+    """What the statement that `ask` stood before has changed; later ones ask again."""
+    level = len(machine.frames)
+    ((said,),) = fetch(
+        machine.connection,
+        "triggers.captured",
+        "select set_config('servicebroker.tsql_level', '', false) || current_setting('servicebroker.tsql_captured')",
+        (),
+    )
+    found = []
+    for place, one in enumerate(said.split(";") if said else (), 1):
+        table, event = one.split()
+        copies = {name: f'pg_temp."tsql_{name}_{level}_{place}"' for name in ("inserted", "deleted")}
+        found.append(Captured(int(table), event.removeprefix(_DIVERTED), event.startswith(_DIVERTED), copies))
+    return found
+
+
+def diverted_rows(machine: Machine, found: list[Captured]) -> int:
+    """How many rows a statement would have changed that INSTEAD OF triggers do now."""
+    copies = [one.copies["deleted" if one.event == "DELETE" else "inserted"] for one in found if one.is_diverted]
+    if not copies:
+        return 0
+    counts = " + ".join(f"(select count(*) from {copy})" for copy in copies)
+    return int(machine.connection.run_described(f"select {counts}", ()).rows[0][0])
+
+
+def fire(machine: Machine, statement: str, changed: list[Captured]) -> None:
+    """After it: run the triggers of what it has changed, and those that do something instead.
 
     Raises:
         TsqlError: 3609 a trigger has rolled the transaction back.
     """
-    level = len(machine.frames)
-    ((captured,),) = fetch(
-        machine.connection,
-        "triggers.fire.find_captured",
-        "select set_config('servicebroker.tsql_level', '', false) || current_setting('servicebroker.tsql_captured')",
-        (),
-    )
     rows = machine.rowcount
-    for place, one in enumerate(captured.split(";") if captured else (), 1):
-        table, event = one.split()
-        tables = {name: f'pg_temp."tsql_{name}_{level}_{place}"' for name in ("inserted", "deleted")}
+    instead = {(one.table, one.event) for one in changed if one.is_diverted}
+    for table, event, is_diverted, tables in changed:
         found = fetch(
             machine.connection,
             "triggers.fire.find_triggers",
             _OF_TABLE,
-            (machine.database.database_id, int(table)),
+            (machine.database.database_id, table),
         )
         try:
             for name, text, parent, number, execute_as, creator, signers in found:
                 trigger = _parsed(text)
-                if event in trigger.events:
+                is_due = is_diverted or (table, event) not in instead  # what was not done has nothing behind it
+                if event in trigger.events and trigger.instead_of == is_diverted and is_due:
                     machine.queries.columns.copies.update(dict.fromkeys(tables.values(), str(parent)))
-                    frame = Frame(name, number, is_module=True, signers=tuple(signers))
+                    frame = Frame(name, number, is_module=True, signers=tuple(signers), diverts=is_diverted)
                     frame.updated = {"UPDATE": columns_set(statement), "INSERT": None}.get(event, frozenset())
                     _run(machine, frame, trigger, tables, (execute_as, creator))
         finally:

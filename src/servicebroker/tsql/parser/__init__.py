@@ -93,6 +93,7 @@ _OBJECTS = {
     ("MASTER", "KEY"): "master_key",
     ("CERTIFICATE",): "certificate",
     ("TYPE",): "type_",
+    ("SYNONYM",): "synonym",
 }
 
 

@@ -72,7 +72,6 @@ _REFUSED = {
     "SERVER ROLE": "Grant the login what it needs.",
     "SERVICE MASTER KEY": "Leave it out: master keys are kept beside the instance.",
     "SYMMETRIC KEY": "Dialog security makes its session keys itself.",
-    "SYNONYM": "Name the object itself.",
 }
 _STATEMENTS_WITHOUT_EFFECT = (
     "ALTER INDEX", "CREATE XML INDEX", "CREATE PRIMARY XML INDEX", "CREATE SELECTIVE XML INDEX", "CREATE SPATIAL INDEX",
@@ -134,7 +133,6 @@ _DEMANDED = {
     "CREATE PARTITION SCHEME": words("PARTITION"),
     "CREATE STATISTICS": words("ON"),
     "CREATE SYMMETRIC KEY": words("WITH FROM"),
-    "CREATE SYNONYM": words("FOR"),
     "CREATE XML INDEX": words("ON"),
 }
 _KINDS = {tuple(kind.split()): "" for kind in _TUNING} | {tuple(kind.split()): _REFUSED[kind] for kind in _REFUSED}
@@ -228,6 +226,6 @@ def _begins_kind(tokens: Tokens, at: int) -> bool:
 
 _CREATED = words(
     "AUTHORIZATION BROKER CERTIFICATE CLUSTERED CONTRACT DATABASE ENDPOINT FUNCTION INDEX LOGIN MASTER MESSAGE "
-    "NONCLUSTERED OR PROC PROCEDURE QUEUE REMOTE ROLE ROUTE SCHEMA SEQUENCE SERVICE TABLE TRIGGER TYPE UNIQUE USER "
-    "VIEW XML"
+    "NONCLUSTERED OR PROC PROCEDURE QUEUE REMOTE ROLE ROUTE SCHEMA SEQUENCE SERVICE SYNONYM TABLE TRIGGER TYPE UNIQUE "
+    "USER VIEW XML"
 )

@@ -340,6 +340,18 @@ class Objects(Securing):
             self.take("NULL")
         return Definition(line, verb, "TYPE", name, clauses)
 
+    def synonym(self, line: int, verb: str) -> Statement:
+        """`base`, what CREATE names; `names` is what DROP names, one synonym."""
+        if verb == "ALTER":
+            self.fail()
+        if_exists = self.if_exists(verb)
+        name = self.name()
+        clauses: Clauses = {"names": [name]}
+        if verb == "CREATE":
+            self.expect("FOR")
+            clauses = {"base": self.name()}
+        return Definition(line, verb, "SYNONYM", name, clauses, if_exists)
+
     def object_name(self, verb: str) -> tuple[Name, bool]:
         """A name of one part, behind IF EXISTS."""
         if_exists = self.if_exists(verb)

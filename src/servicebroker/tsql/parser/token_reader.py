@@ -9,7 +9,7 @@ from servicebroker.tsql.parser.extent import expression_end
 from servicebroker.tsql.parser.words import RESERVED
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Variable
-from servicebroker.tsql.tokens import NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens, string_value, unquoted
+from servicebroker.tsql.tokens import NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens, string_value, tokenize, unquoted
 
 MAXIMUM_PARTS = 4
 
@@ -233,6 +233,19 @@ class Reader:
         if self.word == "(":
             self.parenthesized()
         return self.slice(begin, self.at)
+
+
+def name_in(text: str) -> Name:
+    """The name that a text is, with or without brackets.
+
+    Raises:
+        TsqlError: 102 it is none, or more than a name.
+    """
+    reader = Reader(tokenize(text))
+    name = reader.name()
+    if reader.word:
+        reader.fail()
+    return name
 
 
 def number(text: str) -> int | Decimal | float | bytes:

@@ -16,6 +16,7 @@ from servicebroker.model.errors import RULES
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope, UserType
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import BINARIES, DATES, NUMBERS, STRINGS, SqlType, parse_type, postgres_type, type_key
 
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
@@ -160,6 +161,31 @@ class Writer:
         self.used["read only", table] = name
         if name is not None:
             raise TsqlError(10700, f'The table-valued parameter "{name}" is READONLY and cannot be modified.')
+
+    def synonym(self, database: str, schema: str, name: str) -> Name | None:
+        """What a synonym stands for, all of its parts told; None when that is none.
+
+        Raises:
+            TsqlError: 470 that is a synonym too, 7202 it is of another server.
+        """
+        base = self._base(database, schema, name)
+        if base is None:
+            return None
+        if len(base.parts) > 3:
+            raise TsqlError(
+                7202, f"Could not find server '{base.parts[0]}' in sys.servers. Linked servers are not supported here."
+            )
+        whole = Name((base.database or database, base.schema or "dbo", base.own))
+        if self._base(*whole.parts) is not None:
+            raise TsqlError(
+                470, f"The synonym '{name}' referenced synonym '{base}'. Synonym chaining is not allowed.", state=1
+            )
+        return whole
+
+    def _base(self, database: str, schema: str, name: str) -> Name | None:
+        found = self.scope.synonym(database, schema, name)
+        self.used["synonym", f"{database}\0{schema}\0{name}"] = found
+        return found
 
     def temporary(self, name: str) -> str | None:
         """The PostgreSQL name of a temporary table or table variable."""

@@ -94,10 +94,14 @@ def _name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
         raise TsqlError(7202, f"Could not find server '{parts[0]}' in sys.servers.")
     database = parts[0] if len(parts) == 2 else writer.scope.database
     schema = parts[-1] if parts else ""  # which a function in FROM may leave out
-    own, name = _own(call), postgres_function(database, schema, _own(call))
+    own = shown = _own(call)
+    base = writer.synonym(database, schema or "dbo", own)
+    if base is not None:
+        database, schema, own = base.parts
+    name = postgres_function(database, schema, own)
     elsewhere = database if database.lower() != writer.scope.database.lower() else ""
     writer.named[name] = Use("SELECT", schema or "dbo", own, elsewhere)
-    return name, ".".join([*parts, own])
+    return name, ".".join([*parts, shown])
 
 
 def _owners(node: exp.Expression) -> list[str]:

@@ -13,6 +13,7 @@ from servicebroker.tsql.translation.text_writer import (
     Writer,
     as_text,
     closed_text,
+    identifier,
     only,
     operator_of,
     refused,
@@ -157,17 +158,9 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
 
 @value_of(exp.Window)
 def _window(writer: Writer, node: exp.Window) -> Sql:
-    only(node, "this", "partition_by", "order", "spec", "over")
+    only(node, "this", "partition_by", "order", "spec", "over", "alias")
     function = _ranked(writer, node.this)
-    parts = []
-    if node.args.get("partition_by"):
-        parts.append("PARTITION BY " + ", ".join(write_value(writer, each).text for each in node.args["partition_by"]))
-    if node.args.get("order"):
-        parts.append(order_text(writer, node.args["order"]))
-    spec = node.args.get("spec")
-    if spec is not None:
-        parts.append(_frame(spec))
-    over = f"OVER ({' '.join(parts)})"
+    over = f"OVER {_definition(writer, node)}"
     text = function.text
     if text.startswith("round(") or text.endswith("::numeric(19,4)"):
         inner = text.removeprefix("round(").removesuffix("::numeric(19,4)")
@@ -180,6 +173,26 @@ def _window(writer: Writer, node: exp.Window) -> Sql:
     if cast > 0 and text.endswith("::integer"):
         return Sql(f"({text.removesuffix('::integer')} {over})::integer", function.type)
     return Sql(f"{text} {over}", function.type)
+
+
+def windows_text(writer: Writer, nodes: list[exp.Expression]) -> str:
+    """The WINDOW clause of a query, which gives names to what OVER says."""
+    named = [f"{identifier(node.this.name)} AS {_definition(writer, node, is_named=True)}" for node in nodes]
+    return f" WINDOW {', '.join(named)}" if named else ""
+
+
+def _definition(writer: Writer, node: exp.Expression, *, is_named: bool = False) -> str:
+    """What stands behind OVER, or in WINDOW behind AS: perhaps the name of another one, and what is added to that."""
+    base = [identifier(node.args["alias"].name)] if node.args.get("alias") else []
+    parts = []
+    if node.args.get("partition_by"):
+        parts.append("PARTITION BY " + ", ".join(write_value(writer, each).text for each in node.args["partition_by"]))
+    if node.args.get("order"):
+        parts.append(order_text(writer, node.args["order"]))
+    spec = node.args.get("spec")
+    if spec is not None:
+        parts.append(_frame(spec))
+    return base[0] if base and not parts and not is_named else f"({' '.join(base + parts)})"
 
 
 _RANKS: dict[type[exp.Expression], str] = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
@@ -209,7 +222,8 @@ def _ranked(writer: Writer, node: exp.Expression) -> Sql:
         return write_value(writer, node)
     if isinstance(node, exp.WithinGroup):
         node = node.this
-    raise refused(f"{operator_of(node).replace(' ', '_')} OVER")
+    called = node.name.removeprefix(MARK) if isinstance(node, exp.Anonymous) else operator_of(node).replace(" ", "_")
+    raise refused(f"{called.upper()[:60]} OVER")
 
 
 def _frame(spec: exp.WindowSpec) -> str:

@@ -12,7 +12,7 @@ from sqlglot import exp
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.queries.selects import CommonTable
-from servicebroker.tsql.translation.queries.sources import name_of_common, object_name, table_name
+from servicebroker.tsql.translation.queries.sources import name_of_common, named_table, object_name
 from servicebroker.tsql.translation.reading.hints import hints_of
 from servicebroker.tsql.translation.text_writer import Writer, identifier, refused
 
@@ -57,7 +57,7 @@ def common_target(writer: Writer, made: CommonTable) -> CommonTarget:
     if not is_table or (not source.db and name_of_common(writer, source.name)):
         raise refused(f"A change of {shown}, which does not read a table itself", "Change the table itself.")
     own = object_name(source)
-    table = table_name(writer, own)
+    table = named_table(writer, own)
     alias = identifier(source.alias or own.name)
     hints = hints_of(source)
     text = made.text

@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.queries.aggregates import order_text
+from servicebroker.tsql.translation.queries.aggregates import order_text, windows_text
 from servicebroker.tsql.translation.queries.sources import From, read_from
 from servicebroker.tsql.translation.reading.hints import Hints, lock_before
 from servicebroker.tsql.translation.text_writer import (
@@ -20,7 +20,6 @@ from servicebroker.tsql.translation.text_writer import (
     label,
     moment_text,
     only,
-    refused,
     unsupported,
     write_predicate,
     write_value,
@@ -36,6 +35,7 @@ _QUERY = (
     "where",
     "group",
     "having",
+    "windows",
     "order",
     "offset",
 )
@@ -221,9 +221,11 @@ def _text(writer: Writer, node: exp.Select, found: From, outputs: list[Output], 
         parts.append(_group(writer, node.args["group"]))
     if node.args.get("having"):
         parts.append("HAVING " + write_predicate(writer, node.args["having"].this))
+    windows = windows_text(writer, node.args.get("windows") or [])
     plain = {each.name.lower() for each in node.expressions if isinstance(each, exp.Column)}
     named = {name: text for name, text in _named(outputs, outermost).items() if name not in plain}
-    return " ".join(parts) + _tail(writer, node, named) + locking
+    whole = " ".join(parts) + windows
+    return whole + _tail(writer, node, named, whole) + locking
 
 
 def locked(writer: Writer, node: exp.Select, found: From) -> tuple[str, str]:
@@ -278,8 +280,8 @@ def _grouping(writer: Writer, node: exp.Expression) -> str:
     return write_value(writer, node).text
 
 
-def _tail(writer: Writer, node: exp.Expression, named: dict[str, str]) -> str:
-    """ORDER BY, OFFSET, and TOP or FETCH."""
+def _tail(writer: Writer, node: exp.Expression, named: dict[str, str], whole: str = "") -> str:
+    """ORDER BY, OFFSET, and TOP or FETCH; `whole` is the query before them, of which TOP ... PERCENT takes a part."""
     text = ""
     order, limit, offset = (node.args.get(name) for name in ("order", "limit", "offset"))
     if order is not None:
@@ -287,20 +289,36 @@ def _tail(writer: Writer, node: exp.Expression, named: dict[str, str]) -> str:
     if offset is not None:
         text += f" OFFSET {row_count(writer, offset.expression)}"
     if limit is not None:
-        text += _limit(writer, limit, ordered=order is not None)
+        text += _limit(writer, limit, whole, ordered=order is not None)
     return text
 
 
-def _limit(writer: Writer, node: exp.Expression, *, ordered: bool) -> str:
+def _limit(writer: Writer, node: exp.Expression, whole: str, *, ordered: bool) -> str:
     options = node.args.get("limit_options")
+    said = node.args["count"] if isinstance(node, exp.Fetch) else node.expression
     if options is not None and options.args.get("percent"):
-        raise refused("TOP ... PERCENT", "Write TOP with a number of rows.")
-    number = row_count(writer, node.args["count"] if isinstance(node, exp.Fetch) else node.expression)
+        number = f"({_part_of(writer, said, whole)})"
+    else:
+        number = row_count(writer, said)
     if options is not None and options.args.get("with_ties"):
         if not ordered:
             raise TsqlError(1062, "The TOP N WITH TIES clause is not allowed without a corresponding ORDER BY clause.")
         return f" FETCH FIRST ({number}) ROWS WITH TIES"
     return f" LIMIT {number}"
+
+
+def _part_of(writer: Writer, node: exp.Expression, whole: str) -> str:
+    """How many rows so many percent of a query are, rounded up.
+
+    Raises:
+        TsqlError: 1031 it is no percentage.
+    """
+    inside = node.this if isinstance(node, exp.Paren) else node
+    value = write_value(writer, inside)
+    is_constant = isinstance(inside, exp.Literal | exp.Neg)
+    if value.kind not in ("number", None) or (is_constant and not 0 <= float(inside.sql()) <= 100):
+        raise TsqlError(1031, "Percent values must be between 0 and 100.", severity=15)
+    return f"SELECT ceil(count(*) * ({value.text})::numeric / 100)::bigint FROM ({whole}) AS tsql_whole"
 
 
 def row_count(writer: Writer, node: exp.Expression) -> str:

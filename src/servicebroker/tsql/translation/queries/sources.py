@@ -56,28 +56,51 @@ def read_from(writer: Writer, node: exp.Expression | None, joins: list[exp.Expre
         return found
     only(node, "this")
     with writer.query(found.sources):
-        found.text = "FROM " + _item(writer, node.this, found) + "".join(_join(writer, join, found) for join in joins)
+        text = _item(writer, node.this, found)
+        for join in joins:
+            text += _join(writer, join, found)
+            for pivot in join.args.get("pivots") or []:  # of all that stands before it
+                text = _pivoted(writer, pivot, text, found, 0)
+        found.text = f"FROM {text}"
     return found
 
 
 def _item(writer: Writer, node: exp.Expression, found: From) -> str:
+    before = len(found.sources)
     if isinstance(node, exp.Table):
         text = _table(writer, node, found)
     elif isinstance(node, exp.Subquery):
         text = _derived(writer, node, found)
     elif isinstance(node, exp.Values):
-        text = _values(writer, node, found)
+        text = _values(writer, node, node.args.get("alias"), found)
     elif isinstance(node, exp.Lateral):
         return _item(writer, node.this, found)
     elif isinstance(node, exp.Paren):
         return f"({_item(writer, node.this, found)})"
     else:
         raise unsupported(node)
+    for pivot in node.args.get("pivots") or []:
+        text = _pivoted(writer, pivot, text, found, before)
     return text + "".join(_join(writer, join, found) for join in node.args.get("joins") or [])
 
 
+def _pivoted(writer: Writer, node: exp.Pivot, text: str, found: From, first: int) -> str:
+    """PIVOT and UNPIVOT of the tables in sight from the `first` one on, in whose place its result comes."""
+    from servicebroker.tsql.translation.queries.pivots import pivoted  # it knows queries, which read FROM
+
+    inside = found.sources[first:]
+    del found.sources[first:]
+    if any(source in inside and (hints.locks_rows or hints.skips_locked) for source, hints in found.hints):
+        raise refused("A hint that locks rows beside PIVOT and UNPIVOT", "Leave the hint out.")
+    found.hints = [(source, hints) for source, hints in found.hints if source not in inside]
+    with writer.hidden(found.sources):
+        text, source = pivoted(writer, node, text, inside)
+    found.sources.append(source)
+    return text
+
+
 def _join(writer: Writer, node: exp.Expression, found: From) -> str:
-    only(node, "this", "on", "side", "kind", "hint")
+    only(node, "this", "on", "side", "kind", "hint", "pivots")
     side, kind = node.args.get("side") or "", node.args.get("kind") or ""
     if isinstance(node.this, exp.Lateral):
         return _apply(writer, node.this, found)
@@ -95,7 +118,9 @@ def _apply(writer: Writer, node: exp.Lateral, found: From) -> str:
     only(node, "this", "alias", "cross_apply")
     inside = node.this
     alias = node.args.get("alias")
-    if isinstance(inside, exp.Subquery):
+    if isinstance(inside, exp.Subquery) and isinstance(inside.this, exp.Values):
+        text = _values(writer, inside.this, alias, found)
+    elif isinstance(inside, exp.Subquery):
         text = _named_query(writer, inside, alias, found)
     else:
         text = _function(writer, inside, alias, found)
@@ -104,7 +129,7 @@ def _apply(writer: Writer, node: exp.Lateral, found: From) -> str:
 
 
 def _derived(writer: Writer, node: exp.Subquery, found: From) -> str:
-    only(node, "this", "alias", "joins")
+    only(node, "this", "alias", "joins", "pivots")
     inside = node.this
     if isinstance(inside, exp.Table):  # parentheses around joins
         return f"({_item(writer, inside, found)})"
@@ -133,9 +158,8 @@ def _column_list(renamed: list[str]) -> str:
     return f" ({', '.join(identifier(name) for name in renamed)})" if renamed else ""
 
 
-def _values(writer: Writer, node: exp.Values, found: From) -> str:
-    only(node, "expressions", "alias", "joins")
-    alias = node.args.get("alias")
+def _values(writer: Writer, node: exp.Values, alias: exp.Expression | None, found: From) -> str:
+    only(node, "expressions", "alias", "joins", "pivots")
     if alias is None:
         raise TsqlError(102, "Incorrect syntax near ')'. VALUES in FROM needs a name.", severity=15)
     rows = []
@@ -159,7 +183,7 @@ def _values(writer: Writer, node: exp.Values, found: From) -> str:
 
 
 def _table(writer: Writer, node: exp.Table, found: From) -> str:
-    only(node, "this", "db", "catalog", "alias", "hints", "joins")
+    only(node, "this", "db", "catalog", "alias", "hints", "joins", "pivots")
     if isinstance(node.this, exp.Anonymous | exp.OpenJSON | exp.Dot) or (
         isinstance(node.this, exp.Func) and not isinstance(node.this, exp.Parameter)
     ):
@@ -182,11 +206,11 @@ def _table(writer: Writer, node: exp.Table, found: From) -> str:
             raise on_common()
         found.sources.append(Source(name, common_columns(writer, own.name)))
         return f"{identifier(own.name)} AS {identifier(known)}"
-    view = catalog_view(writer, own)
+    view = catalog_view(writer, _behind(writer, own) or own)
     if view is not None:
         found.sources.append(Source(name, view.columns, view.name, is_catalog=True))
         return f"{view.name} AS {identifier(known)}"
-    table = table_name(writer, own)
+    table = named_table(writer, own)
     writer.note(table, "SELECT")
     source = Source(name, writer.table_columns(table), table)
     found.sources.append(source)
@@ -232,6 +256,29 @@ def common_columns(writer: Writer, name: str) -> dict[str, Column] | None:
         if name.lower() in level:
             return level[name.lower()]
     return None
+
+
+def _behind(writer: Writer, own: ObjectName) -> ObjectName | None:
+    """What a synonym stands for; None for any other name."""
+    if own.name.startswith(("#", "@")):
+        return None
+    base = writer.synonym(own.database or writer.scope.database, own.schema or "dbo", own.name)
+    return None if base is None else ObjectName(base.own, base.schema, base.database)
+
+
+def named_table(writer: Writer, own: ObjectName) -> str:
+    """As `table_name`, and what a synonym stands for: for statements that read and change rows.
+
+    Raises:
+        TsqlError: as `table_name`; 470 and 7202 as `Writer.synonym`, 5313 nothing is there.
+    """
+    base = _behind(writer, own)
+    if base is None:
+        return table_name(writer, own)
+    table = table_name(writer, base)
+    if writer.table_columns(table) is None:
+        raise TsqlError(5313, f"Synonym '{own}' refers to an invalid object.")
+    return table
 
 
 def table_name(writer: Writer, own: ObjectName) -> str:

@@ -7,7 +7,7 @@ from sqlglot import exp
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.queries.selects import STAR, query
-from servicebroker.tsql.translation.queries.sources import From, object_name, table_name
+from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
 from servicebroker.tsql.translation.reading.parts import names_in, table_in, value_in
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed, read
@@ -28,7 +28,7 @@ def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
         rest = rest.part(1, len(rest.words))
     end = _name_end(rest)
     own = object_name(table_in(rest.part(0, end)))
-    table = table_name(writer, own)
+    table = named_table(writer, own)
     writer.check_changes(table, "INSERT")
     known = writer.table_columns(table)
     rest = rest.part(end, len(rest.words))

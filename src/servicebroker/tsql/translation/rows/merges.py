@@ -7,7 +7,7 @@ from sqlglot import exp
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.queries.selects import STAR, common
-from servicebroker.tsql.translation.queries.sources import From, object_name, read_from, table_name
+from servicebroker.tsql.translation.queries.sources import From, named_table, object_name, read_from
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
 from servicebroker.tsql.translation.reading.parts import (
     common_in,
@@ -133,7 +133,7 @@ def _target(writer: Writer, piece: Slice) -> Source:
     if node.args.get("hints"):
         raise syntax_error(piece.text[:40], piece.line())
     own = object_name(node)
-    table = table_name(writer, own)
+    table = named_table(writer, own)
     lock_before(writer, hints_from(hints), table, "", None)
     alias = node.args.get("alias")
     return Source((alias.name if alias is not None else own.name).lower(), writer.table_columns(table), table)

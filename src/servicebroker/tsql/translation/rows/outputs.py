@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import syntax_error
 from servicebroker.tsql.translation.queries.selects import Output, output
-from servicebroker.tsql.translation.queries.sources import From, object_name, table_name
+from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
 from servicebroker.tsql.translation.reading.parts import names_in, table_in, values_in
 from servicebroker.tsql.translation.reading.text_to_tree import Slice
 from servicebroker.tsql.translation.text_writer import Writer, identifier
@@ -52,7 +52,7 @@ def returning(writer: Writer, outputs: Outputs, found: From) -> list[Output]:
 def into(writer: Writer, outputs: Outputs, text: str, listed: list[Output]) -> str:
     """The statement, with its rows put into the table after INTO."""
     assert outputs.into is not None
-    table = table_name(writer, object_name(outputs.into))
+    table = named_table(writer, object_name(outputs.into))
     writer.check_changes(table, "INSERT")
     columns = outputs.columns
     known = writer.table_columns(table)

@@ -24,7 +24,7 @@ from servicebroker.tsql.translation.queries.selects import (
     row_count,
     with_text,
 )
-from servicebroker.tsql.translation.queries.sources import From, common_columns, object_name, read_from, table_name
+from servicebroker.tsql.translation.queries.sources import From, common_columns, named_table, object_name, read_from
 from servicebroker.tsql.translation.reading.hints import Hints, lock_before, on_common
 from servicebroker.tsql.translation.reading.parts import common_in, names_in, value_in
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, read
@@ -150,7 +150,7 @@ def _target(writer: Writer, change: Change) -> _Target:
     own = object_name(change.table)
     from_ = change.rows.args.get("from_") if change.rows is not None else None
     if from_ is None:
-        table = table_name(writer, own)
+        table = named_table(writer, own)
         source = Source(own.name.lower(), writer.table_columns(table), table)
         found = From()
         found.text, found.sources = f"FROM {table} AS {identifier(own.name)}", [source]
@@ -159,7 +159,7 @@ def _target(writer: Writer, change: Change) -> _Target:
     found = read_from(writer, from_, change.rows.args.get("joins") or [])  # type: ignore[union-attr]
     by_alias = [each for each in found.sources if each.table and not own.schema and each.alias == own.name.lower()]
     if not by_alias:
-        table = table_name(writer, own)
+        table = named_table(writer, own)
         by_alias = [each for each in found.sources if each.table == table]
         if not by_alias:  # the target is not among the tables: all of its rows
             source = Source(own.name.lower(), writer.table_columns(table), table)

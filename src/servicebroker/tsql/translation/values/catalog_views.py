@@ -19,6 +19,7 @@ OWN = frozenset(
         "dm_exec_sessions",
         "sequences",
         "identity_columns",
+        "synonyms",
         "internal_tables",
         "partitions",
         "sql_modules",

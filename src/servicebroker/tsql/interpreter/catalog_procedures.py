@@ -1,0 +1,217 @@
+"""The system procedures that show what the catalog knows: sp_help and its kin."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.store.queue import quoted
+from servicebroker.store.running import fetch
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.interpreter.calls import named_arguments, system
+from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.parser.token_reader import name_in
+from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.syntax import Execute, Name
+from servicebroker.tsql.types import NVARCHAR
+
+_OBJECT = (
+    "select o.name, o.schema_name, coalesce(lower(replace(k.type_desc, '_', ' ')), ''), o.create_date, o.object_id, "
+    "o.type from tsql.every_object o left join tsql.all_objects k on k.object_id = o.object_id "
+    "where o.database_id = $1 and lower(o.schema_name) = lower($2) and lower(o.name) = lower($3) limit 1"
+)
+_COLUMNS = (
+    "select c.name, c.type_name, case when c.is_computed then 'yes' else 'no' end, c.max_length::integer, "
+    "tsql.columnproperty($1, c.name, 'precision'), tsql.columnproperty($1, c.name, 'scale'), "
+    "case when c.is_nullable then 'yes' else 'no' end, c.is_identity, c.column_id "
+    "from tsql.every_column c where c.object_id = $1 order by c.column_id"
+)
+_INDEXES = (
+    "select coalesce(obj_description(x.oid, 'pg_class'), x.relname::text), concat_ws(', ', 'nonclustered', "
+    "case when i.indisunique then 'unique' end, case when i.indisprimary then 'primary key' end), "
+    "string_agg(c.name, ', ' order by k.place) from pg_index i join pg_class x on x.oid = i.indexrelid "
+    "cross join lateral unnest(i.indkey::integer[]) with ordinality k (number, place) "
+    "join tsql.every_column c on c.object_id = $1 and c.column_id = k.number "
+    "where i.indrelid = $1::bigint::oid and k.place <= i.indnkeyatts group by x.oid, x.relname, i.indisunique, "
+    "i.indisprimary order by 1"
+)
+_SIZES = (
+    "select pg_total_relation_size($1::bigint::oid), pg_table_size($1::bigint::oid), pg_indexes_size($1::bigint::oid)"
+)
+
+
+def text_arguments(machine: Machine, statement: Execute, names: tuple[str, ...], required: int = 0) -> list[str | None]:
+    """The texts that a procedure is given, in the order of its parameters; None for one that is missing or NULL."""
+    given = named_arguments(machine, statement, names, required)
+    return [None if name not in given else convert(*given[name], NVARCHAR) for name in names]
+
+
+class Shown(NamedTuple):
+    """An object of the current database, as the catalog has it; `type` as in sys.objects, `kind` in words."""
+
+    name: str
+    schema: str
+    kind: str
+    created: datetime | None
+    number: int
+    type: str
+
+
+def find_object(machine: Machine, name: Name) -> Shown | None:
+    """The object of that name in the current database, None when there is none."""
+    rows = fetch(
+        machine.connection,
+        "catalog_procedures.find_object",
+        _OBJECT,
+        (machine.database.database_id, name.schema or "dbo", name.own),
+    )
+    return Shown(*rows[0]) if rows else None
+
+
+def found_object(machine: Machine, said: str) -> Shown:
+    """The object of that name.
+
+    Raises:
+        TsqlError: 15009 there is none, 15250 it is said to be in another database.
+    """
+    try:
+        name = name_in(said)
+    except TsqlError:
+        raise _missing(machine, said) from None
+    if name.database and name.database.lower() != machine.database.name.lower():
+        raise _elsewhere()
+    shown = find_object(machine, name)
+    if shown is None:
+        raise _missing(machine, said)
+    return shown
+
+
+def _missing(machine: Machine, said: str) -> TsqlError:
+    return TsqlError(
+        15009,
+        f"The object '{said}' does not exist in database '{machine.database.name}' or is invalid for this operation.",
+    )
+
+
+def _elsewhere() -> TsqlError:
+    return TsqlError(
+        15250, "The database name component of the object qualifier must be the name of the current database."
+    )
+
+
+@system("sp_help")
+def _sp_help(machine: Machine, statement: Execute) -> None:
+    (said,) = text_arguments(machine, statement, ("@objname",))
+    if said is None:
+        machine.say(machine.queries.collect(
+            "SELECT o.name AS Name, SCHEMA_NAME(o.schema_id) AS Owner, "
+            "LOWER(REPLACE(o.type_desc, '_', ' ')) AS Object_type FROM sys.objects AS o ORDER BY o.name"
+        ))  # fmt: skip
+        return
+    shown = found_object(machine, said)
+    machine.say(ResultSet(
+        ("Name", "Owner", "Type", "Created_datetime"), [(shown.name, shown.schema, shown.kind, shown.created)]
+    ))  # fmt: skip
+    columns = fetch(machine.connection, "catalog_procedures.sp_help", _COLUMNS, (shown.number,))
+    if not columns:
+        return
+    names = ("Column_name", "Type", "Computed", "Length", "Prec", "Scale", "Nullable")
+    machine.say(ResultSet(names, [tuple(row[:7]) for row in columns]))
+    identities = [(row[0],) for row in columns if row[7]]
+    machine.say(ResultSet(("Identity",), identities or [("No identity column defined.",)]))
+    _say_indexes(machine, shown)
+
+
+@system("sp_helpindex")
+def _sp_helpindex(machine: Machine, statement: Execute) -> None:
+    (said,) = text_arguments(machine, statement, ("@objname",), 1)
+    _say_indexes(machine, found_object(machine, said or ""))
+
+
+def _say_indexes(machine: Machine, shown: Shown) -> None:
+    rows = fetch(machine.connection, "catalog_procedures.say_indexes", _INDEXES, (shown.number,))
+    machine.say(ResultSet(("index_name", "index_description", "index_keys"), [tuple(row) for row in rows]))
+
+
+@system("sp_columns")
+def _sp_columns(machine: Machine, statement: Execute) -> None:
+    """Without the numbers that ODBC has for types."""
+    parameters = ("@table_name", "@table_owner", "@table_qualifier", "@column_name")
+    table, owner, qualifier, column = text_arguments(machine, statement, parameters, 1)
+    _check_qualifier(machine, qualifier)
+    rows = fetch(
+        machine.connection,
+        "catalog_procedures.sp_columns",
+        "select c.broker_database, c.schema_name, c.table_name, c.name, c.type_name, "
+        "tsql.columnproperty(c.object_id, c.name, 'precision'), c.max_length::integer, "
+        "tsql.columnproperty(c.object_id, c.name, 'scale'), c.is_nullable::integer::smallint, c.column_id, "
+        "case when c.is_nullable then 'YES' else 'NO' end from tsql.every_column c where c.database_id = $1 "
+        "and lower(c.table_name) like lower($2) and lower(c.schema_name) like lower($3) "
+        "and lower(c.name) like lower($4) "
+        "order by 2, 3, c.column_id",
+        (machine.database.database_id, table or "", owner or "%", column or "%"),
+    )
+    names = ("TABLE_QUALIFIER", "TABLE_OWNER", "TABLE_NAME", "COLUMN_NAME", "TYPE_NAME", "PRECISION", "LENGTH", "SCALE",
+             "NULLABLE", "ORDINAL_POSITION", "IS_NULLABLE")  # fmt: skip
+    machine.say(ResultSet(names, [tuple(row) for row in rows]))
+
+
+@system("sp_tables")
+def _sp_tables(machine: Machine, statement: Execute) -> None:
+    parameters = ("@table_name", "@table_owner", "@table_qualifier", "@table_type")
+    table, owner, qualifier, kinds = text_arguments(machine, statement, parameters)
+    _check_qualifier(machine, qualifier)
+    rows = fetch(
+        machine.connection,
+        "catalog_procedures.sp_tables",
+        "select o.broker_database, o.schema_name, o.name, case o.type when 'V' then 'VIEW' else 'TABLE' end, null "
+        "from tsql.every_object o where o.database_id = $1 and o.type in ('U', 'V') "
+        "and lower(o.name) like lower($2) and lower(o.schema_name) like lower($3) "
+        "and ($4 = '' or position(case o.type when 'V' then '''VIEW''' else '''TABLE''' end in upper($4)) > 0) "
+        "order by 4, 2, 3",
+        (machine.database.database_id, table or "%", owner or "%", kinds or ""),
+    )
+    names = ("TABLE_QUALIFIER", "TABLE_OWNER", "TABLE_NAME", "TABLE_TYPE", "REMARKS")
+    machine.say(ResultSet(names, [tuple(row) for row in rows]))
+
+
+def _check_qualifier(machine: Machine, said: str | None) -> None:
+    """Raises: TsqlError: 15250 it is another database."""
+    if said and said.lower() != machine.database.name.lower():
+        raise _elsewhere()
+
+
+@system("sp_databases")
+def _sp_databases(machine: Machine, statement: Execute) -> None:
+    text_arguments(machine, statement, ())
+    machine.say(machine.queries.collect(
+        "SELECT name AS DATABASE_NAME, CAST(NULL AS INT) AS DATABASE_SIZE, CAST(NULL AS VARCHAR(254)) AS REMARKS "
+        "FROM sys.databases ORDER BY name"
+    ))  # fmt: skip
+
+
+@system("sp_spaceused")
+def _sp_spaceused(machine: Machine, statement: Execute) -> None:
+    """Raises: TsqlError: 15009 there is no such object, 15234 it has no rows of its own."""
+    said, _, _, _ = text_arguments(machine, statement, ("@objname", "@updateusage", "@mode", "@oneresultset"), 1)
+    shown = found_object(machine, said or "")
+    if shown.type not in ("U", "SQ"):
+        raise TsqlError(15234, "Objects of this type have no space allocated.")
+    ((count,),) = machine.queries.collect(f"SELECT COUNT(*) FROM {_written(shown)}").rows
+    number = shown.number
+    if shown.type == "SQ":
+        ((number,),) = fetch(
+            machine.connection,
+            "catalog_procedures.sp_spaceused.find_queue",
+            "select to_regclass('servicebroker.queue_' || $1::integer)::oid::bigint::integer",
+            (number,),
+        )
+    ((total, data, indexes),) = fetch(machine.connection, "catalog_procedures.sp_spaceused.measure", _SIZES, (number,))
+    sizes = [f"{each // 1024} KB" for each in (total, data, indexes, total - data - indexes)]
+    names = ("name", "rows", "reserved", "data", "index_size", "unused")
+    machine.say(ResultSet(names, [(shown.name, str(count), *sizes)]))
+
+
+def _written(shown: Shown) -> str:
+    return ".".join(quoted(str(part)) for part in (shown.schema, shown.name))

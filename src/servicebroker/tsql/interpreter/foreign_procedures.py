@@ -1,0 +1,64 @@
+"""The system procedures that nothing stands behind: refused by their names, in the run and by `tsql check`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from servicebroker.tsql.interpreter.calls import SYSTEM
+from servicebroker.tsql.interpreter.foresight import CALLS
+from servicebroker.tsql.statement_errors import unsupported
+from servicebroker.tsql.syntax import Execute
+
+if TYPE_CHECKING:
+    from servicebroker.tsql.interpreter.machine import Machine
+
+_JOBS = "Use a conversation timer, or the scheduler of the operating system."
+_MAIL = "Send it from the program that receives."
+_FAR = "Use a conversation to reach another instance, or a foreign table of PostgreSQL."
+_FILES = "PostgreSQL keeps its files itself: see the page on backups."
+_PRINCIPALS = "Use CREATE LOGIN, CREATE USER, CREATE ROLE and GRANT."
+_SHELL = "Do it in the program that receives."
+_LOOK = "Ask the catalog views, or servicebroker status."
+_TEXTS = "See what PostgreSQL has for it."
+INSTEAD = {
+    **dict.fromkeys(("sp_add_job", "sp_add_jobschedule", "sp_add_jobserver", "sp_add_jobstep", "sp_delete_job"), _JOBS),
+    **dict.fromkeys(("sp_start_job", "sp_stop_job", "sp_help_job", "sp_update_job", "sp_add_schedule"), _JOBS),
+    **dict.fromkeys(("sp_send_dbmail", "xp_sendmail", "sysmail_add_account_sp", "sysmail_add_profile_sp"), _MAIL),
+    **dict.fromkeys(("sp_addlinkedserver", "sp_addlinkedsrvlogin", "sp_dropserver", "sp_linkedservers"), _FAR),
+    **dict.fromkeys(("sp_serveroption", "sp_addserver", "sp_testlinkedserver"), _FAR),
+    **dict.fromkeys(("sp_attach_db", "sp_attach_single_file_db", "sp_detach_db", "sp_renamedb"), _FILES),
+    **dict.fromkeys(("sp_helpfile", "sp_helpfilegroup", "sp_helpdb", "sp_clean_db_free_space"), _FILES),
+    **dict.fromkeys(
+        ("sp_addlogin", "sp_droplogin", "sp_adduser", "sp_dropuser", "sp_addrole", "sp_droprole"), _PRINCIPALS
+    ),
+    **dict.fromkeys(("sp_grantdbaccess", "sp_revokedbaccess", "sp_grantlogin", "sp_revokelogin"), _PRINCIPALS),
+    **dict.fromkeys(("sp_addsrvrolemember", "sp_dropsrvrolemember", "sp_change_users_login"), _PRINCIPALS),
+    **dict.fromkeys(("sp_password", "sp_defaultdb", "sp_addapprole", "sp_setapprole"), _PRINCIPALS),
+    **dict.fromkeys(("xp_cmdshell", "xp_regread", "xp_regwrite", "xp_fileexist", "xp_dirtree", "xp_logevent"), _SHELL),
+    **dict.fromkeys(("sp_oacreate", "sp_oamethod", "sp_oadestroy", "sp_execute_external_script"), _SHELL),
+    **dict.fromkeys(("sp_lock", "sp_monitor", "sp_depends", "sp_helpconstraint", "sp_helptrigger"), _LOOK),
+    **dict.fromkeys(("sp_helpuser", "sp_helplogins", "sp_helprole", "sp_helprolemember", "sp_helprotect"), _LOOK),
+    **dict.fromkeys(("sp_stored_procedures", "sp_statistics", "sp_pkeys", "sp_fkeys", "sp_readerrorlog"), _LOOK),
+    **dict.fromkeys(("sp_bindefault", "sp_unbindefault", "sp_bindrule", "sp_unbindrule"), "Use constraints."),
+    **dict.fromkeys(("sp_addtype", "sp_droptype"), "Use CREATE TYPE and DROP TYPE."),
+    **dict.fromkeys(("sp_addmessage", "sp_altermessage", "sp_dropmessage"), "Give RAISERROR or THROW the text itself."),
+    **dict.fromkeys(("sp_msforeachtable", "sp_msforeachdb"), "Use a cursor over sys.tables or sys.databases."),
+    **dict.fromkeys(("sp_xml_preparedocument", "sp_xml_removedocument"), "Use the methods of xml."),
+    **dict.fromkeys(("sp_trace_create", "sp_trace_setevent", "sp_trace_setstatus"), "Use servicebroker trail."),
+    **dict.fromkeys(("sp_fulltext_catalog", "sp_fulltext_table", "sp_tableoption", "sp_indexoption"), _TEXTS),
+    **dict.fromkeys(("sp_prepare", "sp_execute", "sp_unprepare", "sp_cursoropen"), "Use sp_executesql."),
+    **dict.fromkeys(("sp_replicationdboption", "sp_addpublication", "sp_cdc_enable_db", "sp_cdc_enable_table"), _TEXTS),
+}
+
+
+def _refuse(statement: Execute) -> NoReturn:
+    name = str(statement.procedure).rpartition(".")[2]
+    raise unsupported(f"EXEC {name}", INSTEAD[name.lower()], statement.line)
+
+
+def _run(machine: Machine, statement: Execute) -> NoReturn:
+    _refuse(statement)
+
+
+SYSTEM.update(dict.fromkeys(INSTEAD, _run))
+CALLS.update(dict.fromkeys(INSTEAD, _refuse))

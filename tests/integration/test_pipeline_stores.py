@@ -1,0 +1,271 @@
+"""Tables in an object store: a server that speaks S3 beside the tests, and all that is done with tables. No Spark."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("deltalake")
+pytest.importorskip("moto")
+
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+from pyarrow import fs
+
+from pipeline_support import LINE, Feed, warehouse
+from pipeline_tables import ORDER, QUEUE, batch, land, message, order
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.analysis import analyze
+from servicebroker.pipeline.decoding import Column
+from servicebroker.pipeline.definition import MessageRule, Pipeline
+from servicebroker.pipeline.delta import DeltaSink, exchange
+from servicebroker.pipeline.delta import land as land_files
+from servicebroker.pipeline.delta_reader import open_table
+from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.maintenance import compact, replay, status
+from servicebroker.pipeline.parquet import write_parquet
+from servicebroker.pipeline.rebuild import rebuild
+from servicebroker.pipeline.storage import StoreFolder, files_in, names_in
+
+STOCK = MessageRule("Stock", "json", "stock", (Column("id", "long"), Column("note", "string", True)), key=("id",))
+DAYS = replace(ORDER, message_type="Day", table="days", partition_by=("_date",))
+SCHEMA = pa.schema([("id", pa.int64()), ("body", pa.binary())])
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    """A server of its own process: what deltalake asks holds Python's lock until it has its answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        give_up = time.monotonic() + 60
+        while server.poll() is None and time.monotonic() < give_up:
+            try:
+                request = urllib.request.Request(f"http://127.0.0.1:{port}/lake", method="PUT")
+                urllib.request.urlopen(request, timeout=10).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def lake(endpoint, monkeypatch, request):
+    """A folder of the test's own."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{endpoint}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return StoreFolder(f"s3://lake/{request.node.name.replace('[', '-').replace(']', '')}")
+
+
+@pytest.fixture
+def pipe(lake, tmp_path):
+    return Pipeline("test", lake, (QUEUE,), (ORDER, STOCK, DAYS), checkpoints=tmp_path)
+
+
+def rows(endpoint, folder):
+    """The rows of a table, read by Arrow's own client of S3: the log as JSON, and the files that it leaves."""
+    ours = fs.S3FileSystem(
+        endpoint_override=endpoint, scheme="http", region="us-east-1", access_key="key", secret_key="secret"
+    )
+    place = str(folder).removeprefix("s3://")
+    log = ours.get_file_info(fs.FileSelector(f"{place}/_delta_log"))
+    files = set()
+    for entry in sorted(one.path for one in log if one.path.endswith(".json")):
+        with ours.open_input_stream(entry) as stream:
+            for line in stream.read().splitlines():
+                action = json.loads(line)
+                files |= {action["add"]["path"]} if "add" in action else set()
+                files -= {action["remove"]["path"]} if "remove" in action else set()
+    found = []
+    for file in sorted(files):
+        with ours.open_input_file(f"{place}/{file}") as source:
+            found += pq.ParquetFile(source).read().to_pylist()
+    return found
+
+
+def stock(number, key, note):
+    return message(number, json.dumps({"id": key, "note": note}).encode(), "Stock")
+
+
+@pytest.fixture
+def seen(endpoint, pipe):
+    def seen(name, *columns):
+        return sorted(tuple(row[column] for column in columns) for row in rows(endpoint, pipe.folder(name)))
+
+    return seen
+
+
+def make(pipe):
+    for name in pipe.table_names():
+        assert not target(pipe, name).lacks()
+        target(pipe, name).ensure()
+
+
+def land_some(pipe):
+    first = batch(
+        order(1), message(2, b'{"id": "x"}'), stock(3, 1, "old"), stock(4, 2, "b"), message(5, b'{"id": 5}', "Day")
+    )
+    for _ in range(2):  # the second time as after a crash between the commit and Spark's note of it
+        land(pipe, "q", 0, first)
+    land(pipe, "q", 1, batch(stock(6, 1, "new")))
+
+
+def test_a_batch_is_in_the_tables_of_a_store_once(pipe, seen):
+    make(pipe)
+    land_some(pipe)
+    assert [number for (number,) in seen("bronze", "queuing_order")] == [1, 2, 3, 4, 5, 6]
+    assert seen("orders", "id", "note") == [(1, "n")]
+    assert seen("stock", "id", "note") == [(1, "new"), (2, "b")]
+    assert seen("days", "id") == [(5,)]
+    assert seen("quarantine", "reason") == [("wrong type",)]
+    assert names_in(pipe.folder("stock") / "_staged", "") == []
+
+
+@pytest.mark.full
+def test_what_else_is_done_with_tables_is_done_in_a_store(pipe, seen):
+    make(pipe)
+    land_some(pipe)
+    wrong = replace(pipe, messages=(replace(ORDER, columns=(Column("id", "json"), *ORDER.columns[1:])), STOCK, DAYS))
+    with pytest.raises(
+        InstanceError, match=r"'id' of the table 's3://lake/.*/orders' is long and cannot become string"
+    ):
+        target(wrong, "orders").lacks()
+    texts = (Column("id", "json"), Column("note", "string", True))
+    mended = replace(pipe, messages=(replace(ORDER, table="texts", columns=texts), STOCK, DAYS))
+    make(mended)
+    assert [told.landed for told in replay(mended, "Order")] == [1]
+    assert seen("texts", "id") == [('"x"',)]
+    assert seen("quarantine", "reason") == []
+
+    wider = replace(STOCK, columns=(*STOCK.columns, Column("colour", "string", True)))
+    pipe = replace(pipe, messages=(ORDER, wider, DAYS))
+    assert target(pipe, "stock").lacks().sentences() == ["gets the column colour (string)"]
+    assert rebuild(pipe, "stock").rows == 2
+    assert seen("stock", "id", "note", "colour") == [(1, "new", None), (2, "b", None)]
+    assert {told.table: told.written for told in compact(pipe, 0)} == {
+        "bronze": 1, "orders": 0, "stock": 0, "days": 0, "quarantine": 0
+    }  # fmt: skip
+    assert len(seen("bronze", "queuing_order")) == 6
+    assert sum(hour.messages for hour in analyze(pipe)) == 6
+    assert seen("analytics", "messages") == [(6,)]
+
+
+def test_of_two_who_write_the_same_version_one_does(lake):
+    """By a put on the condition that nothing is there: each lands, and no version is written over."""
+    writers, batches = 3, 2
+    refused: list[str] = []
+
+    def write(number):
+        for batch_id in range(batches):
+            name = f"{number}-{batch_id}".encode()
+            files = write_parquet(iter([pa.record_batch([[number], [name]], SCHEMA)]), lake, SCHEMA)
+            if not land_files(lake, SCHEMA, files, f"q{number}", batch_id):
+                refused.append(f"{number} {batch_id}")
+
+    write(9)
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    table = open_table(lake)
+    assert refused == []
+    assert table.version() == (writers + 1) * batches
+    assert table.count() == (writers + 1) * batches
+    one, other = open_table(lake), open_table(lake)
+    exchange(lake, one, [], write_parquet(iter([pa.record_batch([[1], [b"x"]], SCHEMA)]), lake, SCHEMA))
+    with pytest.raises(CommitFailedError):
+        exchange(lake, other, [], write_parquet(iter([pa.record_batch([[2], [b"y"]], SCHEMA)]), lake, SCHEMA))
+    assert open_table(lake).version() == table.version() + 1
+
+
+def test_plain_files_of_a_batch_are_in_a_store_once(endpoint, lake, tmp_path):
+    pipe = Pipeline("test", lake, (QUEUE,), (ORDER,), format="parquet", checkpoints=tmp_path)
+    into = target(pipe, "orders")
+    into.ensure()
+    rows = pa.table({"id": [1], "note": ["cut off"]})
+    cut = write_parquet(iter(rows.to_batches()), into.staged, rows.schema)[0]
+    name = "batch-q-0000000000-0000-of-0002.parquet"
+    files_in(into.folder).move(f"_staged/{cut.name}", name)
+    for _ in range(2):
+        land(pipe, "q", 0, batch(order(1), order(2)))
+        assert names_in(into.folder, ".parquet") == [name.replace("of-0002", "of-0001")]
+        assert names_in(into.staged, ".parquet") == []
+
+
+def test_the_sink_writes_into_a_store_and_reads_it_back(lake):
+    sink = DeltaSink({"path": f"{lake}/"})
+    body = os.urandom(6_000_000)
+    files = write_parquet(iter([pa.record_batch([[1, 2], [body, None]], SCHEMA)]), sink._folder, SCHEMA)
+    assert land_files(sink._folder, SCHEMA, files, "q", 0)
+    assert not land_files(sink._folder, SCHEMA, files, "q", 0)
+    assert sink.schema().names == ["id", "body"]
+    reader = sink.reader(sink.schema())
+    (part,) = reader.partitions()
+    assert pa.Table.from_batches(reader.read(part)).to_pylist() == [{"id": 1, "body": body}, {"id": 2, "body": None}]
+    assert DeltaTable(str(lake)).count() == 2
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_a_run_of_spark_lands_in_a_store(instance, lake, endpoint, tmp_path):
+    """With nothing but the environment, and Spark's checkpoints beside the pipeline file."""
+    feed = Feed(warehouse(instance))
+    file = tmp_path / "pipeline.toml"
+    file.write_text(
+        f'[pipeline]\nname = "test"\nwarehouse = "{lake}"\ncheckpoints = "marks"\n[[queue]]\n'
+        + "".join(f'{name} = "{feed.options[name]}"\n' for name in ("instance", "database", "queue"))
+        + f'[[message]]\ntype = "{LINE}"\nformat = "json"\ntable = "lines"\nkey = "id"\n'
+        + '[message.columns]\nid = "long"\n'
+    )
+    command = [sys.executable, "-m", "servicebroker.cli.main", "pipeline", "run", str(file), "--once", "--json"]
+    for run in range(2):
+        feed.dialog(*(b'{"id": %d}' % number for number in range(run * 10, run * 10 + 20)), b"?")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["queues"][0]["messages"] == 21
+    assert feed.left() == 0
+    assert sorted(row["id"] for row in rows(endpoint, lake / "lines")) == list(range(30))
+    assert len(rows(endpoint, lake / "bronze")) == 42
+    assert len(rows(endpoint, lake / "quarantine")) == 2
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda pipe: target(pipe, "orders").lacks(),
+        pytest.param(lambda pipe: target(pipe, "orders").ensure(), marks=pytest.mark.full),
+        pytest.param(lambda pipe: status(replace(pipe, format="parquet", messages=())), marks=pytest.mark.full),
+    ],
+)
+def test_a_store_that_does_not_answer_is_one_sentence(pipe, monkeypatch, ask):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    gone = replace(pipe, warehouse=StoreFolder("s3://lake/gone"))
+    with pytest.raises(
+        InstanceError, match=r"cannot be (read|changed): .*Connection refused \(os error 111\)\.$"
+    ) as told:
+        ask(gone)
+    assert "\x1b" not in str(told.value)

@@ -1,0 +1,119 @@
+"""sp_help and its kin, which show what the catalog knows; system procedures that nothing stands behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.tsql.check import check
+from servicebroker.tsql.interpreter.foreign_procedures import INSTEAD
+from servicebroker.tsql.results import ResultSet
+
+OBJECTS = """
+CREATE TABLE dbo.Goods (Id INT IDENTITY PRIMARY KEY, Name NVARCHAR(40) NOT NULL, Price DECIMAL(9, 2), Twice AS Price * 2);
+CREATE INDEX ByName ON dbo.Goods (Name, Price); CREATE UNIQUE INDEX OneName ON dbo.Goods (Name);
+CREATE SCHEMA Depot;
+CREATE TABLE Depot.Shelf (N INT);
+INSERT dbo.Goods (Name) VALUES (N'a'), (N'b');
+CREATE QUEUE dbo.Inbox;
+GO
+CREATE VIEW dbo.Names AS SELECT Name FROM dbo.Goods
+GO
+CREATE PROCEDURE dbo.Sell AS RETURN
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def shop(instance: sb.Instance) -> sb.Database:
+    shop = instance.database("ShownShop", create=True)
+    shop.execute_tsql(OBJECTS)
+    return shop
+
+
+def sets(shop: sb.Database, script: str) -> list[ResultSet]:
+    return list(shop.execute_tsql(script).sets)
+
+
+def test_sp_help_of_a_table_shows_its_columns_and_indexes(shop: sb.Database) -> None:
+    about, columns, identity, indexes = sets(shop, "EXEC sp_help 'dbo.Goods'")
+    assert about.columns == ("Name", "Owner", "Type", "Created_datetime")
+    assert about.rows[0][:3] == ("Goods", "dbo", "user table")
+    assert columns.columns[:4] == ("Column_name", "Type", "Computed", "Length")
+    assert [tuple(row) for row in columns.rows] == [
+        ("Id", "int", "no", 4, 10, 0, "no"),
+        ("Name", "nvarchar", "no", 80, 40, None, "no"),
+        ("Price", "decimal", "no", columns.rows[2][3], 9, 2, "yes"),
+        ("Twice", "decimal", "yes", *columns.rows[3][3:]),
+    ]
+    assert identity.rows == [("Id",)]
+    assert [row[0] for row in indexes.rows][:2] == ["ByName", "OneName"]
+    assert indexes.rows[0][1:] == ("nonclustered", "Name, Price")
+    assert indexes.rows[1][1:] == ("nonclustered, unique", "Name")
+    assert indexes.rows[2][1:] == ("nonclustered, unique, primary key", "Id")
+    assert sets(shop, "EXEC sys.sp_helpindex N'[Goods]'") == [indexes]
+
+
+@pytest.mark.parametrize(
+    ("script", "first"),
+    [
+        ("EXEC sp_help N'Sell'", ("Sell", "dbo", "sql stored procedure")),
+        ("EXEC sp_help @objname = 'Depot.Shelf'", ("Shelf", "Depot", "user table")),
+        ("EXEC sp_help Inbox", ("Inbox", "dbo", "service queue")),
+        ("EXEC sp_columns 'Goods', @column_name = 'P%'",
+         ("ShownShop", "dbo", "Goods", "Price", "decimal", 9, 0, 2, 1, 3, "YES")),
+        ("EXEC sp_columns Shelf, Depot", ("ShownShop", "Depot", "Shelf", "N", "int", 10, 4, 0, 1, 1, "YES")),
+        ("EXEC sp_tables 'S%'", ("ShownShop", "Depot", "Shelf", "TABLE", None)),
+        ("EXEC sp_tables @table_type = \"'VIEW'\"", ("ShownShop", "dbo", "Names", "VIEW", None)),
+        ("EXEC sp_spaceused 'Goods'", ("Goods", "2")),
+        ("EXEC sp_spaceused 'Inbox'", ("Inbox", "0")),
+    ],
+)  # fmt: skip
+def test_what_is_shown(shop: sb.Database, script: str, first: tuple[Any, ...]) -> None:
+    shown = list(sets(shop, script)[0].rows[0])
+    if "sp_columns" in script and first[4] == "decimal":
+        shown[6] = 0  # how many bytes a decimal has is not the subject
+    assert tuple(shown[: len(first)]) == first
+
+
+def test_all_of_it_is_listed(shop: sb.Database) -> None:
+    listed = {row[0] for row in sets(shop, "EXEC sp_help")[0].rows}
+    assert {"Goods", "Shelf", "Names", "Sell", "Inbox"} <= listed
+    assert "ShownShop" in [row[0] for row in sets(shop, "EXEC sp_databases")[0].rows]
+    sizes = sets(shop, "EXEC sp_spaceused 'dbo.Goods'")[0]
+    assert sizes.columns == ("name", "rows", "reserved", "data", "index_size", "unused")
+    assert all(cell.endswith(" KB") for cell in sizes.rows[0][2:])
+
+
+@pytest.mark.parametrize(
+    ("script", "number"),
+    [
+        ("EXEC sp_help 'Nothing'", 15009),
+        ("EXEC sp_help 'a b'", 15009),
+        ("EXEC sp_help 'Other.dbo.Goods'", 15250),
+        ("EXEC sp_help 'Goods', 'more'", 8144),
+        ("EXEC sp_helpindex", 201),
+        ("EXEC sp_columns", 201),
+        ("EXEC sp_columns 'Goods', @table_qualifier = 'Other'", 15250),
+        ("EXEC sp_spaceused 'Names'", 15234),
+        ("EXEC sp_spaceused", 201),
+        ("EXEC master..xp_cmdshell 'dir'", 40515),
+        ("EXEC msdb.dbo.sp_send_dbmail @subject = 'x'", 40515),
+        ("EXEC sp_nothing_of_the_kind", 2812),
+        ("EXEC Depot.sp_lock", 2812),
+    ],
+)
+def test_what_is_refused(shop: sb.Database, script: str, number: int) -> None:
+    with pytest.raises(sb.BrokerError) as refused:
+        shop.execute_tsql(script)
+    assert refused.value.number == number
+
+
+def test_check_refuses_the_same_procedures_by_name(shop: sb.Database) -> None:
+    for name, instead in INSTEAD.items():
+        (found,) = check(f"EXEC {name}")
+        assert found.note == f"40515: EXEC {name} is not supported here. {instead}"
+    assert [one.verdict.value for one in check("EXEC sp_help 'x'; EXEC Depot.sp_lock; EXEC master..sp_lock")] == [
+        "runs", "runs", "does not run",
+    ]  # fmt: skip

@@ -1,0 +1,126 @@
+"""What OpenLineage is told of a pipeline's queries. No Spark, no server: its client writes into a file."""
+
+import json
+
+import pytest
+
+pytest.importorskip("openlineage.client")
+pytest.importorskip("deltalake")
+
+from openlineage.client import OpenLineageClient
+
+from pipeline_tables import ORDER
+from servicebroker.pipeline.definition import Pipeline, QueueRule
+from servicebroker.pipeline.lineage import EVERY, Lineage, lineage
+from servicebroker.pipeline.queue_run import QueueRun
+from servicebroker.pipeline.storage import StoreFolder
+
+QUEUE = QueueRule("postgresql://user:secret@db/broker", "Shop", "StockQueue")
+
+
+def pipeline(tmp_path, queue=QUEUE, warehouse=None):
+    return Pipeline("orders", warehouse or tmp_path / "tables", (queue,), (ORDER,), checkpoints=tmp_path)
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The events that were written."""
+    path = tmp_path / "events.json"
+    config = tmp_path / "openlineage.yml"
+    config.write_text(f"transport:\n  type: file\n  log_file_path: {path}\n  append: true\n")
+    monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config))
+    return lambda: [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def query(hear, once=False, queue=QUEUE):
+    return QueueRun(queue, lambda: None, once, hear=hear)
+
+
+def test_a_query_is_a_run_with_its_queue_and_its_tables(tmp_path, told):
+    one = query(lineage(pipeline(tmp_path)))
+    one.hear(one, "queue started")
+    one.messages = 7
+    one.hear(one, "queue ended")
+    first, last = told()
+    assert (first["eventType"], last["eventType"]) == ("START", "COMPLETE")
+    assert first["run"]["runId"] == last["run"]["runId"]
+    assert (first["job"]["namespace"], first["job"]["name"]) == ("servicebroker", "orders.Shop.StockQueue")
+    assert first["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
+    assert [(one["namespace"], one["name"]) for one in first["inputs"]] == [
+        ("servicebroker://db:5432/broker", "Shop.StockQueue")
+    ]
+    tables = {one["name"]: one for one in last["outputs"]}
+    assert list(tables) == [str(tmp_path / "tables" / name) for name in ("bronze", "orders", "quarantine")]
+    bronze, orders, quarantine = tables.values()
+    assert bronze["outputFacets"]["outputStatistics"]["rowCount"] == 7
+    assert not orders.get("outputFacets")
+    assert not quarantine.get("outputFacets")
+    assert (
+        orders["facets"]["schema"]["fields"][0] | {"name": "id", "type": "long"}
+        == (orders["facets"]["schema"]["fields"][0])
+    )
+    assert "secret" not in json.dumps(told())
+
+
+def test_what_goes_on_is_told_once_a_minute_and_a_restart_is_no_new_run(tmp_path, told):
+    now = [0.0]
+    one = query(Lineage(pipeline(tmp_path), OpenLineageClient(), lambda: now[0]).hear, once=True)
+    for seconds, event in (
+        (0, "queue started"),
+        (1, "batch"),
+        (EVERY, "batch"),
+        (1, "queue restarts"),
+        (1, "queue started"),
+        (EVERY, "queue restarts"),
+    ):
+        now[0] += seconds
+        one.hear(one, event)
+    one.reason = "The disk is full."
+    one.hear(one, "queue failed")
+    events = told()
+    assert [event["eventType"] for event in events] == ["START", "RUNNING", "RUNNING", "FAIL"]
+    assert len({event["run"]["runId"] for event in events}) == 1
+    assert events[-1]["run"]["facets"]["errorMessage"]["message"] == "The disk is full."
+    assert events[0]["job"]["facets"]["jobType"]["processingType"] == "BATCH"
+
+
+def test_a_run_that_is_stopped_is_aborted_once(tmp_path, told):
+    one = query(lineage(pipeline(tmp_path)))
+    one.stop()
+    assert [event["eventType"] for event in told()] == ["ABORT"]
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("s3a://lake/w", ("s3://lake", "w/bronze")),
+        ("abfss://c@a.dfs.core.windows.net/w", ("abfss://c@a.dfs.core.windows.net", "w/bronze")),
+    ],
+)
+def test_tables_of_stores_and_queues_of_folders_have_their_names(tmp_path, told, url, named):
+    queue = QueueRule(str(tmp_path / "data"), "Shop", "StockQueue")
+    one = query(lineage(pipeline(tmp_path, queue, StoreFolder(url))), queue=queue)
+    one.hear(one, "queue started")
+    (event,) = told()
+    assert (event["outputs"][0]["namespace"], event["outputs"][0]["name"]) == named
+    assert event["inputs"][0]["namespace"] == f"servicebroker://{tmp_path}/data"
+
+
+def test_who_does_not_listen_is_told_once_and_harms_nobody(tmp_path, caplog):
+    class Deaf:
+        def emit(self, event):
+            raise ConnectionError("nobody is there")
+
+    one = query(Lineage(pipeline(tmp_path), Deaf()).hear)
+    for event in ("queue started", "queue ended"):
+        one.hear(one, event)
+    assert [record.getMessage() for record in caplog.records] == [
+        "OpenLineage does not listen: nobody is there. The pipeline goes on."
+    ]
+
+
+def test_nothing_is_told_where_the_environment_names_nobody(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENLINEAGE_CONFIG", raising=False)
+    monkeypatch.setattr("openlineage.client.OpenLineageClient.emit", lambda *of: pytest.fail("told"))
+    one = query(lineage(pipeline(tmp_path)))
+    one.hear(one, "queue started")

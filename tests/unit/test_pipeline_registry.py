@@ -1,0 +1,334 @@
+"""Bodies that name their schema in a registry, against a stand-in for one that speaks HTTP. No Spark, no PostgreSQL."""
+
+import base64
+import io
+import json
+import pickle
+
+import pytest
+
+pytest.importorskip("fastavro")
+pytest.importorskip("google.protobuf")
+pytest.importorskip("jsonschema_rs")
+pytest.importorskip("deltalake")
+
+import fastavro
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from pipeline_tables import NOON, QUEUE, batch, land, message, pipeline, table
+from schema_registry import serving
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.decoding import Column, Undecodable
+from servicebroker.pipeline.definition import MessageRule
+from servicebroker.pipeline.maintenance import replay
+from servicebroker.pipeline.schema_registry import TOKEN, URL, USER_INFO, check_registry, find
+from servicebroker.pipeline.sorting import Sorter
+
+COLUMNS = (Column("id", "long"), Column("note", "string", is_optional=True))
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    for name in (URL, USER_INFO, TOKEN):
+        monkeypatch.delenv(name, raising=False)
+    with serving() as stand_in:
+        yield stand_in
+    find.cache_clear()
+
+
+def rule(registry, format_, columns=COLUMNS, **more):
+    return MessageRule("Order", format_, "orders", columns, registry=registry.url, **more)
+
+
+def headed(number, content, way=b""):
+    return b"\0" + number.to_bytes(4) + way + content
+
+
+def reason(reader, body):
+    with pytest.raises(Undecodable) as refused:
+        reader.decode(body)
+    return refused.value.reason
+
+
+def avro_schema(*fields, name="Order"):
+    return {"type": "record", "name": name, "fields": [{"name": field, "type": kind} for field, kind in fields]}
+
+
+def avro(number, schema, value, named=None):
+    sink = io.BytesIO()
+    fastavro.schemaless_writer(sink, fastavro.parse_schema(schema, named or {}), value)
+    return headed(number, sink.getvalue())
+
+
+def proto_file(name, package, *messages, imports=()):
+    """A `FileDescriptorProto` of messages: a name, fields of name and type (a message's by its name), those inside."""
+    file = descriptor_pb2.FileDescriptorProto(name=name, package=package, syntax="proto3", dependency=imports)
+
+    def add(into, given):
+        called, fields, inner = given
+        found = into.add(name=called)
+        for number, (field, kind) in enumerate(fields, 1):
+            given_type = {"type": 11, "type_name": kind} if isinstance(kind, str) else {"type": kind}
+            found.field.add(name=field, number=number, label=1, **given_type)
+        for one in inner:
+            add(found.nested_type, one)
+
+    for given in messages:
+        add(file.message_type, given)
+    return file
+
+
+def has_proto(registry, number, file, references=()):
+    registry.has(number, "PROTOBUF", "message text that nobody here reads", references)
+    registry.answers[f"/schemas/ids/{number}?format=serialized"] = {
+        "schemaType": "PROTOBUF",
+        "schema": base64.b64encode(file.SerializeToString()).decode(),
+        "references": list(references),
+    }
+
+
+def proto_body(files, name, **values):
+    pool = descriptor_pool.DescriptorPool()
+    for file in files:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))(**values).SerializeToString()
+
+
+LONG, STRING = 3, 9  # types of Protobuf's fields
+
+
+def test_each_body_is_read_by_the_schema_that_it_names(registry):
+    old, new = avro_schema(("id", "int")), avro_schema(("note", "string"), ("id", "long"), ("more", "double"))
+    registry.has(1, "AVRO", old)
+    registry.has(70_000, "AVRO", new)
+    reader = rule(registry, "avro").decoder()
+    assert reader.decode(avro(1, old, {"id": 5})) == [5, None]
+    assert reader.decode(avro(70_000, new, {"note": "n", "id": 2**40, "more": 1.5})) == [2**40, "n"]
+    for _ in range(3):
+        reader.decode(avro(1, old, {"id": 5}))
+    assert pickle.loads(pickle.dumps(reader)).decode(avro(1, old, {"id": 6})) == [6, None]
+    assert [path for path, _ in registry.asked] == ["/schemas/ids/1", "/schemas/ids/70000"]
+
+
+def test_a_schema_of_the_rule_reads_what_others_have_written(registry):
+    written = avro_schema(("id", "int"), ("gone", "string"))
+    registry.has(1, "AVRO", written)
+    registry.has(2, "AVRO", avro_schema(("id", "string")))
+    read = avro_schema(("id", "long"))
+    read["fields"].append({"name": "note", "type": ["null", "string"], "default": None})
+    read["fields"].append({"name": "colour", "type": "string", "default": "red"})
+    reader = rule(registry, "avro", (), schema=json.dumps(read).encode()).decoder()
+    assert [(column.name, column.kind) for column in reader.columns] == [
+        ("id", "long"), ("note", "string"), ("colour", "string")
+    ]  # fmt: skip
+    assert reader.decode(avro(1, written, {"id": 5, "gone": "x"})) == [5, None, "red"]
+    assert reason(reader, avro(2, avro_schema(("id", "string")), {"id": "x"})) == "wrong schema"
+
+
+def test_types_of_other_schemas_are_found(registry):
+    city = avro_schema(("name", "string"), name="City")
+    customer = avro_schema(("city", "City"), name="Customer")
+    order = avro_schema(("id", "long"), ("customer", "Customer"))
+    registry.has(1, "AVRO", order, [{"name": "Customer", "subject": "a/customer", "version": 3}])
+    registry.answers["/subjects/a%2Fcustomer/versions/3"] = {
+        "schema": json.dumps(customer), "references": [{"name": "City", "subject": "city", "version": 1}]
+    }  # fmt: skip
+    registry.answers["/subjects/city/versions/1"] = {"schema": json.dumps(city)}
+    named = {}
+    for one in (city, customer):
+        fastavro.parse_schema(one, named)
+    body = avro(1, order, {"id": 1, "customer": {"city": {"name": "Bern"}}}, named)
+    reader = rule(registry, "avro", (Column("city", "string", source="customer.city.name"),)).decoder()
+    assert reader.decode(body) == ["Bern"]
+
+
+def test_json_keeps_the_schema_that_it_names(registry):
+    registry.has(1, "JSON", {"properties": {"lines": {"items": {"$ref": "line.json"}}}},
+                 [{"name": "line.json", "subject": "line", "version": 1}])  # fmt: skip
+    registry.answers["/subjects/line/versions/1"] = {"schemaType": "JSON", "schema": '{"required": ["sku"]}'}
+    reader = rule(registry, "json").decoder()
+    assert reader.decode(headed(1, b'{"id": 1, "note": "n", "lines": [{"sku": "a"}]}')) == [1, "n"]
+    with pytest.raises(Undecodable, match=r"invalid: 'lines\[0\]': \"sku\" is a required property"):
+        reader.decode(headed(1, b'{"id": 1, "lines": [{}]}'))
+
+
+@pytest.mark.parametrize(
+    ("way", "name", "values", "row"),
+    [
+        (b"\x00", "shop.Order", {"id": 7, "note": "n"}, [7, "n"]),  # short for the first one
+        (b"\x02\x00", "shop.Order", {"id": 8}, [8, ""]),
+        (b"\x02\x02", "shop.Invoice", {"number": 1, "id": 9}, [9, None]),
+        (b"\x04\x02\x00", "shop.Invoice.Line", {"note": "x", "id": 10}, [10, "x"]),
+    ],
+)
+def test_a_body_of_protobuf_says_which_message_it_is(registry, way, name, values, row):
+    order = ("Order", [("id", LONG), ("note", STRING)], [])
+    line = ("Line", [("note", STRING), ("id", LONG)], [])
+    file = proto_file("shop.proto", "shop", order, ("Invoice", [("number", LONG), ("id", LONG)], [line]))
+    has_proto(registry, 3, file)
+    assert rule(registry, "protobuf").decoder().decode(headed(3, proto_body([file], name, **values), way)) == row
+
+
+def test_what_protobuf_imports_is_found(registry):
+    from google.protobuf import timestamp_pb2
+
+    city = proto_file("city.proto", "geo", ("City", [("name", STRING)], []))
+    stamp = "google/protobuf/timestamp.proto"
+    order = ("Order", [("city", ".geo.City"), ("at", ".google.protobuf.Timestamp")], [])
+    file = proto_file("order.proto", "", order, imports=["city.proto", stamp])
+    has_proto(registry, 3, file, [{"name": "city.proto", "subject": "city", "version": 2}])
+    registry.answers["/subjects/city/versions/2?format=serialized"] = {
+        "schema": base64.b64encode(city.SerializeToString()).decode()
+    }
+    well_known = descriptor_pb2.FileDescriptorProto.FromString(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    body = proto_body([city, well_known, file], "Order", city={"name": "Bern"}, at={"seconds": 0})
+    columns = (Column("city", "string", source="city.name"), Column("at", "timestamp"))
+    city_name, at = rule(registry, "protobuf", columns).decoder().decode(headed(3, body, b"\x00"))
+    assert (city_name, at.year) == ("Bern", 1970)
+
+
+@pytest.mark.parametrize(
+    ("format_", "body", "expected"),
+    [
+        ("avro", None, "empty"),
+        ("avro", b"\0\0\0\0", "malformed"),
+        ("avro", b"\x01\0\0\0\x01x", "malformed"),
+        ("json", b'{"id": 1}', "malformed"),
+        ("json", b"\0\0\0\0\x02", "empty"),
+        ("json", b"\0\0\0\0\x01{}", "wrong schema"),
+        ("avro", b"\0\0\0\0\x09x", "unknown schema"),
+        ("avro", b"\0\0\0\0\x01", "empty"),
+        ("avro", b"\0\0\0\0\x01\x02\x02", "malformed"),
+        ("avro", b"\0\0\0\0\x04x", "wrong schema"),
+        ("avro", b"\0\0\0\0\x05x", "wrong schema"),
+        ("protobuf", b"\0\0\0\0\x03", "malformed"),
+        ("protobuf", b"\0\0\0\0\x03\x02", "malformed"),
+        ("protobuf", b"\0\0\0\0\x03\xff\xff\xff\xff\xff\xff", "malformed"),
+        ("protobuf", b"\0\0\0\0\x03\x01", "malformed"),
+        ("protobuf", b"\0\0\0\0\x03\x7e", "malformed"),
+        ("protobuf", b"\0\0\0\0\x03\x02\x08", "wrong schema"),
+        ("protobuf", b"\0\0\0\0\x03\x00\xff", "malformed"),
+        ("protobuf", b"\0\0\0\0\x06\x00", "wrong schema"),
+    ],
+)
+def test_what_cannot_be_read_says_why(registry, format_, body, expected):
+    registry.has(1, "AVRO", avro_schema(("id", "long")))
+    registry.has(2, "JSON", True)
+    has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG)], [])))
+    registry.has(4, "AVRO", '"string"')
+    registry.has(5, "AVRO", "no schema")
+    has_proto(registry, 6, proto_file("a.proto", "", ("Order", [("x", ".none.Such")], []), imports=["none.proto"]))
+    assert reason(rule(registry, format_).decoder(), body) == expected
+
+
+@pytest.mark.parametrize("format_", ["avro", "json", "protobuf"])
+def test_whatever_the_bytes_are_it_reads_or_says_why(registry, seeded_random, format_):
+    schema = avro_schema(("id", "long"), ("note", "string"))
+    file = proto_file("a.proto", "", ("Order", [("id", LONG), ("note", STRING)], []))
+    registry.has(1, "AVRO", schema)
+    registry.has(2, "JSON", {"properties": {"id": {"minimum": 0}}})
+    has_proto(registry, 3, file)
+    body = {
+        "avro": avro(1, schema, {"id": 5, "note": "n"}),
+        "json": headed(2, b'{"id": 5, "note": "n"}'),
+        "protobuf": headed(3, proto_body([file], "Order", id=5, note="n"), b"\x00"),
+    }[format_]
+    reader = rule(registry, format_).decoder()
+    assert reader.decode(body) == [5, "n"]
+    refused = []
+    for _ in range(500):
+        changed = bytearray(body)
+        place = seeded_random.randrange(5, len(body) + 1)
+        changed[place : place + seeded_random.randrange(3)] = seeded_random.randbytes(seeded_random.randrange(3))
+        cut = bytes(changed[: seeded_random.randrange(len(changed) + 1)] if seeded_random.random() < 0.2 else changed)
+        try:
+            assert len(reader.decode(cut)) == 2
+        except Undecodable as problem:
+            refused.append(problem.detail)
+    assert refused
+    assert all(refused)
+
+
+def test_a_number_that_nobody_knows_is_asked_for_once_and_read_when_it_is_known(registry, tmp_path):
+    schema = avro_schema(("id", "long"))
+    pipe = pipeline(tmp_path, rule(registry, "avro", COLUMNS[:1]))
+    land(pipe, "q", 0, batch(*(message(number, avro(1, schema, {"id": number})) for number in range(3))))
+    quarantined = table(pipe, "quarantine")
+    assert {(row["reason"], row["detail"]) for row in quarantined} == {
+        ("unknown schema", "the registry has no schema 1: Schema not found")
+    }
+    assert len(quarantined) == 3
+    assert len(registry.asked) == 1
+    registry.has(1, "AVRO", schema)
+    assert [(told.landed, told.left) for told in replay(pipe)] == [(3, 0)]
+    assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((503, b"busy"), "answers 503 to schemas/ids/1 (Service Unavailable)"),
+        ((500, {"error_code": 50001, "message": "store is gone"}), "answers 500 to schemas/ids/1 (store is gone)"),
+        ((404, b"<html>no such page"), "answers 404 to schemas/ids/1 (Not Found)"),
+        ((404, {"error_code": 404, "message": "HTTP 404 Not Found"}), "answers 404"),
+        ((401, {"error_code": 401, "message": "Unauthorized"}), f"credentials come from {USER_INFO} or {TOKEN}"),
+        (b"<html>", "cannot be asked (Expecting value"),
+        ({"hello": 1}, "is no schema registry"),
+        ([1], "is no schema registry"),
+        ({"schemaType": "PROTOBUF", "schema": "syntax = 'proto3';"}, "does not know format=serialized"),
+    ],
+)
+def test_a_registry_that_does_not_answer_as_one_quarantines_nothing(registry, tmp_path, answer, said):
+    registry.answers["/schemas/ids/1"] = registry.answers["/schemas/ids/1?format=serialized"] = answer
+    pipe = pipeline(tmp_path, rule(registry, "avro", when_bad="end conversation"))
+    with pytest.raises(InstanceError) as refused:
+        Sorter(pipe, QUEUE).sort(batch(message(1, headed(1, b"x"))), NOON)
+    assert said in str(refused.value)
+    assert registry.url in str(refused.value)
+
+
+def test_a_registry_that_is_not_there_is_waited_for(registry, tmp_path):
+    with serving() as gone:
+        pass
+    pipe = pipeline(tmp_path, rule(gone, "json"))
+    with pytest.raises(InstanceError, match=r"cannot be asked .*refused.*: what needs it is read later"):
+        land(pipe, "q", 0, batch(message(1, headed(1, b'{"id": 1}'))))
+    with pytest.raises(InstanceError, match="cannot be asked"):
+        check_registry(gone.url)
+    check_registry(registry.url)
+    registry.answers.clear()
+    with pytest.raises(InstanceError, match=r"There is no schema registry at .*: Schema not found"):
+        check_registry(registry.url)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [(USER_INFO, "key:secret", "Basic a2V5OnNlY3JldA=="), (TOKEN, "abc", "Bearer abc"), ("NOTHING", "", None)],
+)
+def test_credentials_come_from_the_environment_and_go_to_the_registry_alone(
+    registry, monkeypatch, name, value, expected
+):
+    monkeypatch.setenv(name, value)
+    with serving() as elsewhere:
+        elsewhere.answers["/stolen"] = {"schema": "true", "schemaType": "JSON"}
+        registry.answers["/schemas/ids/1"] = (302, f"{elsewhere.url}/stolen")
+        reader = rule(registry, "json").decoder()
+        assert reader.decode(headed(1, b'{"id": 1}')) == [1, None]
+        assert registry.asked == [("/schemas/ids/1", expected)]
+        assert elsewhere.asked == [("/stolen", None)]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"format_": "xml"}, "none of xml"),
+        ({"format_": "json", "schema": b"{}"}, "only Avro has a schema of its own"),
+        ({"format_": "protobuf", "message": "A"}, "which message they are"),
+        ({"format_": "avro", "columns": ()}, "columns are needed"),
+        ({"format_": "avro", "schema": b"{"}, "no Avro schema"),
+    ],
+)
+def test_what_does_not_go_with_a_registry_is_refused(registry, given, said):
+    with pytest.raises(ValueError, match=said):
+        rule(registry, **given).decoder()
+    assert registry.asked == []
