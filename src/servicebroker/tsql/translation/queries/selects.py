@@ -24,7 +24,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_predicate,
     write_value,
 )
-from servicebroker.tsql.types import NVARCHAR, SqlType
+from servicebroker.tsql.types import SqlType
 
 _QUERY = (
     "expressions",
@@ -346,7 +346,7 @@ def output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool
         )
     value = write_value(writer, inside)
     text = f"{_shown(value)} AS {label(name) if outermost else _inner(name)}"
-    return [Output(name, text, _output_type(value), _source(inside, found))]
+    return [Output(name, text, value.type, _source(inside, found))]
 
 
 def _source(node: exp.Expression, found: From) -> str:
@@ -360,10 +360,6 @@ def _source(node: exp.Expression, found: From) -> str:
 
 def _shown(value: Sql) -> str:
     return value.text if value.type is None else closed_text(value)
-
-
-def _output_type(value: Sql) -> SqlType | None:
-    return NVARCHAR if value.is_open and value.type is not None and value.type.name == "nvarchar" else value.type
 
 
 def _inner(name: str) -> str:
