@@ -52,3 +52,25 @@ def test_what_a_constraint_refuses(
         db.execute_tsql(around.format(script))
     assert caught.value.number == number
     assert [part for part in (a, b, c) if part not in caught.value.text] == []
+
+
+def test_a_constraint_may_leave_out_the_rows_that_are_there(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Loose (Id int, Of_ int); INSERT Loose VALUES (1, 9), (2, NULL)")
+    db.execute_tsql("ALTER TABLE dbo.Loose WITH NOCHECK ADD CONSTRAINT CK_Small CHECK (Id < 2)")
+    db.execute_tsql("ALTER TABLE Loose WITH NOCHECK ADD CONSTRAINT FK_Of FOREIGN KEY (Of_) REFERENCES Orders (Id)")
+    for script in (
+        "INSERT Loose VALUES (5, NULL)",
+        "INSERT Loose VALUES (1, 9)",
+        "ALTER TABLE Loose WITH CHECK CHECK CONSTRAINT CK_Small",
+        "ALTER TABLE Loose WITH CHECK CHECK CONSTRAINT ALL",
+        "ALTER TABLE Loose WITH CHECK ADD CONSTRAINT CK_More CHECK (Id < 2)",
+        "ALTER TABLE Loose ADD CHECK (Id < 2)",
+    ):
+        with pytest.raises(sb.TsqlError) as caught:
+            db.execute_tsql(script)
+        assert caught.value.number == 547
+    db.execute_tsql("ALTER TABLE Loose CHECK CONSTRAINT CK_Small; DELETE Loose WHERE Id = 2; UPDATE Loose SET Of_ = 1")
+    db.execute_tsql(
+        "ALTER TABLE Loose WITH CHECK CHECK CONSTRAINT CK_Small; ALTER TABLE Loose WITH CHECK CHECK CONSTRAINT ALL"
+    )
+    db.execute_tsql("DROP TABLE Loose")

@@ -15,9 +15,29 @@ DECLARE @o BIT = 1, @none INT, @nothing NVARCHAR(9)
 DECLARE @v VARCHAR(10) = 'ab', @n NVARCHAR(10) = N'Ab', @name SYSNAME = N'aB', @c CHAR(3) = 'ab', @d DECIMAL(9,2) = 2.50
 DECLARE @when DATETIME = '20200102 03:04:05.670', @day DATE = '2020-02-03', @bytes VARBINARY(5) = 0x4142, @f FLOAT = 2.5
 DECLARE @id UNIQUEIDENTIFIER = '6F9619FF-8B86-D011-B42D-00C04FC964FF'
-DECLARE @one NVARCHAR(200), @other NVARCHAR(200)
+DECLARE @m MONEY = 12.3456, @l SMALLMONEY = -3.1, @r REAL = 1.25
+DECLARE @one NVARCHAR(200), @other NVARCHAR(200), @kind SQL_VARIANT, @like SQL_VARIANT
 """
-NUMBERS = ("@t", "@s", "@i", "@b", "@o", "@none", "@d", "1", "200", "-7", "32767", "2147483647", "NULL", "1.5")
+NUMBERS = (
+    "@t",
+    "@s",
+    "@i",
+    "@b",
+    "@o",
+    "@none",
+    "@d",
+    "@m",
+    "@l",
+    "@f",
+    "@r",
+    "1",
+    "200",
+    "-7",
+    "32767",
+    "2147483647",
+    "NULL",
+    "1.5",
+)
 OTHERS = ("@when", "@day", "@id", "@bytes", "@f", "0x0102", "N'2020-01-02'", "'6F9619FF-8B86-D011-B42D-00C04FC964FF'")
 TYPES = (
     "TINYINT",
@@ -43,6 +63,10 @@ TYPES += (
     "DATETIME2(3)",
 )
 STRINGS = ("@v", "@n", "@name", "@c", "'ab'", "N'AB'", "''", "'7'", "@nothing")
+TYPE_OF = "' ', " + ", ' ', ".join(
+    f"CONVERT(NVARCHAR(60), SQL_VARIANT_PROPERTY({{0}}, '{one}'))"
+    for one in ("BaseType", "Precision", "Scale", "MaxLength")
+)  # NULL has none
 AT_ONCE = 400  # expressions in a script
 
 
@@ -77,18 +101,23 @@ def condition(made: random.Random, depth: int = 0) -> str:
 
 
 def beside(values: list[str], conditions: list[str]) -> str:
-    """Each expression as it is, and inside of a query, which is PostgreSQL's."""
+    """Each expression as it is, and inside of a query, which is PostgreSQL's; values as text, and with their types."""
     caught = "END TRY BEGIN CATCH SET @{} = CONCAT('error ', ERROR_NUMBER()) END CATCH"
-    told = "PRINT CONCAT(@one, '|', @other)"
     script = [VARIABLES]
     for one in values:
-        for side, text in (("one", one), ("other", f"(SELECT {one})")):
-            script.append(f"BEGIN TRY SET @{side} = {text} {caught.format(side)}")
-        script.append(told)
+        sides = (
+            ("one", one),
+            ("other", f"(SELECT CAST({one} AS NVARCHAR(200)))"),
+            ("kind", one),
+            ("like", f"(SELECT {one})"),
+        )
+        for side, text in sides:
+            script.append(f"SET @{side} = NULL BEGIN TRY SET @{side} = {text} {caught.format(side)}")
+        script.append(f"PRINT CONCAT(@one, {TYPE_OF.format('@kind')}, '|', @other, {TYPE_OF.format('@like')})")
     for one in conditions:
         for side, text in (("one", one), ("other", f"EXISTS (SELECT 1 WHERE {one})")):
             script.append(f"SET @{side} = 0 BEGIN TRY IF {text} SET @{side} = 1 {caught.format(side)}")
-        script.append(told)
+        script.append("PRINT CONCAT(@one, '|', @other)")
     return "\n".join(script)
 
 
@@ -133,3 +162,48 @@ def test_what_does_not_fit_its_type_overflows(db: sb.Database, script: str) -> N
 def test_the_wider_type_rules(db: sb.Database) -> None:
     script = "DECLARE @t TINYINT = 200, @s SMALLINT = 300 SELECT @t + 100, @t + @s, -@t, @t - @s"
     assert db.execute_tsql(script).rows == [(300, 500, -200, -100)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("CAST(12.3456 AS MONEY)", "12.35"),
+        ("CAST(-0.005 AS SMALLMONEY)", "-0.01"),
+        ("CONVERT(VARCHAR(20), CAST(1234567.891 AS MONEY), 1)", "1,234,567.89"),
+        ("CONVERT(VARCHAR(20), CAST(12.3456 AS MONEY), 2)", "12.3456"),
+        ("CAST(10000000000 AS FLOAT)", "1e+010"),
+        ("CAST(0.0000125 AS FLOAT)", "1.25e-005"),
+        ("CAST(123456.5 AS FLOAT)", "123456"),
+        ("CAST(0 AS FLOAT)", "0"),
+        ("CONVERT(VARCHAR(40), CAST(1.5 AS FLOAT), 1)", "1.5000000e+000"),
+        ("CAST(20 AS MONEY) / 3", "6.67"),
+    ],
+)
+def test_numbers_are_printed_as_sql_server_prints_them(db: sb.Database, expression: str, text: str) -> None:
+    script = f"PRINT {expression} PRINT CONCAT('', {expression}) DECLARE @s VARCHAR(40) = {expression} PRINT @s"
+    assert [said.text for said in db.execute_tsql(script).messages] == [text] * 3
+
+
+@pytest.mark.parametrize(
+    ("expression", "of"),
+    [
+        ("1.5 * 1.25", ("decimal", 6, 3)),
+        ("1.5 + 10.25", ("decimal", 5, 2)),
+        ("1.0 / 3", ("decimal", 7, 6)),
+        ("CAST(1 AS TINYINT) + 1", ("int", 10, 0)),
+    ],
+)
+def test_results_have_the_digits_of_sql_server(db: sb.Database, expression: str, of: tuple[str, int, int]) -> None:
+    told = ", ".join(f"SQL_VARIANT_PROPERTY({expression}, '{one}')" for one in ("BaseType", "Precision", "Scale"))
+    assert db.execute_tsql(f"SELECT {told}").rows == [of]
+
+
+def test_null_without_a_type_is_an_int(db: sb.Database) -> None:
+    assert db.execute_tsql("SELECT NULL * NULL, NULL + NULL - 1, -NULL, NULL & 1, NULL + 'a'").rows == [(None,) * 5]
+    assert db.execute_tsql("IF 1 = 1 OR NULL * NULL = 1 PRINT 'holds'").messages[0].text == "holds"
+
+
+def test_types_that_do_not_go_together_are_wrong_wherever_they_stand(db: sb.Database) -> None:
+    with pytest.raises(sb.TsqlError) as caught:
+        db.execute_tsql("DECLARE @o BIT = 1 IF 1 = 1 OR @o * @o = 1 PRINT 'holds'")
+    assert caught.value.number == 402

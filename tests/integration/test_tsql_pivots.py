@@ -1,4 +1,4 @@
-"""PIVOT and UNPIVOT; APPLY of VALUES, which does the same in other words; the WINDOW clause."""
+"""PIVOT and UNPIVOT; APPLY of VALUES, which does the same in other words; the WINDOW clause; TOP PERCENT."""
 
 from __future__ import annotations
 
@@ -133,9 +133,18 @@ def test_check_judges_as_the_run_does() -> None:
          "WINDOW w AS (PARTITION BY Year) ORDER BY Id", [(1, 3, 1), (2, 3, 2), (3, 3, 1)]),
         ("SELECT Id, LAG(Id) OVER w, ROW_NUMBER() OVER v FROM Sales WHERE Id < 3 WINDOW w AS (ORDER BY Id), "
          "v AS (w ROWS UNBOUNDED PRECEDING) ORDER BY Id", [(1, None, 1), (2, 1, 2)]),
+        ("SELECT TOP (30) PERCENT Id FROM Sales ORDER BY Id DESC", [(5,), (4,)]),
+        ("SELECT TOP 100 PERCENT Id FROM Sales WHERE Id < 3 ORDER BY Id", [(1,), (2,)]),
+        ("SELECT TOP (0) PERCENT Id FROM Sales", []),
+        ("SELECT TOP (10.5) PERCENT WITH TIES Year FROM Sales ORDER BY Year", [(2015,), (2015,), (2015,)]),
+        ("SELECT TOP (50) PERCENT Year, COUNT(*) FROM Sales GROUP BY Year ORDER BY Year", [(2015, 3)]),
+        ("SELECT DISTINCT TOP (50) PERCENT Year FROM Sales ORDER BY Year", [(2015,)]),
+        ("SELECT COUNT(*) FROM (SELECT TOP (60) PERCENT Id FROM Sales ORDER BY Id) AS t", [(3,)]),
     ],
 )  # fmt: skip
-def test_apply_of_values_and_named_windows(shop: sb.Database, query: str, found: list[tuple[object, ...]]) -> None:
+def test_apply_of_values_named_windows_and_percent(
+    shop: sb.Database, query: str, found: list[tuple[object, ...]]
+) -> None:
     assert rows(shop, query) == found
 
 
@@ -143,6 +152,11 @@ def test_apply_of_values_and_named_windows(shop: sb.Database, query: str, found:
     ("query", "number"),
     [
         ("SELECT 1 FROM Phones CROSS APPLY (VALUES (1))", 102),
+        ("SELECT TOP (101) PERCENT 1 AS a FROM Phones", 1031),
+        ("SELECT TOP (-1) PERCENT 1 AS a FROM Phones", 1031),
+        ("SELECT TOP ('x') PERCENT 1 AS a FROM Phones", 1031),
+        ("DELETE TOP (50) PERCENT FROM Phones", 40515),
+        ("SELECT {fn NOW()}", 40515),
         ("SELECT 1 FROM Phones AS f CROSS APPLY (VALUES (f.Age), (1, 2)) AS v (k)", 10709),
         ("SELECT PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY Age) OVER () FROM Phones", 40515),
     ],

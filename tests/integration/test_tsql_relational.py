@@ -180,6 +180,9 @@ def items(session: Session) -> Iterator[Session]:
         ("HASHBYTES('MD5', 'a')", bytes.fromhex("0cc175b9c0f1b6a831c399e269772661")),
         ("TRY_CAST('x' AS int)", None),
         ("TRY_CONVERT(datetime, '2026-99-01')", None),
+        ("TRY_PARSE('2026-99-01' AS date USING 'en-US')", None),
+        ("PARSE(N'17' AS int) + PARSE('2' AS int USING '')", 19),
+        ("PARSE('2026-11-02' AS date)", date(2026, 11, 2)),
         # XML
         ("@x.value('(/r/i/n)[2]', 'nvarchar(10)')", "two"),
         ("@x.value('/r[1]/i[2]/@k', 'int')", 2),

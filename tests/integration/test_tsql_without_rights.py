@@ -239,6 +239,7 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     ],
     ("DROP", "ROLE"): [("DROP ROLE Clerks", 15151)],
     ("CREATE", "SCHEMA"): [("CREATE SCHEMA S", 15247)],
+    ("ALTER", "SCHEMA"): [("ALTER SCHEMA Depot TRANSFER dbo.Parcels", 15151)],
     ("DROP", "SCHEMA"): [("DROP SCHEMA Depot", 15151)],
     ("CREATE", "TYPE"): [("CREATE TYPE T FROM INT", 262), ("CREATE TYPE T AS TABLE (n INT)", 262)],
     ("CREATE", "SYNONYM"): [("CREATE SYNONYM S FOR Parcels", 262)],

@@ -117,6 +117,12 @@ ROWS = [
     Row("SELECT", "SELECT * FROM Alias", 229, ("SELECT ON T",)),
     Row("CREATE SEQUENCE", "CREATE SEQUENCE New", 15247, ("ALTER ON SCHEMA::dbo",)),
     Row("CREATE SCHEMA", "CREATE SCHEMA New", 15247, ("CREATE SCHEMA",)),
+    Row(
+        "ALTER SCHEMA",
+        "ALTER SCHEMA Depot TRANSFER dbo.Plain",
+        15151,
+        ("ALTER ON SCHEMA::Depot", "CONTROL ON Plain"),
+    ),
     Row("CREATE INDEX", "CREATE INDEX New ON T (Id)", 1088, ("ALTER ON T",)),
     Row("CREATE TRIGGER", "EXEC ('CREATE TRIGGER New ON T AFTER DELETE AS RETURN')", 2104, ("ALTER ON T",)),
     Row("ALTER TABLE", "ALTER TABLE T ADD M INT", 1088, ("ALTER ON T",)),

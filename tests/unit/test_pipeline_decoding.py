@@ -531,6 +531,24 @@ def test_protobuf_that_has_no_form_in_json_is_said():
     assert reason(reader, body(1, any_pb2.Any(type_url="x/google.protobuf.Value", value=b"\xff"))) == "wrong type"
 
 
+def _empties(items):
+    """A schema of an array of something, which knows an empty record E."""
+    empty = {"type": "record", "name": "E", "fields": []}
+    array = {"type": "array", "items": items}
+    return {"type": "record", "name": "A", "fields": [{"name": "e", "type": empty}, {"name": "x", "type": array}]}
+
+
+def test_a_record_that_may_hold_itself_is_read():
+    inner = {"name": "next", "type": ["null", "Node"]}
+    schema = {"type": "record", "name": "Node", "fields": [{"name": "id", "type": "long"}, inner]}
+    schema["fields"].append({"name": "more", "type": {"type": "array", "items": "Node"}})
+    sink = io.BytesIO()
+    value = {"id": 1, "next": {"id": 2, "next": None, "more": []}, "more": [{"id": 3, "next": None, "more": []}]}
+    fastavro.schemaless_writer(sink, fastavro.parse_schema(schema), value)
+    reader = decoder("avro", [Column("id", "long", source="next.id")], schema=json.dumps(schema).encode())
+    assert reader.decode(sink.getvalue()) == [2]
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -544,6 +562,9 @@ def test_protobuf_that_has_no_form_in_json_is_said():
         ({"format_": "avro", "schema": b'"string"'}, "of a record"),
         ({"format_": "avro", "schema": b'{"type": "record", "name": "A", "fields": [{"name": "x", "type": '
           b'{"type": "array", "items": "null"}}]}'}, "any length"),
+        ({"format_": "avro", "schema": json.dumps(_empties("E")).encode()}, "any length"),
+        ({"format_": "avro", "schema": json.dumps(_empties({"type": "fixed", "name": "F", "size": 0})).encode()},
+         "any length"),
         ({"format_": "protobuf", "schema": b"\xff"}, "no Protobuf descriptor set"),
         ({"format_": "protobuf", "schema": b"", "message": "A"}, "no message 'A'"),
         ({"format_": "text", "schema": b"{}"}, "text has no schema"),

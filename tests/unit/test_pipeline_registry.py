@@ -221,6 +221,34 @@ def test_what_cannot_be_read_says_why(registry, format_, body, expected):
     assert reason(rule(registry, format_).decoder(), body) == expected
 
 
+@pytest.mark.parametrize("format_", ["avro", "json", "protobuf"])
+def test_whatever_the_bytes_are_it_reads_or_says_why(registry, seeded_random, format_):
+    schema = avro_schema(("id", "long"), ("note", "string"))
+    file = proto_file("a.proto", "", ("Order", [("id", LONG), ("note", STRING)], []))
+    registry.has(1, "AVRO", schema)
+    registry.has(2, "JSON", {"properties": {"id": {"minimum": 0}}})
+    has_proto(registry, 3, file)
+    body = {
+        "avro": avro(1, schema, {"id": 5, "note": "n"}),
+        "json": headed(2, b'{"id": 5, "note": "n"}'),
+        "protobuf": headed(3, proto_body([file], "Order", id=5, note="n"), b"\x00"),
+    }[format_]
+    reader = rule(registry, format_).decoder()
+    assert reader.decode(body) == [5, "n"]
+    refused = []
+    for _ in range(500):
+        changed = bytearray(body)
+        place = seeded_random.randrange(5, len(body) + 1)
+        changed[place : place + seeded_random.randrange(3)] = seeded_random.randbytes(seeded_random.randrange(3))
+        cut = bytes(changed[: seeded_random.randrange(len(changed) + 1)] if seeded_random.random() < 0.2 else changed)
+        try:
+            assert len(reader.decode(cut)) == 2
+        except Undecodable as problem:
+            refused.append(problem.detail)
+    assert refused
+    assert all(refused)
+
+
 def test_a_number_that_nobody_knows_is_asked_for_once_and_read_when_it_is_known(registry, tmp_path):
     schema = avro_schema(("id", "long"))
     pipe = pipeline(tmp_path, rule(registry, "avro", COLUMNS[:1]))

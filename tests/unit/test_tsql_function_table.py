@@ -42,6 +42,7 @@ CALLS = {
     "JSON_OBJECT('a':1)": "nvarchar(max)",
     "LEAST(1, 2)": "int",
     "NULLIF(1, 2)": "int",
+    "PARSE('1.5' AS decimal(5, 2) USING 'en-US')": "decimal(5,2)",
     "PATINDEX('%a%', 'a')": "int",
     "SESSION_CONTEXT('k')": "sql_variant",
     "SQL_VARIANT_PROPERTY(1, 'BaseType')": "sql_variant",
@@ -49,6 +50,7 @@ CALLS = {
     "TRIM(LEADING 'x' FROM 'xa')": "nvarchar(max)",
     "TRY_CAST('1' AS int)": "int",
     "TRY_CONVERT(int, '1')": "int",
+    "TRY_PARSE('1' AS int)": "int",
 }
 ELSEWHERE = {
     "STRING_SPLIT", "GENERATE_SERIES", "OPENJSON", "UPDATE", "IS_MEMBER", "IS_ROLEMEMBER", "IS_SRVROLEMEMBER",

@@ -465,6 +465,8 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "CREATE SYNONYM": _create_in_schema("SYNONYM"),
     "CREATE SEQUENCE": (Need(Kind.SCHEMA, "ALTER", 15247),),
     "CREATE SCHEMA": (Need(Kind.DATABASE, "CREATE SCHEMA", 15247),),
+    # and CONTROL on what goes there
+    "ALTER SCHEMA": (Need(Kind.SCHEMA, "ALTER", 15151),),
     "CREATE INDEX": _ALTER_TABLE,
     "CREATE TRIGGER": (Need(Kind.OBJECT, "ALTER", 2104),),
     "ALTER TABLE": _ALTER_TABLE,

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from servicebroker.model.xml import NotXml, content_text, parse_content
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.types import BINARIES, NATIONAL, STRINGS, VARIANT, SqlType, parse_type
+from servicebroker.tsql.types import BINARIES, MONEY, NATIONAL, STRINGS, VARIANT, SqlType, parse_type
 
 _RANGES = {
     "tinyint": (0, 255),
@@ -76,6 +76,8 @@ def _to_variant(value: object, source: SqlType | None, target: SqlType) -> str:
         text = f"{value:%Y-%m-%d %H:%M:%S.%f}{'+00:00' if value.tzinfo else ''}"
     elif isinstance(value, float):
         text = repr(value)
+    elif isinstance(value, Decimal):
+        text = format(value, "f")
     else:
         text = _to_text(value, of, True)
     return f"{'nvarchar(128)' if of.name == 'sysname' else of}:{text}"
@@ -118,8 +120,22 @@ def _to_text(value: object, source: SqlType | None, national: bool) -> str:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, float):
-        return format(value, ".6g")
-    return format(value, "f") if isinstance(value, Decimal) else str(value)
+        return _float_text(value)
+    if isinstance(value, Decimal):
+        return format(_money(value, source), "f")
+    return str(value)
+
+
+def _float_text(value: float) -> str:
+    """Six digits, and three of an exponent; tsql.float_text in PostgreSQL."""
+    mantissa, _, exponent = format(value or 0.0, ".6g").partition("e")
+    return f"{mantissa}e{exponent[0]}{exponent[1:]:0>3}" if exponent else mantissa
+
+
+def _money(value: Decimal, source: SqlType | None) -> Decimal:
+    """Money is shown with two digits, as tsql.money_text of PostgreSQL shows it; a decimal with its own."""
+    is_money = source is not None and source.name in MONEY
+    return value.quantize(Decimal("0.01"), ROUND_HALF_UP) if is_money else value
 
 
 def _fraction(value: datetime | time, source: SqlType | None) -> str:

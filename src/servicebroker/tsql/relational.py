@@ -28,7 +28,8 @@ from servicebroker.tsql.translation.values.expressions import condition_or_value
 __all__ = ["Translated", "tables_of", "translate", "translate_expression"]
 
 _KEPT = 2000  # texts
-_NO_CONDITION = 4145  # what stands for CONTAINS, for example, is read as a call of a function
+# what stands for CONTAINS, for example, is read as a call of a function, and so is the inside of {fn NOW()}
+_NO_CONDITION, _NO_FUNCTION = 4145, 195
 _SHAPES = 4  # of scopes, for each text
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _LOOKS = frozenset({"SELECT", "UPDATE", "DELETE"})
@@ -83,7 +84,8 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
     except RecursionError:
         raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
     except TsqlError as error:
-        raise (foreign_clause(piece.tokens) if error.number in (SYNTAX, _NO_CONDITION) else None) or error from None
+        by_text = error.number in (SYNTAX, _NO_CONDITION, _NO_FUNCTION)
+        raise (foreign_clause(piece.tokens) if by_text else None) or error from None
     used = writer.used
     if what == "tables":  # which does not depend on what they hold
         used = {asked: told for asked, told in used.items() if asked[0] != "columns"}

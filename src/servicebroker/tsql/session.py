@@ -34,6 +34,7 @@ from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what 
     secrets_of_databases,
     synonyms,
     system,
+    transfers,
     user_functions,
     user_types,
 )

@@ -89,7 +89,7 @@ def _record(schema: bytes, references: Sequence[bytes]) -> Any:
     if not isinstance(parsed[-1], dict) or parsed[-1].get("type") != "record":
         raise ValueError("the Avro schema must be of a record")
     for one in parsed:
-        _check_sizes(one)
+        _check_sizes(one, named)
     return parsed[-1]
 
 
@@ -108,22 +108,27 @@ def _kind(kind: Any) -> str:
     return _LOGICAL.get(logical) or ("json" if logical else _KINDS.get(kind["type"], "json"))
 
 
-def _check_sizes(schema: Any) -> None:
+def _check_sizes(schema: Any, named: Mapping[str, Any]) -> None:
     """Refuse arrays of what takes no bytes: few bytes could claim any number of them."""
     if isinstance(schema, list):
         for one in schema:
-            _check_sizes(one)
+            _check_sizes(one, named)
     elif isinstance(schema, dict):
-        if schema.get("type") == "array" and _takes_nothing(schema["items"]):
+        if schema.get("type") == "array" and _takes_nothing(schema["items"], named):
             raise ValueError("an array of items without content may claim any length")
         for inner in (schema.get("items"), schema.get("values"), schema.get("type")):
             if not isinstance(inner, str):
-                _check_sizes(inner)
+                _check_sizes(inner, named)
         for field in schema.get("fields", ()):
-            _check_sizes(field["type"])
+            _check_sizes(field["type"], named)
 
 
-def _takes_nothing(schema: Any) -> bool:
+def _takes_nothing(schema: Any, named: Mapping[str, Any], within: frozenset[str] = frozenset()) -> bool:
+    """Whether a value takes no bytes; a record that holds itself, among `within`, has no value that ends."""
+    if isinstance(schema, str) and schema in named and schema not in within:
+        return _takes_nothing(named[schema], named, within | {schema})
     if isinstance(schema, dict) and schema.get("type") == "record":
-        return all(_takes_nothing(field["type"]) for field in schema["fields"])
-    return schema == "null" or (isinstance(schema, dict) and schema.get("type") in ("null",))
+        return all(_takes_nothing(field["type"], named, within | {schema["name"]}) for field in schema["fields"])
+    if isinstance(schema, dict) and schema.get("type") == "fixed":
+        return schema.get("size") == 0
+    return schema == "null" or (isinstance(schema, dict) and schema.get("type") == "null")

@@ -97,13 +97,23 @@ return substring(bytes || decode(repeat('00', greatest(0, size - octet_length(by
 
 -- --- to strings ---
 
-create or replace function tsql.float_text(number float8) returns text language sql immutable strict parallel safe
-return case when number = 0 then '0'
-            when abs(number) >= 1000000 or abs(number) < 0.0001 then
-                (select trim_scale(round((number::numeric / power(10::numeric, exponent)), 5))::text || 'e'
-                        || case when exponent < 0 then '-' else '+' end || lpad(abs(exponent)::text, 3, '0')
-                   from (select floor(log(abs(number)))::integer as exponent) own)
-            else trim_scale(round(number::numeric, 5 - floor(log(abs(number)))::integer))::text end;
+-- The same in Python: _float_text and _money in tsql/conversion.py. Six digits; style 1 has eight, 2 sixteen, 3 seventeen.
+create or replace function tsql.float_text(number float8, style integer) returns text language sql immutable strict parallel safe
+return (select case when number = 0 and style not in (1, 2, 3) then '0'
+                    when style in (1, 2, 3) or exponent not between -4 and 5 then
+                         case when style in (1, 2, 3) then mantissa else trim_scale(mantissa::numeric)::text end
+                         || 'e' || case when exponent < 0 then '-' else '+' end || lpad(abs(exponent)::text, 3, '0')
+                    else trim_scale(mantissa::numeric * power(10::numeric, exponent))::text end
+          from (select split_part(said, 'e', 1) as mantissa, split_part(said, 'e', 2)::integer as exponent
+                  from (select btrim(to_char(number, '9.' || repeat('9', case style when 1 then 7 when 2 then 15 when 3 then 16 else 5 end)
+                                                      || 'EEEE')) as said) written) parts);
+
+create or replace function tsql.float_text(number float8) returns text language sql immutable strict parallel safe return tsql.float_text(number, 0);
+
+-- Two digits behind the point, with commas in style 1; four in style 2.
+create or replace function tsql.money_text(amount numeric, style integer) returns text language sql immutable strict parallel safe
+return case style when 1 then to_char(round(amount, 2), 'FM999G999G999G999G999G990D00') when 2 then round(amount, 4)::text
+                  when 126 then round(amount, 4)::text else round(amount, 2)::text end;
 
 create or replace function tsql.moment_text(moment timestamp, style integer) returns text
 language plpgsql immutable strict parallel safe as $$
@@ -143,11 +153,11 @@ create or replace function tsql.to_nvarchar(number integer) returns text languag
 create or replace function tsql.to_nvarchar(number bigint) returns text language sql immutable parallel safe return number::text;
 create or replace function tsql.to_nvarchar(number numeric) returns text language sql immutable parallel safe return number::text;
 create or replace function tsql.to_nvarchar(number numeric, style integer) returns text language sql immutable parallel safe
-return case style when 1 then trim(to_char(number, 'FM999G999G999G999G990D00')) when 0 then round(number, 2)::text else number::text end;
+return number::text;
 create or replace function tsql.to_nvarchar(number integer, style integer) returns text language sql immutable parallel safe return number::text;
 create or replace function tsql.to_nvarchar(number float8) returns text language sql immutable parallel safe return tsql.float_text(number);
 create or replace function tsql.to_nvarchar(number float8, style integer) returns text language sql immutable parallel safe
-return case style when 0 then tsql.float_text(number) else number::text end;
+return tsql.float_text(number, style);
 create or replace function tsql.to_nvarchar(moment timestamp) returns text language sql immutable parallel safe return tsql.moment_text(moment, 0);
 create or replace function tsql.to_nvarchar(moment timestamp, style integer) returns text language sql immutable parallel safe
 return tsql.moment_text(moment, style);

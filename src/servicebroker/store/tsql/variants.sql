@@ -36,6 +36,8 @@ return case tsql.variant_base(said) when 'datetime' then tsql.moment_text(tsql.v
             when 'datetimeoffset' then tsql.scaled_text(tsql.variant_raw(said)::timestamptz, tsql.variant_scale(said))
             when 'time' then tsql.scaled_text(tsql.variant_raw(said)::time, tsql.variant_scale(said))
             when 'float' then tsql.float_text(tsql.variant_raw(said)::float8) when 'real' then tsql.float_text(tsql.variant_raw(said)::float8)
+            when 'money' then tsql.money_text(tsql.variant_raw(said)::numeric, 0)
+            when 'smallmoney' then tsql.money_text(tsql.variant_raw(said)::numeric, 0)
             when 'varbinary' then tsql.utf16_decoded(decode(tsql.variant_raw(said), 'hex'))
             when 'binary' then tsql.utf16_decoded(decode(tsql.variant_raw(said), 'hex'))
             else tsql.variant_raw(said) end;

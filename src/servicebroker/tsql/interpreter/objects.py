@@ -409,11 +409,17 @@ OPTIONS = words(
 )
 
 
+_OTHERWISE = "Set what PostgreSQL has for it."
+_MIRRORED = "PostgreSQL's replication does that: see the page on mirrored services."
+_INSTEAD = {"PARTNER": _MIRRORED, "WITNESS": _MIRRORED, "HADR": _MIRRORED, "CHANGE_TRACKING": "Use a trigger."}
+
+
 @refuses("ALTER", "DATABASE")
 def _check_options(statement: Definition) -> None:
     for option in statement.clauses.get("ignored", ()):
         if option.split()[0] not in OPTIONS:
-            raise unsupported(f"ALTER DATABASE SET {option}", "Set what PostgreSQL has for it.", statement.line)
+            what, *_ = option.split()
+            raise unsupported(f"ALTER DATABASE SET {what}", _INSTEAD.get(what, _OTHERWISE), statement.line)
 
 
 @defines("DROP", "DATABASE")

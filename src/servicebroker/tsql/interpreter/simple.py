@@ -10,7 +10,7 @@ import functools
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.function_table import type_of_session
@@ -18,6 +18,7 @@ from servicebroker.tsql.interpreter.session_functions import KNOWN
 from servicebroker.tsql.parser.token_reader import number
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, WORD, Tokens, string_value, tokenize
+from servicebroker.tsql.translation.values.alternatives import joined
 from servicebroker.tsql.types import BINARIES, INT, STRINGS, UNIQUEIDENTIFIER, SqlType, parse_type
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Value(NamedTuple):
     type: SqlType | None
 
 
+_NULL = Value(None, None)
 Compiled = Callable[["Machine"], Value]
 _SIZE = 400  # tokens; longer expressions go to the translation
 _INTEGERS = {"tinyint": (0, 255), "smallint": (-(2**15), 2**15 - 1), "int": (-(2**31) + 1, 2**31 - 1)}  # by rank
@@ -138,17 +140,17 @@ class _Compiler:
             return self._variable(text.lower())
         if kind == STRING:
             self.at += 1
-            of = SqlType("nvarchar" if text[0] in "nN" else "varchar", -1)
-            return _constant(Value(string_value(text), of))
+            value = string_value(text)
+            return _constant(Value(value, SqlType("nvarchar" if text[0] in "nN" else "varchar", max(1, len(value)))))
         if kind == NUMBER:
             self.at += 1
             return _constant(_number(text))
         if self.take("-"):
             if self.tokens.kinds[self.at] != NUMBER:
                 raise NotSimple
-            value = _number(self.tokens.text(self.at))
+            given = _number(self.tokens.text(self.at))
             self.at += 1
-            return _constant(Value(-value.value, value.type))  # type: ignore[operator] # a number
+            return _constant(Value(-given.value, given.type))  # type: ignore[operator] # a number
         if self.take("NULL"):
             return _constant(Value(None, None))
         if self.take("("):
@@ -244,24 +246,23 @@ def _is_plain(source: SqlType | None, target: SqlType) -> bool:
     return source.name in STRINGS or target.name in STRINGS or {source.name, target.name} <= set(_WHOLE)
 
 
+# Both sides are evaluated whatever the first one is: types that do not go together are wrong in either.
 def _either(left: Compiled, right: Compiled) -> Compiled:
     def result(machine: Machine) -> Value:
-        first = _truth(left(machine))
-        if first is True:
-            return Value(True, None)
-        second = _truth(right(machine))
-        return Value(True if second is True else None if first is None or second is None else False, None)
+        first, second = _truth(left(machine)), _truth(right(machine))
+        return Value(
+            True if first is True or second is True else None if first is None or second is None else False, None
+        )
 
     return result
 
 
 def _both(left: Compiled, right: Compiled) -> Compiled:
     def result(machine: Machine) -> Value:
-        first = _truth(left(machine))
-        if first is False:
-            return Value(False, None)
-        second = _truth(right(machine))
-        return Value(False if second is False else None if first is None or second is None else True, None)
+        first, second = _truth(left(machine)), _truth(right(machine))
+        return Value(
+            False if first is False or second is False else None if first is None or second is None else True, None
+        )
 
     return result
 
@@ -287,22 +288,28 @@ def _is_null(value: Compiled, wanted: bool) -> Compiled:
 def _compared(left: Compiled, right: Compiled, compare: Callable[[object, object], bool]) -> Compiled:
     def result(machine: Machine) -> Value:
         first, second = left(machine), right(machine)
+        _check_alike(first, second)
         if first.value is None or second.value is None:
             return Value(None, None)
-        _check_alike(first, second)
         return Value(compare(first.value, second.value), None)
 
     return result
 
 
 def _check_alike(first: Value, second: Value) -> None:
-    """Both integers, both strings, or both identifiers; of equal order here and in SQL."""
-    if not (first.type and second.type):
+    """Both integers, both strings, or both identifiers, of equal order here and in SQL; or an untyped NULL."""
+    kinds = {_kind(value) for value in (first, second) if value != _NULL}
+    if len(kinds) > 1 or None in kinds:
         raise NotSimple
-    if isinstance(first.value, str) and not (first.type.name in _COMPARED and second.type.name in _COMPARED):
-        raise NotSimple
-    if not any(isinstance(first.value, kind) and isinstance(second.value, kind) for kind in (int, str, UUID)):
-        raise NotSimple
+
+
+def _kind(value: Value) -> str | None:
+    if value.type is None:
+        return None
+    name = value.type.name
+    if name in _COMPARED:
+        return "string"
+    return "integer" if name in (*_WHOLE, "bit") else name if name == "uniqueidentifier" else None
 
 
 def _added(left: Compiled, right: Compiled) -> Compiled:
@@ -311,7 +318,7 @@ def _added(left: Compiled, right: Compiled) -> Compiled:
     def result(machine: Machine) -> Value:
         first, second = left(machine), right(machine)
         if first.type and second.type and first.type.name in _STRINGS and second.type.name in _STRINGS:
-            of = SqlType("varchar" if first.type.name == second.type.name == "varchar" else "nvarchar", -1)
+            of = joined(first.type, second.type)
             if first.value is None or second.value is None:
                 return Value(None, of)
             return Value(str(first.value) + str(second.value), of)

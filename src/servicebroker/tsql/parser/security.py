@@ -268,15 +268,19 @@ class Securing(Functions):
         return Definition(line, verb, "ROLE", name, clauses, if_exists)
 
     def schema(self, line: int, verb: str) -> Statement:
-        """`authorization`."""
+        """`authorization`; of ALTER `kind` and `object`, what TRANSFER names."""
         if_exists = self.if_exists(verb)
         clauses: Clauses = {}
+        if verb == "ALTER":
+            name = self.own_name()
+            self.expect("TRANSFER")
+            kinds = ("OBJECT", "TYPE", "XML SCHEMA COLLECTION")
+            kind = next((each for each in kinds if self.take(*each.split(), "::")), "OBJECT")
+            return Definition(line, verb, "SCHEMA", name, {"kind": kind, "object": self.name()})
         name = Name(("",)) if self.word == "AUTHORIZATION" else self.own_name()
         if self.take("AUTHORIZATION"):
             clauses["authorization"] = self.own_name().own
             name = name if name.own else Name((clauses["authorization"],))
-        if verb == "ALTER":
-            self.refuse("ALTER SCHEMA TRANSFER", "Create the object in the other schema.")
         return Definition(line, verb, "SCHEMA", name, clauses, if_exists)
 
     def _principal(self, verb: str) -> tuple[Name, bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sqlglot import exp
 
 from servicebroker.model import names
@@ -133,22 +135,25 @@ def _index_comment(table: str, own: ObjectName, name: str) -> str:
 
 def _alter_table(writer: Writer, reader: Reader) -> list[str]:
     table, own = _table(writer, reader, "ALTER TABLE")
-    if reader.take("WITH", "NOCHECK"):
-        raise refused("WITH NOCHECK", "Constraints are checked when they are added.")
-    reader.take("WITH", "CHECK")
+    checks = not reader.take("WITH", "NOCHECK")
+    checks_again = reader.take("WITH", "CHECK")
     if reader.take("ADD"):
-        return _add(writer, reader, table, own)
+        return _add(writer, reader, table, own, checks=checks)
     if reader.take("ALTER", "COLUMN"):
         return _alter_column(writer, reader, table)
     if reader.take("DROP", "INDEX"):
         raise refused("ALTER TABLE ... DROP INDEX", "Use DROP INDEX.")
     if reader.take("DROP"):
         return _drop_members(reader, table)
-    if reader.take("CHECK", "CONSTRAINT"):  # all constraints are checked always
-        reader.name()
+    if reader.take("CHECK", "CONSTRAINT"):  # what is written is checked always; what was there may not have been
+        wanted = [reader.name()]
         while reader.take(","):
-            reader.name()
-        return _nothing(table)
+            wanted.append(reader.name())
+        if not checks_again:
+            return _nothing(table)
+        if [name.upper() for name in wanted] == ["ALL"]:
+            return [_VALIDATE_ALL.format(table=string(table))]
+        return [f"ALTER TABLE {table} VALIDATE CONSTRAINT {identifier(name)}" for name in wanted]
     changed = reader.word(2) if reader.word() == "SET" else ""
     if reader.take("REBUILD") or changed in ("LOCK_ESCALATION", "FILESTREAM_ON"):
         reader.place = len(reader.piece.words)
@@ -158,6 +163,11 @@ def _alter_table(writer: Writer, reader: Reader) -> list[str]:
     raise refused(f"ALTER TABLE ... {reader.word()} {changed}".rstrip(), _INSTEAD[reader.word()])
 
 
+_VALIDATE_ALL = (
+    "DO $$ DECLARE own name; BEGIN FOR own IN SELECT conname FROM pg_constraint WHERE conrelid = {table}::regclass "
+    "AND NOT convalidated LOOP EXECUTE format('ALTER TABLE %s VALIDATE CONSTRAINT %I', {table}::regclass, own); "
+    "END LOOP; END $$"
+)
 _CHANGES = "Use a trigger, or a column of the type rowversion."
 _INSTEAD = {
     "NOCHECK": "Drop the constraint, and add it again.",
@@ -176,13 +186,16 @@ def _nothing(table: str) -> list[str]:
     return [f"SELECT {string(table)}::regclass"]
 
 
-def _add(writer: Writer, reader: Reader, table: str, own: ObjectName) -> list[str]:
+def _add(writer: Writer, reader: Reader, table: str, own: ObjectName, *, checks: bool) -> list[str]:
+    """Without `checks`, WITH NOCHECK, the rows that are there may break a new CHECK or FOREIGN KEY."""
     rest = reader.piece.part(reader.place, len(reader.piece.words))
     reader.place = len(reader.piece.words)
     found = elements(writer, table, rest)
     if not rest.words:
         raise reader.wrong()
     actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in found.members]
+    if not checks:
+        actions = [f"{action} NOT VALID" if _UNCHECKED.match(action) else action for action in actions]
     actions += [f"ALTER COLUMN {identifier(name)} SET DEFAULT {text}" for name, text in found.defaults]
     done = [f"ALTER TABLE {table} {', '.join(actions)}"] if actions else []
     return [
@@ -192,6 +205,9 @@ def _add(writer: Writer, reader: Reader, table: str, own: ObjectName) -> list[st
         *stamps(table, found),
         *_indexes(table, own, found),
     ]
+
+
+_UNCHECKED = re.compile(r'ADD (?:CONSTRAINT "(?:[^"]|"")*" )?(?:CHECK \(|FOREIGN KEY)')
 
 
 def _is_constraint(member: str) -> bool:

@@ -275,12 +275,12 @@ def _without_parameters(writer: Writer) -> None:
 
 
 def collation(reader: Reader) -> None:
-    """Steps over COLLATE name. Strings are compared as with a binary collation; one that ignores case would be another rule."""
+    """Steps over COLLATE name. Strings are compared by their characters; to ignore case or accents is another rule."""
     name = reader.name()
-    if "_CI" in name.upper():
+    if any(rule in name.upper().split("_") for rule in ("CI", "AI")):
         raise refused(
             f"COLLATE {name}",
-            "Strings are compared with regard to case: leave it out, and use LOWER where case must not count.",
+            "Strings are compared by their characters: leave it out, and use LOWER where case must not count.",
         )
 
 

@@ -21,6 +21,7 @@ from servicebroker.tsql.translation.text_writer import (
     value_of,
     write_value,
 )
+from servicebroker.tsql.translation.values.conversions import converted
 from servicebroker.tsql.translation.values.functions import SPECIAL, check_count
 from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, VARIANT, SqlType
 
@@ -116,7 +117,7 @@ def _string_agg(writer: Writer, node: exp.GroupConcat) -> Sql:
         order = " " + order_text(writer, of)
         of = of.this
     value = write_value(writer, of)
-    text = as_text(value) if value.kind == "string" else f"tsql.to_nvarchar({closed_text(value)})"
+    text = converted(value, NVARCHAR).text
     return Sql(f"string_agg({text}, {as_text(write_value(writer, node.args['separator']))}{order})", NVARCHAR)
 
 

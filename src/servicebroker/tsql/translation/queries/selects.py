@@ -20,12 +20,11 @@ from servicebroker.tsql.translation.text_writer import (
     label,
     moment_text,
     only,
-    refused,
     unsupported,
     write_predicate,
     write_value,
 )
-from servicebroker.tsql.types import NVARCHAR, SqlType
+from servicebroker.tsql.types import SqlType
 
 _QUERY = (
     "expressions",
@@ -225,7 +224,8 @@ def _text(writer: Writer, node: exp.Select, found: From, outputs: list[Output], 
     windows = windows_text(writer, node.args.get("windows") or [])
     plain = {each.name.lower() for each in node.expressions if isinstance(each, exp.Column)}
     named = {name: text for name, text in _named(outputs, outermost).items() if name not in plain}
-    return " ".join(parts) + windows + _tail(writer, node, named) + locking
+    whole = " ".join(parts) + windows
+    return whole + _tail(writer, node, named, whole) + locking
 
 
 def locked(writer: Writer, node: exp.Select, found: From) -> tuple[str, str]:
@@ -280,8 +280,8 @@ def _grouping(writer: Writer, node: exp.Expression) -> str:
     return write_value(writer, node).text
 
 
-def _tail(writer: Writer, node: exp.Expression, named: dict[str, str]) -> str:
-    """ORDER BY, OFFSET, and TOP or FETCH."""
+def _tail(writer: Writer, node: exp.Expression, named: dict[str, str], whole: str = "") -> str:
+    """ORDER BY, OFFSET, and TOP or FETCH; `whole` is the query before them, of which TOP ... PERCENT takes a part."""
     text = ""
     order, limit, offset = (node.args.get(name) for name in ("order", "limit", "offset"))
     if order is not None:
@@ -289,20 +289,36 @@ def _tail(writer: Writer, node: exp.Expression, named: dict[str, str]) -> str:
     if offset is not None:
         text += f" OFFSET {row_count(writer, offset.expression)}"
     if limit is not None:
-        text += _limit(writer, limit, ordered=order is not None)
+        text += _limit(writer, limit, whole, ordered=order is not None)
     return text
 
 
-def _limit(writer: Writer, node: exp.Expression, *, ordered: bool) -> str:
+def _limit(writer: Writer, node: exp.Expression, whole: str, *, ordered: bool) -> str:
     options = node.args.get("limit_options")
+    said = node.args["count"] if isinstance(node, exp.Fetch) else node.expression
     if options is not None and options.args.get("percent"):
-        raise refused("TOP ... PERCENT", "Write TOP with a number of rows.")
-    number = row_count(writer, node.args["count"] if isinstance(node, exp.Fetch) else node.expression)
+        number = f"({_part_of(writer, said, whole)})"
+    else:
+        number = row_count(writer, said)
     if options is not None and options.args.get("with_ties"):
         if not ordered:
             raise TsqlError(1062, "The TOP N WITH TIES clause is not allowed without a corresponding ORDER BY clause.")
         return f" FETCH FIRST ({number}) ROWS WITH TIES"
     return f" LIMIT {number}"
+
+
+def _part_of(writer: Writer, node: exp.Expression, whole: str) -> str:
+    """How many rows so many percent of a query are, rounded up.
+
+    Raises:
+        TsqlError: 1031 it is no percentage.
+    """
+    inside = node.this if isinstance(node, exp.Paren) else node
+    value = write_value(writer, inside)
+    is_constant = isinstance(inside, exp.Literal | exp.Neg)
+    if value.kind not in ("number", None) or (is_constant and not 0 <= float(inside.sql()) <= 100):
+        raise TsqlError(1031, "Percent values must be between 0 and 100.", severity=15)
+    return f"SELECT ceil(count(*) * ({value.text})::numeric / 100)::bigint FROM ({whole}) AS tsql_whole"
 
 
 def row_count(writer: Writer, node: exp.Expression) -> str:
@@ -330,7 +346,7 @@ def output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool
         )
     value = write_value(writer, inside)
     text = f"{_shown(value)} AS {label(name) if outermost else _inner(name)}"
-    return [Output(name, text, _output_type(value), _source(inside, found))]
+    return [Output(name, text, value.type, _source(inside, found))]
 
 
 def _source(node: exp.Expression, found: From) -> str:
@@ -344,10 +360,6 @@ def _source(node: exp.Expression, found: From) -> str:
 
 def _shown(value: Sql) -> str:
     return value.text if value.type is None else closed_text(value)
-
-
-def _output_type(value: Sql) -> SqlType | None:
-    return NVARCHAR if value.is_open and value.type is not None and value.type.name == "nvarchar" else value.type
 
 
 def _inner(name: str) -> str:

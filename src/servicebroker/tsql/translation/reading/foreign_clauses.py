@@ -54,8 +54,6 @@ _CLAUSES = {
     "FOR BROWSE": "Leave it out.",
     "COMPUTE": "Use another query, or ROLLUP.",
     ". WRITE (": "Use STUFF.",
-    "PARSE (": "Use CAST or CONVERT.",
-    "TRY_PARSE (": "Use TRY_CAST or TRY_CONVERT.",
     "JSON_OBJECT (": "Use FOR JSON.",
     "JSON_ARRAY (": "Use FOR JSON.",
     "JSON_OBJECTAGG (": "Use FOR JSON.",

@@ -15,9 +15,20 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from servicebroker.tsql.function_table import CALLS
-from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import COMPOUND, NUMBER, STRING, VARIABLE, WORD, Tokens, closing_place, tokenize
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
+from servicebroker.tsql.tokens import (
+    COMPOUND,
+    NUMBER,
+    STRING,
+    VARIABLE,
+    WORD,
+    Tokens,
+    closing_place,
+    string_value,
+    tokenize,
+)
 from servicebroker.tsql.translation.reading.optimizer_hints import left_out
+from servicebroker.tsql.types import DATES, NUMBERS, parse_type
 
 LONG = 20_000  # characters of a text that is not worth to be kept
 MARK = "tsql_"  # before the name of a function, so that it stays the call that was written
@@ -35,6 +46,7 @@ _TABLES_OF_SQLGLOT = frozenset({"OPENJSON", "OPENXML", "VALUES", "UNNEST"})
 _ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"})
 
 
+_PARSES = {"PARSE": "CAST", "TRY_PARSE": "TRY_CAST"}
 _BEHIND = frozenset({"", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
 _BEFORE_VALUES = frozenset({"SELECT", "DISTINCT", "(", ",", "BY", "SET", "VALUES"})
 _JOINING = frozenset({",", "BY", "AS", "EXISTS"})
@@ -204,12 +216,37 @@ def _respelled(piece: Slice) -> str:
             out.append(f"AS {text}")
         elif word == "REAL" and (words[at - 1], words[at + 1]) in (("AS", ")"), ("(", ",")):
             out.append("FLOAT(24)")
+        elif word in _PARSES and kinds[at] == WORD and words[at + 1] == "(":
+            out.append(_PARSES[word])
+            without |= _culture(tokens, at)
         elif word == "SOME" and words[at + 1] == "(":
             out.append("ANY")
         else:
             out.append(text)
     out.extend(")" * len(pending))
     return "".join(out)
+
+
+def _culture(tokens: Tokens, at: int) -> set[int]:
+    """The places of USING culture in the call of PARSE that begins here.
+
+    Raises:
+        TsqlError: 40515 for another culture than that of CAST, 10761 the type is neither of numbers nor of dates.
+    """
+    words, closing = tokens.words, closing_place(tokens.words, at + 1)
+    as_ = max((place for place in range(at, closing or at) if words[place] == "AS"), default=0)
+    if closing is None or not as_:
+        raise syntax_error(tokens.text(at), tokens.line(at))
+    has_culture = words[closing - 2] == "USING"
+    of = parse_type(tokens.source[tokens.starts[as_ + 1] : tokens.ends[closing - (3 if has_culture else 1)]])
+    if of.name not in NUMBERS | DATES or of.name == "bit":
+        raise TsqlError(10761, f"Invalid data type {of} in function {words[at]}.", severity=15)
+    if not has_culture:
+        return set()
+    said = tokens.text(closing - 1)
+    if tokens.kinds[closing - 1] != STRING or string_value(said).lower() not in ("", "en", "en-us"):
+        raise unsupported(f"{words[at]} USING {said[:40]}", "Write the text as en-US has it.", tokens.line(at))
+    return {closing - 2, closing - 1}
 
 
 def _in_array(words: list[str], at: int) -> bool:

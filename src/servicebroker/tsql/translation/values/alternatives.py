@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from servicebroker.tsql.translation.text_writer import Sql, closed_text
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import BIT, INT, NATIONAL, NVARCHAR, STRINGS, VARCHAR, VARIANT, SqlType
+from servicebroker.tsql.types import BINARIES, BIT, INT, NATIONAL, NVARCHAR, STRINGS, VARCHAR, VARIANT, SqlType
 
 _ORDER = ("bit", "tinyint", "smallint", "int", "bigint", "smallmoney", "money", "decimal", "real", "float")
 
@@ -22,15 +22,42 @@ def wider(left: SqlType | None, right: SqlType | None) -> SqlType | None:
     return INT if found.name == "bit" else found
 
 
-def quotient(left: Sql, right: Sql) -> SqlType:
-    """The type of a division of decimals: at least six digits behind the point."""
+def result_type(sign: str, left: Sql, right: Sql) -> SqlType | None:
+    """The type of +, -, *, / and % of two numbers; decimals get the digits that the result may need, 38 at most.
+
+    The rules are those of "Precision, scale, and length" of Transact-SQL.
+    """
+    of = wider(left.type, right.type)
+    if of is None or of.name != "decimal":
+        return of
     (p1, s1), (p2, s2) = (_digits(value) for value in (left, right))
-    scale = max(6, s1 + p2 + 1)
-    whole = p1 - s1 + s2
-    return SqlType("decimal", None, min(38, whole + scale), max(6, min(scale, 38 - whole)))
+    whole, scale = {
+        "*": (p1 - s1 + p2 - s2 + 1, s1 + s2),
+        "/": (p1 - s1 + s2, max(6, s1 + p2 + 1)),
+        "%": (min(p1 - s1, p2 - s2), max(s1, s2)),
+    }.get(sign, (max(p1 - s1, p2 - s2) + 1, max(s1, s2)))
+    if whole + scale > 38:
+        least = min(scale, 6) if sign in "*/" else 0
+        scale = max(least, min(scale, 38 - whole))
+    return SqlType("decimal", None, min(38, whole + scale), scale)
+
+
+def joined(left: SqlType | None, right: SqlType | None) -> SqlType:
+    """The type of two strings, or two binaries, one behind the other; what may become too long for a length has MAX."""
+    types = [of for of in (left, right) if of is not None]
+    if any(of.name in BINARIES for of in types):
+        kind, longest = "varbinary", 8000
+    elif any(of.name in NATIONAL for of in types):
+        kind, longest = "nvarchar", 4000
+    else:
+        kind, longest = "varchar", 8000
+    lengths = [-1 if of.length is None else of.length for of in types]
+    total = sum(lengths)
+    return SqlType(kind, -1 if min(lengths, default=0) < 0 or total > longest else max(1, total))
 
 
 def _digits(value: Sql) -> tuple[int, int]:
+    """Precision and scale of a number as a decimal; a whole number that is written has as many digits as it has."""
     of = value.type
     if value.text.isdigit():
         return len(value.text), 0

@@ -8,7 +8,17 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.text_writer import Sql, refused
-from servicebroker.tsql.types import APPROXIMATE, BINARIES, NUMBERS, STRINGS, VARIANT, SqlType, make_type, postgres_type
+from servicebroker.tsql.types import (
+    APPROXIMATE,
+    BINARIES,
+    MONEY,
+    NUMBERS,
+    STRINGS,
+    VARIANT,
+    SqlType,
+    make_type,
+    postgres_type,
+)
 
 _NAMES = {
     "uuid": "uniqueidentifier",
@@ -73,6 +83,8 @@ def converted(value: Sql, to: SqlType, *, style: str | None = None, attempt: boo
         return _sized(Sql(f"{function}{arguments}", to), to)
     if value.type is not None and value.type.name in _SCALED and to.name in _NATIONAL + _SINGLE and style is None:
         return _sized(Sql(f"tsql.scaled_text({source}, {7 if value.type.scale is None else value.type.scale})", to), to)
+    if value.type is not None and value.type.name in MONEY and to.name in _NATIONAL + _SINGLE:
+        return _sized(Sql(f"tsql.money_text({source}, {style or 0})", to), to)
     if value.kind == "string" and to.name in _NATIONAL + _SINGLE and style is None:
         return _sized(Sql(source, to), to, value.type)
     return _sized(Sql(f"tsql.{_function(value, to)}{arguments}", to), to)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
@@ -22,7 +24,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_predicate,
     write_value,
 )
-from servicebroker.tsql.translation.values.alternatives import alike, quotient, wider
+from servicebroker.tsql.translation.values.alternatives import alike, joined, result_type, wider
 from servicebroker.tsql.translation.values.conversions import converted, type_of_node
 from servicebroker.tsql.translation.values.patterns import like
 from servicebroker.tsql.types import (
@@ -32,15 +34,13 @@ from servicebroker.tsql.types import (
     FLOAT,
     INT,
     INTEGERS,
-    NATIONAL,
     NVARCHAR,
-    VARBINARY,
-    VARCHAR,
     VARIANT,
     SqlType,
 )
 
 CONDITION = SqlType("boolean")  # of no value
+ONE = Sql("1", INT)
 
 
 @value_of(exp.Literal)
@@ -133,14 +133,16 @@ def _collate(writer: Writer, node: exp.Collate) -> Sql:
 
 @value_of(exp.Add)
 def _add(writer: Writer, node: exp.Add) -> Sql:
-    left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    left, right = _nulls_typed(
+        write_value(writer, node.this), write_value(writer, node.expression), {"string", "binary"}
+    )
     _check_variant(left, right, "add")
     kinds = {left.kind, right.kind} - ({None} if left.is_open or right.is_open else set())
     if kinds <= {"string"} or kinds == {"binary"}:
-        return Sql(f"({closed_text(left)} || {closed_text(right)})", _joined(left, right))
+        return Sql(f"({closed_text(left)} || {closed_text(right)})", joined(left.type, right.type))
     if kinds == {"number"}:
         _check_bits(left, right, "add")
-        return _calculated(f"({left.text} + {right.text})", wider(left.type, right.type))
+        return _calculated(f"({left.text} + {right.text})", result_type("+", left, right))
     if "date" in kinds:
         return _moved(left, right, "+")
     if None in kinds:
@@ -175,17 +177,17 @@ def _moved(left: Sql, right: Sql, sign: str) -> Sql:
 
 
 def _beside_moment(value: Sql, of: SqlType) -> str:
-    if value.is_open and value.type is None:
-        return "NULL::integer"
     return converted(value, of).text if value.kind in ("string", "binary") else closed_text(value)
 
 
-def _joined(left: Sql, right: Sql) -> SqlType:
-    types = [value.type for value in (left, right) if value.type is not None]
-    if any(of.name in ("varbinary", "binary", "image") for of in types):
-        return VARBINARY
-    national = any(of.name in NATIONAL for of in types)
-    return NVARCHAR if national else VARCHAR
+def _nulls_typed(left: Sql, right: Sql, others: Set[str] = frozenset()) -> tuple[Sql, Sql]:
+    """What is calculated with: an untyped NULL is an int, but beside these kinds of `others`."""
+    null = Sql("NULL::integer", INT)
+    is_null = [value.is_open and value.type is None for value in (left, right)]
+    return (
+        null if is_null[0] and right.kind not in others else left,
+        null if is_null[1] and left.kind not in others else right,
+    )
 
 
 def _numeric(value: Sql, of: SqlType) -> str:
@@ -196,7 +198,7 @@ def _numeric(value: Sql, of: SqlType) -> str:
 @value_of(exp.Sub, exp.Mul, exp.Div, exp.Mod)
 def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
     sign = {exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}[type(node)]
-    left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    left, right = _nulls_typed(write_value(writer, node.this), write_value(writer, node.expression))
     _check_variant(left, right, operator_name(sign))
     if "date" in (left.kind, right.kind):
         if sign == "-":
@@ -219,15 +221,14 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
         if right.kind in ("string", "binary")
         else right.type
         if left.kind in ("string", "binary")
-        else wider(left.type, right.type)
+        else result_type(sign, left, right)
     )
     if number is not None and number.name in (INTEGERS | EXACT | {"float", "real"}):
         texts = [_numeric(left, number), _numeric(right, number)]
     else:
         texts = [left.text, right.text]
-    if sign == "/" and number is not None and number.name == "decimal" and None not in (left.type, right.type):
-        number = quotient(left, right)
-        return Sql(f"round({texts[0]} / {texts[1]}, {number.scale})", number)
+    if sign in "*/" and number is not None and number.name in EXACT:
+        return Sql(_to_scale(sign, texts, number), number)
     if sign == "%" and number is not None and number.name in ("float", "real"):
         texts = [f"{text}::numeric" for text in texts]
     return _calculated(f"({texts[0]} {sign} {texts[1]})", number)
@@ -238,6 +239,14 @@ def _calculated(text: str, of: SqlType | None) -> Sql:
     return Sql(f"tsql.to_tinyint({text})" if of is not None and of.name == "tinyint" else text, of)
 
 
+def _to_scale(sign: str, texts: Sequence[str], of: SqlType) -> str:
+    """A product or quotient with the digits of its type; money is cut where it is divided."""
+    is_money = of.name != "decimal"
+    name = "trunc" if is_money and sign == "/" else "round"
+    first = f"{texts[0]}::numeric" if sign == "/" else texts[0]
+    return f"{name}({first} {sign} {texts[1]}, {4 if is_money else of.scale})"
+
+
 def operator_name(sign: str) -> str:
     """The word of an arithmetic sign."""
     return {"-": "subtract", "*": "multiply", "/": "divide", "%": "modulo"}[sign]
@@ -246,26 +255,26 @@ def operator_name(sign: str) -> str:
 @value_of(exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor)
 def _bits(writer: Writer, node: exp.Binary) -> Sql:
     sign = {exp.BitwiseAnd: "&", exp.BitwiseOr: "|", exp.BitwiseXor: "#"}[type(node)]
-    left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    left, right = _nulls_typed(write_value(writer, node.this), write_value(writer, node.expression))
     return Sql(f"({left.text} {sign} {right.text})", wider(left.type, right.type))
 
 
 @value_of(exp.BitwiseLeftShift, exp.BitwiseRightShift)
 def _shift(writer: Writer, node: exp.Binary) -> Sql:
     name = "left" if isinstance(node, exp.BitwiseLeftShift) else "right"
-    left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    left, right = _nulls_typed(write_value(writer, node.this), write_value(writer, node.expression))
     return Sql(f"tsql.{name}_shift({left.text}, {right.text}::integer)", wider(left.type, INT))
 
 
 @value_of(exp.BitwiseNot)
 def _bit_not(writer: Writer, node: exp.BitwiseNot) -> Sql:
-    inside = write_value(writer, node.this)
+    inside, _ = _nulls_typed(write_value(writer, node.this), ONE)
     return Sql(f"(~ {inside.text})", inside.type)
 
 
 @value_of(exp.Neg)
 def _negative(writer: Writer, node: exp.Neg) -> Sql:
-    inside = write_value(writer, node.this)
+    inside, _ = _nulls_typed(write_value(writer, node.this), ONE)
     is_tiny = inside.type is not None and inside.type.name == "tinyint"  # which has no negative numbers
     return Sql(f"(- {inside.text})", SqlType("smallint") if is_tiny else inside.type)
 

@@ -21,13 +21,13 @@ from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
-    as_text,
     closed_text,
     refused,
     string,
     value_of,
     write_value,
 )
+from servicebroker.tsql.translation.values.conversions import converted
 from servicebroker.tsql.types import DECIMAL, FLOAT, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
 
 # those whose arguments are not plain values; the modules that write them register them here
@@ -124,7 +124,7 @@ def argument(value: Sql, letter: str) -> str:
             "x": "NULL::text",
         }.get(letter, "NULL")
     if letter == "s":
-        return as_text(value) if value.kind == "string" else f"tsql.to_nvarchar({value.text})"
+        return converted(value, NVARCHAR).text
     if letter == "i" and value.kind != "number":
         return f"tsql.to_int({closed_text(value)})"
     if letter == "i" and value.type is not None and value.type.name != "int":

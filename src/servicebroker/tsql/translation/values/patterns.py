@@ -6,6 +6,8 @@ import re
 
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.text_writer import Sql, string
+from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.types import NVARCHAR
 
 _LITERAL = re.compile(r"'((?:[^']|'')*)'")
 
@@ -19,14 +21,11 @@ def like(value: Sql, pattern: Sql, escape: Sql | None) -> str:
     sign = _literal(escape) if escape is not None else ""
     if escape is not None and (sign is None or len(sign) != 1):
         raise TsqlError(506, "The invalid escape character was specified in a LIKE predicate.")
-    text = f"{value.text}::text" if value.is_open else value.text
-    if value.kind != "string":
-        text = f"tsql.to_nvarchar({text})"
+    text = converted(value, NVARCHAR).text
     folded = value.type is not None and value.type.name == "sysname"
     said = _literal(pattern)
     if said is None:
-        written = pattern.text if pattern.kind == "string" else f"tsql.to_nvarchar({pattern.text})"
-        written = f"tsql.like_pattern({written}, {string(sign or '')})"
+        written = f"tsql.like_pattern({converted(pattern, NVARCHAR).text}, {string(sign or '')})"
         return f"(lower({text}) ~ lower({written}))" if folded else f"({text} ~ {written})"
     if folded:
         text, said = f"lower({text})", said.lower()

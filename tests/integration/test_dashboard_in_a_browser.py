@@ -1,0 +1,175 @@
+"""The dashboard in a real browser: what it looks like, by keyboard, and that markup in names is text.
+
+Needs Chromium with its driver (Debian: chromium, chromium-driver) and `pip install selenium`. What axe-core finds is
+asked where it is (`npm install axe-core` in the project's folder).
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.dashboard import Dashboard, Role
+from support import ORDER, STOCK_QUEUE, begin, far_handle
+
+webdriver = pytest.importorskip("selenium.webdriver")
+pytest.importorskip("uvicorn")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(shutil.which("chromedriver") is None, reason="needs chromium and its driver"),
+]
+
+AXE = Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"
+TOKEN = "a-token-that-is-long-enough"
+PHONE, DESK = (360, 740), (1280, 900)
+HIT = "<img src=x onerror='window.hit=1'>"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for one in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(one)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def address(database: sb.Database) -> Iterator[str]:
+    """A dashboard that is served."""
+    import uvicorn
+
+    app = Dashboard([database.instance.url], token=TOKEN, role=Role.ACT)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1))
+        running = threading.Thread(target=server.run, args=([listening],))
+        running.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        running.join()
+
+
+@pytest.fixture
+def signed_in(chromium: Any, address: str) -> Any:
+    chromium.get(f"{address}/login#{TOKEN}")
+    within(5, lambda: not chromium.current_url.partition("#")[0].endswith("/login"))
+    return chromium
+
+
+@pytest.fixture
+def pages(database: sb.Database) -> list[str]:
+    """Every page, with a conversation and a queue whose names and bodies are markup."""
+    database.create_queue(HIT)
+    database.create_service(HIT, HIT)
+    handle = begin(database)
+    database.send(handle, ORDER, HIT.encode())
+    queue = {"database": database.name, "queue": f"dbo.{STOCK_QUEUE}"}
+    named = {"database": database.name, "queue": f"dbo.{HIT}"}
+    return [
+        "/",
+        *(f"/i/0/{page}" for page in ("queues", "conversations", "way", "poison", "statements", "audit")),
+        f"/i/0/queue?{urlencode(queue)}",
+        f"/i/0/queue?{urlencode(named)}",
+        f"/i/0/conversation?{urlencode({'handle': str(far_handle(database, handle))})}",
+    ]
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.05)
+
+
+def shown_in(driver: Any, size: tuple[int, int], scheme: str) -> None:
+    driver.set_window_size(*size)
+    width, height = size
+    screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_each_page_fits_runs_no_markup_and_can_be_read_by_everybody(
+    signed_in: Any, address: str, pages: list[str], size: tuple[int, int], scheme: str
+) -> None:
+    shown_in(signed_in, size, scheme)
+    found = []
+    for page in pages:
+        signed_in.get(address + page)
+        wide = signed_in.execute_script("return document.documentElement.scrollWidth")
+        if wide > size[0]:
+            found.append(f"{page} is {wide} wide")
+        if signed_in.execute_script("return window.hit"):
+            found.append(f"{page} ran markup")
+        if AXE.exists():
+            found += [f"{page}: {one}" for one in violations(signed_in)]
+    assert found == []
+
+
+def violations(driver: Any) -> list[str]:
+    """What axe-core has against the page, by the rules of WCAG 2.1 AA."""
+    driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
+    driver.execute_script(AXE.read_text())
+    found = driver.execute_async_script(
+        "const done = arguments[0];"
+        "axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}).then((r) => done(r.violations.map("
+        "(v) => `${v.id}: ${v.nodes.map((n) => n.target.join(' ')).slice(0, 3).join(', ')}`)))"
+    )
+    return list(found)
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="needs axe-core")
+def test_a_page_that_cannot_be_read_is_found(chromium: Any) -> None:
+    chromium.get("data:text/html,<p style='color:lightgrey;background:white'>pale</p><img src=x>")
+    assert {one.partition(":")[0] for one in violations(chromium)} >= {"color-contrast", "image-alt", "html-has-lang"}
+
+
+def test_what_comes_is_seen_within_two_seconds(signed_in: Any, address: str, database: sb.Database) -> None:
+    signed_in.get(f"{address}/i/0/queue?{urlencode({'database': database.name, 'queue': f'dbo.{STOCK_QUEUE}'})}")
+    text = "comes while somebody looks"
+    assert text not in signed_in.find_element("tag name", "main").text
+    database.send(begin(database), ORDER, text.encode())
+    within(2.5, lambda: text in signed_in.find_element("tag name", "main").get_attribute("textContent"))
+
+
+def test_a_queue_is_switched_off_by_keyboard_alone(signed_in: Any, address: str, database: sb.Database) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    signed_in.get(f"{address}/i/0/queue?{urlencode({'database': database.name, 'queue': f'dbo.{STOCK_QUEUE}'})}")
+    met: list[str] = []
+    for _ in range(80):
+        ActionChains(signed_in).send_keys(Keys.TAB).perform()
+        here = signed_in.switch_to.active_element
+        met.append(here.text)
+        outline = signed_in.execute_script(
+            "const s = getComputedStyle(document.activeElement);"
+            "return s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0 || s.boxShadow !== 'none'"
+        )
+        assert outline, f"nobody sees that {here.text!r} has the focus"
+        form = (
+            signed_in.execute_script("return document.activeElement.form && document.activeElement.form.action") or ""
+        )
+        if form.endswith("/switch") and here.tag_name == "button":
+            break
+    else:
+        raise AssertionError(met)
+    assert met[0] == "To the content"
+    ActionChains(signed_in).send_keys(Keys.ENTER).perform()
+    within(5, lambda: "is OFF" in signed_in.find_element("tag name", "body").text)
+    with pytest.raises(sb.BrokerError):
+        database.receive(STOCK_QUEUE)
