@@ -306,7 +306,7 @@ def test_statements_are_told_by_name(database: sb.Database, browser: Browser) ->
     sent(database, (ORDER, b"1"))
     with sb.open(database.instance.url, upkeep=None) as other:
         other.database(database.name).receive(STOCK_QUEUE)
-    assert re.search(r"receive\.\S+ [\d,]+ [\d.]+ [\d.]+", browser.text("i/0/statements"))
+    assert re.search(r"conversation\.receive [\d,]+ [\d.]+ [\d.]+", browser.text("i/0/statements"))
 
 
 def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: Browser) -> None:
@@ -684,6 +684,57 @@ def test_several_instances_and_an_application_that_mounts_them(
     assert "is OFF" in answer.text
     assert browser.get("/broker/static/dashboard.js").status_code == 200
     dashboard.close()
+
+
+@pytest.fixture
+def pipeline_file(database: sb.Database, tmp_path: Path) -> Path:
+    """A pipeline of StockQueue that has landed an order, and has two messages in quarantine."""
+    pytest.importorskip("deltalake")
+    from pipeline_tables import batch as batch_of
+    from pipeline_tables import land, message, order
+    from servicebroker.pipeline.file import read_pipeline
+
+    path = tmp_path / "shop.toml"
+    path.write_text(
+        f'[pipeline]\nname = "shop"\nwarehouse = "tables"\n[[queue]]\ninstance = "{database.instance.url}"\n'
+        f'database = "{database.name}"\nqueue = "{STOCK_QUEUE}"\n[[message]]\ntype = "Order"\nformat = "json"\n'
+        'table = "orders"\n[message.columns]\nid = "long"\nnote = "string"\n'
+    )
+    land(read_pipeline(path), "q", 0, batch_of(order(1), order(2, note=None), message(3, b"?", MARKUP)))
+    return path
+
+
+def test_a_pipeline_stands_there_and_quarantine_is_read_again(
+    database: sb.Database, browse: Callable[..., Browser], pipeline_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servicebroker.dashboard.pipelines.FRESH", 0.0)
+    sent(database, (ORDER, b"1"), (ORDER, b"2"))
+    browser, looking = (browse(role, pipelines=[pipeline_file]) for role in (Role.ACT, Role.SEE))
+    text = looking.text("pipelines")
+    assert "shop" in text
+    assert "There was no run yet." in text
+    assert f"{database.name}.{STOCK_QUEUE} \u2013 2" in text  # no batch of Spark's, two behind
+    assert "bronze 3 1" in text
+    assert "orders 1 1" in text
+    assert "Order: missing field: 1" in text
+    assert looking.page("pipelines").xpath("//form[contains(@action, 'replay')]") == []
+    page = browser.page("pipelines")
+    assert page.xpath("//nav//a[@aria-current='page']")[0].text == "Pipelines"
+    assert "0 messages of Order landed, 1 are still in quarantine." in browser.press(page, "replay")
+    pipeline_file.write_text(pipeline_file.read_text().replace('note = "string"', 'note = "string?"'))
+    assert "1 message of Order landed, 0 are still in quarantine." in browser.press(page, "replay")
+    assert "orders 2" in browser.text("pipelines")
+    form = page.xpath("//form[contains(@action, 'replay')]")[0]
+    fields = dict(form.form_values())
+    assert looking.send_form(form.action, fields).status_code == 403
+    assert browser.send_form(form.action, {**fields, "form_token": "0" * 64}).status_code == 403
+    assert browser.send_form("/pipelines/1/replay", fields).status_code == 404
+    assert "has no rule for" in browser.send_form(form.action, {**fields, "type": MARKUP}).text
+    pipeline_file.write_text("[pipeline]\n")
+    text = browser.text("pipelines")
+    assert "does not answer" in text
+    assert "orders 2" in text  # as they were
+    assert "--pipeline" in browse().text("pipelines", status=404)
 
 
 def test_it_judges_as_doctor_does(database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,10 @@ def dashboard(
             metavar="FILE", help="Who signs in by name, and may what: see servicebroker people. There is no token then."
         ),
     ] = None,
+    pipeline: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", exists=True, help="A pipeline to show as well; may be repeated."),
+    ] = None,
     proxy_header: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The header in which a proxy says who it is that asks."),
@@ -95,6 +99,7 @@ def dashboard(
         people=None if people is None else People(people),
         proxy=None if proxy_header is None else Proxy(proxy_header, networks),
         hosts=hosts,
+        pipelines=pipeline or (),
     )
     with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
         scheme = "http" if certificate is None else "https"

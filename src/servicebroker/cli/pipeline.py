@@ -217,7 +217,7 @@ def _status_json(pipeline: Pipeline) -> str:
 
 
 def _status(pipeline: Pipeline) -> Group:
-    from servicebroker.pipeline.last_run import last_run
+    from servicebroker.pipeline.last_run import in_words, last_run
     from servicebroker.pipeline.maintenance import status as look
 
     found = look(pipeline)
@@ -232,29 +232,11 @@ def _status(pipeline: Pipeline) -> Group:
         for queue in found.queues
     ]
     return Group(
-        *(Text(line) for line in _run_lines(last_run(pipeline))),
+        *(Text(line) for line in in_words(last_run(pipeline))),
         _table("table", "rows", "files", "bytes", rows=found.tables),
         _table("queue", "last batch", "behind", "oldest, seconds", "held back by process", rows=shown),
         *(Text(f"{count:,} in quarantine: {reason}") for reason, count in found.quarantined.items()),
     )
-
-
-def _run_lines(run: dict[str, Any] | None) -> list[str]:
-    """The last run in words: when, how it stands or has ended, and which queues have failed."""
-    if run is None:
-        return ["There was no run yet."]
-    if run["error"]:
-        lines = [f"The run of {run['began']} has failed: {run['error']}"]
-    elif run["ended"]:
-        lines = [f"The last run began at {run['began']} and ended at {run['ended']}."]
-    else:
-        lines = [f"It runs since {run['began']}, as process {run['process']} of {run['host']}."]
-    for queue in run["queues"]:
-        if queue["reason"]:
-            lines.append(
-                f"{queue['queue']} {queue['state']}, {counted(queue['restarts'], 'restart')}: {queue['reason']}"
-            )
-    return lines
 
 
 @app.command()

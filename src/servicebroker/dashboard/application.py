@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
@@ -31,6 +32,7 @@ from servicebroker.dashboard.acts import ACTS
 from servicebroker.dashboard.bodies import shown
 from servicebroker.dashboard.door import LOOPBACK, Door, Proxy, Sessions, TooManyGuesses, cookie_for
 from servicebroker.dashboard.observed import Observed, sentence
+from servicebroker.dashboard.pipelines import WatchedPipeline
 from servicebroker.dashboard.sparklines import line
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.faces import working_by
@@ -73,6 +75,7 @@ class Dashboard:
         proxy: who is believed to say who it is. With neither token nor people nor proxy the application that mounts it
             lets in whom it wants, and guards the path.
         hosts: the names, without port, that it is reached by; a request with any other Host is refused.
+        pipelines: files of pipelines, which have a page of their own.
     """
 
     def __init__(
@@ -84,8 +87,10 @@ class Dashboard:
         people: People | None = None,
         proxy: Proxy | None = None,
         hosts: Collection[str] = LOOPBACK,
+        pipelines: Sequence[Path] = (),
     ) -> None:
         self._instances = [Observed(target) for target in instances]
+        self._watched = [WatchedPipeline(path) for path in pipelines]
         self._sessions = Sessions(token, role, people, proxy)
         self._notices: OrderedDict[str, Notice] = OrderedDict()
         self._streams = 0
@@ -95,6 +100,8 @@ class Dashboard:
             Route("/", self._overview),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
+            Route("/pipelines", self._pipelines),
+            Route("/pipelines/{pipeline:int}/replay", self._replay, methods=["POST"]),
             Route("/i/{instance:int}/act/{act}", self._act, methods=["POST"]),
             Route("/i/{instance:int}/{page}", self._page),
             Mount("/static", StaticFiles(packages=[("servicebroker.dashboard", "static")])),
@@ -187,34 +194,67 @@ class Dashboard:
         finally:
             self._streams -= 1
 
+    async def _pipelines(self, request: Request) -> Response:
+        if not self._watched:
+            return self._missing(request, "Name the files of pipelines by --pipeline, and they are here.")
+
+        def seen() -> dict[str, Any]:
+            return {"pipelines": [(one, one.see()) for one in self._watched]}
+
+        return await self._answer(request, "pipelines", "Pipelines", seen)
+
+    async def _replay(self, request: Request) -> Response:
+        number, fields = request.path_params["pipeline"], await _fields(request)
+        if number >= len(self._watched) or not fields or "type" not in fields:
+            return self._missing(request, "There is no such act.")
+
+        if (refused := self._refused(request, fields)) is not None:
+            return refused
+        watched, message_type = self._watched[number], fields["type"]
+        return await self._done(request, lambda: watched.replay(message_type), "/pipelines")
+
     async def _act(self, request: Request) -> Response:
         observed, act = self._observed(request), ACTS.get(request.path_params["act"])
         fields = await _fields(request)
         if observed is None or act is None or fields is None:
             return self._missing(request, "There is no such act.")
+        if (refused := self._refused(request, fields)) is not None:
+            return refused
+
+        def do() -> str:
+            return act.do(observed.instance().database(fields["database"]), fields)
+
+        try:
+            where = act.shown_after(fields)
+            answer = await self._done(request, do, f"/i/{request.path_params['instance']}/{where}")
+        except KeyError as missing:
+            return PlainTextResponse(f"The form has no field {missing}.", 400)
+        observed.forget()
+        return answer
+
+    def _refused(self, request: Request, fields: Mapping[str, str]) -> Response | None:
+        """Why a form changes nothing: it is not ours, or who sends it may not act."""
         if not self._sessions.is_of_form(request.state.session, fields):
             return PlainTextResponse("That form is not of this dashboard, or too old: load the page again.", 403)
         if _role(request) < Role.ACT:
             return PlainTextResponse("Who may act says the option --role, or the file of --people.", 403)
+        return None
+
+    async def _done(self, request: Request, do: Callable[[], str], where: str) -> Response:
+        """Do it, and show that page then, with what came of it."""
         person = request.state.person.name
 
-        def do() -> Notice:
+        def noticed() -> Notice:
             try:
                 with working_by(f"dashboard: {person}" if person else "dashboard"):
-                    return Notice(act.do(observed.instance().database(fields["database"]), fields), is_refusal=False)
+                    return Notice(do(), is_refusal=False)
             except (ServiceBrokerError, psycopg.Error) as problem:
                 return Notice(sentence(problem), is_refusal=True)
 
-        try:
-            notice = await run_in_threadpool(do)
-            where = act.shown_after(fields)
-        except KeyError as missing:
-            return PlainTextResponse(f"The form has no field {missing}.", 400)
-        observed.forget()
-        self._notices[request.state.session] = notice
+        self._notices[request.state.session] = await run_in_threadpool(noticed)
         if len(self._notices) > _NOTICES:
             self._notices.popitem(last=False)
-        return RedirectResponse(f"{_base(request)}/i/{request.path_params['instance']}/{where}", 303)
+        return RedirectResponse(f"{_base(request)}{where}", 303)
 
     async def _login(self, request: Request) -> Response:
         if not self._sessions.are_ours:
@@ -263,6 +303,7 @@ class Dashboard:
             "title": title,
             "asked": asked,
             "instances": self._instances,
+            "has_pipelines": bool(self._watched),
             "instance": request.path_params.get("instance", 0),
             "may_see_bodies": role >= Role.BODIES,
             "may_act": role >= Role.ACT,

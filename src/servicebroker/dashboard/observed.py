@@ -1,4 +1,4 @@
-"""An instance as the dashboard sees it: opened at the first question; what was last seen while it is down."""
+"""What the dashboard looks at: an instance is opened at the first question; what was last seen while it is down."""
 
 from __future__ import annotations
 
@@ -46,25 +46,22 @@ class _Kept:
         self.looked = -PAUSE
 
 
-class Observed:
-    """An instance by its data folder or URL.
+class Watched:
+    """Something that pages are of. As many as look, it is asked once in a while.
 
     Attributes:
         name: what it is called on the pages: never with a password.
     """
 
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.name = shown_name(target)
-        self.came, self.left = Rates(), Rates()
-        self._instance: Instance | None = None
-        self._opening, self._placing = threading.Lock(), threading.Lock()
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._placing = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._down_since = -PAUSE
         self._trouble = ""
 
-    def see(self, page: Hashable, look: Look) -> Seen:
-        """What `look` returns, or what it has returned last while the instance cannot be asked.
+    def seen(self, page: Hashable, ask: Callable[[], Any], fresh: float) -> Seen:
+        """What `ask` returns, not older than `fresh` seconds, or what it has returned last while there is no answer.
 
         Raises:
             BrokerError: what the page is of is not there.
@@ -72,17 +69,45 @@ class Observed:
         """
         kept = self._place(page)
         with kept.lock:
-            if time.monotonic() - kept.looked < FRESH and kept.facts is not None:
+            if time.monotonic() - kept.looked < fresh and kept.facts is not None:
                 return Seen(kept.facts, kept.at, "")
             if time.monotonic() - self._down_since < PAUSE:
                 return Seen(kept.facts, kept.at, self._trouble)
             try:
-                kept.facts = look(self.instance())
+                kept.facts = ask()
             except (InstanceError, psycopg.OperationalError, psycopg.InterfaceError, OSError) as problem:
                 self._down_since, self._trouble = time.monotonic(), sentence(problem)
                 return Seen(kept.facts, kept.at, self._trouble)
             kept.looked, kept.at = time.monotonic(), datetime.now(UTC)
             return Seen(kept.facts, kept.at, "")
+
+    def forget(self) -> None:
+        """Something was done: nobody is shown what was before."""
+        for kept in list(self._kept.values()):
+            kept.looked = -PAUSE
+
+    def _place(self, page: Hashable) -> _Kept:
+        with self._placing:
+            kept = self._kept.setdefault(page, _Kept())
+            self._kept.move_to_end(page)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            return kept
+
+
+class Observed(Watched):
+    """An instance by its data folder or URL."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(shown_name(target))
+        self.target = target
+        self.came, self.left = Rates(), Rates()
+        self._instance: Instance | None = None
+        self._opening = threading.Lock()
+
+    def see(self, page: Hashable, look: Look) -> Seen:
+        """What `look` finds in the instance; raises as `seen`."""
+        return self.seen(page, lambda: look(self.instance()), FRESH)
 
     def instance(self) -> Instance:
         """The instance, opened.
@@ -102,19 +127,6 @@ class Observed:
             if self._instance is not None:
                 self._instance.close()
                 self._instance = None
-
-    def forget(self) -> None:
-        """Something was done: nobody is shown what was before."""
-        for kept in list(self._kept.values()):
-            kept.looked = -PAUSE
-
-    def _place(self, page: Hashable) -> _Kept:
-        with self._placing:
-            kept = self._kept.setdefault(page, _Kept())
-            self._kept.move_to_end(page)
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return kept
 
 
 class Rates:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from servicebroker.model.wording import counted
 from servicebroker.pipeline.definition import Pipeline
 from servicebroker.pipeline.queue_run import QueueRun
 
@@ -87,6 +88,24 @@ def last_run(pipeline: Pipeline) -> dict[str, Any] | None:
     if told["ended"] is None and told["host"] == socket.gethostname() and not _lives(told["process"]):
         told["error"] = f"It was killed: its process {told['process']} is gone, and has noted no end."
     return told
+
+
+def in_words(run: dict[str, Any] | None) -> list[str]:
+    """The last run in words: when, how it stands or has ended, and which queues have failed."""
+    if run is None:
+        return ["There was no run yet."]
+    if run["error"]:
+        lines = [f"The run of {run['began']} has failed: {run['error']}"]
+    elif run["ended"]:
+        lines = [f"The last run began at {run['began']} and ended at {run['ended']}."]
+    else:
+        lines = [f"It runs since {run['began']}, as process {run['process']} of {run['host']}."]
+    for queue in run["queues"]:
+        if queue["reason"]:
+            lines.append(
+                f"{queue['queue']} {queue['state']}, {counted(queue['restarts'], 'restart')}: {queue['reason']}"
+            )
+    return lines
 
 
 def _lives(process: int) -> bool:

@@ -363,8 +363,10 @@ class Queries:
         Raises:
             TsqlError: 470 that is a synonym too, 7202 it is of another server.
         """
-        base = Writer(self.scope()).synonym(name.database or self.machine.database.name, name.schema or "dbo", name.own)
-        return base or name
+        database = name.database or self.machine.database.name
+        if not self.synonyms.get(database.lower()):  # most databases have none, and each EXEC and RECEIVE asks
+            return name
+        return Writer(self.scope()).synonym(database, name.schema or "dbo", name.own) or name
 
     def table_named(self, name: Name) -> str:
         """The quoted PostgreSQL name of a table.

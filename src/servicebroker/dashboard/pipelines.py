@@ -1,0 +1,66 @@
+"""A pipeline as the dashboard sees it: what `servicebroker pipeline status` tells, and reading quarantine again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from servicebroker.dashboard.observed import Seen, Watched
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.wording import counted
+from servicebroker.pipeline.file import read_pipeline
+
+FRESH = 5.0  # seconds for which everybody is shown the same: the logs of tables are read for it
+
+
+class Reason(NamedTuple):
+    """Messages of one type that lie in quarantine for one reason."""
+
+    message_type: str
+    reason: str
+    messages: int
+
+
+class WatchedPipeline(Watched):
+    """The pipeline of a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def see(self) -> Seen:
+        """How it stands, or stood when that was last known."""
+        return self.seen("pipeline", self._look, FRESH)
+
+    def replay(self, message_type: str) -> str:
+        """Read what lies in quarantine of that type again; what came of it.
+
+        Raises:
+            InstanceError: the tables cannot be changed, or no rule of the file is of that type.
+        """
+        from servicebroker.pipeline.maintenance import replay
+
+        (found,) = replay(read_pipeline(self._path), message_type)
+        self.forget()
+        return f"{counted(found.landed, 'message')} of {message_type} landed, {found.left:,} are still in quarantine."
+
+    def _look(self) -> dict[str, Any]:
+        from servicebroker.pipeline.last_run import in_words, last_run
+        from servicebroker.pipeline.maintenance import status
+
+        pipeline = read_pipeline(self._path)
+        try:
+            found = status(pipeline)
+        except BrokerError as problem:
+            raise InstanceError(str(problem)) from problem
+        quarantined = []
+        for key, count in found.quarantined.items():
+            message_type, reason = key.rsplit(": ", 1)
+            quarantined.append(Reason(message_type, reason, count))
+        return {
+            "name": pipeline.name,
+            "run": in_words(last_run(pipeline)),
+            "tables": found.tables,
+            "queues": found.queues,
+            "quarantined": quarantined,
+        }
