@@ -169,6 +169,8 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
         ("DROP INDEX ByPlace ON Parcels", 3701),
         ("DROP INDEX Parcels.ByPlace", 3701),
         ("CREATE SEQUENCE S", 15247),
+        ("ALTER SEQUENCE Counter RESTART", 3701),
+        ("SELECT NEXT VALUE FOR Counter", 229),
         ("DROP SEQUENCE Counter", 3701),
         ("UPDATE sys.services SET name = 'x'", 259),
         ("UPDATE p SET name = 'x' FROM sys.server_principals AS p", 259),

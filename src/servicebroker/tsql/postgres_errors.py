@@ -57,6 +57,11 @@ _NUMBERS: dict[str, tuple[int, int, str]] = {
     "42809": (3705, 16, "Cannot use the statement with this object: {message}. Use the statement of its kind."),
     "42P19": (252, 16, "A recursive common table expression needs a top-level UNION ALL operator: {message}."),
     "428C9": (544, 16, "Cannot insert explicit value for identity column in table when IDENTITY_INSERT is OFF."),
+    "2200H": (
+        11728, 16,
+        "The sequence object '{name}' has reached its minimum or maximum value. Restart the sequence object to allow "
+        "new values to be generated.",
+    ),
     "P0001": (50000, 16, "{message}"),
 }  # fmt: skip
 _UNIQUE = (
@@ -66,8 +71,18 @@ _UNIQUE = (
 _NO_SUCH_CALL = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
 _NO_COLUMN = re.compile(r'column (?:[^".]+\.)?"?(.+?)"? does not exist')  # of an alias without quotes
 _OTHER_KIND = re.compile(r'"([^"]+)" is not a (table|view|sequence)')
+# how PostgreSQL begins what it says of wrong clauses of a sequence
+_SEQUENCE = {
+    "INCREMENT must not": (11700, "The increment for a sequence object cannot be zero"),
+    "START value": (11703, "The start value of a sequence object must be between its minimum and maximum value"),
+    "RESTART value": (11704, "The current value of a sequence object must be between its minimum and maximum value"),
+    "MINVALUE (": (11705, "The minimum value of a sequence object must be less than its maximum value"),
+    "MAXVALUE (": (11708, "An invalid value was specified for the given data type"),
+}
+_NO_SEQUENCE = re.compile(r'"([^"]+)" is not a sequence|cannot open relation "([^"]+)"')
 _OVERFLOWED = re.compile(r"(smallint|integer|bigint) out of range")
 _OWN = re.compile(r"Msg (\d+), Level (\d+), State (\d+): (.*)", re.DOTALL)
+_DROPS = (["DROP", "TABLE"], ["DROP", "VIEW"], ["DROP", "SEQUENCE"])
 OTHER = 50000
 
 
@@ -94,6 +109,11 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         own is not None and problem.sqlstate and problem.sqlstate.startswith("S")
     ):  # tsql.refuse and servicebroker.refuse
         return TsqlError(int(own[1]), own[4], severity=int(own[2]), state=int(own[3]))
+    if problem.sqlstate == "22023":
+        for begin, (number, text) in _SEQUENCE.items():
+            if message.startswith(begin):
+                number = 11708 if "out of range" in message else number
+                return TsqlError(number, f"{text}: {message}.")
     if problem.sqlstate not in _NUMBERS:
         return TsqlError(OTHER, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
     number, severity, text = _NUMBERS[problem.sqlstate]
@@ -112,13 +132,17 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if message == "input is out of range":  # of ASIN and its kin
         return TsqlError(3623, "An invalid floating point operation occurred.")
     verb = source.split(None, 2)[:2]
-    if problem.sqlstate == "42P01" and [word.upper() for word in verb] in (["DROP", "TABLE"], ["DROP", "VIEW"]):
+    if problem.sqlstate in ("42P01", "3F000") and [word.upper() for word in verb] in _DROPS:
         name = as_written(message.split('"')[1], source)
         return TsqlError(
             3701, f"Cannot drop the {verb[1].lower()} '{name}', because it does not exist or you do not have "
             "permission.", severity=11, state=5,
         )  # fmt: skip
     other = _OTHER_KIND.fullmatch(message)
+    no_sequence = _NO_SEQUENCE.search(message)
+    if no_sequence is not None and problem.sqlstate == "42809" and verb[:1] and verb[0].upper() != "DROP":
+        name = as_written(no_sequence[1] or no_sequence[2], source)
+        return TsqlError(11726, f"Object '{name}' is not a sequence object.")
     if other is not None and verb[:1] and verb[0].upper() == "DROP":
         kind, name = verb[1].upper(), as_written(other[1], source)
         return TsqlError(3705, f"Cannot use DROP {kind} with '{name}' because '{name}' is not a {other[2]}.")

@@ -13,6 +13,9 @@ begin
                      'certificates symmetric_keys database_principals server_principals endpoints tcp_endpoints service_broker_endpoints '
                      'xml_schema_collections event_notifications sequences internal_tables indexes sql_logins master_files identity_columns'),
             ('type', 'char(2)', 'objects all_objects tables views procedures triggers sysobjects service_queues internal_tables sequences'),
+            ('start_value', 'sql_variant', 'sequences'), ('increment', 'sql_variant', 'sequences'), ('minimum_value', 'sql_variant', 'sequences'),
+            ('maximum_value', 'sql_variant', 'sequences'), ('current_value', 'sql_variant', 'sequences'),
+            ('last_used_value', 'sql_variant', 'sequences'), ('system_type_id', 'tinyint', 'sequences'), ('precision', 'tinyint', 'sequences'), ('scale', 'tinyint', 'sequences'),
             ('xtype', 'char(2)', 'sysobjects'),
             ('type', 'char(1)', 'database_principals server_principals sql_logins'),
             ('type', 'tinyint', 'endpoints tcp_endpoints service_broker_endpoints master_files'),

@@ -110,3 +110,29 @@ create or replace function tsql.stamp_rowversion() returns trigger language plpg
 begin
     return jsonb_populate_record(new, jsonb_build_object(tg_argv[0], '\x' || encode(tsql.next_rowversion(), 'hex')));
 end $$;
+
+-- --- sequences ---
+
+-- `place` is that of the row in the order of OVER: rows come in it. In PL/pgSQL, so that no plan leaves the order out.
+create or replace function tsql.next_value(sequence regclass, place bigint) returns bigint language plpgsql volatile as $$
+begin
+    return nextval(sequence);
+end $$;
+
+create or replace function tsql.sequence_state(sequence regclass, out last_value bigint, out is_called boolean) language plpgsql stable as $$
+begin
+    execute format('select s.last_value, s.is_called from %s s', sequence) into last_value, is_called;
+end $$;
+
+-- Without a bound the type's counts, which PostgreSQL would take for one end alone.
+create or replace function tsql.alter_sequence(sequence regclass, clauses text) returns void language plpgsql as $$
+declare
+    of regtype := (select s.seqtypid from pg_sequence s where s.seqrelid = sequence);
+    most bigint := case of when 'smallint'::regtype then 32767 when 'integer'::regtype then 2147483647 else 9223372036854775807 end;
+begin
+    if of is null then
+        raise exception using errcode = '42809', message = format('"%s" is not a sequence', sequence);
+    end if;
+    execute format('alter sequence %s %s', sequence,
+                   replace(replace(clauses, 'NO MINVALUE', 'MINVALUE ' || -most - 1), 'NO MAXVALUE', 'MAXVALUE ' || most));
+end $$;

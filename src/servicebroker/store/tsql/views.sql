@@ -67,7 +67,6 @@ create view tsql.partitions with (security_invoker = true) as
 select o.object_id as partition_id, o.object_id, 1 as index_id, 1 as partition_number,
        case o.type when 'S' then (select count(*) from sys.transmission_queue) else pg_stat_get_live_tuples(o.object_id::bigint::oid) end as rows,
        o.broker_database from tsql.objects o where o.type in ('U', 'IT', 'S');
-create view tsql.sequences with (security_invoker = true) as select * from tsql.objects where type = 'SO';
 create view tsql.sql_modules with (security_invoker = true) as
 select m.module_id as object_id, m.definition, 1::smallint as uses_ansi_nulls, 1::smallint as uses_quoted_identifier, shown.broker_database
   from servicebroker.tsql_modules m join servicebroker.shown_databases shown using (database_id) where m.kind <> 'SN';
@@ -102,6 +101,25 @@ select name, number as system_type_id, number as user_type_id, 4 as schema_id, s
                ('decimal', 106, 17), ('numeric', 108, 17), ('smallmoney', 122, 4), ('bigint', 127, 8), ('varbinary', 165, 8000),
                ('varchar', 167, 8000), ('binary', 173, 8000), ('char', 175, 8000), ('nvarchar', 231, 8000), ('nchar', 239, 8000), ('sql_variant', 98, 8016),
                ('xml', 241, -1), ('sysname', 256, 256)) t(name, number, size);
+-- The values are sql_variant; a smallint of PostgreSQL with the bounds of tinyint is one. Nothing is cached.
+create view tsql.sequences with (security_invoker = true) as
+select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.type, o.type_desc, o.create_date, o.modify_date,
+       o.is_ms_shipped, 0::smallint as is_published, 0::smallint as is_schema_published,
+       of.name || ':' || s.seqstart as start_value, of.name || ':' || s.seqincrement as increment,
+       of.name || ':' || s.seqmin as minimum_value, of.name || ':' || s.seqmax as maximum_value,
+       s.seqcycle::integer::smallint as is_cycling, 0::smallint as is_cached, null::integer as cache_size,
+       t.system_type_id, t.user_type_id, of.digits::smallint as precision, 0::smallint as scale,
+       of.name || ':' || now.last_value as current_value,
+       (now.is_called and not s.seqcycle and now.last_value::numeric + s.seqincrement not between s.seqmin and s.seqmax)::integer::smallint
+           as is_exhausted,
+       case when now.is_called then of.name || ':' || now.last_value end as last_used_value, o.broker_database
+  from tsql.objects o
+  join pg_sequence s on s.seqrelid = o.object_id::bigint::oid
+ cross join lateral tsql.sequence_state(s.seqrelid) now
+  join lateral (values (case when s.seqmin = 0 and s.seqmax = 255 then 'tinyint' else 'smallint' end, 'int2', 5), ('int', 'int4', 10),
+                       ('bigint', 'int8', 19)) of(name, own, digits) on of.own::regtype = s.seqtypid
+  left join tsql.system_types t on t.name = of.name
+ where o.type = 'SO';
 create view tsql.types with (security_invoker = true) as
 select name, system_type_id, user_type_id, schema_id, max_length, 1::smallint as is_nullable, 0::smallint as is_user_defined,
        0::smallint as is_table_type from tsql.system_types

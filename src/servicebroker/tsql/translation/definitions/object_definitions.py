@@ -9,7 +9,8 @@ from sqlglot import exp
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import NUMBER, unquoted
+from servicebroker.tsql.tokens import unquoted
+from servicebroker.tsql.translation.definitions.sequences import alter_sequence, create_sequence, not_inside
 from servicebroker.tsql.translation.definitions.table_columns import (
     Elements,
     Reader,
@@ -68,12 +69,12 @@ def _statements(writer: Writer, reader: Reader) -> list[str]:
     if verb == "CREATE" and reader.take("SCHEMA"):
         return _create_schema(writer, reader)
     if verb == "CREATE" and reader.take("SEQUENCE"):
-        return _create_sequence(writer, reader)
+        return create_sequence(writer, reader)
     if verb == "DROP":
         reader.place = 1
         return _drop(writer, reader)
-    if verb == "ALTER" and reader.word() == "SEQUENCE":
-        raise refused("ALTER SEQUENCE", "Drop it, and create it again.")
+    if verb == "ALTER" and reader.take("SEQUENCE"):
+        return alter_sequence(writer, reader)
     raise reader.wrong()
 
 
@@ -271,6 +272,8 @@ def _view(writer: Writer, reader: Reader, statement: str) -> list[str]:
     if rest.words[-3:] == ["WITH", "CHECK", "OPTION"]:
         rest, check = rest.part(0, len(rest.words) - 3), " WITH CHECK OPTION"
     reader.place = len(reader.piece.words)
+    if any(rest.words[at : at + 3] == ["NEXT", "VALUE", "FOR"] for at in range(len(rest.words))):
+        raise not_inside()
     node = parsed(rest)
     done = query(writer, node, outermost=False)
     if done.outputs is not None and not columns and any(not output.name for output in done.outputs):
@@ -328,48 +331,6 @@ def _create_schema(writer: Writer, reader: Reader) -> list[str]:
         raise refused("CREATE SCHEMA with further statements", "Write them behind it.")
     schema = schema_of(writer.scope.database, name)
     return [f"CREATE SCHEMA {schema}", f"COMMENT ON SCHEMA {schema} IS {string(name)}"]
-
-
-def _create_sequence(writer: Writer, reader: Reader) -> list[str]:
-    sequence, own = _table(writer, reader, "CREATE SEQUENCE")
-    text = f"CREATE SEQUENCE {sequence}"
-    least: list[str] = []
-    while reader.word():
-        if reader.take("AS"):
-            of, _ = column_type_of(writer, reader)
-            text += f" AS {'bigint' if of.name == 'decimal' else column_type(of)}"
-        elif reader.take("START", "WITH"):
-            least.append(_number(reader))
-            text += f" START WITH {least[-1]}"
-        elif reader.take("INCREMENT", "BY"):
-            text += f" INCREMENT BY {_number(reader)}"
-        elif reader.take("MINVALUE"):
-            text += f" MINVALUE {_number(reader)}"
-        elif reader.take("MAXVALUE"):
-            text += f" MAXVALUE {_number(reader)}"
-        elif reader.take("NO", "MINVALUE") or reader.take("NO", "MAXVALUE"):
-            text += f" NO {reader.word(-1)}"
-        elif reader.take("NO", "CYCLE") or reader.take("NO", "CACHE"):
-            continue
-        elif reader.take("CYCLE"):
-            text += " CYCLE"
-        elif reader.take("CACHE"):
-            text += f" CACHE {_number(reader) if reader.word() == '0' else '1'}"
-        else:
-            raise reader.wrong()
-    if least and "MINVALUE" not in text:
-        text += f" MINVALUE {min(int(least[0]), 1)}"
-    schema = [f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}"]
-    return [*(schema if own.schema.lower() in ("", "dbo") else []), text]
-
-
-def _number(reader: Reader) -> str:
-    sign = "-" if reader.take("-") else ""
-    at = reader.piece.first + reader.place
-    if reader.piece.tokens.kinds[at] != NUMBER or not reader.piece.tokens.text(at).isdigit():
-        raise reader.wrong()
-    reader.place += 1
-    return sign + reader.piece.tokens.text(at)
 
 
 def _drop(writer: Writer, reader: Reader) -> list[str]:

@@ -247,6 +247,8 @@ def _default(writer: Writer, reader: Reader, column: Column) -> str:
         reader.place += 1
     if reader.word() == "(":
         reader.inside()
+    elif reader.take("NEXT", "VALUE", "FOR"):
+        reader.dotted()
     else:
         reader.place += 1
         if reader.take("."):

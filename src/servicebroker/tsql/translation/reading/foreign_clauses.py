@@ -61,7 +61,6 @@ _CLAUSES = {
     "$ PARTITION": "Use the column itself.",
     "{ GUID": "Write the text alone.",
     "{ FN": "Write the function alone.",
-    "NEXT VALUE FOR": "Take it into a variable first.",
     "WITHIN GROUP": "Use a subquery.",
     "IGNORE NULLS": "Use a condition.",
     "RESPECT NULLS": "Leave it out.",

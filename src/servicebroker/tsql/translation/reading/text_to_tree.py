@@ -175,7 +175,8 @@ def _respelled(piece: Slice) -> str:
     pending: list[int] = []  # the depths at which an operand of a compound assignment is open
     depth = 0
     place = tokens.starts[piece.first] if piece.first < piece.last else 0
-    without = left_out(tokens, piece.first, piece.last)
+    without = set(left_out(tokens, piece.first, piece.last))
+    ordered: set[int] = set()  # where OVER of NEXT VALUE FOR ends
     for at in range(piece.first, piece.last):
         word = words[at]
         if at in without:
@@ -192,7 +193,20 @@ def _respelled(piece: Slice) -> str:
         place = tokens.ends[at]
         depth += {"(": 1, ")": -1, "CASE": 1, "END": -1}.get(word, 0)
         text = tokens.text(at)
-        if _is_hint(words, at) and words[at - 1] != "WITH":
+        if words[at : at + 3] == ["NEXT", "VALUE", "FOR"] and at + 3 < piece.last:
+            end = _name_end(tokens, at + 3, piece.last)
+            name = tokens.source[tokens.starts[at + 3] : tokens.ends[end - 1]].replace("'", "''")
+            without |= {*range(at + 1, end)}
+            out.append(f"{MARK}next_value('{name}'")
+            closing = closing_place(words, end + 1) if words[end : end + 2] == ["OVER", "("] else None
+            if closing is None:
+                out.append(")")
+            else:
+                out.append(", ROW_NUMBER()")
+                ordered.add(closing)
+        elif at in ordered:
+            out.append("))")
+        elif _is_hint(words, at) and words[at - 1] != "WITH":
             out.append(" WITH (")
         elif word in ("!<", "!>"):
             out.append(">=" if word == "!<" else "<=")
@@ -247,6 +261,14 @@ def _culture(tokens: Tokens, at: int) -> set[int]:
     if tokens.kinds[closing - 1] != STRING or string_value(said).lower() not in ("", "en", "en-us"):
         raise unsupported(f"{words[at]} USING {said[:40]}", "Write the text as en-US has it.", tokens.line(at))
     return {closing - 2, closing - 1}
+
+
+def _name_end(tokens: Tokens, at: int, last: int) -> int:
+    """The place behind a name of several parts."""
+    at += 1
+    while at + 1 < last and tokens.words[at] == ".":
+        at += 2
+    return at
 
 
 def _in_array(words: list[str], at: int) -> bool:

@@ -1,0 +1,135 @@
+"""CREATE, ALTER and DROP SEQUENCE, NEXT VALUE FOR, and sys.sequences."""
+
+from __future__ import annotations
+
+import pytest
+
+import servicebroker as sb
+
+_COUNT = iter(range(1000))
+
+
+@pytest.fixture
+def db(instance: sb.Instance) -> sb.Database:
+    return instance.database(f"Counting{next(_COUNT)}", create=True)
+
+
+@pytest.fixture(scope="module")
+def refusing(instance: sb.Instance) -> sb.Database:
+    made = instance.database("Refusals", create=True)
+    made.execute_tsql("CREATE SEQUENCE S AS int START WITH 1; CREATE TABLE T (Id int)")
+    return made
+
+
+def number(db: sb.Database, script: str) -> int:
+    with pytest.raises(sb.TsqlError) as caught:
+        db.execute_tsql(script)
+    return caught.value.number or 0
+
+
+def drawn(db: sb.Database, sequence: str, times: int = 1) -> list[object]:
+    return [db.execute_tsql(f"SELECT NEXT VALUE FOR {sequence}").rows[0][0] for _ in range(times)]
+
+
+def test_it_counts_as_it_was_made(db: sb.Database) -> None:
+    db.execute_tsql("""
+        CREATE SEQUENCE dbo.Orders AS int START WITH 10 INCREMENT BY 5 CACHE 20
+        CREATE SEQUENCE Low AS smallint
+        CREATE SEQUENCE Down AS decimal(3, 0) INCREMENT BY -1
+        CREATE SEQUENCE Around AS int START WITH 2 MINVALUE 1 MAXVALUE 3 CYCLE NO CACHE
+        CREATE SEQUENCE Plain NO MINVALUE NO MAXVALUE NO CYCLE CACHE
+    """)
+    assert drawn(db, "dbo.Orders", 2) == [10, 15]
+    assert drawn(db, "Low") == [-32768]
+    assert drawn(db, "Down", 2) == [999, 998]
+    assert drawn(db, "Around", 4) == [2, 3, 1, 2]
+    assert drawn(db, "[dbo].[Plain]") == [-(2**63)]
+
+
+def test_where_it_may_stand(db: sb.Database) -> None:
+    db.execute_tsql("""
+        CREATE SEQUENCE dbo.Ids AS int START WITH 1
+        CREATE TABLE dbo.T (Id int PRIMARY KEY DEFAULT NEXT VALUE FOR dbo.Ids, Other int DEFAULT (NEXT VALUE FOR Ids),
+                            Name nvarchar(10))
+    """)
+    said = db.execute_tsql("""
+        DECLARE @a int = NEXT VALUE FOR dbo.Ids, @b int, @c int
+        SET @b = NEXT VALUE FOR dbo.Ids
+        SELECT @c = NEXT VALUE FOR dbo.Ids
+        SELECT @a, @b, @c
+    """)
+    assert said.rows == [(1, 2, 3)]
+    db.execute_tsql("INSERT dbo.T (Name) VALUES (N'b'), (N'a')")
+    db.execute_tsql("INSERT dbo.T (Id, Other, Name) VALUES (NEXT VALUE FOR dbo.Ids, 0, N'c')")
+    assert db.execute_tsql("SELECT Id, Other, Name FROM dbo.T ORDER BY Id").rows == [
+        (4, 5, "b"),
+        (6, 7, "a"),
+        (8, 0, "c"),
+    ]
+    db.execute_tsql(
+        "INSERT dbo.T (Id, Other, Name) SELECT NEXT VALUE FOR dbo.Ids OVER (ORDER BY Name), -1, Name FROM dbo.T"
+    )
+    rows = db.execute_tsql("SELECT Id, Name FROM dbo.T WHERE Other = -1 ORDER BY Id").rows
+    assert rows == [(9, "a"), (10, "b"), (11, "c")]
+    db.execute_tsql("UPDATE dbo.T SET Other = NEXT VALUE FOR dbo.Ids WHERE Id = 4")
+    assert db.execute_tsql("SELECT Other FROM dbo.T WHERE Id = 4").rows == [(12,)]
+    assert number(db, "DROP SEQUENCE dbo.Ids") == 3729
+
+
+def test_it_is_exhausted_and_restarted(db: sb.Database) -> None:
+    db.execute_tsql("CREATE SEQUENCE Tiny AS tinyint START WITH 254")
+    assert drawn(db, "Tiny", 2) == [254, 255]
+    assert number(db, "SELECT NEXT VALUE FOR Tiny") == 11728
+    asked = "SELECT is_exhausted, current_value, start_value, maximum_value, TYPE_NAME(user_type_id) FROM sys.sequences"
+    assert db.execute_tsql(asked).rows == [(1, 255, 254, 255, "tinyint")]
+    db.execute_tsql("ALTER SEQUENCE Tiny RESTART WITH 7 INCREMENT BY 2")
+    assert db.execute_tsql("SELECT current_value, last_used_value, increment FROM sys.sequences").rows == [(7, None, 2)]
+    assert drawn(db, "Tiny", 2) == [7, 9]
+    db.execute_tsql("ALTER SEQUENCE Tiny RESTART; ALTER SEQUENCE Tiny MAXVALUE 255 CYCLE MINVALUE 250")
+    assert drawn(db, "Tiny", 2) == [254, 250]
+    db.execute_tsql("CREATE SEQUENCE Wide AS int START WITH 1 MINVALUE 1 MAXVALUE 5")
+    db.execute_tsql("ALTER SEQUENCE Wide NO MINVALUE NO MAXVALUE NO CYCLE")
+    bounds = "SELECT minimum_value, maximum_value FROM sys.sequences WHERE name = 'Wide'"
+    assert db.execute_tsql(bounds).rows == [(-(2**31), 2**31 - 1)]
+
+
+def test_sys_sequences_is_there_without_any(db: sb.Database) -> None:
+    assert db.execute_tsql("SELECT name, is_cycling, current_value, is_cached FROM sys.sequences").rows == []
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("CREATE SEQUENCE W INCREMENT BY 0", 11700),
+        ("CREATE SEQUENCE W MINVALUE 1 MAXVALUE 4 INCREMENT BY 9", 11701),
+        ("CREATE SEQUENCE W AS float", 11702),
+        ("CREATE SEQUENCE W AS decimal(5, 2)", 11702),
+        ("CREATE SEQUENCE W START WITH 5 MAXVALUE 4", 11703),
+        ("CREATE SEQUENCE W MINVALUE 5 MAXVALUE 4", 11705),
+        ("CREATE SEQUENCE W CACHE 0", 11706),
+        ("CREATE SEQUENCE W AS tinyint MAXVALUE 256", 11708),
+        ("CREATE SEQUENCE W RESTART WITH 1", 11709),
+        ("ALTER SEQUENCE S START WITH 1", 11710),
+        ("ALTER SEQUENCE S AS int", 11711),
+        ("ALTER SEQUENCE S", 11715),
+        ("ALTER SEQUENCE S INCREMENT BY 0", 11700),
+        ("ALTER SEQUENCE S MAXVALUE 5 RESTART WITH 9", 11704),
+        ("ALTER SEQUENCE Missing RESTART", 208),
+        ("ALTER SEQUENCE T RESTART", 11726),
+        ("SELECT NEXT VALUE FOR T", 11726),
+        ("SELECT NEXT VALUE FOR dbo.Missing", 208),
+        ("DROP SEQUENCE Missing", 3701),
+        ("DROP SEQUENCE far.Missing", 3701),
+        ("SELECT CASE WHEN 1 = 1 THEN NEXT VALUE FOR S END", 11741),
+        ("SELECT 1 WHERE NEXT VALUE FOR S = 1", 11720),
+        ("SELECT (SELECT NEXT VALUE FOR S)", 11719),
+        ("EXEC ('CREATE VIEW V AS SELECT NEXT VALUE FOR S AS n')", 11719),
+        ("SELECT DISTINCT NEXT VALUE FOR S", 11721),
+        ("SELECT NEXT VALUE FOR S FROM T ORDER BY Id", 11723),
+    ],
+)
+def test_what_is_refused_changes_nothing(refusing: sb.Database, script: str, expected: int) -> None:
+    seen = "SELECT name, increment, minimum_value, maximum_value, current_value, last_used_value FROM sys.sequences"
+    before = refusing.execute_tsql(seen).rows
+    assert number(refusing, script) == expected
+    assert refusing.execute_tsql(seen).rows == before
