@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -51,6 +52,27 @@ def test_a_wrong_clock_ends_nobodys_conversation_and_fires_no_timer(
         assert abs(instance.clock() - datetime.now(UTC)) < timedelta(seconds=5)
         eventually(lambda: "The clock of servicebroker upkeep there is 3,600 s" in doctor(instance.url))
     assert "The clock of this machine is 3,600 s" in caplog.text
+
+
+def test_doctor_hears_of_the_clock_of_an_application_that_never_rests(
+    make_instance_url: Callable[..., str], wrong: timedelta
+) -> None:
+    """It asks the server for its time itself, each time before the background comes to it."""
+    over = threading.Event()
+    with sb.open(make_instance_url(1)) as instance:
+        database = standard_database(instance)
+
+        def work() -> None:
+            while not over.is_set():
+                database.receive(STOCK_QUEUE)
+
+        working = threading.Thread(target=work)
+        working.start()
+        try:
+            eventually(lambda: "there is 3,600 s" in doctor(instance.url))
+        finally:
+            over.set()
+            working.join()
 
 
 def test_a_lifetime_that_is_over_on_the_server_is_over(make_instance_url: Callable[..., str], wrong: timedelta) -> None:

@@ -40,6 +40,7 @@ from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.concurrency import Background, Event
 from servicebroker.store.connection import connect
 from servicebroker.store.running import in_transaction, run, run_alone
+from servicebroker.store.server_clock import taken_ahead
 from servicebroker.store.server_time import follow
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 from servicebroker.store.statement_counts import counts_of
@@ -138,7 +139,8 @@ class Upkeep:
                 self._tries -= 1
                 if give_back(connection, self._closed.is_set):
                     self._tries = 0
-            if ahead := follow(self._clock, connection):
+            follow(self._clock, connection)
+            if ahead := taken_ahead(self._clock):
                 tell_clock(connection, ahead, self._clock())
             if time.monotonic() >= due:
                 upkeep(connection, self._clock(), self._closed.is_set, self._catalog)

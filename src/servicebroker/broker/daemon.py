@@ -52,6 +52,7 @@ from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import execute, run, run_alone
+from servicebroker.store.server_clock import taken_ahead
 from servicebroker.store.server_time import follow
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 
@@ -251,7 +252,8 @@ class Daemon:
         if now < self._look_at:
             return
         self._look_at = now + LOOK
-        if ahead := follow(self._clock, connection):
+        follow(self._clock, connection)
+        if ahead := taken_ahead(self._clock):
             run_alone(connection, note_wrong_clock(ahead, self._clock()))
         self._proof.renew(connection)
         self._keep(connection)

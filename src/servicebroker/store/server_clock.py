@@ -27,6 +27,7 @@ class ServerClock:
         self._tell = tell
         self._known: tuple[datetime, float] | None = None  # the server's time, and the steady one at that moment
         self._told = timedelta()
+        self._ahead: timedelta | None = None  # what was found and `take_ahead` has not said
 
     def __call__(self) -> datetime:
         """The server's time now; this machine's, as long as the server was never asked."""
@@ -40,16 +41,14 @@ class ServerClock:
         now = self._steady()
         return now if self._known is None or now - self._known[1] > _OUTDATED else None
 
-    def note(self, asked_at: float, server: datetime) -> timedelta | None:
-        """The server has answered with its time: it looked at its clock between the question and now.
-
-        Returns how far this machine's clock is ahead of it, when that is more than `TOLERATED`.
-        """
+    def note(self, asked_at: float, server: datetime) -> None:
+        """The server has answered with its time: it looked at its clock between the question and now."""
         answered_at = self._steady()
         self._known = server, (asked_at + answered_at) / 2
         ahead = self._local() - server
         if abs(ahead) <= TOLERATED:
-            return None
+            return
+        self._ahead = ahead
         if abs(ahead - self._told) > TOLERATED:
             self._told = ahead
             seconds, where = abs(round(ahead.total_seconds())), "ahead of" if ahead > timedelta() else "behind"
@@ -57,7 +56,19 @@ class ServerClock:
                 f"The clock of this machine is {seconds:,} s {where} that of the PostgreSQL server, whose time counts: "
                 "lifetimes, timers and all stored times go by it. Set the clock that is wrong."
             )
-        return ahead
+
+    def take_ahead(self) -> timedelta | None:
+        """How far this machine's clock is ahead of the server's, when it was found wrong since this was asked last.
+
+        Whoever has asked the server has found it: a busy application asks more often than who tells doctor.
+        """
+        found, self._ahead = self._ahead, None
+        return found
+
+
+def taken_ahead(clock: Clock) -> timedelta | None:
+    """What `take_ahead` of a server's clock says; nothing is known of another one."""
+    return clock.take_ahead() if isinstance(clock, ServerClock) else None
 
 
 def system_time() -> datetime:

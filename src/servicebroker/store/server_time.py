@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -13,16 +13,14 @@ from servicebroker.store.running import execute
 from servicebroker.store.server_clock import Clock, ServerClock
 
 
-def follow(clock: Clock, connection: psycopg.Connection[Any]) -> timedelta | None:
+def follow(clock: Clock, connection: psycopg.Connection[Any]) -> None:
     """Ask the server for its time, when that is due; a clock that is not the server's is left alone.
 
-    A connection that is lost is found out by who uses it next. Returns how far this machine's clock is ahead, when it
-    was found to be wrong.
+    A connection that is lost is found out by who uses it next.
     """
     if isinstance(clock, ServerClock) and (asked_at := clock.asks()) is not None:
         with contextlib.suppress(psycopg.Error):
-            return clock.note(asked_at, server_time(connection))
-    return None
+            clock.note(asked_at, server_time(connection))
 
 
 def server_time(connection: psycopg.Connection[Any]) -> datetime:

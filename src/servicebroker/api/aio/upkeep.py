@@ -40,6 +40,7 @@ from servicebroker.store.aio.concurrency import Background, Event
 from servicebroker.store.aio.connection import connect
 from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.aio.server_time import follow
+from servicebroker.store.server_clock import taken_ahead
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Steps
@@ -137,7 +138,8 @@ class Upkeep:
                 self._tries -= 1
                 if await give_back(connection, self._closed.is_set):
                     self._tries = 0
-            if ahead := await follow(self._clock, connection):
+            await follow(self._clock, connection)
+            if ahead := taken_ahead(self._clock):
                 await tell_clock(connection, ahead, self._clock())
             if time.monotonic() >= due:
                 await upkeep(connection, self._clock(), self._closed.is_set, self._catalog)

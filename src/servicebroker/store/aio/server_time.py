@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -12,16 +12,14 @@ from servicebroker.store.aio.running import execute
 from servicebroker.store.server_clock import Clock, ServerClock
 
 
-async def follow(clock: Clock, connection: psycopg.AsyncConnection[Any]) -> timedelta | None:
+async def follow(clock: Clock, connection: psycopg.AsyncConnection[Any]) -> None:
     """Ask the server for its time, when that is due; a clock that is not the server's is left alone.
 
-    A connection that is lost is found out by who uses it next. Returns how far this machine's clock is ahead, when it
-    was found to be wrong.
+    A connection that is lost is found out by who uses it next.
     """
     if isinstance(clock, ServerClock) and (asked_at := clock.asks()) is not None:
         with contextlib.suppress(psycopg.Error):
-            return clock.note(asked_at, await server_time(connection))
-    return None
+            clock.note(asked_at, await server_time(connection))
 
 
 async def server_time(connection: psycopg.AsyncConnection[Any]) -> datetime:
