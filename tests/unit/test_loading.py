@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from servicebroker.cli.main import COMMANDS, app, load
+from servicebroker.cli.main import COMMANDS, EXTRAS, app, load
 
 LAST = "import sys, json; print(); print(json.dumps(sorted(sys.modules)))"
 OTHERS = ("tsql", "benchmarks", "simulation", "pipeline", "broker", "engine", "store", "dashboard")
@@ -75,7 +78,10 @@ def test_a_command_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("missing", "arguments", "extra"),
-    [("pyspark", ["pipeline", "run", "x.toml"], "spark"), ("pyspark", ["demo", "--input", "x"], "spark")],
+    [
+        ("pyspark", ["pipeline", "run", "x.toml"], "spark"),
+        ("pyspark", ["demo", "--input", "x"], "spark"),
+    ],
 )
 def test_a_missing_extra_is_said_in_one_sentence(
     missing: str, arguments: list[str], extra: str, tmp_path: Path
@@ -92,3 +98,22 @@ def test_a_missing_extra_is_said_in_one_sentence(
     assert done.returncode == 1
     assert done.stderr.endswith(f"is not installed: pip install 'servicebroker[{extra}]'.\n")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_an_extra_brings_is_known_to_who_says_that_it_is_missing() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    modules: dict[str, set[str]] = {}
+    for module, distributions in packages_distributions().items():
+        for one in distributions:
+            modules.setdefault(one.lower().replace("_", "-"), set()).add(module)
+    named = re.compile(r"[\w-]+")
+    always = {named.match(one)[0] for one in project["dependencies"]}  # type: ignore[index]
+    extras = {name: given for name, given in project["optional-dependencies"].items() if name not in ("dev", "docs")}
+    unknown = [
+        f"{one} of {extra}"
+        for extra, given in extras.items()
+        for one in (named.match(requirement)[0] for requirement in given)  # type: ignore[index]
+        if one not in always and one in modules and not any(EXTRAS.get(each) == extra for each in modules[one])
+    ]
+    assert unknown == []
+    assert set(EXTRAS.values()) == set(extras)

@@ -107,11 +107,12 @@ COMMANDS = {
 }
 
 
-_EXTRAS = {  # modules that a command may miss, and what brings them
-    **dict.fromkeys(
-        ("pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "deltalake", "fastavro", "google"), "spark"
-    ),
+EXTRAS = {  # modules that a command may miss, and what brings them
+    **dict.fromkeys(("pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "deltalake", "fastavro"), "spark"),
+    **dict.fromkeys(("google", "jsonschema_rs", "pandas"), "spark"),
+    **dict.fromkeys(("jinja2", "starlette", "uvicorn"), "dashboard"),
     **dict.fromkeys(("procrastinate", "pgqueuer", "pika"), "bench"),
+    "openlineage": "lineage",
     "opentelemetry": "otel",
 }
 
@@ -178,7 +179,7 @@ def said_in_one_sentence() -> Iterator[None]:
     except Exception as problem:
         from psycopg import Error  # when something has gone wrong, not before: the driver takes its time to load
 
-        if isinstance(problem, ModuleNotFoundError) and (extra := _EXTRAS.get((problem.name or "").partition(".")[0])):
+        if isinstance(problem, ModuleNotFoundError) and (extra := EXTRAS.get((problem.name or "").partition(".")[0])):
             problem = InstanceError(f"{problem.name} is not installed: pip install 'servicebroker[{extra}]'.")
         if not isinstance(problem, ServiceBrokerError | OSError | Error):
             raise
