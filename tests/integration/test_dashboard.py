@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_network
@@ -730,6 +731,9 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     assert browser.send_form(form.action, {**fields, "form_token": "0" * 64}).status_code == 403
     assert browser.send_form("/pipelines/1/replay", fields).status_code == 404
     assert "has no rule for" in browser.send_form(form.action, {**fields, "type": MARKUP}).text
+    shutil.rmtree(pipeline_file.parent / "tables" / "quarantine")
+    assert "0 messages of Order landed, 0 are still in quarantine." in browser.send_form(form.action, fields).text
+    assert "Empty." in browser.text("pipelines")
     pipeline_file.write_text("[pipeline]\n")
     text = browser.text("pipelines")
     assert "does not answer" in text

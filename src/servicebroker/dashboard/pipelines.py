@@ -40,9 +40,10 @@ class WatchedPipeline(Watched):
         """
         from servicebroker.pipeline.maintenance import replay
 
-        (found,) = replay(read_pipeline(self._path), message_type)
+        found = replay(read_pipeline(self._path), message_type)  # nothing, where there is no quarantine any more
         self.forget()
-        return f"{counted(found.landed, 'message')} of {message_type} landed, {found.left:,} are still in quarantine."
+        landed, left = sum(one.landed for one in found), sum(one.left for one in found)
+        return f"{counted(landed, 'message')} of {message_type} landed, {left:,} are still in quarantine."
 
     def _look(self) -> dict[str, Any]:
         from servicebroker.pipeline.last_run import in_words, last_run
