@@ -521,6 +521,10 @@ DECLARE @h UNIQUEIDENTIFIER; SEND ON CONVERSATION @h MESSAGE TYPE Plain ((SELECT
 GO
 RECEIVE * FROM Q
 GO
+RECEIVE TOP (1) *, body = CAST(message_body AS NVARCHAR(MAX)) FROM Q
+GO
+RECEIVE conversation_handle AS h, * FROM dbo.Q INTO @rows
+GO
 RECEIVE TOP (1) * FROM dbo.Q;
 GO
 DECLARE @n INT = 3; RECEIVE TOP (@n) conversation_handle, message_body AS body, CAST(message_body AS XML) AS x, n = message_sequence_number FROM Sales.dbo.[Q 1]

@@ -156,7 +156,6 @@ def test_the_list_of_receive(database):
         ("n = SUM(status)", 4142),
         ("status + MIN(priority)", 4142),
         ("nothing_of_the_kind", 207),
-        ("*, status", 102),
     ],
 )
 def test_what_the_list_of_receive_may_not_hold(database, item, number):

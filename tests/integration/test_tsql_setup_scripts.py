@@ -334,3 +334,49 @@ def test_a_role_with_the_rights_of_the_owner_is_sysadmin_however_it_is_spelled(d
             assert told(database, asked) == [[(1, 0)]]
         finally:
             connection.execute('drop role "Mixed Case", "Nobody Else"')
+
+
+def test_guids_of_brokers_are_compared_without_case_however_they_are_written(database: sb.Database) -> None:
+    """Scripts compare the text of a view with their own or with a cast GUID, which is in capitals."""
+    script = """
+    DECLARE @other NVARCHAR(128) = N'D8D4D268-00A3-4C62-8F91-634B89B1E315', @h UNIQUEIDENTIFIER
+    DECLARE @own NVARCHAR(128) = (SELECT service_broker_guid FROM sys.databases WHERE database_id = DB_ID())
+    CREATE QUEUE Q; CREATE SERVICE Near ON QUEUE Q ([DEFAULT])
+    IF NOT EXISTS (SELECT * FROM sys.routes WHERE broker_instance = @other)
+        CREATE ROUTE Away WITH SERVICE_NAME = N'Away', ADDRESS = N'TCP://away.example:4022',
+            BROKER_INSTANCE = 'D8D4D268-00A3-4C62-8F91-634B89B1E315'
+    SELECT name FROM sys.routes WHERE broker_instance = @other OR broker_instance IN (N'none')
+    BEGIN DIALOG @h FROM SERVICE Near TO SERVICE 'Near', @own WITH ENCRYPTION = OFF; SEND ON CONVERSATION @h (N'x')
+    BEGIN DIALOG @h FROM SERVICE Near TO SERVICE 'Away', @other WITH ENCRYPTION = OFF; SEND ON CONVERSATION @h (N'x')
+    SELECT e.far_service FROM sys.conversation_endpoints e
+    JOIN sys.databases d ON e.far_broker_instance = CAST(d.service_broker_guid AS NVARCHAR(36)) WHERE e.is_initiator = 1
+    SELECT t.to_service_name, r.name FROM sys.transmission_queue t
+    JOIN sys.routes r ON r.broker_instance = t.to_broker_instance WHERE t.to_broker_instance = @other
+    """
+    assert told(database, script) == [[("Away",)], [("Near",)], [("Away", "Away")]]
+
+
+def test_all_columns_of_a_message_beside_others(database: sb.Database) -> None:
+    script = """
+    CREATE QUEUE Q; CREATE SERVICE S ON QUEUE Q ([DEFAULT]);
+    DECLARE @h UNIQUEIDENTIFIER
+    BEGIN DIALOG @h FROM SERVICE S TO SERVICE 'S' WITH ENCRYPTION = OFF
+    ;SEND ON CONVERSATION @h (N'one')
+    RECEIVE TOP (1) body = CAST(message_body AS NVARCHAR(10)), *, message_type_name AS again FROM Q
+    """
+    (found,) = database.execute_tsql(script).sets
+    (alone,) = database.execute_tsql("RECEIVE * FROM Q").sets
+    assert found.columns == ("body", *alone.columns, "again")
+    assert (found.rows[0][0], found.rows[0][-1]) == ("one", "DEFAULT")
+    assert told(database, "DECLARE @h UNIQUEIDENTIFIER; RECEIVE @h = conversation_handle, * FROM Q") == [8447]
+
+
+def test_the_first_of_what_data_finds(database: sb.Database) -> None:
+    script = """
+    DECLARE @x XML = '<event><name n="1">a</name><name n="2">b</name></event>'
+    SELECT @x.value('data(/event/name)[1]', 'sysname'), @x.value('data(//name/@n)[1]', 'int'),
+        @x.value('data((//name)[2])[1]', 'sysname'), @x.value('count(//name)[1]', 'int'),
+        @x.value('data(//none)[1]', 'int')
+    SELECT @x.value('data(//name)', 'sysname')
+    """
+    assert told(database, script) == [[("a", 1, "b", 2, None)], 2389]

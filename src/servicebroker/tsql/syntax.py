@@ -429,7 +429,7 @@ class Send(Statement):
 
 @dataclass(frozen=True, slots=True)
 class ReceiveItem:
-    """One entry of RECEIVE's list: an assignment, or a column of the result with its name."""
+    """One entry of RECEIVE's list: an assignment, a column of the result with its name, or * among others."""
 
     value: Expression
     variable: str | None = None
@@ -438,7 +438,7 @@ class ReceiveItem:
 
 @dataclass(frozen=True, slots=True)
 class Receive(Statement):
-    """RECEIVE TOP (n) items FROM queue INTO @table WHERE column = value; `items` is empty for *."""
+    """RECEIVE TOP (n) items FROM queue INTO @table WHERE column = value; `items` is empty for * alone."""
 
     queue: Name
     items: tuple[ReceiveItem, ...]

@@ -42,6 +42,7 @@ COLUMNS: dict[str, SqlType] = {
     "message_body": SqlType("varbinary", -1),
     "message_enqueue_time": SqlType("datetime"),
 }
+_ALL = tuple(ReceiveItem(Expression(name, 0)) for name in COLUMNS)
 _PREFIX = "@receive$"  # no variable of a script is called so by chance
 _AGGREGATES = frozenset(
     {"COUNT", "SUM", "AVG", "MIN", "MAX", "COUNT_BIG", "STRING_AGG", "STDEV", "VAR", "CHECKSUM_AGG"}
@@ -64,13 +65,18 @@ def check_list(machine: Machine, statement: Receive) -> None:
 
 def cannot_fail(statement: Receive) -> bool:
     """Whether the list is of columns alone, which are shown as they are."""
-    items = statement.items
+    items = _listed(statement)
     return statement.into is None and all(item.variable is None and _understood(item.value.text)[0] for item in items)
+
+
+def _listed(statement: Receive) -> tuple[ReceiveItem, ...]:
+    """The list with the columns of the queue where * stands beside other entries."""
+    return tuple(each for item in statement.items for each in (_ALL if item.value.text == "*" else (item,)))
 
 
 def deliver(machine: Machine, statement: Receive, messages: list[Message]) -> None:
     """Give the messages to where the statement wants them."""
-    items = statement.items
+    items = _listed(statement)
     if items and items[0].variable is not None:
         _assign(machine, items, messages)
     else:

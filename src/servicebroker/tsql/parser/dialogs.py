@@ -94,7 +94,7 @@ class Dialogs(Reader):
         return self.operand()
 
     def receive(self, line: int) -> Receive:
-        """RECEIVE TOP (n) * or list FROM queue INTO @table WHERE column = value."""
+        """RECEIVE TOP (n) list, * in it, FROM queue INTO @table WHERE column = value."""
         top: Expression | None = None
         if self.take("TOP"):
             if self.word == "(":
@@ -104,12 +104,13 @@ class Dialogs(Reader):
             else:
                 top = Expression(str(self.integer()), self.line)
         items: list[ReceiveItem] = []
-        if not self.take("*"):
-            while True:
-                items.append(self._receive_item())
-                if not self.take(","):
-                    break
+        while True:
+            items.append(self._receive_item())
+            if not self.take(","):
+                break
         self._check_items(items, line)
+        if len(items) == 1 and items[0].value.text == "*":
+            items.clear()
         self.expect("FROM")
         queue = self.name()
         into: str | None = None
@@ -131,7 +132,9 @@ class Dialogs(Reader):
 
     def _receive_item(self) -> ReceiveItem:
         if self.word == "*":
-            self.fail()
+            star = Expression("*", self.line)
+            self.at += 1
+            return ReceiveItem(star)
         kind = self.tokens.kinds[self.at]
         if self.peek() == "=" and kind == VARIABLE:
             variable = self.variable()

@@ -114,6 +114,8 @@ def read_path(text: str, namespaces: Mapping[str, str], is_number: Callable[[str
         stages = [Stage("", None)] if reader.word() == ")" else _stages(reader)
         if not reader.take(")"):
             raise reader.wrong()
+        if reader.take("[", "1", "]") and function == "data":  # what the other functions find is one value
+            stages[-1] = Stage(stages[-1].path, 0) if stages[-1].place is None else stages[-1]
     else:
         stages = _stages(reader)
     if reader.place < len(reader.tokens):

@@ -32,9 +32,12 @@ OWN = frozenset(
     | {"assemblies", "assembly_files", "asymmetric_keys", "extended_properties"}
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
 )
-# names that are compared without regard to case; those of services, contracts and message types are not
+# names and GUIDs as text that are compared without regard to case; names of services, contracts and types are not
 _NAMED = {
-    **dict.fromkeys(OWN | {"service_queues", "database_principals", "endpoints", "certificates", "routes"}, ("name",)),
+    **dict.fromkeys(OWN | {"service_queues", "database_principals", "endpoints", "certificates"}, ("name",)),
+    "routes": ("name", "broker_instance"),
+    "conversation_endpoints": ("far_broker_instance",),
+    "transmission_queue": ("to_broker_instance",),
     **dict.fromkeys(("remote_service_bindings", "conversation_priorities"), ("name",)),
     **dict.fromkeys(("event_notifications", "server_event_notifications"), ("name",)),
     **dict.fromkeys(("xml_schema_collections", "tcp_endpoints", "service_broker_endpoints"), ("name",)),
