@@ -87,7 +87,10 @@ def test_the_bound_stands_beside_what_commits_each_message(report: Report) -> No
     bounded = {line.scenario: line.figures for line in report.lines if line.system == BARE}
     single = ["send-one", "receive-one", "worker", "workers"]
     assert list(bounded) == [*single, "cpu-receive-one"]
-    assert all(figures and 0.99 < figures.commits < 1.2 for figures in bounded.values())
+    for scenario, figures in bounded.items():
+        others = 5 / report.conditions.messages[scenario]  # autovacuum commits, too, however few the messages are
+        assert figures
+        assert 0.99 < figures.commits < 1.01 + others
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from servicebroker.model.messages import error_body
 from servicebroker.model.states import EndpointState
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Kind, Opening, Part
-from servicebroker.protocol.incoming import Batch, Incoming, Progress
+from servicebroker.protocol.incoming import Batch, Complete, Incoming, Keep, Progress
 from servicebroker.protocol.limits import Limits
 from servicebroker.simulation.store import Endpoint, MemoryStore, Tables
 from servicebroker.store.connection import connect
@@ -175,6 +175,8 @@ class Both:
 
     def store(self) -> None:
         batches = {handle: batch for handle in self._sent() if (batch := self._batch(handle)) is not None}
+        if self.chance.random() < 0.3:  # what has come is put in order first, and stored later
+            self.close_conversation()
 
         def store_all(store: Store) -> Any:
             with store.transaction():
@@ -308,3 +310,22 @@ def test_memory_does_what_postgresql_does(both: Both, request: pytest.FixtureReq
             both.chance.choice((both.begin, both.open_target))()
         both.chance.choices(actions, weights)[0]()
         both.check()
+
+
+def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(both: Both) -> None:
+    """The daemon knows the endpoint as open, and what is kept of it as kept, until it has stored its batch."""
+    both.open_target()
+    (one,) = both.tables.endpoints.values()
+    whole, half = (Part(ORDER, Content.DATA, b"abcd", bytes([number] * 8)) for number in range(2))
+    kept = Batch(0, 0, [Keep(0, 0, 2, half), Keep(1, 0, 1, whole)])
+    assert both.same(lambda store: store.store({one.handle: kept}).stored) == [one.handle]
+    both.same(lambda store: store.part({one.handle: Apart(False, "it differs")}))
+    both.database.end_conversation(one.handle)
+    both.tables.end(one)
+    late = Batch(0, 2, [Keep(0, 1, 2, half), Complete(0), Complete(1)], b"t" * 8)
+    with both.real.transaction(), both.double.transaction():
+        real, double = (store.store({one.handle: late}) for store in (both.real, both.double))
+    assert real.stored == double.stored == real.closed == double.closed == [one.handle]
+    assert not real.queues
+    assert not double.queues
+    both.check()

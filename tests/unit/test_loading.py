@@ -81,6 +81,8 @@ def test_a_command_that_is_not_there_is_refused() -> None:
     [
         ("pyspark", ["pipeline", "run", "x.toml"], "spark"),
         ("pyspark", ["demo", "--input", "x"], "spark"),
+        ("uvicorn", ["dashboard"], "dashboard"),
+        ("starlette", ["dashboard", "--host", "0.0.0.0"], "dashboard"),
     ],
 )
 def test_a_missing_extra_is_said_in_one_sentence(

@@ -16,10 +16,8 @@ import typer
 from servicebroker.cli import stopping
 from servicebroker.cli.options import DEFAULT_INSTANCE
 from servicebroker.cli.people_file import People, Role
-from servicebroker.model.errors import InstanceError
 
 PORT = 9401
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class RoleName(enum.StrEnum):
@@ -73,23 +71,21 @@ def dashboard(
     ] = None,
 ) -> None:
     """Show what happens in instances as pages for a browser, and act there, until SIGTERM or Ctrl-C."""
+    import uvicorn
+
+    from servicebroker.dashboard.application import Dashboard, new_token
+    from servicebroker.dashboard.door import LOOPBACK, Proxy
+
+    shown = f"[{host}]" if ":" in host else host
     if (certificate is None) != (key is None):
         raise typer.BadParameter("--certificate and --key go together")
-    if host not in _LOOPBACK and certificate is None:
+    if shown not in LOOPBACK and certificate is None:
         raise typer.BadParameter(f"--host {host} is seen from elsewhere: that needs --certificate and --key")
     if (proxy_header is None) != (not proxy_address):
         raise typer.BadParameter("--proxy-header and --proxy-address go together")
     networks = tuple(map(_network, proxy_address or ()))
-    try:
-        import uvicorn
-
-        from servicebroker.dashboard.application import Dashboard, new_token
-        from servicebroker.dashboard.door import LOOPBACK, Proxy
-    except ModuleNotFoundError as missing:
-        raise InstanceError(f"The dashboard needs {missing.name}: pip install 'servicebroker[dashboard]'.") from None
     token = new_token() if people is None and proxy_header is None else None
-    shown = f"[{host}]" if ":" in host else host
-    hosts = {*(name or ()), *(LOOPBACK if host in _LOOPBACK else ()), shown}
+    hosts = {*(name or ()), *(LOOPBACK if shown in LOOPBACK else ()), shown}
     # not envvar: of an option that may be repeated it is cut at blanks
     instances = instance or [os.environ.get("SERVICEBROKER_INSTANCE", DEFAULT_INSTANCE)]
     app = Dashboard(

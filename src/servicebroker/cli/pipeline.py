@@ -211,7 +211,7 @@ def _status_json(pipeline: Pipeline) -> str:
             "run": last_run(pipeline),
             "tables": [table._asdict() for table in found.tables],
             "queues": [queue._asdict() for queue in found.queues],
-            "quarantined": found.quarantined,
+            "quarantined": {": ".join(pair): count for pair, count in found.quarantined.items()},
         }
     )
 
@@ -235,7 +235,7 @@ def _status(pipeline: Pipeline) -> Group:
         *(Text(line) for line in in_words(last_run(pipeline))),
         _table("table", "rows", "files", "bytes", rows=found.tables),
         _table("queue", "last batch", "behind", "oldest, seconds", "held back by process", rows=shown),
-        *(Text(f"{count:,} in quarantine: {reason}") for reason, count in found.quarantined.items()),
+        *(Text(f"{count:,} in quarantine: {': '.join(pair)}") for pair, count in found.quarantined.items()),
     )
 
 

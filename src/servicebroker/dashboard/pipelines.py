@@ -54,14 +54,10 @@ class WatchedPipeline(Watched):
             found = status(pipeline)
         except BrokerError as problem:
             raise InstanceError(str(problem)) from problem
-        quarantined = []
-        for key, count in found.quarantined.items():
-            message_type, reason = key.rsplit(": ", 1)
-            quarantined.append(Reason(message_type, reason, count))
         return {
             "name": pipeline.name,
             "run": in_words(last_run(pipeline)),
             "tables": found.tables,
             "queues": found.queues,
-            "quarantined": quarantined,
+            "quarantined": [Reason(*pair, count) for pair, count in found.quarantined.items()],
         }

@@ -55,7 +55,7 @@ class Status(NamedTuple):
 
     tables: list[TableStatus]
     queues: list[QueueStatus]
-    quarantined: dict[str, int]
+    quarantined: dict[tuple[str, str], int]
 
 
 class Compacted(NamedTuple):
@@ -193,13 +193,13 @@ def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
     return TableStatus(name, int(table.count()), adds.num_rows, compute.sum(adds.column("size_bytes")).as_py() or 0)
 
 
-def _quarantined(pipeline: Pipeline) -> dict[str, int]:
+def _quarantined(pipeline: Pipeline) -> dict[tuple[str, str], int]:
     folder = target(pipeline, pipeline.quarantine).folder
     if pipeline.format == "parquet" or not has_table(folder):
         return {}
-    counts: Counter[str] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for rows in rows_of(folder, ["message_type_name", "reason"]):
-        counts.update(f"{row['message_type_name']}: {row['reason']}" for row in rows.to_pylist())
+        counts.update((row["message_type_name"], row["reason"]) for row in rows.to_pylist())
     return dict(counts.most_common())
 
 

@@ -508,8 +508,9 @@ class MemoryStore(Store):
             if batch.expected != one.next:
                 raise InstanceError("Another process stores messages of the same conversations.")
             one.next, one.token = batch.reached, batch.token
-        if one.state is not EndpointState.CLOSED:
-            self._keep(one, batch)
+        if one.state is EndpointState.CLOSED:  # it takes no more, and what was kept is gone
+            return False
+        self._keep(one, batch)
         is_new, found = False, self._in_order(one, batch)
         for step in batch.steps:
             if isinstance(step, Discard):

@@ -190,7 +190,12 @@ def _told(plan: Plan) -> Failed | None:
 
 
 def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch) -> Steps[Plan]:
-    """What becomes of the messages that are next in order; an endpoint that has ended takes no more of them."""
+    """What becomes of the messages that are next in order; an endpoint that has ended takes no more of them.
+
+    Where it has closed since the daemon put them in order, what was kept of them is gone too.
+    """
+    if endpoint.state == EndpointState.CLOSED:
+        return Plan(endpoint, batch, [])
     usages = yield from find_usages(
         catalog, endpoint.database_id, endpoint.service_contract_id, endpoint.catalog_version
     )
