@@ -30,12 +30,15 @@ from servicebroker.broker import stream as streams
 from servicebroker.broker.daemon import Daemon, seat
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.sockets import Inbox
+from servicebroker.engine.diagnosis.facts import gather
+from servicebroker.engine.diagnosis.findings import Finding, judge
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online
 from servicebroker.protocol.envelope import Content, Header, Kind, Part, encode
 from servicebroker.protocol.frames import FrameKind, encode_frame
 from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.mirroring import Known
+from servicebroker.store.running import run
 from support import (
     CONTRACT,
     ORDER,
@@ -459,6 +462,34 @@ def test_the_last_words_of_a_peer_stop_nothing(two: Two, caplog: pytest.LogCaptu
     assert "database was lost" not in caplog.text
     two.west.database.end_conversation(handle, cleanup=True)
     two.west.database.drop_route("To //test/Nul")
+
+
+def test_a_fault_of_the_daemon_itself_ends_nothing_and_doctor_tells_of_it(
+    two: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    relay, left = two.west.daemon._relay, [KeyError("what nobody foresaw")] * 2
+    whole = relay.round
+
+    def fails_at_first(*given: Any) -> int:
+        if left:
+            raise left.pop()
+        return whole(*given)
+
+    monkeypatch.setattr(relay, "round", fails_at_first)
+    two.works()
+    assert not left
+    assert caplog.text.count("message dispatcher: KeyError") == 1  # with where it was, and not once more each second
+    assert "in fails_at_first" in caplog.text
+
+    def told() -> list[Finding]:
+        with two.west.instance.connection() as connection:
+            found = judge(run(connection, gather(datetime.now(UTC))))
+        return [one for one in found if one.subject == "servicebroker serve"]
+
+    eventually(lambda: "2 times" in told()[0].problem)
+    (found,) = told()
+    assert "9644 An error occurred in the service broker message dispatcher: KeyError: 'what nobody" in found.problem
+    assert "WITH CLEANUP" in found.advice
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["asks", "sends"])

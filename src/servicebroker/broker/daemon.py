@@ -38,19 +38,19 @@ from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.domain_state import ToldMembership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
 from servicebroker.engine.remote.mirrored_pairs import find_standing
-from servicebroker.engine.remote.refusals import save_refusals
+from servicebroker.engine.remote.refusals import FAILED, Refusal, save_refusals
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.engine.remote.site import Here
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import RULES, InstanceError
 from servicebroker.protocol.mirroring import IN_DOUBT, Role
 from servicebroker.protocol.routing import Address
 from servicebroker.store import locks
-from servicebroker.store.connection import connect
+from servicebroker.store.connection import connect, one_line
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.hearing import Ear, hearing
 from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.opened_keys import OpenedKeys
-from servicebroker.store.outage import Outage
+from servicebroker.store.outage import AGAIN, Outage
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server_clock import taken_ahead
 from servicebroker.store.server_time import follow
@@ -110,6 +110,7 @@ class Daemon:
         self._answer_at = 0.0
         self._sample_at = 0.0
         self._trouble = ""
+        self._tell_fault_at = 0.0
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
         self._membership: ToldMembership | None = None  # as the database has it
@@ -153,15 +154,31 @@ class Daemon:
                     self._connect_and_serve()
                 except (psycopg.Error, InstanceError) as problem:
                     self._outage.lost(problem)
-                    self._network.stand(IN_DOUBT)
-                    self._relay.forget()
-                    self._inbox.forget_links()
-                    self._stopped.wait(RECONNECT)
+                    self._begin_anew()
+                except Exception as problem:  # whatever brings it about must not end the readers, nor all other peers
+                    self._failed(problem)
+                    self._begin_anew()
         finally:
             if self._impatient is not None:
                 self._impatient.cancel()
             self._network.close()
             _log.info("The broker is shut down.")
+
+    def _begin_anew(self) -> None:
+        """Soon, from what the database holds."""
+        self._network.stand(IN_DOUBT)
+        self._relay.forget()
+        self._inbox.forget_links()
+        self._stopped.wait(RECONNECT)
+
+    def _failed(self, problem: Exception) -> None:
+        """A fault of this program: the log has where, once a minute; doctor tells of it as long as it happens."""
+        text = RULES[FAILED].text.format(f"{type(problem).__name__}: {one_line(problem)}")
+        self._network.refusals.note(Refusal(True, "servicebroker serve", FAILED), text)
+        now = time.monotonic()
+        if now >= self._tell_fault_at:
+            self._tell_fault_at = now + AGAIN
+            _log.error("%s It begins anew from what is stored.", text, exc_info=problem)
 
     def _connect_and_serve(self) -> None:
         with connect(self._url, application_name="servicebroker serve") as connection:
@@ -239,6 +256,7 @@ class Daemon:
         connections.write(connection, [])
         forwarding.write(connection, [])
         with hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name="servicebroker serve") as ear:
+            self._look(connection)  # what there is to tell of the last round, should no round succeed
             while not self._stopped.is_set():
                 self._doze(connection, store, ear)
                 self._work(connection, store)

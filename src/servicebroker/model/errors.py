@@ -297,6 +297,7 @@ RULES: dict[int, Rule] = {
     9693: Rule(
         "The Service Broker protocol transport could not listen for connections due to the following error: '{0}'."
     ),
+    9644: Rule("An error occurred in the service broker message dispatcher: {0}."),
     9705: Rule("The messages in the queue with ID {0} are referencing the invalid conversation handle '{1}'."),
     9707: Rule("The queue with ID {0} is referencing the invalid user ID {1} in the EXECUTE AS of its activation."),
     9708: Rule("The messages in the queue with ID {0} are referencing the invalid conversation group '{1}'."),

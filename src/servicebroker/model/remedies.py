@@ -39,6 +39,10 @@ REMEDIES: dict[int, str] = {
     8489: "Its lifetime is over: begin dialogs with a longer one, or see why nobody has answered.",
     8494: "The owner of the initiating service lacks SEND on the target service: GRANT SEND, then begin anew.",
     9616: "The peer's program has sent what its own broker refuses: see what runs there.",
+    9644: (
+        "It is a fault of servicebroker: report it with what the log of servicebroker serve says. If one conversation "
+        "brings it about each time, END CONVERSATION ... WITH CLEANUP of it lets the others go on."
+    ),
     9719: "This database was restored: ERROR_BROKER_CONVERSATIONS has ended it, or both sides disagreed. Begin anew.",
     9720: "The other side's database was restored: what it has taken since that copy is lost there. Begin anew.",
     # messages that wait

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
-from servicebroker.engine.remote.refusals import BROKE, Refused
+from servicebroker.engine.remote.refusals import BROKE, FAILED, Refused
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model.certificates import Facts as CertificateFacts
 from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, WITHOUT_PROOF
@@ -223,7 +223,8 @@ def judge(facts: Facts) -> list[Finding]:
         *_network(facts),
         *(_clock(one) for one in facts.clocks if abs(facts.now - one.last) < LONG),
         *_daemon(facts.daemon, facts.now),
-        *(_refusal(one) for one in facts.refusals if one.number != BROKE),
+        *(_refusal(one) for one in facts.refusals if one.number not in (BROKE, FAILED)),
+        *(_failed(one) for one in facts.refusals if one.number == FAILED),
         *(_broken(one) for one in facts.refusals if one.number == BROKE and _lasts(one, facts.now)),
         *(_dispute(one) for one in facts.disputes),
         *(_peer(one) for one in facts.peers if facts.now - one.last < RECENTLY),
@@ -355,10 +356,20 @@ def _waiting(wait: WaitFacts) -> Finding:
 def _refusal(one: Refused) -> Finding:
     """A connection or a message that one of both sides has refused."""
     what = "Refused here" if one.is_ours else "It refuses us"
-    often = f"{counted(one.times, 'time')} since {one.first:%H:%M:%S}, lately {one.last:%Y-%m-%d %H:%M:%S} UTC"
     return Finding(
-        f"peer {one.peer}", f"{what}, {often}: {one.number} {one.text}", after_refusal(one.number, is_ours=one.is_ours)
+        f"peer {one.peer}",
+        f"{what}, {_often(one)}: {one.number} {one.text}",
+        after_refusal(one.number, is_ours=one.is_ours),
     )
+
+
+def _often(one: Refused) -> str:
+    return f"{counted(one.times, 'time')} since {one.first:%H:%M:%S}, lately {one.last:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _failed(one: Refused) -> Finding:
+    """The daemon itself has failed, and has begun anew."""
+    return Finding(one.peer, f"It has failed {_often(one)}: {one.number} {one.text}", REMEDIES[one.number])
 
 
 def _clock(one: WrongClock) -> Finding:
@@ -378,10 +389,9 @@ def _lasts(one: Refused, now: datetime) -> bool:
 
 
 def _broken(one: Refused) -> Finding:
-    often = f"{counted(one.times, 'time')} since {one.first:%H:%M:%S}, lately {one.last:%Y-%m-%d %H:%M:%S} UTC"
     return Finding(
         f"peer {one.peer}",
-        f"The connection with it broke, {often}: {one.text}",
+        f"The connection with it broke, {_often(one)}: {one.text}",
         "See what is between the two instances.",
     )
 

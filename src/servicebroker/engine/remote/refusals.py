@@ -11,6 +11,7 @@ from servicebroker.store.statements import Statement, Steps
 MOST = 200  # rows: the latest
 KEPT = timedelta(days=1)
 BROKE = 9753  # kept under this number: a connection that was online has broken
+FAILED = 9644  # and this: a round of the daemon has failed for a reason that nobody foresaw
 
 
 class Refusal(NamedTuple):
