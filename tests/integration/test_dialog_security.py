@@ -12,9 +12,26 @@ import msgspec
 import pytest
 
 import servicebroker as sb
-from remote_support import Copy, Pair, Site, begin, paired
+from remote_support import Copy, Pair, Site, begin, leftovers, paired
+from servicebroker.engine.conversation.endpoints import remove_closed
+from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.protocol.envelope import Header, Kind, parse
-from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, bodies, errors, query
+from servicebroker.store.running import run
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    bodies,
+    errors,
+    query,
+    refused,
+    state,
+    waiting_messages,
+)
 
 PASSWORD = "correct horse"
 SECRET = "the teapot is cracked"
@@ -130,7 +147,12 @@ def test_full_security(pair: Pair, tmp_path: Path) -> None:
     pair.rounds()
     pair.east.database.end_conversation(message.conversation_handle)
     pair.rounds()
-    assert query(pair.west.database, "select count(*) from servicebroker.conversation_keys") == [(1,)]
+    # keys are there for whoever is open, and for a while for the end that the peer may send again
+    assert query(
+        pair.west.database,
+        "select state, count(*) from servicebroker.conversation_endpoints "
+        "join servicebroker.conversation_keys using (conversation_handle) group by 1 order by 1",
+    ) == [("CD", 1), ("CO", 1)]
 
 
 @pytest.mark.feature(159, 161)
@@ -672,3 +694,39 @@ def test_an_old_copy_without_the_conversation_has_no_key_to_answer_with(pair: Pa
         pair.pass_time(70.0)
         pair.rounds()
     assert "acknowledges nothing" in status(pair, handle)
+
+
+@pytest.mark.feature(43)
+@pytest.mark.parametrize("anonymous", [False, True])
+@pytest.mark.parametrize("is_fenced", [False, True], ids=["by the method", "by the server's function"])
+def test_an_end_is_acknowledged_again_by_an_initiator_that_has_closed(
+    pair: Pair, tmp_path: Path, *, anonymous: bool, is_fenced: bool
+) -> None:
+    """The acknowledgement was lost, and the daemon has forgotten the keys: they are with the endpoint still."""
+    introduce(pair, tmp_path, anonymous=anonymous)
+    west, east = pair.west.database, pair.east.database
+    handle = talk(pair, SECRET)
+    pair.rounds()
+    (message,) = east.receive(STOCK_QUEUE)
+    east.end_conversation(message.conversation_handle)
+    pair.east.round([])
+    pair.west.round(pair.east.out.frames)
+    assert west.receive(ORDERS_QUEUE)
+    if is_fenced:
+        query(west, "select servicebroker.close_endpoint(%s)", handle)
+    else:
+        west.end_conversation(handle)
+    pair.west.out.frames.clear()
+    pair.east.out.frames.clear()
+    pair.west.relay = pair.west.new_relay()
+    assert (state(west, handle), state(east, message.conversation_handle)) == ("CD", "DO")
+    with refused(8427, "CD"):
+        west.end_conversation(handle)
+    for _ in range(3):
+        pair.pass_time(5)
+        pair.rounds()
+    assert state(east, message.conversation_handle) == "CD"
+    assert waiting_messages(east) == 0
+    with pair.west.instance.connection() as connection:
+        run(connection, remove_closed(pair.west.clock() + REPLAY_PROTECTION))
+    assert leftovers(pair.west) == {}

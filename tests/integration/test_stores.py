@@ -15,6 +15,7 @@ from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import Claimed, Reading
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import Place
+from servicebroker.model.dialog_security import Security
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import error_body
 from servicebroker.model.states import EndpointState
@@ -154,7 +155,9 @@ class Both:
 
     def claim(self) -> None:
         begun = [one for one in self.some() if one not in self.handles or self.tables.endpoints[one].send_sequence]
-        claims = {handle: Claimed(self.chance.choice((None, str(FAR))), "N") for handle in begun}
+        claims = {
+            handle: Claimed(self.chance.choice((None, str(FAR))), self.chance.choice((*Security,))) for handle in begun
+        }
         self.same(lambda store: store.claim(claims))
 
     def acknowledge(self) -> None:
@@ -203,7 +206,7 @@ class Both:
                 body = error_body(1, "why") if content is Content.ERROR else b"" if content is Content.END else b"abc"
                 incoming.arrived(number, 0, 1, Part(name, content, body or None, token))
         batch = incoming.batch()
-        return batch._replace(expected=batch.expected + 1) if batch and self.chance.random() < 0.02 else batch
+        return batch._replace(expected=batch.reached + 1) if batch and self.chance.random() < 0.02 else batch
 
     def set_statuses(self) -> None:
         texts = {handle: self.chance.choice(("", "it waits")) for handle in self.some()}

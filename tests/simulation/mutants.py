@@ -221,6 +221,13 @@ MUTANTS = [
         0,
     ),
     Mutant(
+        "a closed endpoint has no keys",
+        "broker.relay_memory",
+        "        session = self._session_of(endpoint)\n",
+        "        session = None if endpoint.state == EndpointState.CLOSED else self._session_of(endpoint)\n",
+        4,
+    ),
+    Mutant(
         "the target's key is not kept",
         "broker.dialog_security",
         "        store.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)\n",

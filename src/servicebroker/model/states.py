@@ -36,7 +36,7 @@ class Event(StrEnum):
 
 
 REMOVED = None  # the endpoint is gone
-REPLAY_PROTECTION = timedelta(minutes=30)  # a closed target endpoint stays (docs/reference/rules.md#replay-protection)
+REPLAY_PROTECTION = timedelta(minutes=30)  # a closed endpoint stays (docs/reference/rules.md#replay-protection)
 
 _OPEN = (EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING)
 

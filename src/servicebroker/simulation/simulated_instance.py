@@ -17,7 +17,7 @@ from servicebroker.broker.sockets import Lost as LinkLost
 from servicebroker.broker.sockets import Reached
 from servicebroker.engine.remote.departing import Settled
 from servicebroker.engine.remote.site import Here
-from servicebroker.model.dialog_security import Binding, Security
+from servicebroker.model.dialog_security import Binding
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.adjacent import Arrived, Myself
 from servicebroker.protocol.dialog import Acknowledged
@@ -326,8 +326,6 @@ class Instance:
         for one in self.tables.endpoints.values():
             if one.conversation in self.world.parted and (is_waiting(one) or one.is_over):
                 continue
-            if self._is_left_alone(one):
-                continue
             if one.kept:
                 found.append(f"{one.key} still keeps {sorted(one.kept)}")
             if one.rows:
@@ -338,12 +336,6 @@ class Instance:
             if len(daemon.links):
                 found.append(f"{len(daemon.links)} connections are open")
         return found
-
-    def _is_left_alone(self, one: Endpoint) -> bool:
-        """Whether the last acknowledgement was lost, and nobody has the key any more to say so again: decision 203."""
-        peer = (one.conversation, not one.is_initiator)
-        is_gone = all(there.tables.find(peer) is None for there in self.world.instances)
-        return is_gone and one.security != Security.NONE and is_waiting(one)
 
 
 def is_waiting(one: Endpoint) -> bool:

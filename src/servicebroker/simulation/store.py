@@ -35,7 +35,7 @@ from servicebroker.engine.remote.site import Database, Here, Home, Located, pass
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import UserCertificate
-from servicebroker.model.dialog_security import Binding
+from servicebroker.model.dialog_security import Binding, Security
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import error_body
 from servicebroker.model.permissions import DBO, Kind, Securable
@@ -201,10 +201,10 @@ class Tables:
         self.close(one)
 
     def close(self, one: Endpoint) -> None:
-        """An initiator goes, a target stays against replays."""
+        """An initiator goes unless it is secured, a target stays against replays."""
         one.kept.clear()
         one.state = EndpointState.CLOSED
-        if one.is_initiator:
+        if one.is_initiator and one.security in (None, Security.NONE):
             one.rows.clear()
             self.removed.append(self.endpoints.pop(one.handle))
 

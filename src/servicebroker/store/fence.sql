@@ -558,13 +558,14 @@ begin
         using handle, priority, conversation_group;
 end $$;
 
--- A target is kept against replays for a while, unless it was never conversing; anything else goes, and an empty group.
+-- A target is kept against replays for a while, unless it was never conversing, and who has the keys that its peer's end
+-- is answered with (engine/conversation/endpoints.py); anything else goes, and an empty group.
 create or replace function servicebroker.close_endpoint(handle uuid, is_kept boolean default true) returns void language plpgsql as $$
 declare
     own record;
 begin
     select e.* into own from servicebroker.conversation_endpoints e where e.conversation_handle = handle;
-    if is_kept and not own.is_initiator then
+    if is_kept and not (own.is_initiator and coalesce(own.security, 'N') = 'N') then
         update servicebroker.conversation_endpoints
            set state = 'CD', dialog_timer = null, far_handle = null, far_queue_id = null,
                security_timestamp = clock_timestamp() + {replay_protection}

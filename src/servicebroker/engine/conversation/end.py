@@ -126,7 +126,7 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
 def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
     """A local EndDialog is durably with the peer at commit, which acknowledges it: the endpoint is closed.
 
-    An initiator is removed at once, a target kept against replays.
+    An initiator is removed at once unless it is secured, a target kept against replays.
     """
     if keep:
         yield from close_endpoints([endpoint.conversation_handle], now)

@@ -251,7 +251,7 @@ def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
 
 
 def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
-    """Delete closed target endpoints whose time of replay protection is over. Returns how many.
+    """Delete closed endpoints whose time of replay protection is over. Returns how many.
 
     They are anybody's: one that somebody holds, or in whose group a dialog is beginning, is left for the next time.
     """
@@ -300,17 +300,21 @@ def _leave_groups(groups: list[UUID]) -> Steps[None]:
     yield remove_empty_groups(groups)
 
 
+# A closed initiator, unless its peer's end can be answered only with the keys that go with it (decision 53).
+_GOES_AT_ONCE = "(is_initiator and coalesce(security, 'N') = 'N')"
+
+
 def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
-    """The end is acknowledged: initiators are removed, targets kept against replays."""
-    initiators = yield Statement(
+    """The end is acknowledged: who may still be asked for an answer is kept against replays, the others are removed."""
+    going = yield Statement(
         "endpoints.close_endpoints.update_endpoints",
         "with finished as ("
         "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, "
         "far_handle = null, far_queue_id = null, security_timestamp = $2 "
-        "where conversation_handle = any ($1) and not is_initiator returning *), "
+        f"where conversation_handle = any ($1) and not {_GOES_AT_ONCE} returning *), "
         f"left_behind as ({LEAVE_LAST_NUMBER}) "
         "select conversation_handle from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) and is_initiator",
+        f"where conversation_handle = any ($1) and {_GOES_AT_ONCE}",
         (handles, now + REPLAY_PROTECTION),
     )
     yield Statement(  # they take no more
@@ -318,8 +322,8 @@ def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
         "delete from servicebroker.arrived_fragments where conversation_handle = any ($1)",
         (handles,),
     )
-    if initiators:
-        yield from remove_endpoints([handle for (handle,) in initiators])
+    if going:
+        yield from remove_endpoints([handle for (handle,) in going])
 
 
 def remove_empty_groups(groups: list[UUID]) -> Statement:

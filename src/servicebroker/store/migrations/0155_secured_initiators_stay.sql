@@ -1,0 +1,1 @@
+-- A closed initiator of a secured conversation answers its peer for a while: close_endpoint in store/fence.sql.
