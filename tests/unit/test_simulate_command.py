@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from servicebroker.cli import simulate
 from servicebroker.cli.main import app
-from servicebroker.cli.simulate import parse_seeds
+from servicebroker.cli.simulate import parse_seeds, portions
 from servicebroker.protocol.outgoing import Outgoing
 from servicebroker.simulation import shrinking
 from servicebroker.simulation.run import Failure, run_many
@@ -23,6 +23,14 @@ def test_what_is_no_seeds_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         parse_seeds(text)
     assert CliRunner().invoke(app, ["simulate", "--seeds", text]).exit_code == 2
+
+
+@pytest.mark.parametrize(("seeds", "cores"), [(range(3), 2), (range(7, 207), 2), (range(50), 16), (range(10_000), 2)])
+def test_each_core_has_some_of_the_seeds(seeds: range, cores: int) -> None:
+    found = portions(seeds, cores)
+    assert [seed for portion in found for seed in portion] == list(seeds)
+    assert len(found) >= min(len(seeds), cores)
+    assert max(map(len, found)) <= simulate.PORTION
 
 
 def test_good_seeds() -> None:

@@ -20,7 +20,8 @@ from servicebroker.simulation.run import Failure, run_many
 from servicebroker.simulation.shrinking import shrunk
 from servicebroker.simulation.store import Lost
 
-PORTION = 200  # seeds that a process runs before it reports
+PORTION = 200  # seeds, at most, that a process runs before it reports
+PORTIONS = 4  # at least, for each processor: seeds do not take the same time
 
 
 def simulate_command(
@@ -101,15 +102,21 @@ def run_seeds(seeds: range, *, as_json: bool) -> None:
 
 def simulate(seeds: range, progress: Callable[[int, int], object]) -> tuple[Counter[str], list[Failure]]:
     """Run the seeds. `progress` hears how many are done and how many of them failed."""
-    portions = [range(start, min(start + PORTION, seeds.stop)) for start in range(seeds.start, seeds.stop, PORTION)]
+    cores = os.cpu_count() or 1
     sums: Counter[str] = Counter()
     failures: list[Failure] = []
-    with ProcessPoolExecutor(os.cpu_count(), initializer=_be_quiet) as pool:
-        for done, failed in pool.map(run_many, portions):
+    with ProcessPoolExecutor(cores, initializer=_be_quiet) as pool:
+        for done, failed in pool.map(run_many, portions(seeds, cores)):
             sums.update(done)
             failures += failed
             progress(sums["runs"], len(failures))
     return sums, failures
+
+
+def portions(seeds: range, cores: int) -> list[range]:
+    """What a process runs at a time: few enough that each core has some."""
+    size = max(1, min(PORTION, len(seeds) // (PORTIONS * cores)))
+    return [seeds[start : start + size] for start in range(0, len(seeds), size)]
 
 
 def _be_quiet() -> None:
