@@ -10,7 +10,7 @@ from uuid import UUID
 
 from servicebroker.broker.policy import Policy
 from servicebroker.engine.remote.known_peers import MOST, MOST_CLAIMS
-from servicebroker.model.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust
+from servicebroker.model.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
 from servicebroker.protocol.routing import Address
 
 OTHERS = "others"  # an owner: of those that are too many to be told apart
@@ -59,6 +59,14 @@ class Peers:
         """A peer has connected to us and says who it is: why it is not believed. Nothing is learned of it."""
         with self._lock:
             return self._judged(owner, instance) if self.proves else None
+
+    def doubt(self, address: Address | None, proved: Proved, instance: UUID) -> str | None:
+        """A peer says which instance it is, where we connected to or, without `address`, to us: why not to believe."""
+        if proved.is_vouched and proved.instance not in (None, instance):
+            return self.contradicted(proved.owner, instance)
+        if address is None:
+            return self.greeted(proved.owner, instance)
+        return self.answered(address, proved.owner, instance)
 
     def contradicted(self, owner: str, instance: UUID) -> str:
         """A peer says that it is another instance than the authority of its domain says: why it is not believed."""

@@ -118,7 +118,7 @@ class PolicyWatch:
         policy = self._policy(endpoint, certificates, own, standing, connect)
         if policy.tls is not None and own is not None:
             _tell_which(own, certificates, now)
-        return policy._replace(**_trust(certificates), answers=run(connection, find_answers()))
+        return policy._replace(**trusted(certificates), answers=run(connection, find_answers()))
 
     def forget(self) -> None:
         """Make the policy anew at the next look."""
@@ -257,7 +257,7 @@ def _warn_of_passwords(certificates: list[TransportCertificate]) -> None:
             )
 
 
-def _trust(certificates: list[TransportCertificate]) -> dict[str, Any]:
+def trusted(certificates: list[TransportCertificate]) -> dict[str, Any]:
     """Whom the imported certificates stand for."""
     imported = [one for one in certificates if not one.is_own]
     named: dict[UUID, frozenset[str]] = {}

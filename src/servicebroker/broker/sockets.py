@@ -518,11 +518,9 @@ class Network:
 
     def doubt(self, stream: Stream) -> str | None:
         """A peer has greeted: why it is not believed to be who it says. Who answers us is remembered."""
-        if stream.vouched not in (None, stream.instance):
-            return self.peers.contradicted(stream.owner, stream.instance)
+        why = self.peers.doubt(stream.address, stream.proved, stream.instance)
         if stream.address is None:
-            return self.peers.greeted(stream.owner, stream.instance) or self._is_crowded(stream)
-        why = self.peers.answered(stream.address, stream.owner, stream.instance)
+            return why or self._is_crowded(stream)
         for other in [one for one in self.streams if one.phase is Phase.ONLINE and one.instance == stream.instance]:
             claimed = self.peers.objection(other.owner, other.instance)  # somebody else claims it as well now
             if claimed is not None and other is not stream:

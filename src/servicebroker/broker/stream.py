@@ -16,7 +16,7 @@ from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
 from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED
 from servicebroker.engine.remote.refusals import BROKE, Refusal
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.peers import NOBODY, UNPROVED, Peer
+from servicebroker.model.peers import UNPROVED, Peer, Proved
 from servicebroker.protocol.adjacent import (
     Alive,
     Arrived,
@@ -103,13 +103,12 @@ class Stream(asyncio.Protocol):
     @property
     def owner(self) -> str:
         """Whose certificate the peer has shown."""
-        return NOBODY if self._channel is None else self._channel.proved.owner
+        return self.proved.owner
 
     @property
-    def vouched(self) -> UUID | None:
-        """Which instance the authority of the domain says that the peer is; None when it says nothing."""
-        proved = UNPROVED if self._channel is None else self._channel.proved
-        return proved.instance if proved.is_vouched else None
+    def proved(self) -> Proved:
+        """What the peer's certificate stands for."""
+        return UNPROVED if self._channel is None else self._channel.proved
 
     @property
     def _certificate(self) -> str:

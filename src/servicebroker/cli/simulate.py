@@ -90,7 +90,8 @@ def run_seeds(seeds: range, *, as_json: bool) -> None:
     if as_json:
         typer.echo(as_json_text({**sums, "failures": [failure._asdict() for failure in failures]}))
     else:
-        typer.echo(f"{sums['runs']} runs, {sums['messages']} messages delivered, {sums['corrupted']} corrupted")
+        told = f"{sums['messages']} messages delivered, {sums['corrupted']} corrupted, {sums['forged']} forged"
+        typer.echo(f"{sums['runs']} runs, {told}")
         for failure in failures:
             typer.echo(f"seed {failure.seed}: {failure.reason}")
         if failures and (failing := shrunk(failures[0].seed)):

@@ -29,6 +29,7 @@ class Faults(NamedTuple):
     old_copy: float = (
         0.0  # an instance goes back to what it was up to 20 seconds before, once, looked at every ten seconds
     )
+    hostile: float = 0.0  # somebody with a certificate tries to pass for others, looked at every second
 
     @classmethod
     def draw(cls, random: Random) -> Faults:
@@ -55,7 +56,8 @@ class Faults(NamedTuple):
             old_copy=rate(0.5),
         )
         apart = Random(sum(drawn))  # in one run of twelve, so that the seeds of the mutants do what they did before
-        return drawn._replace(nowhere=apart.random() * 0.3 if 0.87 < apart.random() < 0.95 else 0.0)
+        drawn = drawn._replace(nowhere=apart.random() * 0.3 if 0.87 < apart.random() < 0.95 else 0.0)
+        return drawn._replace(hostile=apart.random() * 0.5 if apart.random() < 0.25 else 0.0)
 
 
 def draw_limits(random: Random) -> Limits:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
+from uuid import UUID
 
+from servicebroker.broker.peers import Peers
+from servicebroker.broker.policy import Policy
 from servicebroker.broker.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED, Lost, Reached, Unreached
+from servicebroker.broker.stream import CLAIM
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.peers import NOBODY, Peer
+from servicebroker.model.peers import UNPROVED, Peer, Proved
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Greeted, Myself, Online, Phase
 from servicebroker.protocol.arbitration import Arbiter
@@ -37,9 +41,11 @@ class Attempt(NamedTuple):
 class SimulatedLink:
     """A connection and its stream, as the relay sees it."""
 
-    owner = NOBODY
-
-    def __init__(self, links: Links, connection: Connection, stream: Stream, address: Address | None) -> None:
+    def __init__(
+        self, links: Links, connection: Connection, stream: Stream, address: Address | None, proved: Proved
+    ) -> None:
+        self.proved = proved  # what the peer's certificate stands for
+        self.owner = proved.owner
         self.connection = connection
         self.stream = stream
         self.address = address  # where we connected to; None for one that we accepted
@@ -52,6 +58,14 @@ class SimulatedLink:
 
     def __repr__(self) -> str:
         return f"the link to {self.address}" if self.address else "an accepted link"
+
+    @property
+    def instance(self) -> UUID:
+        """Which instance the peer says that it is."""
+        greeting = self.connection.peer
+        assert greeting is not None
+        assert greeting.instance is not None
+        return greeting.instance
 
     @property
     def room(self) -> int:
@@ -85,13 +99,18 @@ class SimulatedLink:
 
 
 class Links:
-    """What a daemon is connected to: `tell` gets what happens, `bring` what comes; `on_room`: a link takes more."""
+    """What a daemon is connected to: `tell` gets what happens, `bring` what comes; `on_room`: a link takes more.
+
+    `shown` is its own certificate; TLS, which proves that a peer has the key of what it shows, is not simulated.
+    """
 
     def __init__(
         self,
         network: Network,
         me: Myself,
         index: int,
+        shown: bytes,
+        policy: Policy,
         tell: Callable[[Happening], None],
         bring: Callable[[SimulatedLink, Arrived], None],
         on_room: Callable[[], None],
@@ -99,6 +118,10 @@ class Links:
         self._network = network
         self._me = me
         self._index = index
+        self._shown = shown
+        self._recognition = policy.tls.recognition if policy.tls is not None else None
+        self.peers = Peers(me.instance)
+        self.peers.obey(policy)
         self._tell = tell
         self._bring = bring
         self.on_room = on_room
@@ -156,31 +179,52 @@ class Links:
 
     def accept(self, stream: Stream) -> None:
         """A peer has connected."""
+        stream.shown = self._shown
         self._begin(stream, None)
 
     def _connect(self, address: Address) -> None:
         if address not in self._connecting:
             self._connecting.add(address)
-            self._network.connect(self._index, index_of(address), lambda stream: self._connected(address, stream))
+            self._network.connect(
+                self._index, index_of(address), lambda stream: self._connected(address, stream), self._shown
+            )
 
     def _connected(self, address: Address, stream: Stream | None) -> None:
         if self._is_over:
             if stream is not None:
                 stream.close()
-        elif stream is None:
+        elif stream is None or not stream.twin_is_open:
             self._failed(address, UNREACHABLE)
         else:
             self._begin(stream, address)
 
     def _begin(self, stream: Stream, address: Address | None) -> None:
+        try:
+            proved = self._proved(stream)
+        except BrokerError as problem:
+            stream.close()
+            if address is not None:
+                self._failed(address, problem.text)
+            return
         connection = Connection(self._me, is_opener=address is not None, now=self.now)
-        link = SimulatedLink(self, connection, stream, address)
+        link = SimulatedLink(self, connection, stream, address, proved)
         link.moment = self._arbiter.moment() if address is not None else 0
         self._open.append(link)
         stream.on_bytes = lambda data: self.handle(link, connection.receive(data, self.now))
         stream.on_end = lambda: self.handle(link, connection.end_of_stream())
         connection.begin(link.moment, self.now)
         self.handle(link, [])
+
+    def _proved(self, stream: Stream) -> Proved:
+        """What the peer's certificate stands for.
+
+        Raises:
+            BrokerError: 28034, 28035 it is not let in.
+        """
+        if self._recognition is None:
+            return UNPROVED
+        assert stream.twin is not None
+        return self._recognition.recognize(stream.twin.shown).peer.proved
 
     def handle(self, link: SimulatedLink, events: list[adjacent.Event]) -> None:
         """Do what the protocol says, and write what it has to say."""
@@ -208,7 +252,10 @@ class Links:
         self.handle(link, link.connection.tick(self.now))
 
     def _greet(self, link: SimulatedLink, hello: adjacent.Hello) -> None:
-        number = self._arbiter.greeted(hello)
+        if self.peers.doubt(None, link.proved, link.instance) is not None:
+            self.handle(link, [link.connection.reject(BrokerError(28035, CLAIM), self.now)])
+            return
+        number = self._arbiter.greeted(hello, link.owner)
         if number:
             self.handle(link, [link.connection.reject(BrokerError(number), self.now)])
             return
@@ -217,13 +264,19 @@ class Links:
         self.handle(link, link.connection.resume(self.now))
 
     def _online(self, link: SimulatedLink, event: Online) -> None:
+        if link.address is not None and self.peers.doubt(link.address, link.proved, link.instance) is not None:
+            why = BrokerError(28035, CLAIM)
+            self.handle(link, [link.connection.close(why.number, why.text, self.now)])
+            return
         link.was_online = True
-        loser = self._arbiter.online(link, event, is_opener=link.address is not None, moment=link.moment)
+        loser = self._arbiter.online(
+            link, event, is_opener=link.address is not None, moment=link.moment, owner=link.owner
+        )
         if link.address is not None:
             self._connecting.discard(link.address)
             self._attempts.pop(link.address, None)
             self._asked.pop(link.address, None)
-            self._peers[link.address] = Peer(NOBODY, event.seat)
+            self._peers[link.address] = Peer(link.owner, event.seat)
         if loser is not None:
             self.handle(loser, [loser.connection.close(28033, RULES[28033].text, self.now)])
         if link.address is not None:
@@ -235,7 +288,7 @@ class Links:
         self._open.remove(link)
         self._arbiter.gone(link)
         greeting = link.connection.peer
-        peer = None if greeting is None else Peer(NOBODY, greeting.seat)
+        peer = None if greeting is None else Peer(link.owner, greeting.seat)
         if peer is not None and self._arbiter.find(peer) is None:
             self._peers = {address: one for address, one in self._peers.items() if one != peer}
         if link.was_online:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import permutations, product
+from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
@@ -15,9 +16,10 @@ from servicebroker.model.states import EndpointState
 from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.routing import LOCAL, Route
 from servicebroker.simulation.faults import Faults, draw_limits
+from servicebroker.simulation.hostile_peer import HostilePeer
 from servicebroker.simulation.links import address_of
 from servicebroker.simulation.simulated_instance import Instance, World, is_waiting
-from servicebroker.simulation.simulated_network import NOWHERE, Network
+from servicebroker.simulation.simulated_network import HOSTILE, NOWHERE, Network
 from servicebroker.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker.simulation.store import Endpoint, Key, Lost
 
@@ -35,6 +37,7 @@ class Outcome(NamedTuple):
 
     messages: int
     corrupted: int
+    forged: int
 
 
 class _Sent(NamedTuple):
@@ -61,12 +64,15 @@ class Run:
         faults = Faults.draw(random)._replace(**dict.fromkeys(case.without, 0.0))
         self.loop.trace("run", faults)
         network = Network(self.loop, faults)
-        self.world = World(self.loop, network, draw_limits(random), [], set())
+        self.world = World(self.loop, network, draw_limits(random), [], set(), faults.hostile > 0)
         self.loop.trace("run", self.world.limits)
         self._hops: dict[tuple[int, int], int] = {}  # where an instance sends what is for another one
         for index in range(random.choice((2, 2, 3, 3))):
             self._add(Instance(self.world, index, UUID(int=random.getrandbits(128))))
         network.listeners += self.world.instances
+        self._hostile = HostilePeer(self.world, Random(case.seed))
+        if self.world.proves:
+            self._introduce()
         self._settle_routes(detours=False)
         self.sent: dict[Key, list[_Sent]] = {}
         self.endpoints: dict[Key, Endpoint] = {}  # also those that are gone
@@ -79,14 +85,35 @@ class Run:
         self._look_around()
         self._poll()
 
+    def _introduce(self) -> None:
+        """Everybody has the certificates of the others; and somebody else has a certificate, too."""
+        self.world.network.usurper = self._hostile
+        chance = Random(len(self.world.instances) + self.loop.below(100))
+        is_named, stands = chance.random() < 0.5, chance.choice(("imported", "denied", "unknown"))
+        for here, there in permutations(self.world.instances, 2):
+            here.import_certificate(there.index, there.identifier if is_named else None)
+        for here in self.world.instances if stands != "unknown" else ():
+            here.import_certificate(HOSTILE, None, may_connect=stands == "imported")
+        for here in self.world.instances:
+            here.start()
+        self._meddle()
+
+    def _meddle(self) -> None:
+        """Each second the hostile peer may do something."""
+        if self.loop.happens(self.world.network.faults.hostile):
+            self._hostile.act()
+        if self.loop.now < self._seconds:
+            self.loop.after(1.0, self._meddle)
+
     def _add(self, instance: Instance) -> None:
-        instance.tables.services.add(_service(instance))
+        instance.tables.services.add(instance.service)
         instance.tables.on_wake = lambda: self.loop.after(0.0, lambda: self._react(instance))
         for other in self.world.instances:
             for here, there in ((instance, other), (other, instance)):
-                here.meet(there, _service(there), self.loop.random.choice(list(Binding)))
+                here.meet(there, there.service, self.loop.random.choice(list(Binding)))
         self.world.instances.append(instance)
-        instance.start()
+        if not self.world.proves:
+            instance.start()
 
     def finish(self) -> Outcome:
         """Run to the end and judge.
@@ -103,7 +130,8 @@ class Run:
         self._judge()
         received = sum(len(endpoint.queue) for endpoint in self.endpoints.values())
         corrupted = sum(daemon.links.corrupted for one in self.world.instances for daemon in one.daemons)
-        return Outcome(received, corrupted + sum(one.corrupted for one in self.world.instances))
+        corrupted += sum(one.corrupted for one in self.world.instances)
+        return Outcome(received, corrupted, self._hostile.frames)
 
     def _look_around(self) -> None:
         """Every ten seconds something may have changed."""
@@ -143,8 +171,11 @@ class Run:
     def _settle_routes(self, *, detours: bool) -> None:
         """Every route leads there in the end: straight, or with detours through one forwarder."""
         count = len(self.world.instances)
+        everywhere = self.loop.random.randrange(count) if detours and self.world.proves else None
         for there in range(count):
             forwarder = self.loop.random.randrange(count) if detours else there
+            if everywhere is not None:  # what links do not prove is taken from whom the way back leads to
+                forwarder = everywhere
             for here in range(count):
                 self._hops[here, there] = there if forwarder in (here, there) else forwarder
         self._set_routes()
@@ -153,7 +184,7 @@ class Run:
         for here in self.world.instances:
             others = [there for there in self.world.instances if there is not here]
             hops = [str(address_of(self._hops[here.index, there.index])) for there in others]
-            routes = [Route("", _service(there), None, None, hop) for there, hop in zip(others, hops, strict=True)]
+            routes = [Route("", there.service, None, None, hop) for there, hop in zip(others, hops, strict=True)]
             routes.append(Route("AutoCreatedLocal", None, None, None, LOCAL))
             if routes != list(here.tables.routes.routes):
                 here.tables.set_routes(routes)
@@ -197,12 +228,12 @@ class Run:
     def _begin_dialog(self) -> None:
         random = self.loop.random
         here, there = random.sample(self.world.instances, 2)
-        service = _service(there)
+        service = there.service
         one = Endpoint(
             here.tables.draw_handle(),
             UUID(int=random.getrandbits(128)),
             is_initiator=True,
-            own_service=_service(here),
+            own_service=here.service,
             far_service=service,
             contract="//sim/contract",
             lifetime=MIDNIGHT + timedelta(days=30),
@@ -282,6 +313,9 @@ class Run:
 
     def _judge(self) -> None:
         problems = [f"{instance}: {leak}" for instance in self.world.instances for leak in instance.leaks()]
+        problems += self._hostile.findings
+        begun = {conversation for conversation, _ in self.sent} | self.world.parted
+        problems += [f"nobody has begun {key}" for key in self.endpoints if key[0] not in begun]
         for key, sent in self.sent.items():
             if key[0] not in self.world.parted or not self._is_told(key):
                 problems += self._compare(key, sent)
@@ -322,10 +356,6 @@ class Run:
         return bool(ended) or never_opened
 
 
-def _service(instance: Instance) -> str:
-    return f"//sim/{instance.index}"
-
-
 def _is_of_broker(one: _Sent) -> bool:
     return one.content is Content.ERROR and one.body != WHY
 
@@ -351,7 +381,7 @@ class Failure(NamedTuple):
 
 
 def run_many(seeds: range) -> tuple[Counter[str], list[Failure]]:
-    """Run seeds one after the other. Returns sums (runs, messages, corrupted) and the failures."""
+    """Run seeds one after the other. Returns sums (runs, messages, corrupted, forged) and the failures."""
     sums: Counter[str] = Counter()
     failures: list[Failure] = []
     for seed in seeds:
@@ -361,5 +391,5 @@ def run_many(seeds: range) -> tuple[Counter[str], list[Failure]]:
         except Exception as problem:
             failures.append(Failure(seed, f"{type(problem).__name__}: {problem}"))
         else:
-            sums.update(messages=outcome.messages, corrupted=outcome.corrupted)
+            sums.update(outcome._asdict())
     return sums, failures

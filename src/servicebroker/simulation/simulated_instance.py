@@ -11,18 +11,27 @@ from uuid import UUID
 
 import psycopg
 
+from servicebroker.broker import journal
 from servicebroker.broker.links import Arrival
+from servicebroker.broker.peers import Peers
+from servicebroker.broker.policy import Policy, trusted
+from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.sockets import Lost as LinkLost
 from servicebroker.broker.sockets import Reached
+from servicebroker.broker.tls import Tls
+from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.remote.departing import Settled
 from servicebroker.engine.remote.site import Here
+from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.dialog_security import Binding
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.peers import Answer, Proved
 from servicebroker.protocol.adjacent import Arrived, Myself
 from servicebroker.protocol.dialog import Acknowledged
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
+from servicebroker.protocol.routing import Address
 from servicebroker.simulation.links import Happening, Links, SimulatedLink, address_of
 from servicebroker.simulation.simulated_keys import FIRST_USER, KEYS, identity, master_key
 from servicebroker.simulation.simulated_network import Network, Stream, flip
@@ -37,6 +46,13 @@ class Killed(Exception):
     """The daemon is gone, between two steps of a round."""
 
 
+class ProvedByNetwork(Tls):
+    """Streams say what is shown at their other end: handshakes would take longer than runs."""
+
+    def __init__(self, imported: list[TransportCertificate]) -> None:
+        self.recognition = Recognition(imported)
+
+
 class World(NamedTuple):
     """What the instances of a run share."""
 
@@ -45,6 +61,7 @@ class World(NamedTuple):
     limits: Limits
     instances: list[Instance]
     parted: set[UUID]  # conversations of an instance that has gone back to an old copy
+    proves: bool  # connections prove who is at their ends
 
     def find(self, key: Key, broker: UUID) -> Endpoint | None:
         """The endpoint of that side of a conversation, in that broker."""
@@ -101,8 +118,10 @@ class Daemon:
         self._instance = instance
         self._loop = instance.world.loop
         world, random = instance.world, instance.world.loop.random
-        me = Myself(UUID(int=instance.tables.broker.int ^ random.getrandbits(32)), UUID(int=random.getrandbits(128)))
-        self.links = Links(world.network, me, instance.index, self._tell, self._bring, self.poke)
+        seat = UUID(int=instance.tables.broker.int ^ random.getrandbits(32))
+        me = Myself(seat, UUID(int=random.getrandbits(128)), instance=instance.identifier)
+        shown, policy = identity(instance.index).own.facts.der, instance.policy()
+        self.links = Links(world.network, me, instance.index, shown, policy, self._tell, self._bring, self.poke)
         self.relay = Relay(
             self.links,
             instance.clock,
@@ -111,7 +130,8 @@ class Daemon:
             lambda: Here(frozenset({address_of(instance.index)}), True, self.links.unreachable, 1),
             capacity,
             KEYS,
-            limits=world.limits,
+            self.links.peers,
+            world.limits,
         )
         self._store = FaultyStore(instance, self)
         self._inbox: list[Arrival | Happening] = []
@@ -190,6 +210,7 @@ class Daemon:
             self._away_until = self._loop.now + RECONNECT
             self.poke()
             return
+        self._instance.remember(self.links.peers)
         if self.relay.wake_at != NEVER:
             self._plan(max(self.relay.wake_at, self._loop.now + PACE))
 
@@ -204,6 +225,8 @@ class Instance:
         self.tables.is_held = lambda handle: world.loop.happens(world.network.faults.held)
         self.tables.master_key = master_key()
         self.tables.certificates.append(identity(index).own)
+        self.transport: list[TransportCertificate] = []  # of the others
+        self._answers: dict[Address, Answer] = {}  # who has answered where, as it is kept
         self.daemons: list[Daemon] = []
         self.step = timedelta()  # of the server's clock
         self.corrupted = 0
@@ -217,6 +240,49 @@ class Instance:
         self.tables.certificates.append(identity(other.index).abroad)
         if binding is not Binding.NO_BINDING:
             self.tables.bindings[service] = binding, FIRST_USER + other.index
+
+    @property
+    def identifier(self) -> UUID:
+        """Which instance it is, for its peers."""
+        return UUID(int=self.tables.broker.int ^ 1)
+
+    @property
+    def service(self) -> str:
+        """That of its applications."""
+        return f"//sim/{self.index}"
+
+    # ---------------------------------------------------------------- who its peers are
+
+    def import_certificate(self, index: int, instance: UUID | None, *, may_connect: bool = True) -> None:
+        """Of a peer: and which instance it names."""
+        one = identity(index).abroad
+        proved = Proved(f"certificate {one.name}", instance)
+        self.transport.append(TransportCertificate(index, one.name, False, one.name, may_connect, one.facts, proved))
+
+    def policy(self) -> Policy:
+        """What a daemon obeys."""
+        if not self.world.proves:
+            return Policy()
+        tls = ProvedByNetwork(self.transport)
+        return Policy(encryption=REQUIRED, tls=tls, **trusted(self.transport))._replace(answers=self._answers.copy())
+
+    def remember(self, peers: Peers) -> None:
+        """What a daemon keeps of its peers, each second, and tells of them."""
+        self._answers |= peers.take_answers()
+        for what, (times, detail) in peers.take_mistrusted().items():
+            journal.mistrusted(what, times, detail)
+
+    def expects(self, index: int) -> bool:
+        """Whether it knows who answers where that instance is."""
+        return address_of(index) in self._answers
+
+    def lets_in(self, index: int) -> bool:
+        """Whether it takes connections of a peer with that certificate."""
+        return any(one.certificate_id == index and one.may_connect for one in self.transport)
+
+    def knows(self, instance: UUID) -> bool:
+        """Whether it has been told whose that instance is; its own, too."""
+        return instance == self.identifier or any(one.proved.instance == instance for one in self.transport)
 
     def clock(self) -> datetime:
         """The server's."""

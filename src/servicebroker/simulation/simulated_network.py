@@ -9,6 +9,7 @@ from servicebroker.simulation.faults import Faults
 from servicebroker.simulation.simulated_time import Loop
 
 NOWHERE = 99  # an instance that is not there
+HOSTILE = 50  # who is none of the instances
 
 
 class Listener(Protocol):
@@ -26,17 +27,38 @@ class Listener(Protocol):
         ...
 
 
+class Usurper(Protocol):
+    """Who may answer where an instance is down."""
+
+    def answers(self, own: int, other: int) -> bool:
+        """Whether it does now, to `own` that connects to `other`."""
+        ...
+
+    def accept(self, stream: Stream) -> None:
+        """Then it gets the connection."""
+        ...
+
+
 class Stream:
-    """One side of a connection. `on_bytes` and `on_end` are its owner's; None of them after `close`."""
+    """One side of a connection. `on_bytes` and `on_end` are its owner's; None of them after `close`.
+
+    `shown`: the certificate of which its owner has proved to have the key.
+    """
 
     def __init__(self, network: Network, own: int, other: int) -> None:
         self.own, self.other = own, other
+        self.shown = b""
         self.is_open = True
         self.twin: Stream | None = None
         self.on_bytes: Callable[[bytes], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self._network = network
         self._arrives_at = 0.0
+
+    @property
+    def twin_is_open(self) -> bool:
+        """Whether the other side has not ended it at once."""
+        return self.twin is not None and self.twin.is_open
 
     def write(self, data: bytes) -> None:
         """Send bytes; they arrive in order, or never when the stream breaks first."""
@@ -64,6 +86,7 @@ class Network:
         self.faults = faults
         self.listeners: list[Listener] = []
         self.streams: list[Stream] = []
+        self.usurper: Usurper | None = None
         self._cut_off: set[frozenset[int]] = set()
 
     def heal(self) -> None:
@@ -82,20 +105,30 @@ class Network:
         """Whether the two cannot reach each other now."""
         return frozenset((a, b)) in self._cut_off
 
-    def connect(self, own: int, other: int, done: Callable[[Stream | None], None]) -> None:
+    def connect(self, own: int, other: int, done: Callable[[Stream | None], None], shown: bytes = b"") -> None:
         """Try to reach `other`; `done` gets a stream or None."""
-        self.loop.after(self._delay(), lambda: self._connect(own, other, done))
+        self.loop.after(self._delay(), lambda: self._connect(own, other, done, shown))
 
-    def _connect(self, own: int, other: int, done: Callable[[Stream | None], None]) -> None:
-        listener = self.listeners[other] if other < len(self.listeners) else None
-        if listener is None or not listener.is_up or self.is_cut_off(own, other):
+    def _connect(self, own: int, other: int, done: Callable[[Stream | None], None], shown: bytes) -> None:
+        listener = self._listener(own, other)
+        if listener is None:
             done(None)
             return
         near, far = Stream(self, own, other), Stream(self, other, own)
+        near.shown = shown
         near.twin, far.twin = far, near
         self.streams = [one for one in self.streams if one.is_open] + [near, far]
         listener.accept(far)
         done(near)
+
+    def _listener(self, own: int, other: int) -> Listener | Usurper | None:
+        """Who answers there."""
+        listener = self.listeners[other] if other < len(self.listeners) else None
+        if listener is None or self.is_cut_off(own, other):
+            return None
+        if listener.is_up:
+            return listener
+        return self.usurper if self.usurper is not None and self.usurper.answers(own, other) else None
 
     def carry(self, stream: Stream, data: bytes) -> None:
         """Bytes on their way, in one or two portions."""
