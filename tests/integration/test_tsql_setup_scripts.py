@@ -380,3 +380,39 @@ def test_the_first_of_what_data_finds(database: sb.Database) -> None:
     SELECT @x.value('data(//name)', 'sysname')
     """
     assert told(database, script) == [[("a", 1, "b", 2, None)], 2389]
+
+
+def test_rows_are_counted_at_once_and_requests_are_seen(database: sb.Database) -> None:
+    script = """
+    CREATE QUEUE CountedQueue
+    CREATE SERVICE CountedService ON QUEUE CountedQueue ([DEFAULT])
+    CREATE TABLE Counted (Id INT)
+    INSERT Counted VALUES (1), (2)
+    DECLARE @h UNIQUEIDENTIFIER
+    BEGIN DIALOG @h FROM SERVICE CountedService TO SERVICE 'CountedService' WITH ENCRYPTION = OFF
+    ;SEND ON CONVERSATION @h (0x01)
+    ;SEND ON CONVERSATION @h (0x02)
+    GO
+    SELECT p.rows, s.row_count FROM sys.partitions p JOIN sys.internal_tables t ON t.object_id = p.object_id
+    JOIN sys.service_queues q ON q.object_id = t.parent_object_id
+    JOIN sys.dm_db_partition_stats s ON s.object_id = p.object_id AND s.used_page_count > 0
+    WHERE q.name = 'CountedQueue' AND p.index_id IN (0, 1)
+    SELECT rows FROM sys.partitions WHERE object_id = OBJECT_ID('Counted')
+    SELECT r.command, r.blocking_session_id FROM sys.dm_exec_requests r WHERE r.session_id = @@SPID
+    EXEC sp_who
+    EXEC sp_who2
+    """
+    queue, table, request, who, who2 = [said for said in told(database, script) if isinstance(said, list)]
+    assert (queue, table, request) == ([(2, 2)], [(2,)], [("SELECT", 0)])
+    assert {len(row) for row in who} == {9}
+    assert {len(row) for row in who2} == {13}
+
+
+def test_guids_in_errors_are_in_upper_case(database: sb.Database) -> None:
+    script = """
+    BEGIN TRY END CONVERSATION 'a1b2c3d4-0000-4000-8000-00000000000f' END TRY
+    BEGIN CATCH SELECT ERROR_MESSAGE() END CATCH
+    """
+    assert told(database, script) == [
+        [('The conversation handle "A1B2C3D4-0000-4000-8000-00000000000F" is not found.',)]
+    ]

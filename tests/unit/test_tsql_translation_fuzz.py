@@ -32,7 +32,9 @@ LEFT OUTER FULL RAW AUTO ROOT('r') TYPE ELEMENTS dbo. STRING_SPLIT( OPENJSON( TR
 CONVERT( VALUES( DEFAULT) COLUMN REFERENCES FOREIGN KEY UNIQUE INCLUDE SCHEMA SEQUENCE TRUNCATE [] '' 1e 1e5
 0x $ 1. .5 ::
 """
-PATHS = """/ // @ a b * . .. [ ] ( ) 1 = 'x' "y" p: text() node() not( and or last() $ < sql:variable("@n")"""
+PATHS = """/ // @ a b * . .. [ ] ( ) 1 = 'x' "y" p: text() node() not( and or last() $ < sql:variable("@n") + - div
+for·$v·in let·$v·:= return $v where order·by if( then else some·$v·in satisfies <a> </a> <b/> { } count( sum( concat( ,
+cast·as·xs:int? element·e{ *: position() data( |"""
 CHANGES = """insert delete replace value of with into before after as first last <a> </a> <a/> , (/a)[1] /a/@b
 text(){ } { attribute b {"x"} {sql:variable("@n")} sql:variable("@x") "<" 'y' 1 declare namespace p="u"; <p:a/> /a[1]"""
 TYPE_PARTS = "nvarchar decimal float time xml binary ( ) ( ) max , 1 10 [ ] . x"
@@ -55,12 +57,17 @@ def test_any_text(text: str, as_expression: bool) -> None:
 
 
 @FUZZ
-@given(st.lists(PATH_SIGNS, max_size=12).map("".join))
-def test_any_path(text: str) -> None:
+@given(st.lists(PATH_SIGNS, max_size=12).map(" ".join), st.sampled_from(["query", "exist", "nodes"]))
+def test_any_path(text: str, method: str) -> None:
+    text = text.replace("·", " ")
     try:
         read_path(text, {"p": "urn:p"}, lambda name: True)
     except TsqlError as refused:
         check(refused)
+    quoted = text.replace("'", "''")
+    call = f"Doc.{method}('{quoted}')"
+    rest = f"t.c.query('.') FROM Items CROSS APPLY {call} t(c)" if method == "nodes" else f"{call} FROM Items"
+    translate_or_refuse(f"SELECT {rest}", as_expression=False)
 
 
 @FUZZ

@@ -168,6 +168,9 @@ def as_written(name: str, source: str) -> str:
     return re.sub(r"[\[\]]", "", found[0]) if found else own
 
 
+_GUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+
+
 def from_broker(refused: BrokerError) -> TsqlError:
     """The broker's refusal, which has its number already."""
     if isinstance(refused, TsqlError):
@@ -177,4 +180,5 @@ def from_broker(refused: BrokerError) -> TsqlError:
             911, f"{refused.text} Make sure that the name is entered correctly.", severity=refused.severity
         )
     text = f"{refused.text} {refused.hint}" if refused.hint else refused.text
+    text = _GUID.sub(lambda found: found[0].upper(), text)  # as SQL Server writes them
     return TsqlError(refused.number, text, severity=refused.severity, state=refused.state)

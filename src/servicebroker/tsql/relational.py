@@ -75,7 +75,7 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
         for database, used, done in entries:
             if database == scope.database and all(_answer(scope, *asked) == told for asked, told in used.items()):
                 return done
-    writer = Writer(scope)
+    writer = Writer(scope, climbs=".." in text)
     piece = read(text)
     try:
         done = _WRITERS[what](writer, piece)

@@ -10,7 +10,18 @@ from servicebroker.model.errors import RULES
 
 def library() -> list[str]:
     """The files, in the order in which they need each other, and the view of the errors."""
-    values = ("conversions", "binary_forms", "numbers", "strings", "times", "json", "xml", "xml_changes", "sizes")
+    values = (
+        "conversions",
+        "binary_forms",
+        "numbers",
+        "strings",
+        "times",
+        "json",
+        "xml",
+        "xml_changes",
+        "xquery",
+        "sizes",
+    )
     catalog = ("views", "names", "variants", "isolation", "column_types", "diversions")
     return [*((resources.files(__package__) / f"{name}.sql").read_text() for name in values + catalog), _messages()]
 

@@ -63,10 +63,24 @@ create view tsql.views with (security_invoker = true) as select * from tsql.obje
 create view tsql.procedures with (security_invoker = true) as select * from tsql.objects where type = 'P';
 create view tsql.internal_tables with (security_invoker = true) as
 select o.*, 201::smallint as internal_type, 'QUEUE_MESSAGES'::text as internal_type_desc from tsql.objects o where o.type = 'IT';
+-- Exactly while they are few, since scripts look right after SEND; of many what PostgreSQL has counted.
+create or replace function tsql.rows_of(relation oid) returns bigint language plpgsql stable parallel safe as $$
+declare
+    found bigint;
+begin
+    if has_table_privilege(relation, 'select') is distinct from true then return pg_stat_get_live_tuples(relation); end if;
+    execute format('select count(*) from (select from %s limit 10001) few', relation::regclass) into found;
+    return case when found > 10000 then greatest(found, pg_stat_get_live_tuples(relation)) else found end;
+end $$;
 create view tsql.partitions with (security_invoker = true) as
 select o.object_id as partition_id, o.object_id, 1 as index_id, 1 as partition_number,
-       case o.type when 'S' then (select count(*) from sys.transmission_queue) else pg_stat_get_live_tuples(o.object_id::bigint::oid) end as rows,
+       case o.type when 'S' then (select count(*) from sys.transmission_queue) else tsql.rows_of(o.object_id::bigint::oid) end as rows,
        o.broker_database from tsql.objects o where o.type in ('U', 'IT', 'S');
+create view tsql.dm_db_partition_stats with (security_invoker = true) as
+select p.partition_id, p.object_id, p.index_id, p.partition_number, p.rows as row_count,
+       pages.used as in_row_data_page_count, pages.used as in_row_used_page_count, pages.used as used_page_count, pages.used as reserved_page_count,
+       p.broker_database
+  from tsql.partitions p, lateral (select coalesce(pg_total_relation_size(to_regclass(p.object_id::bigint::oid::regclass::text)), 0) / 8192 as used) pages;
 create view tsql.sql_modules with (security_invoker = true) as
 select m.module_id as object_id, m.definition, 1::smallint as uses_ansi_nulls, 1::smallint as uses_quoted_identifier, shown.broker_database
   from servicebroker.tsql_modules m join servicebroker.shown_databases shown using (database_id) where m.kind <> 'SN';
@@ -229,6 +243,19 @@ select coalesce(n.spid, a.pid) as session_id, a.backend_start as login_time, a.c
        a.usename::text as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status
   from pg_stat_activity a left join tsql.session_numbers n using (pid)
  where a.datname = current_database() and a.backend_type = 'client backend';
+-- What runs now: what a session waits for is PostgreSQL's word for it.
+create or replace view tsql.dm_exec_requests with (security_invoker = true) as
+select coalesce(n.spid, a.pid) as session_id, 0 as request_id, a.query_start as start_time,
+       case when a.wait_event_type is null then 'running' else 'suspended' end as status,
+       upper(coalesce(substring(a.query from '^\s*(\w+)'), '')) as command, null::bytea as sql_handle,
+       coalesce((select coalesce(b.spid, blocker) from unnest(pg_blocking_pids(a.pid)) blocker left join tsql.session_numbers b on b.pid = blocker limit 1), 0)
+           as blocking_session_id,
+       upper(a.wait_event_type || '_' || a.wait_event) as wait_type,
+       case when a.wait_event_type is null then 0 else (extract(epoch from clock_timestamp() - a.query_start) * 1000)::integer end as wait_time,
+       (a.xact_start is not null)::integer as open_transaction_count,
+       0 as cpu_time, (extract(epoch from clock_timestamp() - a.query_start) * 1000)::integer as total_elapsed_time
+  from pg_stat_activity a left join tsql.session_numbers n using (pid)
+ where a.datname = current_database() and a.backend_type = 'client backend' and a.state = 'active';
 -- Of the machine PostgreSQL tells nothing.
 create or replace view tsql.dm_os_sys_info with (security_invoker = true) as
 select null::integer as cpu_count, null::bigint as physical_memory_kb, pg_postmaster_start_time() as sqlserver_start_time,

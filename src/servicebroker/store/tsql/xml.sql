@@ -62,6 +62,7 @@ declare
     own jsonb;
     attributes jsonb;
     spelled jsonb;
+    written_order text[];  -- of the attributes: jsonb has one of its own
     pair text[];
     below record;
     piece text;
@@ -98,7 +99,7 @@ begin
             if written is null or token !~ '^<[^\s/>]+(\s+[^\s=/>]+\s*=\s*("[^"<]*"|''[^''<]*''))*\s*/?>$' then
                 perform tsql.xml_refuse(9455, 'illegal qualified name character', tokens, place);
             end if;
-            own := scope; attributes := '{}'; spelled := '{}';
+            own := scope; attributes := '{}'; spelled := '{}'; written_order := '{}';
             if strpos(token, '=') > 0 then
                 for pair in select array[m[1], m[2]] from regexp_matches(token, '\s([^\s=/>]+)\s*=\s*("[^"]*"|''[^'']*'')', 'g') m loop
                     if pair[1] = 'xmlns' or left(pair[1], 6) = 'xmlns:' then
@@ -110,6 +111,7 @@ begin
                         name := '@' || tsql.xml_name(pair[1], own, true);
                         if attributes ? name then perform tsql.xml_refuse(9437, 'duplicate attribute', tokens, place); end if;
                         attributes := attributes || jsonb_build_object(name, tsql.xml_unescaped(substr(pair[2], 2, length(pair[2]) - 2)));
+                        written_order := written_order || name;
                         if name <> '@' || pair[1] then spelled := spelled || jsonb_build_object(name, pair[1]); end if;
                     end if;
                 end loop;
@@ -122,7 +124,7 @@ begin
             if right(token, 2) = '/>' then
                 below := row(place, '{}'::jsonb[], '', false);
                 nodes := nodes || jsonb_build_object('k', 'e', 'n', name, 'q', written, 'p', positions -> name, 'i', elements, 'a', attributes,
-                                                     'r', spelled, 's', own, 'c', '[]'::jsonb, 'v', '');
+                                                     'r', spelled, 's', own, 'c', '[]'::jsonb, 'v', '', 'o', to_jsonb(written_order));
             else
                 below := tsql.xml_content(tokens, place, own, depth + 1);
                 place := below.place;
@@ -133,7 +135,7 @@ begin
                 end if;
                 place := place + 1;
                 own := jsonb_build_object('k', 'e', 'n', name, 'q', written, 'p', positions -> name, 'i', elements, 'a', attributes,
-                                          'r', spelled, 's', own, 'c', to_jsonb(below.nodes));
+                                          'r', spelled, 's', own, 'c', to_jsonb(below.nodes), 'o', to_jsonb(written_order));
                 if not below.has_elements then own := own || jsonb_build_object('v', below.said); end if;
                 nodes := nodes || own;
                 said := said || below.said;
@@ -223,8 +225,10 @@ begin
     return '<' || (node ->> 'q')
         || coalesce((select string_agg(' xmlns' || case when key = '' then '' else ':' || key end || '="' || tsql.xml_attribute(value) || '"', '' order by key)
                        from jsonb_each_text(own) where scope ->> key is distinct from value), '')
-        || coalesce((select string_agg(' ' || coalesce(node -> 'r' ->> key, substr(key, 2)) || '="' || tsql.xml_attribute(value) || '"', '')
-                       from jsonb_each_text(node -> 'a')), '')
+        || coalesce((select string_agg(' ' || coalesce(node -> 'r' ->> key, substr(key, 2)) || '="' || tsql.xml_attribute(value) || '"', ''
+                                       order by place nulls last)
+                       from jsonb_each_text(node -> 'a')
+                       left join jsonb_array_elements_text(node -> 'o') with ordinality o(name, place) on name = key), '')
         || case when inside = '' then '/>' else '>' || inside || '</' || (node ->> 'q') || '>' end;
 end $$;
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from servicebroker.store.queue import quoted
@@ -100,6 +100,14 @@ def _elsewhere() -> TsqlError:
     )
 
 
+def _as_datetime(moment: datetime | None) -> datetime | None:
+    """As a datetime shows it: to the millisecond, without a zone."""
+    if moment is None:
+        return None
+    utc = moment.astimezone(UTC).replace(tzinfo=None)
+    return utc.replace(microsecond=utc.microsecond // 1000 * 1000)
+
+
 @system("sp_help")
 def _sp_help(machine: Machine, statement: Execute) -> None:
     (said,) = text_arguments(machine, statement, ("@objname",))
@@ -110,9 +118,8 @@ def _sp_help(machine: Machine, statement: Execute) -> None:
         ))  # fmt: skip
         return
     shown = found_object(machine, said)
-    machine.say(ResultSet(
-        ("Name", "Owner", "Type", "Created_datetime"), [(shown.name, shown.schema, shown.kind, shown.created)]
-    ))  # fmt: skip
+    about = ("Name", "Owner", "Type", "Created_datetime")
+    machine.say(ResultSet(about, [(shown.name, shown.schema, shown.kind, _as_datetime(shown.created))]))
     columns = fetch(machine.connection, "catalog_procedures.sp_help", _COLUMNS, (shown.number,))
     if not columns:
         return

@@ -69,6 +69,7 @@ class Writer:
     """One statement on its way to PostgreSQL."""
 
     scope: Scope
+    climbs: bool = False  # the statement has `..`, which in XQuery asks for a parent
     parameters: list[str] = field(default_factory=list)
     sources: list[list[Source]] = field(default_factory=list)  # the innermost query last
     common: list[dict[str, dict[str, Column] | None]] = field(default_factory=list)  # common table expressions

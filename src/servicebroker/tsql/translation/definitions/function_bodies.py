@@ -86,7 +86,7 @@ def inline(function: Function, scope: Scope) -> tuple[str, tuple[Column, ...]]:
     Raises:
         TsqlError: as `translate`; 4514 a column without a name, 40515 one whose type is not known.
     """
-    writer = Writer(scope)
+    writer = Writer(scope, climbs=".." in function.query)
     done = query(writer, parsed(without_namespaces(writer, read(function.query))), outermost=False)
     if writer.locks:
         raise _locks()

@@ -7,25 +7,23 @@ import re
 from typing import NamedTuple
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.documents.xml_paths import PROLOG, Path, read_path
+from servicebroker.tsql.translation.documents.xml_paths import Path, read_path
+from servicebroker.tsql.translation.documents.xquery import Compiler, Within
+from servicebroker.tsql.translation.documents.xquery_parser import PROLOG, parse
 from servicebroker.tsql.translation.text_writer import Sql, Writer, kind_of, refused, string
-from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import NVARCHAR, XML
+from servicebroker.tsql.types import XML
 
 _DELETE = re.compile(r"\s*delete\s+(?P<path>.+)", re.DOTALL)
 _REPLACE = re.compile(r"\s*replace\s+value\s+of\s+(?P<path>.+?)\s+with\s+(?P<value>.+)", re.DOTALL)
 _INSERT = re.compile(
-    r"""\s*insert\s+(?P<content>.*[>)}])\s*(?:as\s+(?P<end>first|last)\s+)?(?P<where>into|before|after)\s+
+    r"""\s*insert\s+(?P<content>.*[>)}\]])\s*(?:as\s+(?P<end>first|last)\s+)?(?P<where>into|before|after)\s+
     (?P<path>(?:[^<>"']|"[^"]*"|'[^']*')+)""",
     re.DOTALL | re.VERBOSE,
 )
-_VARIABLE = r"""sql:variable\(\s*(?:"|')(@[\w$#@]+)(?:"|')\s*\)"""
-_ENCLOSED = re.compile(rf"\{{\s*{_VARIABLE}\s*\}}")
-_CONSTRUCTED = re.compile(r"(?:(attribute)\s+([A-Za-z_][\w.-]*)|(text))\s*\{\s*(.+?)\s*\}", re.DOTALL)
-_STRING = re.compile(r""""((?:[^"]|"")*)"|'((?:[^']|'')*)'""")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_ATTRIBUTE = re.compile(r"attribute\s+(?P<name>[A-Za-z_][\w.-]*)\s*\{(?P<value>.+)\}", re.DOTALL)
 _OF_ATTRIBUTE = re.compile(r"""\.a\.("(?:[^"\\]|\\.)*")$""")
-_ONLY = "Values are strings, numbers and sql:variable(), content is XML, attribute name {...}, text {...} or sql:variable()."
+_HERE = Within("tree.node", "tree.node")  # what the values in a change speak of: the document before it
+_ONLY = "Write a path to nodes or an attribute."
 
 
 class _Target(NamedTuple):
@@ -82,7 +80,7 @@ def _read(writer: Writer, text: str) -> _Change:
                 "XQuery [modify()]: The target of 'replace value of' must be a non-metadata attribute or an element with "
                 "simple typed content. Write (path/text())[1].",
             )
-        return _Change("replace", target, f"to_jsonb({_value(writer, found['value'])})")
+        return _Change("replace", target, f"to_jsonb({_value(writer, prolog + found['value'])})")
     if (found := _INSERT.fullmatch(rest)) is not None:
         return _insert(writer, prolog, found)
     raise TsqlError(2209, f"XQuery: Syntax error near '{rest.strip()[:40]}' in '{text[:60]}'.")
@@ -98,16 +96,13 @@ def _insert(writer: Writer, prolog: str, found: re.Match[str]) -> _Change:
     if not target.path.is_single:
         raise TsqlError(2226, "XQuery [modify()]: The target of 'insert' must be a single node. Write (path)[1].")
     content = found["content"].strip()
-    made = _CONSTRUCTED.fullmatch(content)
-    if made is not None and made[1]:
+    made = _ATTRIBUTE.fullmatch(content)
+    if made is not None:
         if found["where"] != "into":
             raise TsqlError(2209, "XQuery: Syntax error: an attribute is inserted into an element.")
-        return _Change("last", target._replace(attribute="@" + made[2]), f"to_jsonb({_value(writer, made[4])})")
-    if made is not None:
-        return _Change(
-            action, target, f"jsonb_build_array(jsonb_build_object('k', 't', 'v', {_value(writer, made[4])}))"
-        )
-    return _Change(action, target, _nodes(writer, prolog, content))
+        value = f"to_jsonb({_value(writer, prolog + made['value'])})"
+        return _Change("last", target._replace(attribute="@" + made["name"]), value)
+    return _Change(action, target, _nodes(writer, prolog + content))
 
 
 def _target(writer: Writer, text: str) -> _Target:
@@ -126,54 +121,14 @@ def _target(writer: Writer, text: str) -> _Target:
     return _Target(path._replace(stages=stages), json.loads(owned[1]))
 
 
-def _nodes(writer: Writer, prolog: str, content: str) -> str:
+def _nodes(writer: Writer, text: str) -> str:
     """What is inserted, as an array of nodes."""
-    whole = re.fullmatch(_VARIABLE, content)
-    if whole is not None:
-        value = writer.variable(whole[1])
-        if value.type != XML:
-            raise refused(
-                "insert of a variable that is no xml", "Write text {sql:variable(...)}, or an element around it."
-            )
-        return f"(tsql.xml_tree({value.text}) -> 'c')"
-    if content.startswith("(") and content.endswith(")"):
-        content = re.sub(r">\s*,\s*<", "><", content[1:-1].strip())
-    if not content.startswith("<") or re.sub(_ENCLOSED, "", content).count("{"):
-        raise refused(f"insert {content[:40]}", _ONLY)
-    pieces = []
-    for place, piece in enumerate(_ENCLOSED.split(content)):
-        if place % 2:
-            pieces.append(_in_content(writer, piece))
-        elif piece:
-            pieces.append(string(piece))
-    known = dict(writer.namespaces)
-    while (found := PROLOG.match(prolog)) is not None:
-        known[found[1] or ""] = found[2] if found[2] is not None else found[3]
-        prolog = prolog[found.end() :]
-    return f"tsql.xml_nodes({' || '.join(pieces)}, {string(json.dumps(known))}::jsonb)"
-
-
-def _in_content(writer: Writer, name: str) -> str:
-    value = writer.variable(name)
-    text = value.text if value.type == XML else f"tsql.xml_attribute({converted(value, NVARCHAR).text})"
-    return f"coalesce({text}, '')"
+    return f"tsql.xq_nodes({Compiler(writer).sequence(parse(text, writer.namespaces), _HERE)})"
 
 
 def _value(writer: Writer, text: str) -> str:
     """The text that a value becomes."""
-    text = text.strip()
-    found = re.fullmatch(_VARIABLE, text)
-    if found is not None:
-        return f"coalesce(tsql.xml_text({writer.variable(found[1]).text}), '')"
-    if _NUMBER.fullmatch(text):
-        return string(text) + "::text"
-    quoted = _STRING.fullmatch(text)
-    if quoted is None:
-        raise refused(f"The value {text[:40]} in modify()", _ONLY)
-    said = quoted[1].replace('""', '"') if quoted[1] is not None else quoted[2].replace("''", "'")
-    for entity, sign in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&apos;", "'"), ("&amp;", "&")):
-        said = said.replace(entity, sign)
-    return string(said) + "::text"
+    return f"tsql.xq_joined({Compiler(writer).sequence(parse(text, writer.namespaces), _HERE)})"
 
 
 def _passed(writer: Writer, path: Path) -> str:

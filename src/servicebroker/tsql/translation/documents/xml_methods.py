@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
@@ -9,7 +11,9 @@ from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.syntax import MUTATOR
 from servicebroker.tsql.translation.definitions.user_functions import scalar_call
 from servicebroker.tsql.translation.documents.xml_changes import modified
-from servicebroker.tsql.translation.documents.xml_paths import Path, Stage, read_path
+from servicebroker.tsql.translation.documents.xml_paths import NotPlain, Path, Stage, plain_path, read_path
+from servicebroker.tsql.translation.documents.xquery import Compiler, Within, is_single
+from servicebroker.tsql.translation.documents.xquery_parser import Expression, parse
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Sql,
@@ -52,14 +56,40 @@ def method(writer: Writer, node: exp.Dot) -> Sql:
     if len(arguments) != (2 if name == "value" else 1):
         raise TsqlError(174, f"The {name} function requires {2 if name == 'value' else 1} argument(s).", severity=15)
     of = _owner(writer, node.this)
-    path = _path(writer, arguments[0], of)
+    query = _parsed(writer, arguments[0], of)
+    to = parse_type(_literal(arguments[1])) if name == "value" else XML
+    try:
+        path = plain_path(query, _is_number(writer))
+        _check_place(path.is_absolute, of)
+    except NotPlain:
+        return _computed(writer, name, query, of, to)
     if name == "value":
-        return _value(writer, of, path, parse_type(_literal(arguments[1])))
+        return _value(writer, of, path, to)
+    if path.function:
+        return _computed(writer, name, query, of, to)
     if name == "exist":
         return Sql(_applied(writer, "tsql.xml_exist", of, path), BIT)
-    if path.function:
-        return Sql(f"tsql.xml_escaped({_text(writer, of, path)})", XML)
     return Sql(_applied(writer, "tsql.xml_query", of, path), XML)
+
+
+def _computed(writer: Writer, name: str, query: Expression, of: Sql, to: SqlType) -> Sql:
+    """What is no plain path."""
+    is_item = of.type == NODE
+    tree = of.text if is_item else _tree(writer, of)
+    within = Within("one.node", "one.node", is_item=is_item)
+    if name == "value" and not is_single(query):
+        raise _several()
+    if name == "exist":
+        found = f"(jsonb_array_length({Compiler(writer).sequence(query, within)}) > 0)::integer::smallint"
+    elif name == "query":
+        found = f"tsql.xq_content({Compiler(writer).sequence(query, within)})"
+    else:
+        found = f"tsql.xq_string({Compiler(writer).sequence(query, within)})"
+    text = f"(SELECT {found} FROM (SELECT {tree} AS node) AS one WHERE one.node IS NOT NULL)"
+    if name == "value":
+        _check_type(to)
+        return converted(Sql(text, NVARCHAR), to)
+    return Sql(text, BIT if name == "exist" else XML)
 
 
 def nodes_of(writer: Writer, node: exp.Expression, alias: exp.Expression | None, sources: list[Source]) -> str | None:
@@ -76,6 +106,10 @@ def nodes_of(writer: Writer, node: exp.Expression, alias: exp.Expression | None,
         raise refused(f"nodes() of {path.function}()")
     sources.append(Source(alias.name.lower(), {columns[0].lower(): Column(columns[0], NODE)}))
     name = f"{identifier(alias.name)} ({identifier(columns[0])})"
+    if path.stages[-1].place is None and writer.climbs:
+        tree = of.text if of.type == NODE and len(path.stages) == 1 else _item(writer, of, path, path.stages[:-1])
+        found = f"{string(path.stages[-1].path)}{_variables(writer, path)}"
+        return f"tsql.xml_climbing_items({tree}, {found}) AS {name}"
     if path.stages[-1].place is None:
         return f"{_applied(writer, 'tsql.xml_items', of, path)} AS {name}"
     return f"(SELECT item FROM (SELECT {_item(writer, of, path, path.stages)} AS item) one WHERE item IS NOT NULL) AS {name}"
@@ -114,17 +148,32 @@ def _literal(node: exp.Expression) -> str:
     return str(node.this)
 
 
-def _path(writer: Writer, node: exp.Expression, of: Sql) -> Path:
+def _parsed(writer: Writer, node: exp.Expression, of: Sql) -> Expression:
     if of.type is not None and of.type.name not in ("xml", "xml_node"):
         raise TsqlError(258, f"Cannot call methods on {of.type.name}.", severity=15)
-    path = read_path(_literal(node), writer.namespaces, lambda name: kind_of(writer.variable_type(name)) == "number")
-    if path.is_absolute and of.type == NODE:
-        raise refused("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
+    return parse(_literal(node), writer.namespaces)
+
+
+def _path(writer: Writer, node: exp.Expression, of: Sql) -> Path:
+    _parsed(writer, node, of)
+    path = read_path(_literal(node), writer.namespaces, _is_number(writer))
+    _check_place(path.is_absolute, of)
     return path
 
 
-def _tree(of: Sql) -> str:
-    return of.text if of.type == NODE else f"tsql.xml_tree({closed_text(of)})"
+def _is_number(writer: Writer) -> Callable[[str], bool]:
+    return lambda name: kind_of(writer.variable_type(name)) == "number"
+
+
+def _check_place(is_absolute: bool, of: Sql) -> None:
+    if is_absolute and of.type == NODE:
+        raise refused("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
+
+
+def _tree(writer: Writer, of: Sql) -> str:
+    if of.type != NODE:
+        return f"tsql.xml_tree({closed_text(of)})"
+    return f"({of.text} - 'u')" if writer.climbs else of.text
 
 
 def _variables(writer: Writer, path: Path) -> str:
@@ -135,7 +184,7 @@ def _variables(writer: Writer, path: Path) -> str:
 
 
 def _item(writer: Writer, of: Sql, path: Path, stages: tuple[Stage, ...]) -> str:
-    text = _tree(of)
+    text = _tree(writer, of)
     for stage in stages:
         if stage.path:
             text = f"tsql.xml_item({text}, {string(stage.path)}, {stage.place or 0}{_variables(writer, path)})"
@@ -153,13 +202,8 @@ def _applied(writer: Writer, function: str, of: Sql, path: Path) -> str:
 
 def _value(writer: Writer, of: Sql, path: Path, to: SqlType) -> Sql:
     if not path.is_single:
-        raise TsqlError(
-            2389,
-            "XQuery [value()]: 'value()' requires a singleton (or empty sequence), found operand of type 'xdt:untypedAtomic *'. "
-            "Write (path)[1].",
-        )
-    if to.name == "xml":
-        raise TsqlError(9500, "The data type 'xml' used in the VALUE method is invalid.")
+        raise _several()
+    _check_type(to)
     if path.function == "count":
         return converted(Sql(_applied(writer, "tsql.xml_count", of, path), INT), to)
     text = _text(writer, of, path)
@@ -167,6 +211,19 @@ def _value(writer: Writer, of: Sql, path: Path, to: SqlType) -> Sql:
         coding = "hex" if path.function == "xs:hexBinary" else "base64"
         return Sql(f"decode({text}, '{coding}')", to)
     return converted(Sql(f"({text})", NVARCHAR), to)
+
+
+def _several() -> TsqlError:
+    return TsqlError(
+        2389,
+        "XQuery [value()]: 'value()' requires a singleton (or empty sequence), found operand of type 'xdt:untypedAtomic *'. "
+        "Write (path)[1].",
+    )
+
+
+def _check_type(to: SqlType) -> None:
+    if to.name == "xml":
+        raise TsqlError(9500, "The data type 'xml' used in the VALUE method is invalid.")
 
 
 def _text(writer: Writer, of: Sql, path: Path) -> str:

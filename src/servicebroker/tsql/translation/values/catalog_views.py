@@ -17,6 +17,8 @@ OWN = frozenset(
         "sysobjects",
         "indexes",
         "dm_exec_sessions",
+        "dm_exec_requests",
+        "dm_db_partition_stats",
         "sequences",
         "identity_columns",
         "synonyms",
@@ -48,7 +50,7 @@ _INFORMATION = {
     "schemata": ("schema_name",),
 }
 _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
-                      | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_broker_connections"}
+                      | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_exec_requests", "dm_broker_connections"}
                       | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "dm_os_performance_counters"}
                       | {"messages", "master_files", "dm_os_sys_info"}
                       | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip

@@ -1,0 +1,1 @@
+-- XQuery beyond paths: store/tsql/xquery.sql.

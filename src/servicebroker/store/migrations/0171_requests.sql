@@ -1,0 +1,1 @@
+-- What scripts look at: store/tsql/views.sql, partitions, dm_db_partition_stats, dm_exec_requests.

@@ -1,0 +1,464 @@
+"""XQuery beyond plain paths: every expression becomes a sequence, an array in jsonb that PostgreSQL computes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from sqlglot import exp
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.documents.xml_paths import NotPlain, steps_of
+from servicebroker.tsql.translation.documents.xquery_parser import (
+    ATTRIBUTE_OF,
+    CHILD,
+    COMPARISONS,
+    DESCENDANT,
+    ELEMENT,
+    NODE,
+    OR_SELF,
+    PARENT,
+    SELF,
+    Binary,
+    Bound,
+    Call,
+    Cast,
+    Choice,
+    Clause,
+    Context,
+    Expression,
+    Filter,
+    Flwor,
+    Literal,
+    Made,
+    Outside,
+    Path,
+    Quantified,
+    Several,
+    Step,
+    Test,
+)
+from servicebroker.tsql.translation.text_writer import Sql, Writer, kind_of, refused, string, write_value
+
+NOTHING = "'[]'::jsonb"
+_SIGNS = frozenset(COMPARISONS.values())
+_AGGREGATES = ("sum", "avg", "min", "max")
+_ROUNDED = ("ceiling", "floor", "round", "abs")
+_NAMES = ("local-name", "namespace-uri")
+_CONDITIONS = ("not", "empty", "exists", "contains", "starts-with", "true", "false", "boolean")
+_TYPES = frozenset(
+    {
+        "string",
+        "int",
+        "integer",
+        "long",
+        "short",
+        "byte",
+        "decimal",
+        "double",
+        "float",
+        "boolean",
+        "date",
+        "time",
+        "dateTime",
+    }
+)
+_STEPS = {
+    CHILD: ".c[*]",
+    DESCENDANT: ".c[*].**",
+    OR_SELF: ".**",
+    SELF: "",
+}
+
+
+@dataclass(frozen=True)
+class Within:
+    """What an expression may speak of: the document, the item looked at, its place, and variables of its own."""
+
+    document: str  # a node, in jsonb
+    item: str
+    place: str = "1"
+    last: str = "1"
+    is_item: bool = False  # the item is one of nodes(), and has no document
+    bound: dict[str, str] = field(default_factory=dict)
+
+
+class Compiler:
+    """Writes one expression; names in PostgreSQL are numbered through it."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._numbers = count(1)
+        self._finder = "tsql.xq_climbing_steps" if writer.climbs else "tsql.xq_steps"
+
+    def _alias(self) -> str:
+        return f"x{next(self._numbers)}"
+
+    # ---------------------------------------------------------------- sequences
+
+    def sequence(self, of: Expression, within: Within) -> str:
+        """An array in jsonb.
+
+        Raises:
+            TsqlError: 2227 for an unknown variable, 2395 for an unknown function, 40515 for what is not supported.
+        """
+        match of:
+            case Literal(text, is_number):
+                return string(f"[{_number(text)}]" if is_number else json.dumps([text], ensure_ascii=False)) + "::jsonb"
+            case Context():
+                return f"jsonb_build_array({within.item})"
+            case Bound(name):
+                if name not in within.bound:
+                    raise TsqlError(
+                        2227, f"XQuery: The variable '${name}' was not found in the scope in which it was referenced."
+                    )
+                return within.bound[name]
+            case Outside():
+                return self._outside(of)
+            case Several(items):
+                return "(" + " || ".join(self.sequence(item, within) for item in items) + ")" if items else NOTHING
+            case Path():
+                return self._path(of, within)
+            case Filter(inside, predicates):
+                found = self.sequence(inside, within)
+                for predicate in predicates:
+                    found = self._filtered(found, predicate, within)
+                return found
+            case Choice(condition, yes, no):
+                return (
+                    f"CASE WHEN {self.condition(condition, within)} THEN {self.sequence(yes, within)} "
+                    f"ELSE {self.sequence(no, within)} END"
+                )
+            case Flwor():
+                return self._flwor(of, within)
+            case Cast(inside, name):
+                return self._cast(inside, name, within)
+            case Made():
+                return self._made(of, within)
+            case Call() if of.name not in _CONDITIONS:
+                return self._call(of, within)
+            case Binary(sign, left, right) if sign not in _SIGNS and sign not in ("or", "and"):
+                return f"tsql.xq_calculated({self.sequence(left, within)}, '{sign}', {self.sequence(right, within)})"
+        return f"jsonb_build_array({self.condition(of, within)})"
+
+    def condition(self, of: Expression, within: Within) -> str:
+        """A condition of PostgreSQL."""
+        match of:
+            case Binary("or" | "and" as word, left, right):
+                return f"({self.condition(left, within)} {word.upper()} {self.condition(right, within)})"
+            case Binary(sign, left, right) if sign in _SIGNS:
+                return f"tsql.xq_compares({self.sequence(left, within)}, '{sign}', {self.sequence(right, within)})"
+            case Path():
+                return f"jsonb_array_length({self.sequence(of, within)}) > 0"
+            case Several((inside,)):
+                return self.condition(inside, within)
+            case Quantified(is_every, clauses, wanted):
+                sources, _, inner = self._sources(clauses, within)
+                negated = "NOT " if is_every else ""
+                asked = f"{negated}({self.condition(wanted, inner)})"
+                return f"{negated}EXISTS (SELECT FROM {', '.join(sources)} WHERE {asked})"
+            case Call(name, arguments) if name in _CONDITIONS:
+                return self._asked(name, arguments, within)
+        return f"tsql.xq_true({self.sequence(of, within)})"
+
+    def _asked(self, name: str, arguments: tuple[Expression, ...], within: Within) -> str:
+        _need(name, arguments, 0 if name in ("true", "false") else 2 if name in ("contains", "starts-with") else 1)
+        if name in ("true", "false"):
+            return name
+        if name in ("not", "boolean"):
+            return f"{'NOT ' if name == 'not' else ''}({self.condition(arguments[0], within)})"
+        if name in ("empty", "exists"):
+            return f"jsonb_array_length({self.sequence(arguments[0], within)}) {'=' if name == 'empty' else '>'} 0"
+        said, sought = (f"coalesce({self.text(one, within)}, '')" for one in arguments)
+        return f"strpos({said}, {sought}) > 0" if name == "contains" else f"starts_with({said}, {sought})"
+
+    def text(self, of: Expression, within: Within) -> str:
+        """The text of the first item, null without one."""
+        return f"tsql.xq_string({self.sequence(of, within)})"
+
+    def _outside(self, of: Outside) -> str:
+        value = self._writer.variable(of.name) if of.kind == "variable" else self._column(of.name)
+        kind = None if value.type is None else kind_of(value.type)
+        if kind == "xml":
+            return f"coalesce(tsql.xml_tree({value.text}) -> 'c', '[]')"
+        if value.type is not None and value.type.name == "bit":
+            return f"tsql.xq_of({value.text}::integer <> 0)"
+        return f"tsql.xq_of({value.text})" if kind == "number" else f"tsql.xq_of(tsql.xml_text({value.text})::text)"
+
+    def _column(self, name: str) -> Sql:
+        table, _, column = name.replace("[", "").replace("]", "").rpartition(".")
+        named = exp.Column(this=exp.to_identifier(column, quoted=True))
+        if table:
+            named.set("table", exp.to_identifier(table.rpartition(".")[2], quoted=True))
+        return write_value(self._writer, named)
+
+    # ---------------------------------------------------------------- paths
+
+    def _path(self, of: Path, within: Within) -> str:
+        if of.is_absolute and within.is_item:
+            raise refused("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
+        steps = _without_parents(of.steps)
+        if of.root is not None:
+            found = self.sequence(of.root, within)
+        else:
+            found = f"jsonb_build_array({within.document if of.is_absolute else within.item})"
+        while steps:
+            plain = self._plain(steps)
+            if plain is None:
+                found, steps = self._step(found, steps[0], within), steps[1:]
+            else:
+                taken, path, variables = plain
+                found, steps = f"{self._finder}({found}, {string(path)}{variables})", steps[taken:]
+        return found
+
+    def _plain(self, steps: tuple[Step, ...]) -> tuple[int, str, str] | None:
+        """The longest beginning that jsonpath can say: how many steps, the path, and its variables."""
+        for taken in range(len(steps), 0, -1):
+            try:
+                path, names = steps_of(
+                    steps[:taken], lambda name: kind_of(self._writer.variable_type(name)) == "number"
+                )
+            except NotPlain:
+                continue
+            pairs = ", ".join(
+                f"'v{number}', {self._writer.variable(name).text}" for number, name in enumerate(names, 1)
+            )
+            return taken, path, f", jsonb_build_object({pairs})" if names else ""
+        return None
+
+    def _step(self, items: str, step: Step, within: Within) -> str:
+        """One step from each item; a predicate counts what it finds from that one."""
+        if step.axis == PARENT:
+            found = f"tsql.xq_parents({items})"
+            return self._all_filtered(found, step.predicates, within)
+        path = string("strict $" + _nodes(step))
+        if not step.predicates:
+            return f"{self._finder}({items}, {path})"
+        one = self._alias()
+        found = f"{self._finder}(jsonb_build_array({one}.item), {path})"
+        return (
+            f"tsql.xq_flat((SELECT coalesce(jsonb_agg({self._all_filtered(found, step.predicates, within)} "
+            f"ORDER BY {one}.place), '[]') FROM jsonb_array_elements({items}) WITH ORDINALITY AS {one} (item, place)))"
+        )
+
+    def _all_filtered(self, items: str, predicates: tuple[Expression, ...], within: Within) -> str:
+        for predicate in predicates:
+            items = self._filtered(items, predicate, within)
+        return items
+
+    def _filtered(self, items: str, predicate: Expression, within: Within) -> str:
+        match predicate:
+            case Literal(text, True) if text.isdigit() and int(text) > 0:
+                return f"tsql.xq_of(({items}) -> {int(text) - 1})"
+            case Call("last", ()):
+                return f"tsql.xq_of(({items}) -> -1)"
+        one = self._alias()
+        last = f"{one}.last"
+        inner = replace(within, item=f"{one}.item", place=f"{one}.place", last=last)
+        if _is_numeric(predicate):
+            wanted = f"{one}.place = tsql.xq_number({self.sequence(predicate, inner)} -> 0)"
+        else:
+            wanted = self.condition(predicate, inner)
+        return (
+            f"(SELECT coalesce(jsonb_agg({one}.item ORDER BY {one}.place), '[]') FROM (SELECT item, place, "
+            f"count(*) OVER () AS last FROM jsonb_array_elements({items}) WITH ORDINALITY AS e (item, place)) AS {one} "
+            f"WHERE {wanted})"
+        )
+
+    # ---------------------------------------------------------------- for, let, where, order by, return
+
+    def _sources(self, clauses: tuple[Clause, ...], within: Within) -> tuple[list[str], list[str], Within]:
+        """What FROM reads, one after the other, the places of its rows, and what may be spoken of behind it."""
+        sources: list[str] = []
+        places: list[str] = []
+        for clause in clauses:
+            one, items = self._alias(), self.sequence(clause.of, within)
+            if clause.kind == "let":
+                sources.append(f"LATERAL (SELECT {items} AS items) AS {one}")
+                bound = {clause.name: f"{one}.items"}
+            else:
+                sources.append(f"LATERAL jsonb_array_elements({items}) WITH ORDINALITY AS {one} (item, place)")
+                places.append(f"{one}.place")
+                bound = {clause.name: f"jsonb_build_array({one}.item)"}
+                if clause.place:
+                    bound[clause.place] = f"jsonb_build_array({one}.place)"
+            within = replace(within, bound={**within.bound, **bound})
+        return sources, places, within
+
+    def _flwor(self, of: Flwor, within: Within) -> str:
+        sources, places, inner = self._sources(tuple(one for one in of.clauses if one.kind != "where"), within)
+        keys = [
+            f"tsql.xq_atom({self.sequence(key.key, inner)} -> 0) {'DESC NULLS LAST' if key.is_descending else 'NULLS FIRST'}"
+            for key in of.order
+        ]
+        order = ", ".join([*keys, *places])
+        wanted = [self.condition(clause.of, inner) for clause in of.clauses if clause.kind == "where"]
+        return (
+            f"tsql.xq_flat((SELECT coalesce(jsonb_agg({self.sequence(of.result, inner)}"
+            f"{f' ORDER BY {order}' if order else ''}), '[]') FROM {', '.join(sources)}"
+            f"{' WHERE ' + ' AND '.join(wanted) if wanted else ''}))"
+        )
+
+    # ---------------------------------------------------------------- functions, casts, what is made
+
+    def _call(self, of: Call, within: Within) -> str:
+        name, arguments = of
+        if name in ("position", "last"):
+            _need(name, arguments, 0)
+            return f"jsonb_build_array({within.place if name == 'position' else within.last})"
+        if name.startswith("xs:") and len(arguments) == 1:
+            return self._cast(arguments[0], name[3:], within)
+        if name == "concat" and len(arguments) > 1:
+            said = ", ".join(self.text(one, within) for one in arguments)
+            return f"jsonb_build_array(concat({said}))"
+        if name == "substring" and len(arguments) in (2, 3):
+            rest = ", ".join(self.sequence(one, within) for one in arguments[1:])
+            return f"tsql.xq_of(tsql.xq_substring(coalesce({self.text(arguments[0], within)}, ''), {rest}))"
+        if name in ("string", "data", "string-length", "number", *_NAMES) and not arguments:
+            arguments = (Context(),)
+        known = ("string", "data", "count", "number", "string-length", "lower-case", "upper-case", "distinct-values")
+        if name not in (*known, *_AGGREGATES, *_ROUNDED, *_NAMES):
+            raise TsqlError(2395, f"XQuery: There is no function '{name}()'.")
+        _need(name, arguments, 1)
+        items = self.sequence(arguments[0], within)
+        match name:
+            case "count":
+                return f"jsonb_build_array(jsonb_array_length({items}))"
+            case "data":
+                return f"tsql.xq_atoms({items})"
+            case "distinct-values":
+                return f"tsql.xq_distinct({items})"
+            case "number":
+                return f"tsql.xq_of(tsql.xq_number({items} -> 0))"
+            case "string":
+                return f"jsonb_build_array(coalesce(tsql.xq_string({items}), ''))"
+            case "string-length":
+                return f"jsonb_build_array(length(coalesce(tsql.xq_string({items}), '')))"
+            case "lower-case" | "upper-case":
+                return f"jsonb_build_array({name[:5]}(coalesce(tsql.xq_string({items}), '')))"
+        if name in _NAMES:
+            return f"jsonb_build_array(coalesce(tsql.xq_name('{name}', {items} -> 0), ''))"
+        return f"tsql.{'xq_aggregate' if name in _AGGREGATES else 'xq_rounded'}('{name}', {items})"
+
+    def _cast(self, of: Expression, name: str, within: Within) -> str:
+        if name not in _TYPES:
+            raise refused(f"The type {name} in XQuery", f"It knows {', '.join(sorted(_TYPES))}.")
+        return f"tsql.xq_cast({self.sequence(of, within)}, '{name}')"
+
+    def _made(self, of: Made, within: Within) -> str:
+        written = []
+        for piece in of.pieces:
+            if isinstance(piece, str):
+                written.append(string(piece))
+            else:
+                function = "tsql.xq_in_attribute" if piece.is_attribute else "tsql.xq_content"
+                written.append(f"{function}({self.sequence(piece.of, within)})")
+        return f"tsql.xml_nodes({' || '.join(written)}, {string(json.dumps(dict(of.namespaces)))}::jsonb)"
+
+
+def is_single(of: Expression) -> bool:
+    """Whether an expression can find one item at most, as far as it says so itself."""
+    match of:
+        case Several(items):
+            return len(items) == 0 or (len(items) == 1 and is_single(items[0]))
+        case Filter(inside, predicates):
+            return is_single(inside) or any(_is_place(one) for one in predicates)
+        case Path(root, _, steps):
+            return (root is None or is_single(root)) and all(
+                (
+                    step.axis in (ATTRIBUTE_OF, SELF, PARENT)
+                    and (step.test.local is not None or step.axis != ATTRIBUTE_OF)
+                )
+                or (step.axis == CHILD and any(_is_place(one) for one in step.predicates))
+                for step in steps
+            )
+        case Choice(_, yes, no):
+            return is_single(yes) and is_single(no)
+        case Cast(inside, _):
+            return is_single(inside)
+        case Binary(sign, left, right) if sign not in _SIGNS and sign not in ("or", "and"):
+            return is_single(left) and is_single(right)
+        case Call("data" | "distinct-values", (inside,)):
+            return of.name == "data" and is_single(inside)
+    return not isinstance(of, Flwor | Made)
+
+
+def _is_place(predicate: Expression) -> bool:
+    return predicate == Call("last", ()) or (isinstance(predicate, Literal) and predicate.is_number)
+
+
+def _is_numeric(predicate: Expression) -> bool:
+    """Whether a predicate is a place, and no condition."""
+    match predicate:
+        case Literal(_, is_number):
+            return is_number
+        case Binary(sign, _, _):
+            return sign not in _SIGNS and sign not in ("or", "and")
+        case Call(name, _):
+            return name in ("last", "position", "count", "number", *_AGGREGATES, *_ROUNDED)
+        case Cast(_, name):
+            return name not in ("string", "boolean", "date", "time", "dateTime")
+        case Several((inside,)):
+            return _is_numeric(inside)
+    return False
+
+
+def _without_parents(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """`a/b/..` is `a[b]`: only what begins with `..` needs to know a node's parent."""
+    done: list[Step] = []
+    for step in steps:
+        if step.axis == PARENT and done and done[-1].axis in (CHILD, ATTRIBUTE_OF):
+            asked = Path(None, False, (done.pop(),))
+            above = done.pop() if done else Step(SELF, Test(NODE))
+            done.append(above._replace(predicates=(*above.predicates, asked, *step.predicates)))
+        elif step != Step(SELF, Test(NODE)) or not done:
+            done.append(step)
+    return tuple(done)
+
+
+def _nodes(step: Step) -> str:
+    """The nodes that a step finds, without its predicates, as jsonpath."""
+    test = step.test
+    if step.axis == ATTRIBUTE_OF:
+        if test.local is None:
+            return ".a.*"
+        if test.uri is None:
+            raise refused(f"The attribute *:{test.local}", "Name it with its prefix.")
+        name = json.dumps("@" + _expanded(test.uri, test.local), ensure_ascii=False)
+        return f" ? (exists (@.a.{name})).a.{name}"
+    if step.axis not in _STEPS:
+        raise refused(f"The axis {step.axis}:: with a condition in XQuery")
+    kinds = {"element": "e", "text": "t", "comment": "c", "processing-instruction": "i"}
+    if test.kind == "node":
+        wanted = " || ".join(f'@.k == "{kind}"' for kind in "detci")
+    else:
+        wanted = f'@.k == "{kinds[test.kind]}"'
+    if test.kind == ELEMENT and test.local is not None:
+        if test.uri is not None:
+            wanted += f" && @.n == {json.dumps(_expanded(test.uri, test.local), ensure_ascii=False)}"
+        else:
+            ends = json.dumps("(^|[}:])" + _literally(test.local) + "$", ensure_ascii=False)
+            wanted += f" && @.n like_regex {ends}"
+    elif test.kind == ELEMENT and test.uri:
+        wanted += f" && @.n starts with {json.dumps(f'{{{test.uri}}}', ensure_ascii=False)}"
+    return f"{_STEPS[step.axis]} ? ({wanted})"
+
+
+def _expanded(uri: str, local: str) -> str:
+    return f"{{{uri}}}{local}" if uri else local
+
+
+def _literally(name: str) -> str:
+    return name.replace(".", "[.]")
+
+
+def _need(name: str, arguments: tuple[Expression, ...], number: int) -> None:
+    if len(arguments) != number:
+        raise TsqlError(2233, f"XQuery: The function '{name}()' takes {number} argument(s), not {len(arguments)}.")
+
+
+def _number(text: str) -> str:
+    """As JSON writes it."""
+    whole = text if text[0].isdigit() else "0" + text
+    return whole.replace(".e", ".0e").replace(".E", ".0e") if not whole.endswith(".") else whole + "0"
