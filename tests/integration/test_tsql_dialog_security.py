@@ -217,7 +217,7 @@ def test_between_two_instances(pair: Pair, tmp_path: Path) -> None:
     pair.rounds()
     assert script.at_far(ANSWER) == [[(ASKED,)]]
     pair.rounds()
-    assert script.at_near(SECURED) == [[("InitiatorUser", "TargetUser")]]
+    assert script.at_near(SECURED) == [[("InitiatorUser", "TargetUser")] * 2]  # the refused one is closed, and there
     assert script.at_far(SECURED) == [[("TargetUser", "InitiatorUser")]]
     assert script.at_near(REPLY) == [[], [ANSWERED]]
 
