@@ -199,9 +199,16 @@ def items(session: Session) -> Iterator[Session]:
         ("CAST(CAST(N'<?xml version=\"1.0\"?><a>é</a>' AS xml) AS nvarchar(max))", "<a>é</a>"),
         # JSON
         ("JSON_VALUE(@j, '$.a.b[1].c')", "x"),
-        ("JSON_QUERY(@j, '$.a.b')", '[1, {"c": "x"}]'),
+        ("JSON_QUERY(@j, '$.a.b')", '[1,{"c":"x"}]'),
         ("JSON_VALUE(@j, '$.a')", None),
         ("JSON_VALUE(JSON_MODIFY(@j, '$.a', 5), '$.a')", "5"),
+        ("JSON_MODIFY('{\"b\":1.10,\"a\":[1, 2]}', '$.b', NULL)", '{"a":[1, 2]}'),
+        ("JSON_MODIFY('{\"b\":1.10,\"a\":[1, 2]}', '$.a[1]', 'x\"y')", '{"b":1.10,"a":[1,"x\\"y"]}'),
+        ("JSON_MODIFY('{\"b\":1.10,\"a\":[1]}', 'append $.a', JSON_QUERY('{ }'))", '{"b":1.10,"a":[1,{ }]}'),
+        ("JSON_MODIFY('{\"b\":1}', '$.a', 'n')", '{"b":1,"a":"n"}'),
+        ("JSON_MODIFY('{\"b\":1}', '$.a.c', 'n')", '{"b":1}'),
+        ("JSON_MODIFY('{}', 'append $.a', 1)", '{"a":[1]}'),
+        ("JSON_MODIFY('[1]', 'strict $[0]', NULL)", "[null]"),
         ("ISJSON(@j) + ISJSON('x')", 1),
         # objects
         ("DB_ID('shop') IS NOT NULL AND DB_ID('nowhere') IS NULL", True),

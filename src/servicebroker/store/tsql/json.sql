@@ -1,4 +1,5 @@
--- JSON: paths of T-SQL are paths of PostgreSQL, but for lax and strict: lax gives null where strict is an error.
+-- JSON: paths of T-SQL are paths of PostgreSQL, but for lax and strict: lax gives null where strict is an error. What is
+-- taken out of a text, and what is left around a change, stays as it was written: in its order, with its numbers and blanks.
 
 create or replace function tsql.isjson(said text, kind text) returns integer language plpgsql immutable parallel safe as $$
 declare
@@ -13,9 +14,10 @@ end $$;
 
 create or replace function tsql.isjson(said text) returns integer language sql immutable parallel safe return tsql.isjson(said, 'document');
 
-create or replace function tsql.parsed_json(said text) returns jsonb language plpgsql immutable strict parallel safe as $$
+create or replace function tsql.parsed_json(said text) returns json language plpgsql immutable strict parallel safe as $$
 begin
-    return said::jsonb;
+    perform said::jsonb;  -- which refuses what has no character in PostgreSQL, too
+    return said::json;
 exception when invalid_text_representation or untranslatable_character then
     perform tsql.refuse(13609, 'JSON text is not properly formatted.');
 end $$;
@@ -39,10 +41,10 @@ end $$;
 
 create or replace function tsql.json_value(said text, path text) returns text language plpgsql immutable strict parallel safe as $$
 declare
-    found jsonb := tsql.parsed_json(said) #> tsql.json_steps(path);
+    found json := tsql.parsed_json(said) #> tsql.json_steps(path);
 begin
     if found is null and path ~ '^\s*strict' then perform tsql.refuse(13608, 'Property cannot be found on the specified JSON path.'); end if;
-    if jsonb_typeof(found) in ('object', 'array') then
+    if json_typeof(found) in ('object', 'array') then
         if path ~ '^\s*strict' then perform tsql.refuse(13623, 'Scalar value cannot be found in the specified JSON path.'); end if;
         return null;
     end if;
@@ -54,57 +56,84 @@ return (tsql.parsed_json(said) #> tsql.json_steps(path) is not null)::integer;
 
 create or replace function tsql.json_query(said text, path text default '$') returns text language plpgsql immutable strict parallel safe as $$
 declare
-    found jsonb := tsql.parsed_json(said) #> tsql.json_steps(path);
+    found json := tsql.parsed_json(said) #> tsql.json_steps(path);
 begin
-    if jsonb_typeof(found) in ('object', 'array') then return found::text; end if;
+    if json_typeof(found) in ('object', 'array') then return found::text; end if;
     if path ~ '^\s*strict' then
         perform tsql.refuse(case when found is null then 13608 else 13624 end, 'Object or array cannot be found in the specified JSON path.');
     end if;
     return null;
 end $$;
 
-create or replace function tsql.json_modify(said text, path text, value jsonb) returns text language plpgsql immutable parallel safe as $$
+-- The text with `new` at these steps, or without what is there for a null; 'append' puts it at the end of the array there.
+create or replace function tsql.json_changed(whole json, steps text[], action text, new text) returns text
+language plpgsql immutable parallel safe as $$
 declare
-    whole jsonb := tsql.parsed_json(said);
+    members text[];
+    is_there boolean;
+    is_last boolean := cardinality(steps) = 1;
+begin
+    if steps = '{}' then
+        if action <> 'append' then return new; end if;
+        if json_typeof(whole) <> 'array' then return whole::text; end if;
+        select array_agg(each::text) into members from json_array_elements(whole) each;
+        return '[' || array_to_string(members || new, ',') || ']';
+    elsif json_typeof(whole) = 'object' then
+        select array_agg(to_json(key)::text || ':' || case when key = steps[1] then tsql.json_changed(value, steps[2:], action, new) else value::text end
+                         order by place) filter (where not (is_last and action = 'delete' and key = steps[1])), coalesce(bool_or(key = steps[1]), false)
+          into members, is_there from json_each(whole) with ordinality own(key, value, place);
+        if is_last and not is_there and action <> 'delete' then
+            members := members || (to_json(steps[1])::text || ':' || case action when 'append' then '[' || new || ']' else new end);
+        end if;
+        return '{' || coalesce(array_to_string(members, ','), '') || '}';
+    elsif json_typeof(whole) = 'array' and steps[1] ~ '^\d{1,9}$' then
+        select array_agg(case when place - 1 = steps[1]::integer then case when is_last and action = 'delete' then 'null'
+                                   else tsql.json_changed(value, steps[2:], action, new) end else value::text end order by place)
+          into members from json_array_elements(whole) with ordinality own(value, place);
+        if is_last and action = 'set' and steps[1]::integer >= coalesce(cardinality(members), 0) then members := members || new; end if;
+        return '[' || coalesce(array_to_string(members, ','), '') || ']';
+    end if;
+    return whole::text;
+end $$;
+
+create or replace function tsql.json_modify(said text, path text, value json) returns text language plpgsql immutable parallel safe as $$
+declare
+    whole json := tsql.parsed_json(said);
     steps text[] := tsql.json_steps(regexp_replace(btrim(path), '^append\s+', ''));
+    is_strict boolean := path ~ '^\s*(append\s+)?strict';
 begin
     if said is null then return null; end if;
-    if path ~ '^\s*append' then
-        if steps = '{}' then return (whole || jsonb_build_array(value))::text; end if;
-        return jsonb_set(whole, steps, coalesce(whole #> steps, '[]') || jsonb_build_array(value), true)::text;
-    end if;
-    if value is null then
-        return case when path ~ '^\s*strict' then jsonb_set(whole, steps, 'null') else whole #- steps end::text;
-    end if;
-    return jsonb_set(whole, steps, value, true)::text;
+    if is_strict and whole #> steps is null then perform tsql.refuse(13608, 'Property cannot be found on the specified JSON path.'); end if;
+    if path ~ '^\s*append' then return tsql.json_changed(whole, steps, 'append', coalesce(value::text, 'null')); end if;
+    return tsql.json_changed(whole, steps, case when value is null and not is_strict then 'delete' else 'set' end, coalesce(value::text, 'null'));
 end $$;
 
 -- What OPENJSON returns without WITH: key, value, and the number of the value's type.
 create or replace function tsql.openjson(said text, path text default '$') returns table (key text, value text, type smallint)
 language plpgsql immutable parallel safe rows 10 as $$
 declare
-    found jsonb := tsql.parsed_json(said) #> tsql.json_steps(path);
+    found json := tsql.parsed_json(said) #> tsql.json_steps(path);
 begin
-    if jsonb_typeof(found) = 'array' then
+    if json_typeof(found) = 'array' then
         return query select (place - 1)::text, each #>> '{}', tsql.json_type(each)
-            from jsonb_array_elements(found) with ordinality as own(each, place);
-    elsif jsonb_typeof(found) = 'object' then
-        return query select own.key, own.value #>> '{}', tsql.json_type(own.value) from jsonb_each(found) own;
+            from json_array_elements(found) with ordinality as own(each, place);
+    elsif json_typeof(found) = 'object' then
+        return query select own.key, own.value #>> '{}', tsql.json_type(own.value) from json_each(found) own;
     end if;
 end $$;
-create or replace function tsql.json_type(value jsonb) returns smallint language sql immutable parallel safe
-return case jsonb_typeof(value) when 'null' then 0 when 'string' then 1 when 'number' then 2 when 'boolean' then 3 when 'array' then 4 else 5 end;
+create or replace function tsql.json_type(value json) returns smallint language sql immutable parallel safe
+return case json_typeof(value) when 'null' then 0 when 'string' then 1 when 'number' then 2 when 'boolean' then 3 when 'array' then 4 else 5 end;
 
 -- The rows of OPENJSON with WITH: the members of an array, or one object.
-create or replace function tsql.json_rows(said text, path text default '$') returns setof jsonb language plpgsql immutable parallel safe rows 10 as $$
+create or replace function tsql.json_rows(said text, path text default '$') returns setof json language plpgsql immutable parallel safe rows 10 as $$
 declare
-    found jsonb := tsql.parsed_json(said) #> tsql.json_steps(path);
+    found json := tsql.parsed_json(said) #> tsql.json_steps(path);
 begin
-    if jsonb_typeof(found) = 'array' then return query select jsonb_array_elements(found);
+    if json_typeof(found) = 'array' then return query select json_array_elements(found);
     elsif found is not null then return next found;
     end if;
 end $$;
-create or replace function tsql.json_field(found jsonb, path text, whole boolean) returns text language sql immutable parallel safe
-return (select case when whole then case when jsonb_typeof(value) in ('object', 'array') then value::text end
-                    when jsonb_typeof(value) in ('object', 'array') then null
+create or replace function tsql.json_field(found json, path text, whole boolean) returns text language sql immutable parallel safe
+return (select case when whole then case when json_typeof(value) in ('object', 'array') then value::text end
+                    when json_typeof(value) in ('object', 'array') then null
                     else value #>> '{}' end from (select found #> tsql.json_steps(path) as value) own);

@@ -63,13 +63,13 @@ def _json_modify(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 3, "json_modify")
     document, path, value = (write_value(writer, node) for node in nodes)
     if value.is_open and value.type is None:
-        new = "NULL::jsonb"
+        new = "NULL::json"
     elif is_json(nodes[2]):
-        new = f"{value.text}::jsonb"
+        new = f"{value.text}::json"
     elif value.type is not None and value.type.name == "bit":
-        new = f"to_jsonb({value.text} <> 0)"
+        new = f"to_json({value.text} <> 0)"
     else:
-        new = f"to_jsonb({closed_text(value)})"
+        new = f"to_json({closed_text(value)})"
     return Sql(f"tsql.json_modify({argument(document, 's')}, {argument(path, 's')}, {new})", NVARCHAR)
 
 

@@ -1,0 +1,1 @@
+-- JSON keeps its text: store/tsql/json.sql.
