@@ -270,6 +270,27 @@ MUTANTS = [
         11,
     ),
     Mutant(
+        "the principal of a pair is chosen once and for all",
+        "broker.mirrors",
+        "        for one, side in self._sides(address):\n            self._becomes(one, mirroring.unreachable(",
+        "        for one, side in ():\n            self._becomes(one, mirroring.unreachable(",
+        125,
+    ),
+    Mutant(
+        "pairs that no route leads to are asked for good",
+        "broker.mirrors",
+        "            del self._pairs[one], self._told[one]\n",
+        "            del self._told[one]\n",
+        89,
+    ),
+    Mutant(
+        "who is under way does not follow the principal",
+        "broker.matching",
+        "for handle, one in self._memory.items() if one.pair in changed})\n",
+        "for handle, one in self._memory.items() if one.pair in set()})\n",
+        69,
+    ),
+    Mutant(
         "the target's key is not kept",
         "broker.dialog_security",
         "        store.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)\n",

@@ -12,14 +12,25 @@ from uuid import UUID
 
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED, Lost, Reached, Unreached
+from servicebroker.broker.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED, Answered, Lost, Reached, Unreached
 from servicebroker.broker.stream import CLAIM
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.peers import UNPROVED, Peer, Proved
 from servicebroker.protocol import adjacent
-from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Greeted, Myself, Online, Phase
+from servicebroker.protocol.adjacent import (
+    Arrived,
+    Asked,
+    Closed,
+    Connection,
+    Corrupted,
+    Greeted,
+    Myself,
+    Online,
+    Phase,
+    Told,
+)
 from servicebroker.protocol.arbitration import Arbiter
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import Known, Standing
 from servicebroker.protocol.routing import Address
 from servicebroker.simulation.simulated_network import Network, Stream
 
@@ -27,7 +38,7 @@ OUTBOX = 4_000  # bytes that a link takes at a time
 CORRUPTED = (11230, 11235, 11251)  # why a message is refused that was changed on its way
 UNREACHABLE = RULES[9753].text
 
-Happening = Lost | Reached | Unreached
+Happening = Answered | Lost | Reached | Unreached
 
 
 class Attempt(NamedTuple):
@@ -111,6 +122,7 @@ class Links:
         index: int,
         shown: bytes,
         policy: Policy,
+        standing: Standing,
         tell: Callable[[Happening], None],
         bring: Callable[[SimulatedLink, Arrived], None],
         on_room: Callable[[], None],
@@ -119,6 +131,8 @@ class Links:
         self._me = me
         self._index = index
         self._shown = shown
+        self._standing = standing
+        self._questions: dict[Address, Known] = {}  # halves of mirrored pairs: to be asked whenever they are reached
         self._recognition = policy.tls.recognition if policy.tls is not None else None
         self.peers = Peers(me.instance)
         self.peers.obey(policy)
@@ -172,8 +186,13 @@ class Links:
         return attempt.status
 
     def ask(self, address: Address, known: Known) -> None:
-        """Nobody is mirrored here."""
-        raise AssertionError("no route is mirrored")
+        """Ask whoever is at that address whether it is the principal; what it says is told when it comes."""
+        self._questions[address] = known
+        link = self.reach(address)
+        if isinstance(link, SimulatedLink):
+            self._ask(link, known)
+        elif link:
+            self._tell(Unreached(address, link))
 
     # ---------------------------------------------------------------- for the network
 
@@ -238,6 +257,11 @@ class Links:
                     self._bring(link, event)
                 case Corrupted():
                     self.corrupted += 1
+                case Asked():
+                    link.connection.tell(self._standing, self.now)
+                case Told(standing):
+                    for address in self._halves(link):
+                        self._tell(Answered(address, standing))
                 case Closed():
                     self._closed(link, event)
         link.stream.write(link.connection.outgoing())
@@ -281,6 +305,18 @@ class Links:
             self.handle(loser, [loser.connection.close(28033, RULES[28033].text, self.now)])
         if link.address is not None:
             self._tell(Reached(link.address))
+        for address in self._halves(link)[:1]:
+            self._ask(link, self._questions[address])
+
+    def _ask(self, link: SimulatedLink, known: Known) -> None:
+        if link.connection.phase is Phase.ONLINE:
+            self.handle(link, link.connection.ask(known, self.now))
+
+    def _halves(self, link: SimulatedLink) -> list[Address]:
+        """The addresses of mirrored pairs at which this peer answers."""
+        greeting = link.connection.peer
+        peer = None if greeting is None else Peer(link.owner, greeting.seat)
+        return [address for address, one in self._peers.items() if one == peer and address in self._questions]
 
     def _closed(self, link: SimulatedLink, event: Closed) -> None:
         if link not in self._open:
@@ -289,9 +325,13 @@ class Links:
         self._arbiter.gone(link)
         greeting = link.connection.peer
         peer = None if greeting is None else Peer(link.owner, greeting.seat)
+        lost: list[Address] = []
         if peer is not None and self._arbiter.find(peer) is None:
+            lost = self._halves(link)
             self._peers = {address: one for address, one in self._peers.items() if one != peer}
         if link.was_online:
+            for address in lost if event.number else ():
+                self._failed(address, event.text)
             self._tell(Lost(link, event.text if event.number else ""))
         elif link.address is not None:
             self._failed(link.address, event.text)

@@ -19,7 +19,7 @@ from servicebroker.simulation.faults import Faults, draw_limits
 from servicebroker.simulation.hostile_peer import HostilePeer
 from servicebroker.simulation.links import address_of
 from servicebroker.simulation.simulated_instance import Instance, World, is_waiting
-from servicebroker.simulation.simulated_network import HOSTILE, NOWHERE, Network
+from servicebroker.simulation.simulated_network import HALF, HOSTILE, NOWHERE, Network
 from servicebroker.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker.simulation.store import Endpoint, Key, Lost
 
@@ -66,6 +66,7 @@ class Run:
         network = Network(self.loop, faults)
         self.world = World(self.loop, network, draw_limits(random), [], set(), faults.hostile > 0)
         self.loop.trace("run", self.world.limits)
+        self._is_mirrored = faults.promoted > 0
         self._hops: dict[tuple[int, int], int] = {}  # where an instance sends what is for another one
         for index in range(random.choice((2, 2, 3, 3))):
             self._add(Instance(self.world, index, UUID(int=random.getrandbits(128))))
@@ -145,6 +146,8 @@ class Run:
             self._make_copy(instance)
         if self.loop.happens(faults.usurped):
             instance.usurp()
+        if self.loop.happens(faults.promoted):
+            instance.promote()
         if self.loop.happens(faults.clock):
             instance.step = timedelta(seconds=self.loop.random.uniform(-300, 300))
         self.loop.after(10.0, self._look_around)
@@ -183,12 +186,18 @@ class Run:
     def _set_routes(self) -> None:
         for here in self.world.instances:
             others = [there for there in self.world.instances if there is not here]
-            hops = [str(address_of(self._hops[here.index, there.index])) for there in others]
-            routes = [Route("", there.service, None, None, hop) for there, hop in zip(others, hops, strict=True)]
+            hops = [self._hops[here.index, there.index] for there in others]
+            routes = [
+                Route("", there.service, None, None, *self._ways(hop)) for there, hop in zip(others, hops, strict=True)
+            ]
             routes.append(Route("AutoCreatedLocal", None, None, None, LOCAL))
             if routes != list(here.tables.routes.routes):
                 here.tables.set_routes(routes)
                 here.poke()
+
+    def _ways(self, hop: int) -> tuple[str, str | None]:
+        """The address of a hop, and of its other server where routes are mirrored."""
+        return str(address_of(hop)), str(address_of(hop + HALF)) if self._is_mirrored else None
 
     # --- an old copy
 

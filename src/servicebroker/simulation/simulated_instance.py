@@ -17,8 +17,8 @@ from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy, trusted
 from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.sockets import Answered, Reached
 from servicebroker.broker.sockets import Lost as LinkLost
-from servicebroker.broker.sockets import Reached
 from servicebroker.broker.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.remote.departing import Settled
@@ -30,11 +30,12 @@ from servicebroker.model.peers import Answer, Proved
 from servicebroker.protocol.adjacent import Arrived, Myself
 from servicebroker.protocol.dialog import Acknowledged
 from servicebroker.protocol.limits import Limits
+from servicebroker.protocol.mirroring import Role, Standing
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
 from servicebroker.simulation.links import Happening, Links, SimulatedLink, address_of
 from servicebroker.simulation.simulated_keys import FIRST_USER, KEYS, identity, master_key
-from servicebroker.simulation.simulated_network import Network, Stream, flip
+from servicebroker.simulation.simulated_network import HALF, Network, Stream, flip
 from servicebroker.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker.simulation.store import Endpoint, Key, Lost, MemoryStore, Tables
 
@@ -121,13 +122,15 @@ class Daemon:
         seat = UUID(int=instance.tables.broker.int ^ random.getrandbits(32))
         me = Myself(seat, UUID(int=random.getrandbits(128)), instance=instance.identifier)
         shown, policy = identity(instance.index).own.facts.der, instance.policy()
-        self.links = Links(world.network, me, instance.index, shown, policy, self._tell, self._bring, self.poke)
+        self.links = Links(
+            world.network, me, instance.index, shown, policy, instance.standing(), self._tell, self._bring, self.poke
+        )
         self.relay = Relay(
             self.links,
             instance.clock,
             lambda: self._loop.now,
             Random(random.getrandbits(64)),
-            lambda: Here(frozenset({address_of(instance.index)}), True, self.links.unreachable, 1),
+            lambda: Here(instance.addresses, True, self.links.unreachable, 1),
             capacity,
             KEYS,
             self.links.peers,
@@ -194,6 +197,8 @@ class Daemon:
         for one in happened:
             if isinstance(one, LinkLost):
                 self.relay.lost(one.link, one.status)
+            elif isinstance(one, Answered):
+                self.relay.stands(*one)
             elif isinstance(one, Reached):
                 self.relay.reached(one.address)
             else:
@@ -228,6 +233,8 @@ class Instance:
         self.transport: list[TransportCertificate] = []  # of the others
         self._answers: dict[Address, Answer] = {}  # who has answered where, as it is kept
         self.daemons: list[Daemon] = []
+        self._half = 0  # which of its two servers is the principal
+        self._timeline = 1
         self.step = timedelta()  # of the server's clock
         self.corrupted = 0
         self._pending: list[tuple[UUID, Callable[[], None]]] = []  # what applications are about to commit
@@ -294,10 +301,25 @@ class Instance:
 
     # ---------------------------------------------------------------- daemons
 
+    def is_up_at(self, number: int) -> bool:
+        """Whether somebody listens under that number."""
+        return bool(self.daemons) and number == self.index + self._half
+
     @property
-    def is_up(self) -> bool:
-        """Whether somebody listens."""
-        return bool(self.daemons)
+    def addresses(self) -> frozenset[Address]:
+        """Where routes mean this instance: either of its servers."""
+        return frozenset({address_of(self.index), address_of(self.index + HALF)})
+
+    def standing(self) -> Standing:
+        """What a daemon says of its server."""
+        return Standing(Role.PRINCIPAL, f"cluster {self.index}", self._timeline, is_guarded=True)
+
+    def promote(self) -> None:
+        """The server is gone, and its synchronous standby, which has all that it had, takes over at another address."""
+        for daemon in list(self.daemons):
+            self.crash(daemon)
+        self.trace("is promoted")
+        self._half, self._timeline = HALF - self._half, self._timeline + 1
 
     def accept(self, stream: Stream) -> None:
         """The network brings a new stream, to who began to listen last."""

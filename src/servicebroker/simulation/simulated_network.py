@@ -10,6 +10,7 @@ from servicebroker.simulation.simulated_time import Loop
 
 NOWHERE = 99  # an instance that is not there
 HOSTILE = 50  # who is none of the instances
+HALF = 20  # behind the number of an instance: that of the other server of its mirrored pair
 
 
 class Listener(Protocol):
@@ -17,9 +18,8 @@ class Listener(Protocol):
 
     index: int
 
-    @property
-    def is_up(self) -> bool:
-        """Whether it listens."""
+    def is_up_at(self, number: int) -> bool:
+        """Whether it listens under that number: its own, or that of its other server."""
         ...
 
     def accept(self, stream: Stream) -> None:
@@ -114,7 +114,7 @@ class Network:
         if listener is None:
             done(None)
             return
-        near, far = Stream(self, own, other), Stream(self, other, own)
+        near, far = Stream(self, own, other % HALF), Stream(self, other % HALF, own)
         near.shown = shown
         near.twin, far.twin = far, near
         self.streams = [one for one in self.streams if one.is_open] + [near, far]
@@ -123,10 +123,11 @@ class Network:
 
     def _listener(self, own: int, other: int) -> Listener | Usurper | None:
         """Who answers there."""
-        listener = self.listeners[other] if other < len(self.listeners) else None
-        if listener is None or self.is_cut_off(own, other):
+        index = other % HALF
+        if other == NOWHERE or index >= len(self.listeners) or self.is_cut_off(own, index):
             return None
-        if listener.is_up:
+        listener = self.listeners[index]
+        if listener.is_up_at(other):
             return listener
         return self.usurper if self.usurper is not None and self.usurper.answers(own, other) else None
 

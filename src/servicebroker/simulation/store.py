@@ -148,8 +148,10 @@ class Tables:
         self.on_wake: Callable[[], None] = lambda: None
 
     def set_routes(self, routes: Iterable[Route]) -> None:
-        """CREATE, ALTER and DROP ROUTE."""
+        """CREATE, ALTER and DROP ROUTE; of pairs that no route leads to nothing is remembered."""
         self.routes = RoutingTable(routes)
+        mirrored = {(route.address, route.mirror_address) for route in self.routes.routes}
+        self.pairs = {one: row for one, row in self.pairs.items() if (row.address, row.mirror_address) in mirrored}
         self.routes_version += 1
 
     def draw_handle(self) -> UUID:
