@@ -92,7 +92,7 @@ MUTANTS = [
     Mutant(
         "a changed route is not seen",
         "broker.matching",
-        "        if before in (None, version):\n            return set()\n        self._mirrors",
+        "        if before == version:\n            return set()\n        self._mirrors",
         "        if True:\n            return set()\n        self._mirrors",
         45,
     ),
@@ -284,11 +284,25 @@ MUTANTS = [
         89,
     ),
     Mutant(
+        "pairs whose route went while the database was away are asked for good",
+        "broker.mirrors",
+        '        self._told = dict.fromkeys(self._pairs, "")\n',
+        "        self._told.clear()\n",
+        0,
+    ),
+    Mutant(
         "who is under way does not follow the principal",
         "broker.matching",
         "for handle, one in self._memory.items() if one.pair in changed})\n",
         "for handle, one in self._memory.items() if one.pair in set()})\n",
         69,
+    ),
+    Mutant(
+        "what begins a conversation is for certificates of yesterday",
+        "broker.dialog_security",
+        "        if (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination):\n",
+        "        if True:\n",
+        45,
     ),
     Mutant(
         "the target's key is not kept",

@@ -107,3 +107,15 @@ def test_who_makes_the_route_anew_begins_without_what_was_seen() -> None:
     assert mirrors.way(PAIR) == "Its route has gone."
     mirrors.heard(A, FIRST)  # of a pair that is not asked about any more
     assert mirrors.take_news() == []
+
+
+def test_a_pair_whose_route_went_while_the_database_was_away_is_asked_no_more() -> None:
+    world = begun()
+    mirrors = world.mirrors
+    assert mirrors.take_news()
+    mirrors.forget_told()  # the database was lost; before it is back, the route is dropped, and what was kept with it
+    mirrors.keep([])
+    assert mirrors.take_news() == []
+    assert mirrors.wake_at == NEVER
+    assert mirrors.way(PAIR) == "Its route has gone."
+    assert mirrors.take_changed() == {PAIR}

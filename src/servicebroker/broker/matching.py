@@ -155,10 +155,10 @@ class Matching:
     def see_routes(self, store: Store, version: int) -> set[UUID]:
         """A route may have changed: it takes effect for what already waits."""
         before, self._routes = self._routes, version
-        if before in (None, version):
+        if before == version:
             return set()
         self._mirrors.keep(store.pairs())
-        return self._match_anew(dict(self._memory.items()))
+        return set() if before is None else self._match_anew(dict(self._memory.items()))
 
     def see_mirrors(self, store: Store) -> set[UUID]:
         """Of some pairs another one is the principal now, or neither is known to be it."""

@@ -94,8 +94,8 @@ class Mirrors:
         return rows
 
     def forget_told(self) -> None:
-        """What was kept last may not have been committed."""
-        self._told.clear()
+        """What was kept last may not have been committed, and routes may change before anybody looks."""
+        self._told = dict.fromkeys(self._pairs, "")
         self._news.update(self._pairs)
 
     def _sides(self, address: Address) -> list[tuple[Elsewhere, int]]:

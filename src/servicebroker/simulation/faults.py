@@ -29,6 +29,7 @@ class Faults(NamedTuple):
     old_copy: float = (
         0.0  # an instance goes back to what it was up to 20 seconds before, once, looked at every ten seconds
     )
+    replaced: float = 0.0  # an instance replaces its certificate, which others learn later, looked at every ten seconds
     promoted: float = (
         0.0  # the other server of an instance takes over, looked at every ten seconds; routes are mirrored
     )
@@ -61,7 +62,8 @@ class Faults(NamedTuple):
         apart = Random(sum(drawn))  # in one run of twelve, so that the seeds of the mutants do what they did before
         drawn = drawn._replace(nowhere=apart.random() * 0.3 if 0.87 < apart.random() < 0.95 else 0.0)
         drawn = drawn._replace(hostile=apart.random() * 0.5 if apart.random() < 0.25 else 0.0)
-        return drawn._replace(promoted=apart.random() * 0.5 if apart.random() < 0.2 else 0.0)
+        drawn = drawn._replace(promoted=apart.random() * 0.5 if apart.random() < 0.2 else 0.0)
+        return drawn._replace(replaced=apart.random() * 0.7 if apart.random() < 0.2 else 0.0)
 
 
 def draw_limits(random: Random) -> Limits:

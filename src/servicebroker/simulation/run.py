@@ -19,6 +19,7 @@ from servicebroker.simulation.faults import Faults, draw_limits
 from servicebroker.simulation.hostile_peer import HostilePeer
 from servicebroker.simulation.links import address_of
 from servicebroker.simulation.simulated_instance import Instance, World, is_waiting
+from servicebroker.simulation.simulated_keys import identity
 from servicebroker.simulation.simulated_network import HALF, HOSTILE, NOWHERE, Network
 from servicebroker.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker.simulation.store import Endpoint, Key, Lost
@@ -27,6 +28,7 @@ WHY = b"why"  # an Error fits into one frame, as every real one does
 FAULTY = 60.0  # seconds with faults
 ASKING = 200.0  # seconds after which all who are open send something, where an old copy was restored
 _ENDED = (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)  # whose peer has
+GENERATIONS = 5  # of certificates, one after the other: making one takes long
 CALM = 900.0  # and without: retries are at most 64 seconds apart, connections are closed after 90
 
 logging.getLogger("servicebroker.broker").addHandler(logging.NullHandler())  # of all that is refused here nobody reads
@@ -66,6 +68,7 @@ class Run:
         network = Network(self.loop, faults)
         self.world = World(self.loop, network, draw_limits(random), [], set(), faults.hostile > 0)
         self.loop.trace("run", self.world.limits)
+        self._generations: Counter[int] = Counter()  # of the certificate of each instance
         self._is_mirrored = faults.promoted > 0
         self._hops: dict[tuple[int, int], int] = {}  # where an instance sends what is for another one
         for index in range(random.choice((2, 2, 3, 3))):
@@ -148,6 +151,8 @@ class Run:
             instance.usurp()
         if self.loop.happens(faults.promoted):
             instance.promote()
+        if self.loop.happens(faults.replaced):
+            self._replace_certificate(instance)
         if self.loop.happens(faults.clock):
             instance.step = timedelta(seconds=self.loop.random.uniform(-300, 300))
         self.loop.after(10.0, self._look_around)
@@ -157,6 +162,18 @@ class Run:
         for instance in self.world.instances:
             self._react(instance)
         self.loop.after(10.0, self._poll)
+
+    def _replace_certificate(self, instance: Instance) -> None:
+        """Everybody takes the new one in its own time, before faults stop."""
+        self._generations[instance.index] += 1
+        self.loop.trace(instance, "replaces its certificate")
+        for there in self.world.instances:
+            moment = min(self.loop.now + self.loop.random.random() * 20, self._seconds)
+            self.loop.at(moment, lambda there=there: self._take_certificate(there, instance))  # type: ignore[misc]
+
+    def _take_certificate(self, there: Instance, instance: Instance) -> None:
+        now = identity(instance.index, self._generations[instance.index] % GENERATIONS)
+        there.tables.take_certificate(now.own if there is instance else now.abroad)
 
     # --- routes
 

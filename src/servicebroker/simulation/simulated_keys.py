@@ -46,9 +46,11 @@ def master_key() -> MasterKey:
 
 
 @functools.cache
-def identity(index: int) -> Identity:
-    """Of the instance of that number."""
-    facts, key = issue(f"sim{index}", MIDNIGHT - _LASTS, MIDNIGHT + _LASTS, timedelta())
+def identity(index: int, generation: int = 0) -> Identity:
+    """Of the instance of that number; another one each time that it replaces its certificate."""
+    facts, key = issue(
+        f"sim{index} {generation}" if generation else f"sim{index}", MIDNIGHT - _LASTS, MIDNIGHT + _LASTS, timedelta()
+    )
     sealed = KeptKey(BY_MASTER_KEY, seal(OF_DATABASES, key_bytes(key), PRIVATE_KEY))
     return Identity(
         UserCertificate(index, DBO, facts.subject, True, sealed, facts),

@@ -154,6 +154,11 @@ class Tables:
         self.pairs = {one: row for one, row in self.pairs.items() if (row.address, row.mirror_address) in mirrored}
         self.routes_version += 1
 
+    def take_certificate(self, certificate: UserCertificate) -> None:
+        """CREATE CERTIFICATE, and DROP CERTIFICATE of the one that its user had."""
+        self.certificates = [one for one in self.certificates if one.owner_id != certificate.owner_id]
+        self.certificates.append(certificate)
+
     def draw_handle(self) -> UUID:
         """An identifier that nothing has."""
         return UUID(int=self.chance.getrandbits(128))
