@@ -1,0 +1,1 @@
+-- Keys and constraints in the catalog: store/tsql/constraints.sql.
