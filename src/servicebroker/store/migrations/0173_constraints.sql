@@ -1,1 +1,0 @@
--- Keys and constraints in the catalog: store/tsql/constraints.sql.
