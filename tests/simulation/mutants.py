@@ -288,7 +288,7 @@ MUTANTS = [
         "broker.mirrors",
         '        self._told = dict.fromkeys(self._pairs, "")\n',
         "        self._told.clear()\n",
-        0,
+        207,
     ),
     Mutant(
         "who is under way does not follow the principal",
