@@ -51,7 +51,7 @@ def test_sp_help_of_a_table_shows_its_columns_and_indexes(shop: sb.Database) -> 
     assert [row[0] for row in indexes.rows][:2] == ["ByName", "OneName"]
     assert indexes.rows[0][1:] == ("nonclustered", "Name, Price")
     assert indexes.rows[1][1:] == ("nonclustered, unique", "Name")
-    assert indexes.rows[2][1:] == ("nonclustered, unique, primary key", "Id")
+    assert indexes.rows[2][1:] == ("clustered, unique, primary key", "Id")
     assert sets(shop, "EXEC sys.sp_helpindex N'[Goods]'") == [indexes]
 
 

@@ -155,7 +155,7 @@ def test_objects_are_found_and_dropped(parcels: sb.Database) -> None:
      WHERE s.service_id > 65535;
     """
     objects, services = run(parcels, script).sets
-    assert objects.rows == [("DepotQueue",), ("Problems",)]
+    assert objects.rows == [("DepotQueue",), ("Problems",), ("problems_pkey",)]
     assert services.rows == [("//parcel/Depot", "DepotQueue")]
 
 

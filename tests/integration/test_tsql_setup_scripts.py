@@ -416,3 +416,48 @@ def test_guids_in_errors_are_in_upper_case(database: sb.Database) -> None:
     assert told(database, script) == [
         [('The conversation handle "A1B2C3D4-0000-4000-8000-00000000000F" is not found.',)]
     ]
+
+
+def test_keys_constraints_and_indexes_are_asked_before_they_are_dropped(database: sb.Database) -> None:
+    script = """
+    CREATE TABLE dbo.Parent (Id INT CONSTRAINT PK_Parent PRIMARY KEY, Code CHAR(3) NOT NULL CONSTRAINT UQ_Code UNIQUE,
+                             Q INT CONSTRAINT CK_Q CHECK (Q > 0) DEFAULT 5, R AS Q * 2)
+    CREATE TABLE dbo.Child (N INT, ParentId INT NOT NULL
+                            CONSTRAINT FK_Child REFERENCES dbo.Parent (Id) ON DELETE CASCADE)
+    CREATE INDEX IX_Child ON dbo.Child (ParentId DESC) INCLUDE (N)
+    GO
+    SELECT f.name, OBJECT_NAME(f.referenced_object_id), f.delete_referential_action_desc,
+           COL_NAME(k.parent_object_id, k.parent_column_id), COL_NAME(k.referenced_object_id, k.referenced_column_id)
+    FROM sys.foreign_keys f JOIN sys.foreign_key_columns k ON k.constraint_object_id = f.object_id
+    WHERE f.parent_object_id = OBJECT_ID('dbo.Child')
+    SELECT name, type FROM sys.objects WHERE parent_object_id = OBJECT_ID('Parent') ORDER BY name
+    SELECT CONSTRAINT_NAME FROM INFORMATION_SCHEMA.TABLE_CONSTRAINTS
+    WHERE TABLE_NAME = 'parent' AND CONSTRAINT_TYPE = 'CHECK'
+    SELECT definition, parent_column_id FROM sys.check_constraints WHERE name = 'ck_q'
+    SELECT definition FROM sys.default_constraints WHERE parent_object_id = OBJECT_ID('Parent')
+    SELECT name FROM sys.computed_columns WHERE object_id = OBJECT_ID('Parent')
+    SELECT i.name, i.type_desc, c.name, k.key_ordinal, k.is_descending_key, k.is_included_column FROM sys.indexes i
+    JOIN sys.index_columns k ON k.object_id = i.object_id AND k.index_id = i.index_id
+    JOIN sys.columns c ON c.object_id = k.object_id AND c.column_id = k.column_id
+    WHERE i.object_id = OBJECT_ID('Child') ORDER BY k.index_column_id
+    SELECT COUNT(*) FROM sys.key_constraints WHERE name IN ('PK_Parent', 'UQ_Code')
+    SELECT COUNT(*) FROM sys.database_files
+    SELECT COUNT(*) FROM sys.dm_tran_locks WHERE request_session_id = @@SPID AND request_status = 'WAIT'
+    IF EXISTS (SELECT * FROM sys.foreign_keys WHERE object_id = OBJECT_ID(N'[dbo].[FK_Child]', 'F'))
+        ALTER TABLE dbo.Child DROP CONSTRAINT FK_Child
+    SELECT OBJECT_ID('FK_Child')
+    """
+    found = [said for said in told(database, script) if isinstance(said, list)]
+    assert found == [
+        [("FK_Child", "Parent", "CASCADE", "ParentId", "Id")],
+        [("CK_Q", "C"), ("PK_Parent", "PK"), ("UQ_Code", "UQ")],
+        [("CK_Q",)],
+        [("(q > 0)", 3)],
+        [("5",)],
+        [("R",)],
+        [("IX_Child", "NONCLUSTERED", "ParentId", 1, 1, 0), ("IX_Child", "NONCLUSTERED", "N", 0, 0, 1)],
+        [(2,)],
+        [(1,)],
+        [(0,)],
+        [(None,)],
+    ]

@@ -22,7 +22,7 @@ def library() -> list[str]:
         "xquery",
         "sizes",
     )
-    catalog = ("views", "names", "variants", "isolation", "column_types", "diversions")
+    catalog = ("views", "constraints", "names", "variants", "isolation", "column_types", "diversions")
     return [*((resources.files(__package__) / f"{name}.sql").read_text() for name in values + catalog), _messages()]
 
 

@@ -35,6 +35,13 @@ select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
        null, coalesce(to_regclass(m.parent_table)::oid::bigint::integer, 0), m.create_date, m.modify_date, 0::smallint
   from servicebroker.tsql_modules m
   join tsql.every_schema s on s.database_id = m.database_id and lower(s.name) = lower(m.schema_name)
+ union all  -- keys and constraints of tables
+select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id, coalesce(obj_description(k.oid, 'pg_constraint'), k.conname),
+       k.oid::bigint::integer, case k.contype when 'p' then 'PK' when 'u' then 'UQ' when 'f' then 'F' else 'C' end,
+       null, k.conrelid::bigint::integer, null, null, 0::smallint
+  from tsql.every_schema s
+  join pg_namespace n on n.nspname = s.postgres_schema
+  join pg_constraint k on k.connamespace = n.oid and k.contype in ('p', 'u', 'f', 'c') and k.conrelid <> 0
  union all  -- the tables under the queues: sys.partitions knows how many rows they have
 select q.database_id, d.name, 'sys', 'sys', 4, 'queue_messages_' || q.queue_id, c.oid::bigint::integer, 'IT',
        null, q.queue_id, q.create_date, q.modify_date, 1::smallint
@@ -50,7 +57,9 @@ select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.t
                    when 'FN' then 'SQL_SCALAR_FUNCTION' when 'IF' then 'SQL_INLINE_TABLE_VALUED_FUNCTION'
                    when 'TF' then 'SQL_TABLE_VALUED_FUNCTION'
                    when 'TR' then 'SQL_TRIGGER' when 'SO' then 'SEQUENCE_OBJECT' when 'IT' then 'INTERNAL_TABLE'
-                   when 'S' then 'SYSTEM_TABLE' when 'SN' then 'SYNONYM' end as type_desc,
+                   when 'S' then 'SYSTEM_TABLE' when 'SN' then 'SYNONYM'
+                   when 'PK' then 'PRIMARY_KEY_CONSTRAINT' when 'UQ' then 'UNIQUE_CONSTRAINT'
+                   when 'F' then 'FOREIGN_KEY_CONSTRAINT' when 'C' then 'CHECK_CONSTRAINT' end as type_desc,
        o.create_date, o.modify_date, o.is_ms_shipped, o.schema_name, o.broker_database
   from tsql.every_object o
   join servicebroker.shown_databases shown using (database_id);
@@ -184,8 +193,12 @@ select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max
 create view tsql.all_columns with (security_invoker = true) as select * from tsql.columns;
 create view tsql.identity_columns with (security_invoker = true) as select * from tsql.columns where is_identity = 1;
 create view tsql.indexes with (security_invoker = true) as
-select i.indrelid::bigint::integer as object_id, c.relname::text as name, i.indexrelid::bigint::integer as index_id,
-       i.indisunique::integer::smallint as is_unique, i.indisprimary::integer::smallint as is_primary_key, o.broker_database
+select i.indrelid::bigint::integer as object_id, coalesce(obj_description(c.oid, 'pg_class'), c.relname::text) as name, i.indexrelid::bigint::integer as index_id,
+       i.indisunique::integer::smallint as is_unique, i.indisprimary::integer::smallint as is_primary_key, o.broker_database,
+       (case when i.indisprimary then 1 else 2 end)::smallint as type, case when i.indisprimary then 'CLUSTERED' else 'NONCLUSTERED' end as type_desc,
+       1 as data_space_id, exists (select from pg_constraint u where u.conindid = i.indexrelid and u.contype = 'u')::integer::smallint as is_unique_constraint,
+       0::smallint as fill_factor, 0::smallint as is_disabled, (i.indpred is not null)::integer::smallint as has_filter,
+       pg_get_expr(i.indpred, i.indrelid) as filter_definition
   from tsql.objects o join pg_index i on i.indrelid = o.object_id::bigint::oid join pg_class c on c.oid = i.indexrelid;
 
 create view tsql.information_schema_tables with (security_invoker = true) as

@@ -28,8 +28,9 @@ _COLUMNS = (
     "from tsql.every_column c where c.object_id = $1 order by c.column_id"
 )
 _INDEXES = (
-    "select coalesce(obj_description(x.oid, 'pg_class'), x.relname::text), concat_ws(', ', 'nonclustered', "
-    "case when i.indisunique then 'unique' end, case when i.indisprimary then 'primary key' end), "
+    "select coalesce(obj_description(x.oid, 'pg_class'), x.relname::text), concat_ws(', ', "
+    "case when i.indisprimary then 'clustered' else 'nonclustered' end, case when i.indisunique then 'unique' end, "
+    "case when i.indisprimary then 'primary key' end), "
     "string_agg(c.name, ', ' order by k.place) from pg_index i join pg_class x on x.oid = i.indexrelid "
     "cross join lateral unnest(i.indkey::integer[]) with ordinality k (number, place) "
     "join tsql.every_column c on c.object_id = $1 and c.column_id = k.number "

@@ -31,6 +31,8 @@ OWN = frozenset(
         "dm_os_sys_info",
         "all_columns",
     }
+    | {"key_constraints", "foreign_keys", "foreign_key_columns", "check_constraints", "default_constraints"}
+    | {"computed_columns", "index_columns", "database_files", "dm_tran_locks"}
     | {"assemblies", "assembly_files", "asymmetric_keys", "extended_properties"}
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
 )
@@ -48,9 +50,10 @@ _INFORMATION = {
     **dict.fromkeys(("tables", "columns", "views"), ("table_name", "table_schema")),
     "routines": ("routine_name", "routine_schema"),
     "schemata": ("schema_name",),
+    "table_constraints": ("constraint_name", "constraint_schema", "table_name", "table_schema"),
 }
 _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
-                      | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_exec_requests", "dm_broker_connections"}
+                      | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_exec_requests", "dm_tran_locks", "dm_broker_connections"}
                       | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "dm_os_performance_counters"}
                       | {"messages", "master_files", "dm_os_sys_info"}
                       | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip

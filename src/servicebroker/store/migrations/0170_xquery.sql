@@ -1,1 +1,0 @@
--- XQuery beyond paths: store/tsql/xquery.sql.

@@ -1,1 +1,0 @@
--- What scripts look at: store/tsql/views.sql, partitions, dm_db_partition_stats, dm_exec_requests.

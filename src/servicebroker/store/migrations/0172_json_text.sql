@@ -1,1 +1,0 @@
--- JSON keeps its text: store/tsql/json.sql.

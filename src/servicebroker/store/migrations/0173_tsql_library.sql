@@ -1,0 +1,1 @@
+-- XQuery, JSON that keeps its text, keys and constraints in the catalog, requests: store/tsql/.

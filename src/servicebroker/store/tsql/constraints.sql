@@ -1,0 +1,78 @@
+-- The catalog views of what tables have beside columns: keys, constraints, defaults, indexes. Scripts ask them before they
+-- add or drop one. They fall with tsql.every_object (views.sql), and are made again.
+
+create view tsql.key_constraints with (security_invoker = true) as
+select o.*, c.conindid::bigint::integer as unique_index_id, 0::smallint as is_system_named
+  from tsql.objects o join pg_constraint c on c.oid = o.object_id::bigint::oid where o.type in ('PK', 'UQ');
+
+create view tsql.foreign_keys with (security_invoker = true) as
+select o.*, c.confrelid::bigint::integer as referenced_object_id, c.conindid::bigint::integer as key_index_id, 0::smallint as is_disabled,
+       (not c.convalidated)::integer::smallint as is_not_trusted, 0::smallint as is_system_named,
+       d.number as delete_referential_action, d.said as delete_referential_action_desc,
+       u.number as update_referential_action, u.said as update_referential_action_desc
+  from tsql.objects o
+  join pg_constraint c on c.oid = o.object_id::bigint::oid
+  join (values ('a', 0::smallint, 'NO_ACTION'), ('r', 0, 'NO_ACTION'), ('c', 1, 'CASCADE'), ('n', 2, 'SET_NULL'), ('d', 3, 'SET_DEFAULT'))
+       d (letter, number, said) on d.letter = c.confdeltype::text
+  join (values ('a', 0::smallint, 'NO_ACTION'), ('r', 0, 'NO_ACTION'), ('c', 1, 'CASCADE'), ('n', 2, 'SET_NULL'), ('d', 3, 'SET_DEFAULT'))
+       u (letter, number, said) on u.letter = c.confupdtype::text
+ where o.type = 'F';
+
+create view tsql.foreign_key_columns with (security_invoker = true) as
+select k.object_id as constraint_object_id, pair.place::integer as constraint_column_id, k.parent_object_id,
+       pair.own::integer as parent_column_id, k.referenced_object_id, pair.other::integer as referenced_column_id, k.broker_database
+  from tsql.foreign_keys k
+  join pg_constraint c on c.oid = k.object_id::bigint::oid,
+       unnest(c.conkey, c.confkey) with ordinality pair (own, other, place);
+
+create view tsql.check_constraints with (security_invoker = true) as
+select o.*, 0::smallint as is_disabled, (not c.convalidated)::integer::smallint as is_not_trusted,
+       case when cardinality(c.conkey) = 1 then c.conkey[1]::integer else 0 end as parent_column_id,
+       pg_get_expr(c.conbin, c.conrelid) as definition, 0::smallint as is_system_named
+  from tsql.objects o join pg_constraint c on c.oid = o.object_id::bigint::oid where o.type = 'C';
+
+-- A default has no name in PostgreSQL: here it is called by its column.
+create view tsql.default_constraints with (security_invoker = true) as
+select 'DF_' || c.table_name || '_' || c.name as name, d.oid::bigint::integer as object_id, null::integer as principal_id, t.schema_id,
+       c.object_id as parent_object_id, 'D'::text as type, 'DEFAULT_CONSTRAINT'::text as type_desc, c.column_id as parent_column_id,
+       pg_get_expr(d.adbin, d.adrelid) as definition, 1::smallint as is_system_named, t.broker_database
+  from tsql.tables t
+  join tsql.every_column c on c.object_id = t.object_id and not c.is_computed
+  join pg_attrdef d on d.adrelid = t.object_id::bigint::oid and d.adnum = c.column_id;
+
+create view tsql.computed_columns with (security_invoker = true) as
+select c.object_id, c.name, c.column_id, pg_get_expr(d.adbin, d.adrelid) as definition, 1::smallint as is_persisted,
+       1::smallint as is_computed, t.broker_database
+  from tsql.tables t
+  join tsql.every_column c on c.object_id = t.object_id and c.is_computed
+  join pg_attrdef d on d.adrelid = t.object_id::bigint::oid and d.adnum = c.column_id;
+
+create view tsql.index_columns with (security_invoker = true) as
+select i.object_id, i.index_id, own.place::integer as index_column_id, own.column_number::integer as column_id,
+       case when own.place <= x.indnkeyatts then own.place::integer else 0 end as key_ordinal,
+       coalesce((x.indoption[own.place - 1] & 1), 0)::smallint as is_descending_key,
+       (own.place > x.indnkeyatts)::integer::smallint as is_included_column, i.broker_database
+  from tsql.indexes i
+  join pg_index x on x.indexrelid = i.index_id::bigint::oid,
+       unnest(x.indkey::smallint[]) with ordinality own (column_number, place);
+
+create view tsql.information_schema_table_constraints with (security_invoker = true) as
+select o.broker_database as constraint_catalog, s.name as constraint_schema, o.name as constraint_name,
+       o.broker_database as table_catalog, s.name as table_schema, t.name as table_name,
+       case o.type when 'PK' then 'PRIMARY KEY' when 'UQ' then 'UNIQUE' when 'F' then 'FOREIGN KEY' else 'CHECK' end as constraint_type,
+       'NO'::text as is_deferrable, 'NO'::text as initially_deferred
+  from tsql.objects o
+  join tsql.tables t on t.object_id = o.parent_object_id
+  join tsql.schemas s on s.schema_id = o.schema_id and s.broker_database = o.broker_database
+ where o.type in ('PK', 'UQ', 'F', 'C');
+
+create or replace view tsql.database_files with (security_invoker = true) as
+select f.file_id, f.type, f.type_desc, 1 as data_space_id, f.name, f.physical_name, f.state_desc, f.name as broker_database
+  from tsql.master_files f join servicebroker.shown_databases shown using (database_id);
+
+create or replace view tsql.dm_tran_locks with (security_invoker = true) as
+select case l.locktype when 'relation' then 'OBJECT' when 'tuple' then 'ROW' when 'transactionid' then 'XACT' else upper(l.locktype) end as resource_type,
+       coalesce(n.spid, l.pid) as request_session_id, l.relation::bigint as resource_associated_entity_id, l.mode as request_mode,
+       case when l.granted then 'GRANT' else 'WAIT' end as request_status
+  from pg_locks l left join tsql.session_numbers n using (pid)
+ where l.database = (select d.oid from pg_database d where d.datname = current_database()) or l.locktype = 'transactionid';
