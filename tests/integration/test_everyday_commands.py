@@ -132,6 +132,7 @@ def test_the_shell_completes(typed: str, offered: str) -> None:
 MISTAKES: list[tuple[list[str], str]] = [
     (["receive", "StokQueue"], "Did you mean 'StockQueue'?"),
     (["peek", "StockQueu"], "Did you mean 'StockQueue'?"),
+    (["sql", "-i", "missing.sql"], "servicebroker: 'missing.sql': No such file or directory.\n"),
     (["receive", "Q"], "Cannot find the queue 'Q'"),
     (["receive", "a.b.c"], "The maximum is 1."),
     (["receive", ""], "A queue name has 1 to 518 characters"),

@@ -62,7 +62,7 @@ TYPES += (
     "MONEY",
     "DATETIME2(3)",
 )
-STRINGS = ("@v", "@n", "@name", "@c", "'ab'", "N'AB'", "''", "'7'", "@nothing")
+STRINGS = ("@v", "@n", "@name", "@c", "'ab'", "N'AB'", "''", "'7'", "'ab  '", "@nothing")
 TYPE_OF = "' ', " + ", ' ', ".join(
     f"CONVERT(NVARCHAR(60), SQL_VARIANT_PROPERTY({{0}}, '{one}'))"
     for one in ("BaseType", "Precision", "Scale", "MaxLength")
@@ -207,3 +207,40 @@ def test_types_that_do_not_go_together_are_wrong_wherever_they_stand(db: sb.Data
     with pytest.raises(sb.TsqlError) as caught:
         db.execute_tsql("DECLARE @o BIT = 1 IF 1 = 1 OR @o * @o = 1 PRINT 'holds'")
     assert caught.value.number == 402
+
+
+PADDED = """
+CREATE TABLE Padded (Fixed char(5), Free varchar(5));
+INSERT Padded VALUES ('ab', 'ab'), ('ab ', 'ab '), ('a', NULL);
+"""
+TRUE = (
+    "'ab ' = 'ab' AND N'ab' = 'ab  ' AND '' = '   ' AND 'it''s ' = 'it''s'",
+    "@fixed = 'ab' AND @fixed = @free AND NOT @fixed <> @free AND @fixed >= @free AND NOT @fixed > @free",
+    "@name = 'AB  '",
+    "@free IN ('x', 'ab') AND @free BETWEEN 'ab' AND 'ab' AND @free IS NOT DISTINCT FROM 'ab'",
+    "NULLIF(@free, 'ab') IS NULL AND CASE @fixed WHEN 'ab' THEN 1 END = 1 AND UPPER(@free) = 'AB'",
+    "' ab' <> 'ab' AND 'ab ' NOT LIKE 'ab' AND LEN('ab ') = 2 AND DATALENGTH('ab ') = 3",
+)
+COUNTED = (
+    ("Fixed = 'ab'", 2),
+    ("Fixed = 'ab   '", 2),
+    ("Fixed = @fixed", 2),
+    ("@free = Fixed", 2),
+    ("Fixed IN (@free, 'x')", 2),
+    ("Fixed = Free", 2),
+    ("Free = @fixed", 1),
+    ("Free = 'ab'", 1),
+    ("Free = 'ab '", 1),  # what was read from the column is found again
+    ("Free <> @fixed", 1),
+)
+
+
+def test_blanks_at_the_end_of_a_string_do_not_count(instance: sb.Instance) -> None:
+    database = instance.database("Padded", create=True)
+    database.execute_tsql(PADDED)
+    given = "DECLARE @fixed char(5) = 'ab', @free varchar(9) = 'ab  ', @name sysname = 'ab'"
+    for one in TRUE:
+        assert database.execute_tsql(f"{given} IF {one} SELECT 1 ELSE SELECT 0").rows == [(1,)], one
+        assert database.execute_tsql(f"{given} SELECT COUNT(*) WHERE {one}").rows == [(1,)], one
+    for one, count in COUNTED:
+        assert database.execute_tsql(f"{given} SELECT COUNT(*) FROM Padded WHERE {one}").rows == [(count,)], one

@@ -183,9 +183,16 @@ def said_in_one_sentence() -> Iterator[None]:
             problem = InstanceError(f"{problem.name} is not installed: pip install 'servicebroker[{extra}]'.")
         if not isinstance(problem, ServiceBrokerError | OSError | Error):
             raise
-        sentence = " ".join(str(problem).split()) or type(problem).__name__
-        print(f"servicebroker: {sentence}", file=sys.stderr)  # noqa: T201 # the terminal is our user's
+        print(f"servicebroker: {_sentence(problem)}", file=sys.stderr)  # noqa: T201 # the terminal is our user's
         sys.exit(1)
+
+
+def _sentence(problem: Exception) -> str:
+    """What went wrong; of a file its name and the system's words, without a number of Python's."""
+    if isinstance(problem, OSError) and problem.strerror:
+        files = [repr(str(name)) for name in (problem.filename, problem.filename2) if name is not None]
+        return f"{', '.join(files)}: {problem.strerror}." if files else f"{problem.strerror}."
+    return " ".join(str(problem).split()) or type(problem).__name__
 
 
 @app.callback(invoke_without_command=True)

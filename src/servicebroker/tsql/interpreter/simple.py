@@ -291,9 +291,14 @@ def _compared(left: Compiled, right: Compiled, compare: Callable[[object, object
         _check_alike(first, second)
         if first.value is None or second.value is None:
             return Value(None, None)
-        return Value(compare(first.value, second.value), None)
+        return Value(compare(_without_blanks(first.value), _without_blanks(second.value)), None)
 
     return result
+
+
+def _without_blanks(value: object) -> object:
+    """Blanks at the end of a string do not count where it is compared."""
+    return value.rstrip(" ") if isinstance(value, str) else value
 
 
 def _check_alike(first: Value, second: Value) -> None:

@@ -342,15 +342,48 @@ def _comparison(writer: Writer, node: exp.Binary) -> str:
         query = node.expression.this
         inside = write_value(writer, query if isinstance(query, exp.Subquery) else exp.Subquery(this=query.copy()))
         return f"{left.text} {sign} {word} {inside.text}"
-    one, other = matched(left, write_value(writer, node.expression))
+    one, other = _compared((node.this, left), (node.expression, write_value(writer, node.expression)))
     return f"{one} {sign} {other}"
 
 
 @predicate_of(exp.NullSafeEQ, exp.NullSafeNEQ)
 def _null_safe(writer: Writer, node: exp.Binary) -> str:
     word = "IS NOT DISTINCT FROM" if isinstance(node, exp.NullSafeEQ) else "IS DISTINCT FROM"
-    one, other = matched(write_value(writer, node.this), write_value(writer, node.expression))
+    one, other = _compared(*((each, write_value(writer, each)) for each in (node.this, node.expression)))
     return f"({one} {word} {other})"
+
+
+_Written = tuple[exp.Expression, Sql]
+_OF_ROWS = (exp.Column, exp.Identifier, exp.Subquery, exp.Select)
+
+
+def _compared(left: _Written, right: _Written) -> tuple[str, str]:
+    """Two values that are compared, made comparable. Blanks at the end of a string do not count.
+
+    A column of varchar keeps those that are stored, and what it is compared with its own: so its index is used, and a
+    value that was read from it is found again.
+
+    Raises:
+        TsqlError: those of `matched`.
+    """
+    if not left[1].kind == right[1].kind == "string":
+        return matched(left[1], right[1])
+    is_loose = all(_is_padded(value) or not node.find(*_OF_ROWS) for node, value in (left, right))
+    one, other = (
+        _without_blanks(value) if not isinstance(node, exp.Column) and (is_loose or _is_padded(value)) else value
+        for node, value in (left, right)
+    )
+    return matched(one, other)
+
+
+def _is_padded(value: Sql) -> bool:
+    return value.type is not None and value.type.name in ("char", "nchar")
+
+
+def _without_blanks(value: Sql) -> Sql:
+    if value.is_open:  # a string in quotes
+        return value._replace(text=f"{value.text[:-1].rstrip(' ')}'")
+    return value._replace(text=f"rtrim({value.text}, ' ')")
 
 
 def matched(left: Sql, right: Sql) -> tuple[str, str]:
@@ -407,8 +440,9 @@ def _is(writer: Writer, node: exp.Is) -> str:
 def _between(writer: Writer, node: exp.Between) -> str:
     only(node, "this", "low", "high")
     value = write_value(writer, node.this)
-    low = matched(value, write_value(writer, node.args["low"]))
-    high = matched(value, write_value(writer, node.args["high"]))
+    low, high = (
+        _compared((node.this, value), (node.args[end], write_value(writer, node.args[end]))) for end in ("low", "high")
+    )
     return f"({low[0]} >= {low[1]} AND {high[0]} <= {high[1]})"
 
 
@@ -419,7 +453,7 @@ def _in(writer: Writer, node: exp.In) -> str:
     query = node.args.get("query")
     if query is not None:
         return f"({value.text} IN {write_value(writer, query).text})"
-    pairs = [matched(value, write_value(writer, each)) for each in node.expressions]
+    pairs = [_compared((node.this, value), (each, write_value(writer, each))) for each in node.expressions]
     if len({one for one, _ in pairs}) == 1:
         return f"({pairs[0][0]} IN ({', '.join(other for _, other in pairs)}))"
     return "(" + " OR ".join(f"{one} = {other}" for one, other in pairs) + ")"
@@ -459,7 +493,8 @@ def _case(writer: Writer, node: exp.Case) -> Sql:
         if of is None:
             conditions.append(write_predicate(writer, branch.this))
         else:
-            conditions.append(" = ".join(matched(of, write_value(writer, branch.this))))
+            tested = _compared((node.this, of), (branch.this, write_value(writer, branch.this)))
+            conditions.append(" = ".join(tested))
         results.append(write_value(writer, branch.args["true"]))
     default = node.args.get("default")
     if default is not None:
@@ -488,7 +523,7 @@ def _coalesce(writer: Writer, node: exp.Coalesce) -> Sql:
 @value_of(exp.Nullif)
 def _nullif(writer: Writer, node: exp.Nullif) -> Sql:
     left = write_value(writer, node.this)
-    one, other = matched(left, write_value(writer, node.expression))
+    one, other = _compared((node.this, left), (node.expression, write_value(writer, node.expression)))
     return Sql(f"(CASE WHEN {one} = {other} THEN NULL ELSE {closed_text(left)} END)", left.type)
 
 
