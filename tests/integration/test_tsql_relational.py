@@ -16,6 +16,7 @@ import servicebroker as sb
 from servicebroker.tsql.known_columns import QUERY, columns_of
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.scope import Scope
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import DATETIME, INT, NVARCHAR, UNIQUEIDENTIFIER, VARBINARY, XML, SqlType
 
 HANDLE = UUID("1b6f7c8e-0f52-4d5e-9f3b-2a4c6e8d0f12")
@@ -504,3 +505,30 @@ def test_readpast_takes_what_nobody_holds(items: Session, instance: sb.Instance)
     assert items.run("DELETE TOP (1) FROM Items WITH (ROWLOCK, READPAST) OUTPUT deleted.Name") == [("b",)]
     other.connection.execute("rollback")
     other.connection.close()
+
+
+def test_what_reads_itself_stops_at_the_level_that_may_be_said(items: Session) -> None:
+    numbers = "WITH r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r{}) SELECT {} FROM r"
+    assert items.run(numbers.format(" WHERE n < 101", "MAX(n)")) == [(101,)]
+    assert items.run(numbers.format("", "TOP (2) n")) == [(1,), (2,)]
+    assert items.run(numbers.format(" WHERE n < 200", "MAX(n)") + " OPTION (MAXRECURSION 0)") == [(200,)]
+    for text, wanted in (
+        (numbers.format(" WHERE n < 102", "MAX(n)"), 530),
+        (numbers.format("", "SUM(n)") + " OPTION (RECOMPILE, MAXRECURSION 5)", 530),
+        (numbers.format("", "SUM(n)") + " OPTION (MAXRECURSION 32768)", 310),
+    ):
+        with pytest.raises((TsqlError, psycopg.Error), match=f"Msg {wanted},"):
+            items.run(text)
+
+
+def test_what_reads_itself_has_the_types_of_its_first_rows(items: Session) -> None:
+    text = """
+    WITH d (day, y) AS (SELECT CAST('2026-11-02' AS date), 1
+                        UNION ALL SELECT DATEADD(day, 1, day), y * 2 FROM d WHERE y < 4),
+         p AS (SELECT y, CAST(y AS nvarchar(max)) AS path FROM d WHERE y = 1
+               UNION ALL SELECT d.y, p.path + N'/' + CAST(d.y AS nvarchar(9)) FROM d JOIN p ON d.y = p.y * 2)
+    SELECT d.day, p.* FROM d JOIN p ON p.y = d.y ORDER BY d.y
+    """
+    assert items.run(text) == [
+        (date(2026, 11, 2), 1, "1"), (date(2026, 11, 3), 2, "1/2"), (date(2026, 11, 4), 4, "1/2/4"),
+    ]  # fmt: skip

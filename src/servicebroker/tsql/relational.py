@@ -18,6 +18,7 @@ from servicebroker.tsql.translation.queries.selects import query
 from servicebroker.tsql.translation.queries.selects_into import into_of, select_into
 from servicebroker.tsql.translation.reading.clauses import change
 from servicebroker.tsql.translation.reading.foreign_clauses import foreign_clause
+from servicebroker.tsql.translation.reading.optimizer_hints import most_levels
 from servicebroker.tsql.translation.reading.parts import values_in
 from servicebroker.tsql.translation.reading.text_to_tree import LONG, Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
@@ -75,8 +76,8 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
         for database, used, done in entries:
             if database == scope.database and all(_answer(scope, *asked) == told for asked, told in used.items()):
                 return done
-    writer = Writer(scope, climbs=".." in text)
     piece = read(text)
+    writer = Writer(scope, levels=most_levels(piece.tokens), climbs=".." in text)
     try:
         done = _WRITERS[what](writer, piece)
         if isinstance(done, Translated):

@@ -1,1 +1,1 @@
--- XQuery, JSON that keeps its text, keys and constraints in the catalog, requests: store/tsql/.
+-- XQuery, JSON that keeps its text, keys and constraints in the catalog, requests, levels of recursion: store/tsql/.

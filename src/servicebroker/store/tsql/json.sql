@@ -14,7 +14,7 @@ end $$;
 
 create or replace function tsql.isjson(said text) returns integer language sql immutable parallel safe return tsql.isjson(said, 'document');
 
-create or replace function tsql.parsed_json(said text) returns json language plpgsql immutable strict parallel safe as $$
+create or replace function tsql.json_document(said text) returns json language plpgsql immutable strict parallel safe as $$
 begin
     perform said::jsonb;  -- which refuses what has no character in PostgreSQL, too
     return said::json;
@@ -41,7 +41,7 @@ end $$;
 
 create or replace function tsql.json_value(said text, path text) returns text language plpgsql immutable strict parallel safe as $$
 declare
-    found json := tsql.parsed_json(said) #> tsql.json_steps(path);
+    found json := tsql.json_document(said) #> tsql.json_steps(path);
 begin
     if found is null and path ~ '^\s*strict' then perform tsql.refuse(13608, 'Property cannot be found on the specified JSON path.'); end if;
     if json_typeof(found) in ('object', 'array') then
@@ -52,11 +52,11 @@ begin
 end $$;
 
 create or replace function tsql.json_path_exists(said text, path text) returns integer language sql immutable strict parallel safe
-return (tsql.parsed_json(said) #> tsql.json_steps(path) is not null)::integer;
+return (tsql.json_document(said) #> tsql.json_steps(path) is not null)::integer;
 
 create or replace function tsql.json_query(said text, path text default '$') returns text language plpgsql immutable strict parallel safe as $$
 declare
-    found json := tsql.parsed_json(said) #> tsql.json_steps(path);
+    found json := tsql.json_document(said) #> tsql.json_steps(path);
 begin
     if json_typeof(found) in ('object', 'array') then return found::text; end if;
     if path ~ '^\s*strict' then
@@ -98,7 +98,7 @@ end $$;
 
 create or replace function tsql.json_modify(said text, path text, value json) returns text language plpgsql immutable parallel safe as $$
 declare
-    whole json := tsql.parsed_json(said);
+    whole json := tsql.json_document(said);
     steps text[] := tsql.json_steps(regexp_replace(btrim(path), '^append\s+', ''));
     is_strict boolean := path ~ '^\s*(append\s+)?strict';
 begin
@@ -112,7 +112,7 @@ end $$;
 create or replace function tsql.openjson(said text, path text default '$') returns table (key text, value text, type smallint)
 language plpgsql immutable parallel safe rows 10 as $$
 declare
-    found json := tsql.parsed_json(said) #> tsql.json_steps(path);
+    found json := tsql.json_document(said) #> tsql.json_steps(path);
 begin
     if json_typeof(found) = 'array' then
         return query select (place - 1)::text, each #>> '{}', tsql.json_type(each)
@@ -125,9 +125,9 @@ create or replace function tsql.json_type(value json) returns smallint language 
 return case json_typeof(value) when 'null' then 0 when 'string' then 1 when 'number' then 2 when 'boolean' then 3 when 'array' then 4 else 5 end;
 
 -- The rows of OPENJSON with WITH: the members of an array, or one object.
-create or replace function tsql.json_rows(said text, path text default '$') returns setof json language plpgsql immutable parallel safe rows 10 as $$
+create or replace function tsql.json_items(said text, path text default '$') returns setof json language plpgsql immutable parallel safe rows 10 as $$
 declare
-    found json := tsql.parsed_json(said) #> tsql.json_steps(path);
+    found json := tsql.json_document(said) #> tsql.json_steps(path);
 begin
     if json_typeof(found) = 'array' then return query select json_array_elements(found);
     elsif found is not null then return next found;

@@ -136,3 +136,12 @@ begin
     execute format('alter sequence %s %s', sequence,
                    replace(replace(clauses, 'NO MINVALUE', 'MINVALUE ' || -most - 1), 'NO MAXVALUE', 'MAXVALUE ' || most));
 end $$;
+
+-- The next level of a common table expression that reads itself.
+create or replace function tsql.level(before integer, most integer) returns integer language plpgsql immutable parallel safe as $$
+begin
+    if most > 0 and before >= most then
+        perform tsql.refuse(530, format('The statement terminated. The maximum recursion %s has been exhausted before statement completion.', most));
+    end if;
+    return before + 1;
+end $$;

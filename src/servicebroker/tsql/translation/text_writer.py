@@ -69,6 +69,7 @@ class Writer:
     """One statement on its way to PostgreSQL."""
 
     scope: Scope
+    levels: int = 100  # of a recursive common table expression, 0 for any number
     climbs: bool = False  # the statement has `..`, which in XQuery asks for a parent
     parameters: list[str] = field(default_factory=list)
     sources: list[list[Source]] = field(default_factory=list)  # the innermost query last

@@ -41,7 +41,7 @@ def open_json(writer: Writer, node: exp.OpenJSON, alias: exp.Expression | None, 
         fields.append(f"{text} AS {identifier(name)}")
         found[name.lower()] = Column(name, of)
     sources.append(Source(known.lower(), found))
-    rows = f"tsql.json_rows({arguments}) AS document (item)"
+    rows = f"tsql.json_items({arguments}) AS document (item)"
     return f"LATERAL (SELECT {', '.join(fields)} FROM {rows}) AS {identifier(known)}"
 
 

@@ -24,7 +24,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_predicate,
     write_value,
 )
-from servicebroker.tsql.types import SqlType
+from servicebroker.tsql.types import INT, SqlType, postgres_type
 
 _QUERY = (
     "expressions",
@@ -136,13 +136,69 @@ def common_tables(writer: Writer, node: exp.With, level: dict[str, dict[str, Col
         alias = each.args["alias"]
         name, renamed = alias.name, [column.name for column in alias.args.get("columns") or []]
         level[name.lower()] = None  # of itself nothing is known
-        inner = query(writer, each.this, outermost=False)
+        inner = _counted(writer, each.this, name, renamed, level) or query(writer, each.this, outermost=False)
         if inner.outputs is not None and all(output.type is not None for output in inner.outputs):
             found = renamed if len(renamed) == len(inner.outputs) else [output.name for output in inner.outputs]
             pairs = zip(found, inner.outputs, strict=True)
             level[name.lower()] = {own.lower(): Column(own, output.type) for own, output in pairs if output.type}
         made.append(CommonTable(name, renamed, each.this, inner.text))
     return made
+
+
+_LEVEL = "tsql_level"  # a column beside those of a recursive common table expression
+
+
+def _counted(
+    writer: Writer, node: exp.Expression, name: str, renamed: list[str], level: dict[str, dict[str, Column] | None]
+) -> Query | None:
+    """A query that reads itself, each row with the level it was found at: too many of them are an error (530).
+
+    None for one that does not, and for one with a star, whose columns nobody can list.
+    """
+    if not isinstance(node, exp.Union) or node.args.get("distinct") or not isinstance(node.expression, exp.Select):
+        return None
+    recursive = node.expression.copy()
+    itself = _read_directly(recursive, name)
+    if itself is None or any(recursive.args.get(each) for each in ("distinct", "group", "limit", "with_")):
+        return None
+    recursive.append("expressions", exp.column(_LEVEL, itself.alias_or_name, quoted=True))
+    left = query(writer, node.this, outermost=False)
+    if left.outputs is None:
+        return None
+    names = renamed if len(renamed) == len(left.outputs) else [output.name for output in left.outputs]
+    types = [output.type for output in left.outputs]
+    level[name.lower()] = _with_level(names, types)
+    right = query(writer, recursive, outermost=False)
+    if right.outputs is None or len(right.outputs) != len(names) + 1:
+        level[name.lower()] = None
+        return None
+    columns, own = ", ".join(identifier(each) for each in names), identifier(name)
+    firsts = ", ".join(
+        identifier(each) + (f"::{postgres_type(of)}" if of is not None else "")
+        for each, of in zip(names, types, strict=True)
+    )
+    return Query(
+        f"WITH RECURSIVE {own} ({columns}, {_LEVEL}) AS ((SELECT {firsts}, 0 FROM ({left.text}) AS first_rows ({columns})) UNION ALL "
+        f"(SELECT {columns}, tsql.level({_LEVEL}, {writer.levels}) FROM ({right.text}) AS next_rows ({columns}, {_LEVEL}))) "
+        f"SELECT {columns} FROM {own}",
+        left.outputs,
+    )
+
+
+def _with_level(names: list[str], types: list[SqlType | None]) -> dict[str, Column] | None:
+    """The columns of one that reads itself, as its first rows have them; None when nobody knows a type."""
+    known = {name.lower(): Column(name, of) for name, of in zip(names, types, strict=True) if of is not None}
+    return {**known, _LEVEL: Column(_LEVEL, INT)} if len(known) == len(names) else None
+
+
+def _read_directly(node: exp.Select, name: str) -> exp.Table | None:
+    """The common table expression of that name, where a query reads it in FROM or joins it."""
+    from_ = node.args.get("from_")
+    sources = [*([from_.this] if from_ is not None else []), *(join.this for join in node.args.get("joins") or [])]
+    for each in sources:
+        if isinstance(each, exp.Table) and each.name.lower() == name.lower() and not each.args.get("db"):
+            return each
+    return None
 
 
 def _body(writer: Writer, node: exp.Expression, *, outermost: bool, into: str) -> Query:

@@ -1,11 +1,11 @@
-"""What only guides the optimizer and the storage of SQL Server is left out before a query is read."""
+"""What only guides the optimizer and the storage of SQL Server is left out before a query is read; what OPTION limits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from servicebroker.tsql.parser.words import words
-from servicebroker.tsql.statement_errors import syntax_error
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import Tokens, closing_place
 
 # the first words of what OPTION may say
@@ -15,6 +15,7 @@ _OPTIONS = words(
     "QUERYTRACEON RECOMPILE ROBUST TABLE USE"
 )
 _WITH_ARGUMENTS = words("INDEX FORCESEEK FASTFIRSTROW SPATIAL_WINDOW_MAX_CELLS")
+HIGHEST = 32_767  # levels that MAXRECURSION may say
 _JOINS = words("LOOP HASH MERGE REMOTE")
 _BEFORE_JOIN = words("INNER LEFT RIGHT FULL OUTER")
 
@@ -39,6 +40,25 @@ def left_out(tokens: Tokens, first: int, last: int) -> set[int]:
         elif word == "INTO":
             found.update(_filegroup(tokens, at + 1))
     return found
+
+
+def most_levels(tokens: Tokens) -> int:
+    """How deep a common table expression may read itself, by OPTION (MAXRECURSION n); 0 for as deep as it does.
+
+    Raises:
+        TsqlError: 310 that is more than may be said.
+    """
+    for at, word in enumerate(tokens.words[:-1]):
+        if word == "MAXRECURSION" and tokens.text(at + 1).isdecimal():
+            said = int(tokens.text(at + 1))
+            if said > HIGHEST:
+                raise TsqlError(
+                    310,
+                    f"The value {said} specified for the MAXRECURSION option exceeds the allowed maximum of {HIGHEST}.",
+                    severity=15,
+                )
+            return said
+    return 100
 
 
 def _option_end(tokens: Tokens, opening: int) -> int:
