@@ -481,15 +481,27 @@ def test_a_fault_of_the_daemon_itself_ends_nothing_and_doctor_tells_of_it(
     assert caplog.text.count("message dispatcher: KeyError") == 1  # with where it was, and not once more each second
     assert "in fails_at_first" in caplog.text
 
-    def told() -> list[Finding]:
-        with two.west.instance.connection() as connection:
-            found = judge(run(connection, gather(datetime.now(UTC))))
-        return [one for one in found if one.subject == "servicebroker serve"]
-
-    eventually(lambda: "2 times" in told()[0].problem)
-    (found,) = told()
+    eventually(lambda: "2 times" in faults(two.west)[0].problem)
+    (found,) = faults(two.west)
     assert "9644 An error occurred in the service broker message dispatcher: KeyError: 'what nobody" in found.problem
     assert "WITH CLEANUP" in found.advice
+
+
+def test_doctor_hears_of_a_fault_also_while_no_round_succeeds(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> int:
+        raise KeyError("each time")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two.west.daemon._relay, "round", fails)
+        eventually(lambda: [one for one in faults(two.west) if "each time" in one.problem])
+    two.works()
+
+
+def faults(site: Site) -> list[Finding]:
+    """What doctor says of the daemon."""
+    with site.instance.connection() as connection:
+        found = judge(run(connection, gather(datetime.now(UTC))))
+    return [one for one in found if one.subject == "servicebroker serve"]
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["asks", "sends"])

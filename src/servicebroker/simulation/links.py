@@ -79,6 +79,12 @@ class SimulatedLink:
         return greeting.instance
 
     @property
+    def peer(self) -> Peer | None:
+        """Who is at the other end, once it has greeted."""
+        greeting = self.connection.peer
+        return None if greeting is None else Peer(self.owner, greeting.seat)
+
+    @property
     def room(self) -> int:
         """How many bytes it takes now."""
         return OUTBOX - self._pending
@@ -314,17 +320,14 @@ class Links:
 
     def _halves(self, link: SimulatedLink) -> list[Address]:
         """The addresses of mirrored pairs at which this peer answers."""
-        greeting = link.connection.peer
-        peer = None if greeting is None else Peer(link.owner, greeting.seat)
-        return [address for address, one in self._peers.items() if one == peer and address in self._questions]
+        return [address for address, one in self._peers.items() if one == link.peer and address in self._questions]
 
     def _closed(self, link: SimulatedLink, event: Closed) -> None:
         if link not in self._open:
             return
         self._open.remove(link)
         self._arbiter.gone(link)
-        greeting = link.connection.peer
-        peer = None if greeting is None else Peer(link.owner, greeting.seat)
+        peer = link.peer
         lost: list[Address] = []
         if peer is not None and self._arbiter.find(peer) is None:
             lost = self._halves(link)
