@@ -594,7 +594,7 @@ def test_who_never_acknowledges_gets_a_window_and_no_more(two: Two) -> None:
                 while True:
                     got += len(peer.hears(Arrived).body)
             assert 500_000 < got < 2_500_000
-            assert two.west.daemon._relay._memory.waiting_bytes < 8 * 1024 * 1024
+            assert two.west.daemon._relay._conversations.waiting_bytes < 8 * 1024 * 1024
             two.works()
     two.west.database.end_conversation(handle, cleanup=True)
     two.west.database.drop_route("To //test/Silent")

@@ -14,7 +14,7 @@ import pytest
 import servicebroker as sb
 from remote_support import WEST, Pair
 from servicebroker.api.upkeep import upkeep
-from servicebroker.broker.matching import MATCH_AGAIN
+from servicebroker.broker.conversations import MATCH_AGAIN
 from servicebroker.engine.remote.missing_routes import ASK_AGAIN
 from servicebroker.model.names import MISSING_ROUTE
 from servicebroker.protocol.routing import DYNAMIC_ROUTING_SERVICE

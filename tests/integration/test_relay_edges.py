@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import servicebroker as sb
 from remote_support import EAST, WEST, Pair, Wire, begin, leftovers
-from servicebroker.broker import postgres_store, reception
+from servicebroker.broker import arrivals, postgres_store
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.remote.departing import look
 from servicebroker.protocol.envelope import encode, open_payload, parse
@@ -224,7 +224,7 @@ def test_what_waits_beside_a_queue_that_is_off_is_in_the_receiver_s_transmission
 def test_there_is_a_transmission_object_once_something_travels_and_as_long_as_it_is_needed(pair: Pair) -> None:
     """In both daemons from the first message on; services of one instance need none."""
     west, east = pair.west, pair.east
-    here, there = west.relay._memory, east.relay._memory
+    here, there = west.relay._conversations, east.relay._conversations
     west.database.create_service("//test/Here", STOCK_QUEUE, [CONTRACT])
     at_home = west.database.begin_dialog(ORDERS, "//test/Here", contract=CONTRACT)
     west.database.send(at_home, ORDER, b"x")
@@ -304,7 +304,7 @@ def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
     for _ in range(100):
         begin(pair)
         pair.west.round([])
-    assert len(pair.west.relay._memory) <= 20
+    assert len(pair.west.relay._conversations) <= 20
     pair.west.relay = small()
     pair.west.is_connected = True
     for _ in range(100):
@@ -314,6 +314,22 @@ def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
             break
     assert waiting_messages(pair.west.database) == 0
     assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(100,)]
+
+
+def test_who_leaves_a_full_memory_weighs_nothing_on_its_link(pair: Pair) -> None:
+    """Also when the peer's broker has refused it, and what it had sent is never acknowledged."""
+    west = pair.west
+    west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=1)
+    pair.east.database.revoke("SEND", "public", service=STOCK)
+    for _ in range(3):
+        begin(pair)
+        pair.rounds()
+    assert errors(west.database.receive(ORDERS_QUEUE)) == [-8494]
+    pair.east.database.grant("SEND", "public", service=STOCK)
+    begin(pair)
+    pair.rounds()
+    assert waiting_messages(west.database) == 0
+    assert west.relay._conversations.load(west.out) == 0
 
 
 def test_a_conversation_whose_broker_was_renewed_is_gone_and_its_peer_learns_it(pair: Pair) -> None:
@@ -494,7 +510,7 @@ def test_who_alters_a_service_or_a_queue_for_long_stops_nobody_else(pair: Pair) 
 def test_a_conversation_that_begins_while_a_service_is_altered_waits_for_nobody_s_retry(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reception, "KEPT", 3)
+    monkeypatch.setattr(arrivals, "KEPT", 3)
     with pair.east.database.transaction() as transaction:
         transaction.connection.execute("select pg_advisory_xact_lock(%s, 0)", (locks.DELIVERY,))
         for _ in range(4):

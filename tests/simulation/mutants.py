@@ -1,4 +1,4 @@
-"""Defects that the simulator has to find: each is one change of a text in `broker/` or `protocol/`.
+"""Defects that the simulator has to find: each is one change of a text in `broker/` or `protocol/`, its tables too.
 
     python tests/simulation/mutants.py [A:B]
 
@@ -49,9 +49,9 @@ MUTANTS = [
     Mutant("rounds fail", "broker.relay", "        began = self._seconds()\n", "        raise RuntimeError\n", 0),
     Mutant(
         "what is stored is not acknowledged",
-        "broker.settling",
-        "                entry.dialog.committed()\n",
-        "                pass\n",
+        "broker.conversations",
+        "            entry.dialog.committed()\n",
+        "            pass\n",
         0,
     ),
     Mutant(
@@ -62,22 +62,71 @@ MUTANTS = [
         0,
     ),
     Mutant(
+        "conversations that are not claimed take a link",
+        "protocol.on_its_way",
+        "(Stage.MATCHED, Event.LINK_FOUND): Step(Stage.MATCHED, (Act.MATCH_NOW,)),",
+        "(Stage.MATCHED, Event.LINK_FOUND): Step(Stage.LINKED, (Act.TAKE_LINK, Act.GO)),",
+        0,
+    ),
+    Mutant(
+        "a claim that somebody's lock has cost is not tried again",
+        "protocol.on_its_way",
+        "(Stage.MATCHED, Event.BUSY): Step(Stage.MATCHED, (Act.MATCH_SOON,)),",
+        "(Stage.MATCHED, Event.BUSY): Step(Stage.MATCHED),",
+        0,
+    ),
+    Mutant(
+        "who is on a link goes on when its route has changed",
+        "protocol.on_its_way",
+        "(Stage.LINKED, Event.REROUTED): Step(Stage.CLAIMED, _OFF_LINK + _AWAY),",
+        "(Stage.LINKED, Event.REROUTED): Step(Stage.LINKED, _AWAY),",
+        0,
+    ),
+    Mutant(
+        "who has lost its link keeps it",
+        "protocol.on_its_way",
+        "(Stage.LINKED, Event.LINK_LOST): Step(Stage.CLAIMED, (Act.DROP_LINK, Act.TRY_LATER)),",
+        "(Stage.LINKED, Event.LINK_LOST): Step(Stage.LINKED, (Act.TRY_LATER,)),",
+        0,
+    ),
+    Mutant(
+        "a delayed conversation stays so",
+        "protocol.on_its_way",
+        "_NOWHERE = (Act.NOTE_ADDRESS, Act.SAY_WHY, Act.MATCH_LATER)",
+        "_NOWHERE = (Act.NOTE_ADDRESS, Act.SAY_WHY)",
+        0,
+    ),
+    Mutant(
+        "a batch whose row somebody holds counts as not given",
+        "protocol.on_its_way",
+        "(Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.POSTPONED),",
+        "(Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.NOTHING),",
+        0,
+    ),
+    Mutant(
+        "who is found anew while its batch is stored must not be told of it",
+        "protocol.on_its_way",
+        "    (Storing.NOTHING, BatchEvent.COMMITTED): Step(Storing.NOTHING),\n",
+        "",
+        0,
+    ),
+    Mutant(
         "a lost link is kept",
-        "broker.lines",
-        "                self._link_down(entry, status)\n                if entry.address is not None:",
-        "                if entry.address is not None:",
+        "broker.conversations",
+        "                self.happens(entry, Event.LINK_LOST, why=status)\n",
+        "",
         0,
     ),
     Mutant(
         "what had no place in memory is not looked for",
-        "broker.finding",
+        "broker.departures",
         "        self._page_missed = True\n",
         "        return\n",
         356,
     ),
     Mutant(
         "what waits for a retry is at rest",
-        "broker.relay_memory",
+        "broker.conversations",
         "self.dialog.is_idle and not self.wants_more and not is_unacknowledged",
         "self.dialog.is_idle and not self.wants_more",
         24,
@@ -85,8 +134,11 @@ MUTANTS = [
     Mutant(
         "who is entered by a message that is not taken is never found",
         "broker.relay",
-        "touched = {self._memory.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}",
-        "touched = set([self._memory.enter(one) for one in (store.endpoints_of(unknown) if unknown else ())][:0])",
+        "touched = {self._conversations.enter(endpoint) for endpoint in "
+        "(store.endpoints_of(unknown) if unknown else ())}\n",
+        "touched: set[UUID] = set()\n"
+        "        for endpoint in store.endpoints_of(unknown) if unknown else ():\n"
+        "            self._conversations.enter(endpoint)\n",
         1206,
     ),
     Mutant(
@@ -106,13 +158,13 @@ MUTANTS = [
     Mutant(
         "what an unfinished transaction commits is not looked for",
         "broker.relay",
-        "self._snapshot, self._is_traced = look.snapshot, look.traced",
-        "self._snapshot, self._is_traced = look.snapshot._replace(unfinished=()), look.traced",
+        "self._snapshot, self._routes, self._is_traced = look.snapshot, ",
+        "self._snapshot, self._routes, self._is_traced = look.snapshot._replace(unfinished=()), ",
         8,
     ),
     Mutant(
         "acknowledgements of rows that somebody holds are forgotten",
-        "broker.settling",
+        "broker.arrivals",
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n",
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n"
         "            self._acknowledged.clear()\n",
@@ -120,14 +172,14 @@ MUTANTS = [
     ),
     Mutant(
         "batches that are postponed are forgotten",
-        "broker.settling",
+        "broker.arrivals",
         "self._postponed = {handle: batches[handle] for handle in result.postponed}",
         "self._postponed = {}",
         1,
     ),
     Mutant(
         "refusals of rows that somebody holds are forgotten",
-        "broker.settling",
+        "broker.arrivals",
         "            for handle in store.fail(self._failed):\n",
         "            failed, self._failed = self._failed, {}\n"
         "            done = store.fail(failed)\n"
@@ -137,28 +189,28 @@ MUTANTS = [
     ),
     Mutant(
         "a dialog is remade without what has arrived",
-        "broker.relay_memory",
+        "broker.conversations",
         "        next=endpoint.receive_sequence,\n",
         "        next=0,\n",
         1,
     ),
     Mutant(
         "a dialog is remade without what is kept",
-        "broker.relay_memory",
+        "broker.conversations",
         "        kept=endpoint.kept,\n",
         "        kept={},\n",
         1,
     ),
     Mutant(
         "a dialog is remade without its last token",
-        "broker.relay_memory",
+        "broker.conversations",
         "        token=endpoint.receive_token,\n",
         "        token=None,\n",
         257,
     ),
     Mutant(
         "what was read is sent although it was dropped",
-        "broker.frames_to_send",
+        "broker.departures",
         "            if found.numbers != tuple(numbers):\n                return None\n",
         "",
         209,
@@ -201,37 +253,37 @@ MUTANTS = [
     ),
     Mutant(
         "an end is not offered",
-        "broker.finding",
+        "broker.departures",
         "                if waiting.has_end:\n                    entry.dialog.end()\n",
         "",
         563,
     ),
     Mutant(
         "a look's messages are not seen",
-        "broker.finding",
-        "                entry.end = max(entry.end, waiting.last + 1)\n",
+        "broker.departures",
+        "                entry.waits_to(waiting.last)\n",
         "",
         0,
     ),
     Mutant(
         "keys are not kept",
-        "broker.reception",
+        "broker.arrivals",
         "            store.save_keys({handle: admitted.keys})\n",
         "            pass\n",
         0,
     ),
     Mutant(
         "a closed endpoint has no keys",
-        "broker.relay_memory",
+        "broker.conversations",
         "        session = self._session_of(endpoint)\n",
         "        session = None if endpoint.state == EndpointState.CLOSED else self._session_of(endpoint)\n",
         12,
     ),
     Mutant(
         "whatever a link brings is taken",
-        "broker.trust",
-        "        if not self._peers.proves:\n",
-        "        if True:\n",
+        "broker.relay",
+        "            if proves and not self._trust.takes(store, one, entry, decision):\n",
+        "            if False:\n",
         11,
     ),
     Mutant(
@@ -293,8 +345,8 @@ MUTANTS = [
     Mutant(
         "who is under way does not follow the principal",
         "broker.matching",
-        "for handle, one in self._memory.items() if one.pair in changed})\n",
-        "for handle, one in self._memory.items() if one.pair in set()})\n",
+        "for handle, one in self._conversations.items() if one.pair in changed)\n",
+        "for handle, one in self._conversations.items() if one.pair in set())\n",
         69,
     ),
     Mutant(
@@ -314,27 +366,27 @@ MUTANTS = [
     Mutant(
         "what has passed is not proven to be ours",
         "broker.forwarding",
-        "            case Elsewhere() as away:\n                self._take_in(header, came.body, came.passage, away)\n",
-        "            case Elsewhere() as away:\n                return False\n",
+        "            case Elsewhere() as away:\n                self._forwarder.limit",
+        "            case Elsewhere() as away:\n                return False\n                self._forwarder.limit",
         10,
     ),
     Mutant(
         "the peer's refusal is not obeyed",
-        "broker.settling",
+        "broker.arrivals",
         "                    self._failed[handle] = event.failure\n",
         "                    pass\n",
         3,
     ),
     Mutant(
         "two pasts are not told",
-        "broker.settling",
+        "broker.arrivals",
         "                    self._apart[handle] = event\n",
         "                    pass\n",
         2,
     ),
     Mutant(
         "nobody says why messages wait",
-        "broker.lines",
+        "broker.conversations",
         "            self._statuses[entry.endpoint.conversation_handle] = entry.status = status\n",
         "            entry.status = status\n",
         29,

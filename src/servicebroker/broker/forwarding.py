@@ -8,10 +8,10 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.broker import journal, metrics
+from servicebroker.broker.arrivals import Came
 from servicebroker.broker.connections import show
 from servicebroker.broker.links import Links
 from servicebroker.broker.mirrors import Mirrors
-from servicebroker.broker.reception import Came
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
@@ -26,7 +26,11 @@ Row = tuple[object, ...]
 
 
 class Forwarding:
-    """The forwarder of one instance. `draw` makes random bits for the identifiers of messages."""
+    """The forwarder of one instance. `draw` makes random bits for the identifiers of messages.
+
+    Attributes:
+        wake_at: when `send` has something to do, if nothing happens before; NEVER while nothing is held.
+    """
 
     def __init__(
         self, links: Links, mirrors: Mirrors, seconds: Callable[[], float], draw: Callable[[int], int]
@@ -36,18 +40,7 @@ class Forwarding:
         self._seconds = seconds
         self._draw = draw
         self._forwarder: Forwarder[Elsewhere] = Forwarder(0)
-        self._look_at = NEVER
-
-    @property
-    def wake_at(self) -> float:
-        """When `send` has something to do, if nothing happens before."""
-        return self._look_at
-
-    def obey(self, here: Here) -> None:
-        """Forwarding may have been switched off, or its memory changed."""
-        self._forwarder.limit = here.forward_size * MEGABYTE
-        if not here.forwards:
-            self.drop_all(9792)
+        self.wake_at = NEVER
 
     def takes(self, came: Came, decision: Decision, here: Here) -> bool:
         """Whether a message that nobody here knows is for others, by its route: then it is held, or dropped."""
@@ -57,6 +50,7 @@ class Forwarding:
             case Elsewhere() as away if away.leads_to(here.addresses):
                 journal.forwarded_dropped(BrokerError(11294), header)
             case Elsewhere() as away:
+                self._forwarder.limit = here.forward_size * MEGABYTE
                 self._take_in(header, came.body, came.passage, away)
             case Dropped(9792):
                 journal.forwarded_dropped(BrokerError(9792), header)
@@ -73,11 +67,13 @@ class Forwarding:
         refusal = self._forwarder.take_in(header, body, passage, hop, now)
         if refusal is not None:
             _dropped(refusal)
-        self._look_at = min(self._look_at, now + LOOK)
+        self.wake_at = min(self.wake_at, now + LOOK)
         self._show_pending()
 
-    def send(self) -> bool:
-        """Pass on what the links take; whether there was anything."""
+    def send(self, here: Here) -> bool:
+        """Pass on what the links take; whether there was anything. Forwarding may have been switched off meanwhile."""
+        if not here.forwards:
+            self.drop_all(9792)
         now, sent = self._seconds(), False
         for hop in self._forwarder.hops:
             address = self._mirrors.way(hop)
@@ -92,10 +88,10 @@ class Forwarding:
                 link.send(body, is_forwarded=True)
                 journal.forwarded(header, address, len(body))
                 sent = True
-        if now >= self._look_at:
+        if now >= self.wake_at:
             for refusal in self._forwarder.expire(now):
                 _dropped(refusal)
-            self._look_at = now + LOOK if len(self._forwarder) else NEVER
+            self.wake_at = now + LOOK if len(self._forwarder) else NEVER
         self._show_pending()
         return sent
 

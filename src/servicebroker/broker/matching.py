@@ -6,21 +6,17 @@ from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from servicebroker.broker import journal
-from servicebroker.broker.again import SOON
+from servicebroker.broker.conversations import Conversations, Entry
 from servicebroker.broker.dialog_security import DialogSecurity, Secured
-from servicebroker.broker.lines import Lines
 from servicebroker.broker.links import Link, Links
 from servicebroker.broker.mirrors import Mirrors
-from servicebroker.broker.relay_memory import Entry, Memory
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import Claimed
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.errors import RULES
-from servicebroker.protocol.outgoing import NEVER
+from servicebroker.protocol.on_its_way import UNCLAIMED, UNSETTLED, Event
 from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local
-
-MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
 
 
 class Matching:
@@ -28,63 +24,58 @@ class Matching:
 
     def __init__(
         self,
-        memory: Memory,
-        lines: Lines,
+        conversations: Conversations,
         security: DialogSecurity,
         mirrors: Mirrors,
         links: Links,
         here: Callable[[], Here],
-        seconds: Callable[[], float],
     ) -> None:
-        self._memory = memory
-        self._lines = lines
+        self._conversations = conversations
         self._security = security
         self._mirrors = mirrors
         self._links = links
         self._here = here
-        self._seconds = seconds
         self._routes: int | None = None
+        self._anew: set[UUID] = set()  # whose routes or principals have changed, in this round
 
     def match(self, store: Store, handles: Iterable[UUID]) -> None:
         """Where those go that have no address yet, or whose routes have changed."""
-        entries = {handle: entry for handle in handles if (entry := self._memory.get(handle)) and entry.wants_route}
+        anew, self._anew = self._anew, set()
+        entries = {
+            handle: entry
+            for handle in handles
+            if (entry := self._conversations.get(handle)) and (entry.stage in UNSETTLED or handle in anew)
+        }
         if not entries:
             return
-        endpoints = [entry.endpoint for entry in entries.values()]
-        decisions = store.route(endpoints, self._here())
+        decisions = store.route([entry.endpoint for entry in entries.values()], self._here())
         self.acquaint(store, decisions.values())
         away = {
-            handle: self._mirrors.way(one.destination)
+            handle: self._way(one.destination)
             for handle, one in decisions.items()
             if isinstance(one.destination, Elsewhere)
         }
-        missing = {handle: why for handle, way in away.items() if isinstance(why := self._reach(way), str)}
+        linked = {handle for handle, way in away.items() if not isinstance(self._reach(way), str)}
         ready = {
             handle: chosen.broker_instance
             for handle, one in decisions.items()
-            if handle in away and handle not in missing and (chosen := one.chosen) and not entries[handle].is_claimed
+            if handle in linked and entries[handle].stage in UNCLAIMED and (chosen := one.chosen)
         }
         claimed, locked = self._claim(store, ready) if ready else (set(), {})
         for handle, decision in decisions.items():
             entry = entries[handle]
             journal.classified(decision.destination, entry.endpoint.far_service, entry.endpoint.far_broker)
-            entry.is_claimed |= handle in claimed
-            entry.is_stale = False
-            entry.match_at = self._seconds() + MATCH_AGAIN
-            if handle in away:
-                self._send_to(entry, decision, away[handle], missing.get(handle))
-                if handle in locked:
-                    entry.address, entry.match_at = None, self._seconds() + MATCH_AGAIN
-                    self._lines.say(entry, locked[handle])
-            elif isinstance(decision.destination, Local) and not entry.is_claimed:
-                self._lines.forget(handle)  # its target is made in this instance
-            else:
-                self._wait_for_route(entry, decision)
-            self._memory.set_alarm(entry)
+            self._send_to(entry, decision, away.get(handle))
+            if handle in claimed:
+                self._conversations.happens(entry, Event.WON)
+            elif handle in locked:
+                self._conversations.happens(entry, Event.UNSECURED, pair=entry.pair, why=locked[handle])
+            elif handle in ready:  # somebody sends on it just now, or its target was made here
+                self._conversations.happens(entry, Event.BUSY)
 
     def _claim(self, store: Store, ready: dict[UUID, str | None]) -> tuple[set[UUID], dict[UUID, str]]:
         """Which of them are ours to send, secured as they have to be; and why others cannot be secured."""
-        entries = {handle: entry for handle in ready if (entry := self._memory.get(handle)) is not None}
+        entries = {handle: entry for handle in ready if (entry := self._conversations.get(handle)) is not None}
         undecided = [one.endpoint for one in entries.values() if one.endpoint.security is None]
         decided = self._security.begin(store, undecided) if undecided else {}
         for endpoint in undecided:
@@ -103,54 +94,47 @@ class Matching:
         )
         for handle in claimed & secured.keys():
             entry, one = entries[handle], secured[handle]
-            entry.endpoint = entry.endpoint._replace(security=one.security, keys=one.keys)
-            entry.session = one.session
+            entry.secure(entry.endpoint._replace(security=one.security, keys=one.keys), one.session)
             if one.keys is not None:
                 entry.dialog.secure(one.exchange)
         return claimed, locked
 
     def acquaint(self, store: Store, decisions: Iterable[Decision]) -> None:
         """Both brokers of a mirrored route that is used for the first time are asked which is the principal."""
-        strangers = self._mirrors.strangers(
-            one.destination for one in decisions if isinstance(one.destination, Elsewhere)
-        )
-        if strangers:
+        pairs = [
+            one.destination
+            for one in decisions
+            if isinstance(one.destination, Elsewhere) and one.destination.mirror is not None
+        ]
+        if pairs and (strangers := self._mirrors.strangers(pairs)):
             self._mirrors.begin(store.known_pairs(strangers))
+
+    def _way(self, destination: Elsewhere) -> Address | str:
+        return destination.address if destination.mirror is None else self._mirrors.way(destination)
 
     def _reach(self, way: Address | str) -> Link | str:
         return way if isinstance(way, str) else self._links.reach(way)
 
-    def _send_to(self, entry: Entry, decision: Decision, way: Address | str, missing: str | None) -> None:
-        """Its messages go to that address: at once, or when there is a link to it; or it is not known to which."""
+    def _send_to(self, entry: Entry, decision: Decision, way: Address | str | None) -> None:
+        """Its messages go that way, if there is one: at once, or when there is a link and it is claimed."""
         destination, chosen = decision.destination, decision.chosen
+        if way is None:
+            number = 9770 if isinstance(destination, Ask) else getattr(destination, "number", 9797)
+            event = Event.AT_HOME if isinstance(destination, Local) else Event.UNROUTED
+            why = RULES[number].text.format(entry.endpoint.far_service)
+            self._conversations.happens(entry, event, why=why)
+            return
         assert isinstance(destination, Elsewhere)
         assert chosen is not None
-        entry.pair = destination if destination.mirror is not None else None
+        pair = destination if destination.mirror is not None else None
         if isinstance(way, str):
-            self._wait_for(entry, f"{RULES[9753].text} {way}")
+            self._conversations.happens(entry, Event.UNROUTED, pair=pair, why=f"{RULES[9753].text} {way}")
             return
-        if entry.address not in (None, way):
-            self._lines.leave(entry)
-        entry.address = way
+        event = Event.ROUTED if entry.address in (None, way) else Event.REROUTED
+        self._conversations.happens(entry, event, address=way, pair=pair)
         if not entry.endpoint.is_acknowledged:
             known = entry.endpoint.far_broker or chosen.broker_instance
             entry.dialog.far_broker = UUID(known) if known else entry.dialog.far_broker
-        if not entry.is_claimed and missing is None:
-            entry.match_at = self._seconds() + SOON  # somebody sends on it just now, or its target was made here
-        else:
-            entry.match_at = NEVER
-
-    def _wait_for_route(self, entry: Entry, decision: Decision) -> None:
-        number = 9770 if isinstance(decision.destination, Ask) else getattr(decision.destination, "number", 9797)
-        entry.pair = None
-        self._wait_for(entry, RULES[number].text.format(entry.endpoint.far_service))
-
-    def _wait_for(self, entry: Entry, why: str) -> None:
-        if entry.address is not None:
-            self._lines.leave(entry)
-            entry.address = None
-        if entry.wants_more or entry.load:
-            self._lines.say(entry, why)
 
     def see_routes(self, store: Store, version: int) -> set[UUID]:
         """A route may have changed: it takes effect for what already waits."""
@@ -158,7 +142,7 @@ class Matching:
         if before == version:
             return set()
         self._mirrors.keep(store.pairs())
-        return set() if before is None else self._match_anew(dict(self._memory.items()))
+        return set() if before is None else self._match_anew(handle for handle, _ in self._conversations.items())
 
     def see_mirrors(self, store: Store) -> set[UUID]:
         """Of some pairs another one is the principal now, or neither is known to be it."""
@@ -168,10 +152,9 @@ class Matching:
         changed = self._mirrors.take_changed()
         if not changed:  # nearly always, and thousands of entries are looked at otherwise
             return set()
-        return self._match_anew({handle: one for handle, one in self._memory.items() if one.pair in changed})
+        return self._match_anew(handle for handle, one in self._conversations.items() if one.pair in changed)
 
-    @staticmethod
-    def _match_anew(changed: dict[UUID, Entry]) -> set[UUID]:
-        for entry in changed.values():
-            entry.is_stale = True
-        return set(changed)
+    def _match_anew(self, handles: Iterable[UUID]) -> set[UUID]:
+        changed = set(handles)
+        self._anew |= changed
+        return changed

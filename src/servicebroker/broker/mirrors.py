@@ -15,11 +15,16 @@ _log = logging.getLogger("servicebroker.broker")
 
 
 class Mirrors:
-    """The pairs of one instance. `seconds` never goes back."""
+    """The pairs of one instance. `seconds` never goes back.
+
+    Attributes:
+        are_used: a mirrored route was used; else there is nothing to do for anybody.
+    """
 
     def __init__(self, links: Links, seconds: Callable[[], float]) -> None:
         self._links = links
         self._seconds = seconds
+        self.are_used = False
         self._pairs: dict[Elsewhere, Pair] = {}
         self._changed: set[Elsewhere] = set()  # another one is chosen, or none for another reason
         self._news: set[Elsewhere] = set()  # something was heard, or a word has changed
@@ -36,6 +41,7 @@ class Mirrors:
 
     def begin(self, known: Mapping[Elsewhere, Known]) -> None:
         """Pairs that are used for the first time, and the highest timeline that was seen of each."""
+        self.are_used = True
         for one, highest in known.items():
             self._pairs[one] = mirroring.first_use(highest, self._seconds())
             self._news.add(one)

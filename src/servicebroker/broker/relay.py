@@ -13,25 +13,22 @@ from random import Random
 from uuid import UUID
 
 from servicebroker.broker import journal, metrics
+from servicebroker.broker.arrivals import Came, Reception, Settling, WaitingOpenings, parsed
+from servicebroker.broker.conversations import CAPACITY, Conversations
+from servicebroker.broker.departures import Finding, Frames, Readahead
 from servicebroker.broker.dialog_security import DialogSecurity
-from servicebroker.broker.finding import Finding
 from servicebroker.broker.forwarding import Forwarding
-from servicebroker.broker.frames_to_send import Frames
-from servicebroker.broker.lines import Lines
 from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.matching import Matching
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.peers import Peers
-from servicebroker.broker.readahead import Readahead
-from servicebroker.broker.reception import Came, Reception, WaitingOpenings, parsed
-from servicebroker.broker.relay_memory import CAPACITY, Memory
-from servicebroker.broker.settling import Settling
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.trust import Trust
 from servicebroker.engine.remote.departing import Snapshot
 from servicebroker.engine.remote.site import Here
 from servicebroker.protocol.limits import LIMITS, Limits
 from servicebroker.protocol.mirroring import Standing
+from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Decision
 from servicebroker.protocol.wire_errors import CorruptedMessage
 from servicebroker.store.key_files import KeyFolder
@@ -72,16 +69,18 @@ class Relay:
     def forget(self) -> None:
         """The database was lost, or somebody else has written: begin anew from what it holds."""
         clock, seconds, security = self._clock, self._seconds, self._security
-        self._memory = Memory(clock, seconds, self._chance.random, self._capacity, self._limits, security.session)
-        self._lines = Lines(self._memory, self._links, seconds)
+        self._conversations = Conversations(
+            self._links, clock, seconds, self._chance.random, self._capacity, self._limits, security.session
+        )
         self._waiting = WaitingOpenings(seconds)
         self._trust = Trust(self._links, self._peers, self._waiting, self._here, clock, seconds)
-        self._reception = Reception(self._memory, self._waiting, security, self._chance)
-        self._settling = Settling(self._memory, self._lines, seconds)
-        self._finding = Finding(self._memory, self._lines, security, seconds)
-        self._matching = Matching(self._memory, self._lines, security, self.mirrors, self._links, self._here, seconds)
-        self._readahead = Readahead(self._memory, self._lines, self._limits.fragment_size, seconds)
-        self._frames = Frames(self._memory, self._lines, self._finding, self._limits.fragment_size, seconds)
+        self._reception = Reception(self._conversations, self._waiting, security, self._chance)
+        self._settling = Settling(self._conversations, seconds)
+        self._finding = Finding(self._conversations, security, seconds)
+        self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
+        self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds)
+        self._frames = Frames(self._conversations, self._limits.fragment_size, seconds)
+        self._routes = 0  # their version
         self._snapshot: Snapshot | None = None
         self._is_traced = False  # messages have trace contexts
         self.mirrors.forget_told()
@@ -98,28 +97,30 @@ class Relay:
             stored = self._settling.store(store, touched)
             settled, ended = self._settling.settle(store, is_traced=self._is_traced)
             look = store.look(self._snapshot)
-            self._trust.see_routes(look.routes)
-            touched |= self._lines.enable(look.disabled)
+            touched |= self._conversations.enable(look.disabled)
             touched |= self._matching.see_routes(store, look.routes)
-            touched |= self._matching.see_mirrors(store)
+            if self.mirrors.are_used:
+                touched |= self._matching.see_mirrors(store)
             touched |= self._finding.due(store)
             touched |= self._finding.find(store, look.waiting)
             self._matching.match(store, touched)
             self._readahead.offer(store, touched)
-        self._snapshot, self._is_traced = look.snapshot, look.traced
+        self._snapshot, self._routes, self._is_traced = look.snapshot, look.routes, look.traced
         self._settling.count(len(touched), began)
         if stored is not None:
             self._settling.committed(store, stored)
         for handle, event in settled.items():
-            if entry := self._memory.get(handle):
+            if entry := self._conversations.get(handle):
                 entry.dialog.deleted(event)
         for handle in touched:
-            self._lines.line_up(handle)
-        sent = self._frames.send(store, is_traced=self._is_traced) + self.forwarding.send()
-        metrics.DIALOGS.set(len(self._memory))
+            self._conversations.line_up(handle)
+        sent = self._frames.send(store, is_traced=self._is_traced)
+        if self.forwarding.wake_at < NEVER:
+            sent += self.forwarding.send(self._here())
+        metrics.DIALOGS.set(len(self._conversations))
         for handle in ended:
-            self._lines.forget(handle)
-        if self._memory.make_room():
+            self._conversations.forget(handle)
+        if self._conversations.make_room():
             self._finding.missed()
         self._settling.plan_again()
         self._waiting.plan_again()
@@ -129,8 +130,9 @@ class Relay:
     def wake_at(self) -> float:
         """When the next round has something to do, if nothing arrives and nothing is sent."""
         arriving = self._waiting, self._settling
-        leaving = self._memory, self._finding, self._readahead, self._lines, self.forwarding, self.mirrors
-        return min(part.wake_at for part in (*arriving, *leaving))
+        leaving = self._conversations, self._finding, self._readahead, self.forwarding
+        at = min(part.wake_at for part in (*arriving, *leaving))
+        return min(at, self.mirrors.wake_at) if self.mirrors.are_used else at
 
     def stands(self, address: Address, standing: Standing) -> None:
         """The broker at that address has said whether it is the principal."""
@@ -138,18 +140,18 @@ class Relay:
 
     def reached(self, address: Address) -> None:
         """There is a link to that address now: whoever waits for it may send at once."""
-        self._lines.reached(address)
+        self._conversations.reached(address)
         self._finding.reached()
         self._waiting.hurry()
 
     def unreached(self, address: Address, status: str) -> None:
         """There is no link to that address, and why."""
         self.mirrors.unreached(address, status)
-        self._lines.unreached(address, status)
+        self._conversations.unreached(address, status)
 
     def lost(self, link: Link, status: str) -> None:
         """A link is over: what was under way on it travels again, at once where another one has taken its place."""
-        for address in self._lines.lost(link, status):
+        for address in self._conversations.lost(link, status):
             if not isinstance(self._links.reach(address), str):
                 self.reached(address)
 
@@ -161,9 +163,9 @@ class Relay:
             except CorruptedMessage as problem:
                 journal.not_taken(problem, arrival.link)
                 arrival.link.complain()
-        unknown = [key for key in {one.key for one in came} if self._memory.find(*key) is None]
+        unknown = [key for key in {one.key for one in came} if self._conversations.find(*key) is None]
         # also whose message is not taken: what it sends itself is found by no page while it is in memory
-        touched = {self._memory.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}
+        touched = {self._conversations.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}
         for one in self._pass_on(store, came):
             try:
                 received = self._reception.open(store, one)
@@ -181,9 +183,10 @@ class Relay:
 
         Returns the others.
         """
-        here = self._here()
-        self.forwarding.obey(here)
-        strangers = [one for one in came if self._memory.find(*one.key) is None]
+        here, proves = self._here(), self._peers.proves
+        if proves:
+            self._trust.see_routes(self._routes)
+        strangers = [one for one in came if self._conversations.find(*one.key) is None]
         decided: dict[int, Decision] = {}
         if strangers:
             decisions = store.route_arrivals([one.header for one in strangers], here)
@@ -191,9 +194,9 @@ class Relay:
             decided = {id(one): decision for one, decision in zip(strangers, decisions, strict=True)}
         ours = []
         for one in came:
-            decision, handle = decided.get(id(one)), self._memory.find(*one.key)
-            entry = None if handle is None else self._memory.get(handle)
-            if not self._trust.takes(store, one, entry, decision):
+            decision, handle = decided.get(id(one)), self._conversations.find(*one.key)
+            entry = None if handle is None else self._conversations.get(handle)
+            if proves and not self._trust.takes(store, one, entry, decision):
                 continue
             if decision is None or not self.forwarding.takes(one, decision, here):
                 ours.append(one)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
+from servicebroker.broker.arrivals import Came, WaitingOpenings
+from servicebroker.broker.conversations import Entry
 from servicebroker.broker.links import Links
 from servicebroker.broker.peers import Peers
-from servicebroker.broker.reception import Came, WaitingOpenings
-from servicebroker.broker.relay_memory import Entry
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.site import Here, Located
 from servicebroker.model.dialog_security import Security
@@ -59,15 +59,13 @@ class Trust:
         self._routes = 0
 
     def see_routes(self, version: int) -> None:
-        """A round has looked: the routes are of that version."""
+        """A round begins, and the routes were of that version when the last one looked."""
         self._is_fresh = False
         if version != self._routes:
             self._routes, self._located = version, None
 
     def takes(self, store: Store, came: Came, entry: Entry | None, decision: Decision | None) -> bool:
         """Whether a message is taken, for an endpoint of ours or where the routes lead it; not when it waits either."""
-        if not self._peers.proves:
-            return True
         source = _source(came.header, entry, decision)
         if source is None or self._is_right(store, came.link.owner, source):
             return True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from servicebroker.protocol.outgoing import NEVER
 
 SOON = 0.02  # seconds until what somebody else holds is tried again, at first
@@ -17,26 +15,21 @@ class Again:
         at: the moment; NEVER when nothing is left to try.
     """
 
-    def __init__(self, seconds: Callable[[], float]) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._pause = SOON
         self.at = NEVER
 
-    def has_come(self) -> bool:
+    def has_come(self, now: float) -> bool:
         """Whether it is time. Then it is to be planned anew."""
-        if self._seconds() < self.at:
+        if now < self.at:
             return False
         self.at = NEVER
         return True
 
-    def hurry(self) -> None:
-        """It is time now."""
-        self.at = self._seconds()
-
-    def plan(self, *, is_left: bool) -> None:
+    def plan(self, now: float, *, is_left: bool) -> None:
         """Something is left to try, or nothing."""
         if not is_left:
             self.at, self._pause = NEVER, SOON
         elif self.at == NEVER:
-            self.at = self._seconds() + self._pause
+            self.at = now + self._pause
             self._pause = min(self._pause * 2, LATER)

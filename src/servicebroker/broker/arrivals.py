@@ -1,0 +1,467 @@
+"""What arrives: opened and let in, or refused; then stored, in one transaction with what the peers have acknowledged.
+
+What begins a conversation is let in, refused, or not answered at all. What is to be written is kept until it is, since
+somebody may hold the rows; only once it is durable is it told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.broker import journal, metrics
+from servicebroker.broker.conversations import Conversations, Entry
+from servicebroker.broker.dialog_security import Denied, DialogSecurity
+from servicebroker.broker.links import Arrival, Link
+from servicebroker.broker.store_operations import Store
+from servicebroker.engine.conversation.traces import Traced
+from servicebroker.engine.remote import arriving
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
+from servicebroker.engine.remote.remote_opening import BEING_ALTERED, Place, Unroutable
+from servicebroker.model.conversation_events import CREATED, DROPPED, Deed
+from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY
+from servicebroker.model.errors import RULES
+from servicebroker.model.states import EndpointState
+from servicebroker.model.waiting import UNANSWERED
+from servicebroker.protocol.again import Again
+from servicebroker.protocol.dialog import Acknowledged, Apart, Dropped, Failed
+from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
+from servicebroker.protocol.envelope import (
+    BrokerFailure,
+    Content,
+    Envelope,
+    Header,
+    Kind,
+    Payload,
+    check_addresses,
+    encode,
+    open_payload,
+    parse,
+    refusal,
+)
+from servicebroker.protocol.forwarding import Passage, unwrap
+from servicebroker.protocol.incoming import Batch, Deliver
+from servicebroker.protocol.on_its_way import BatchEvent, Storing
+from servicebroker.protocol.wire_errors import CorruptedMessage
+
+KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
+KEPT_OF_LINK = 250  # of these
+
+
+class Came(NamedTuple):
+    """A message that has come, at the moment `since`; `passage` when it has passed forwarders."""
+
+    link: Link
+    envelope: Envelope
+    body: bytes
+    passage: Passage | None
+    since: float
+
+    @property
+    def header(self) -> Header:
+        """What it says of itself."""
+        return self.envelope.header
+
+    @property
+    def key(self) -> tuple[UUID, bool]:
+        """Of the endpoint that it is for."""
+        return self.header.conversation_id, not self.header.is_from_initiator
+
+
+class Received(NamedTuple):
+    """A message whose integrity is proven, and the endpoint that it is for."""
+
+    handle: UUID
+    header: Header
+    payload: Payload
+
+
+class WaitingOpenings:
+    """Messages whose service is being made or altered, or of which it is being found out whether they are taken.
+
+    Their senders would take seconds to try again.
+    """
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._kept: list[Came] = []
+        self._of_link: Counter[Link] = Counter()
+        self._bytes = 0
+        self._again = Again()
+
+    @property
+    def wake_at(self) -> float:
+        """When those that are kept are taken."""
+        return self._again.at
+
+    def keep(self, came: Came) -> bool:
+        """Whether there is room for it."""
+        if len(self._kept) >= KEPT or self._bytes + len(came.body) > KEPT_BYTES:
+            return False
+        if self._of_link[came.link] >= KEPT_OF_LINK:
+            return False
+        self._of_link[came.link] += 1
+        self._kept.append(came)
+        self._bytes += len(came.body)
+        return True
+
+    def take(self) -> list[Came]:
+        """Those that it is time for."""
+        if not self._again.has_come(self._seconds()):
+            return []
+        taken, self._kept, self._bytes = self._kept, [], 0
+        self._of_link.clear()
+        return taken
+
+    def hurry(self) -> None:
+        """Something has happened that they may have waited for."""
+        if self._kept:
+            self._again.at = self._seconds()
+
+    def plan_again(self) -> None:
+        """What is kept is taken soon, and less often when that lasts."""
+        self._again.plan(self._seconds(), is_left=bool(self._kept))
+
+
+class Reception:
+    """Opens messages with the keys of their conversations."""
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        waiting: WaitingOpenings,
+        security: DialogSecurity,
+        chance: Random,
+    ) -> None:
+        self._conversations = conversations
+        self._waiting = waiting
+        self._security = security
+        self._chance = chance
+
+    def open(self, store: Store, came: Came) -> Received | None:
+        """The message; None when it waits, is dropped, which was written down, or answered with an error.
+
+        Raises:
+            CorruptedMessage: it was changed under way, or nobody can have made it so.
+        """
+        header = came.header
+        handle = self._conversations.find(*came.key)
+        entry = None if handle is None else self._conversations.get(handle)
+        if handle is None or entry is None:
+            return self._begin(store, came)
+        if entry.session is None:
+            _drop(came.link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
+            return None
+        if header.exchange is not None:
+            learned = self._security.learn(store, entry.endpoint, entry.session, header, came.link)
+            if learned is None:
+                return None
+            entry.secure(*learned)
+            return Received(handle, header, _opened(came.envelope, learned[1]))
+        return Received(handle, header, _opened(came.envelope, entry.session))
+
+    def _begin(self, store: Store, came: Came) -> Received | None:
+        """The target's endpoint for the first message of a conversation; else the peer is told that nobody is here.
+
+        A secured message is answered only with the key that it brings: anybody could say that a conversation is over.
+        """
+        link, envelope, header = came.link, came.envelope, came.header
+        payload = None if header.is_secured else _opened(envelope, UNSECURED)
+        if header.kind not in (Kind.RUN, Kind.FRAGMENT):
+            _drop_stranger(came, 11209, header.from_broker)
+            return None
+        if not header.is_from_initiator or header.opening is None:
+            _drop_stranger(came, 11213)
+            if not header.is_secured:
+                refuse(link, header, BrokerFailure(-8462, RULES[8462].text))
+            return None
+        place = store.find_place(header, self._chance.randrange)
+        if isinstance(place, Place):
+            return self._admit(store, link, envelope, place, payload)
+        if isinstance(place, Unroutable):
+            if place == BEING_ALTERED and self._waiting.keep(came):
+                return None
+            why = RULES[place.number].text.format(header.to_service)
+            _drop_stranger(came, 11210, header.to_service, header.from_broker, why)
+            return None
+        _drop_stranger(came, 11210, header.to_service, header.from_broker, place.description)
+        if not header.is_secured:
+            refuse(link, header, BrokerFailure(place.code, place.description))
+        return None
+
+    def _admit(self, store: Store, link: Link, envelope: Envelope, place: Place, payload: Payload) -> Received | None:
+        header = envelope.header
+        admitted = self._security.admit(store, place.home, place.broker, header, link)
+        if admitted is None:
+            return None
+        if header.is_secured:
+            payload = _opened(envelope, admitted.session)
+        if isinstance(admitted, Denied):
+            refuse(link, header, admitted.failure, admitted.session)
+            return None
+        if place.failure is not None:
+            _drop(link, header, 11214, header.opening.contract if header.opening else "")
+            refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
+            return None
+        handle = store.insert_target(header, place.home, admitted.security)
+        if handle is None:
+            _drop(link, header, 11221, "both sides of the conversation are in this instance")
+            return None
+        if admitted.keys is not None:
+            store.save_keys({handle: admitted.keys})
+        link.opened()
+        (endpoint,) = store.endpoints([handle])
+        journal.conversed(Deed.DIALOG_CREATED, endpoint, EndpointState.STARTED_INBOUND)
+        if journal.watches_conversations():
+            for group in store.groups_of([handle]).values():
+                journal.grouped(CREATED, group)
+        return Received(self._conversations.enter(endpoint), header, payload)
+
+
+class Settling:
+    """What is to be written, and is kept until it is; somebody may hold the rows."""
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        seconds: Callable[[], float],
+    ) -> None:
+        self._conversations = conversations
+        self._seconds = seconds
+        self._traced: list[Traced] = []  # trace contexts that came with messages
+        self._postponed: dict[UUID, Batch] = {}
+        self._stored: list[Batch] = []  # by this round
+        self._acknowledged: dict[UUID, Acknowledged] = {}
+        self._failed: dict[UUID, BrokerFailure] = {}
+        self._apart: dict[UUID, Apart] = {}
+        self._again = Again()
+        self._dirty = self._written = 0  # transmission objects, in this round
+        self._last_batch = seconds()
+
+    @property
+    def wake_at(self) -> float:
+        """When what could not be written is tried again."""
+        return self._again.at
+
+    def arrived(self, store: Store, link: Link, received: Received) -> None:
+        """What a message changes is noted, until it is written."""
+        handle, header, payload = received
+        entry = self._conversations.get(handle)
+        if entry is None:
+            return
+        journal.acknowledgement(header, is_sent=False)
+        for place, context in header.traces or ():
+            self._traced.append(
+                Traced(header.conversation_id, header.is_from_initiator, header.number + place, context)
+            )
+        number = entry.dialog.to_recall(header)
+        recalled = None if number is None else store.read_token(handle, number)
+        for event in entry.dialog.arrived(header, payload, recalled):
+            match event:
+                case Acknowledged():
+                    self._acknowledged[handle] = event
+                    self._conversations.release(entry, event.below)
+                    self._conversations.weigh(entry)
+                    if entry.status == UNANSWERED:
+                        self._conversations.say(entry, "")
+                case Failed():
+                    self._failed[handle] = event.failure
+                case Apart():
+                    self._apart[handle] = event
+                    self._conversations.release(entry)
+                case Dropped():
+                    journal.undeliverable(event, header, link)
+                    if event.number == 11224 and entry.session is not None:
+                        refuse(link, header, BrokerFailure(-8495, RULES[8495].text), entry.session)
+
+    def store(self, store: Store, touched: set[UUID]) -> arriving.Result | None:
+        """What has arrived goes into the queues; None when there was nothing."""
+        batches = {handle: one for handle, one in self._postponed.items() if self._is_known(handle)}
+        for handle in touched:
+            if (entry := self._conversations.get(handle)) and (batch := entry.dialog.batch()) is not None:
+                batches[handle] = batch
+        self._postponed, self._stored = {}, []
+        if not batches:
+            return None
+        self._happens(batches, BatchEvent.GIVEN)
+        result = store.store(batches)
+        self._happens(result.postponed, BatchEvent.ROW_HELD)
+        if self._traced:
+            store.store_traces(self._traced)
+            self._traced = []
+        self._stored = [batches[handle] for handle in result.stored]
+        self._postponed = {handle: batches[handle] for handle in result.postponed}
+        self._dirty += len(batches)
+        self._written += len(result.stored)
+        return result
+
+    @property
+    def stored(self) -> int:
+        """How many messages this round has stored."""
+        return sum(batch.reached - batch.expected for batch in self._stored)
+
+    def _is_known(self, handle: UUID) -> bool:
+        """Whether its batch is still that of its dialog; else the peer sends it again."""
+        entry = self._conversations.get(handle)
+        return entry is not None and entry.storing is Storing.POSTPONED
+
+    def _happens(self, handles: Iterable[UUID], event: BatchEvent) -> None:
+        for handle in handles:
+            if entry := self._conversations.get(handle):
+                self._conversations.stores(entry, event)
+
+    def committed(self, store: Store, result: arriving.Result) -> None:
+        """What was stored is durable: it is acknowledged with the next frame."""
+        metrics.ARRIVED.inc(self.stored)
+        for handle, batch in zip(result.stored, self._stored, strict=True):
+            metrics.ARRIVED_FRAGMENTS.inc(batch.fragments)
+            if entry := self._conversations.get(handle):
+                many = batch.reached - batch.expected
+                metrics.ARRIVED_BY_PRIORITY.labels(entry.endpoint.priority).inc(many)
+                _tell(entry.endpoint, batch)
+        if result.queues:
+            store.wake(result.queues)
+        for handle in result.gone:
+            self._conversations.forget(handle)
+        self._happens(result.stored, BatchEvent.COMMITTED)
+        for handle in result.closed:
+            if entry := self._conversations.get(handle):
+                entry.dialog.close()
+        for handle, failed in result.failures.items():
+            if entry := self._conversations.get(handle):
+                if failed.message_type:
+                    journal.rejected(failed, entry.endpoint)
+                journal.conversed(Deed.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+                entry.dialog.refuse(BrokerFailure(failed.code, failed.description))
+                self._conversations.line_up(handle)
+
+    def settle(self, store: Store, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
+        """What the peers have said of our messages, and what we say of those that wait.
+
+        Returns the acknowledgements that are committed with this transaction, and whose conversations end with it.
+        """
+        settled: dict[UUID, Acknowledged] = {}
+        ended: list[UUID] = []
+        self._dirty += len(self._acknowledged) + len(self._failed) + len(self._apart)
+        if self._acknowledged:
+            groups = store.groups_of(list(self._acknowledged)) if journal.watches_conversations() else {}
+            done, ended = store.acknowledge(self._acknowledged)
+            settled = {handle: self._acknowledged.pop(handle) for handle in done}
+            self._tell_of_ends(store, ended, groups)
+            if is_traced:
+                store.acknowledge_traces({handle: event.below for handle, event in settled.items()})
+        if self._failed:
+            for handle in store.fail(self._failed):
+                failure = self._failed.pop(handle)
+                self._written += 1
+                if entry := self._conversations.get(handle):
+                    if -failure.code in (9719, 9720):
+                        self._note(store, entry, failure)
+                    journal.conversed(Deed.RECEIVED_BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+        if self._apart:
+            for handle in store.part(self._apart):
+                apart = self._apart.pop(handle)
+                self._written += 1
+                if entry := self._conversations.get(handle):
+                    self._note(store, entry, apart.own)
+                    journal.conversed(Deed.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+        if statuses := self._conversations.take_statuses():
+            store.set_statuses(statuses)
+        self._dirty += len(statuses)
+        self._written += len(settled) + len(statuses)
+        return settled, ended
+
+    def _note(self, store: Store, entry: Entry, own: BrokerFailure) -> None:
+        """One of the two databases was restored."""
+        journal.transmission(entry.endpoint.conversation_id, own.description)
+        far = entry.dialog.far_broker
+        store.note_old_copy(entry.endpoint, far, own, is_here=own.code == -9719)
+
+    def count(self, touched: int, began: float) -> None:
+        """Broker TO Statistics of a round that is committed."""
+        metrics.OBJECT_GETS.inc(touched)
+        metrics.OBJECTS_DIRTY.inc(self._dirty)
+        if self._written:
+            now = self._seconds()
+            metrics.OBJECT_WRITES.inc(self._written)
+            metrics.BATCHES.inc()
+            metrics.BATCH_SECONDS.inc(now - began)
+            metrics.BETWEEN_SECONDS.inc(now - self._last_batch)
+            self._last_batch = now
+        self._dirty = self._written = 0
+
+    def _tell_of_ends(self, store: Store, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
+        for handle in ended:
+            if entry := self._conversations.get(handle):
+                journal.conversed(Deed.RECEIVED_END_ACK, entry.endpoint, EndpointState.CLOSED)
+        was = {groups[handle] for handle in ended if handle in groups}
+        for group in sorted(was - store.groups_left(was) if was else ()):
+            journal.grouped(DROPPED, group)
+
+    def plan_again(self) -> None:
+        """Rows that somebody holds are tried again soon, and less often when that lasts."""
+        now = self._seconds()
+        self._again.has_come(now)
+        self._again.plan(now, is_left=bool(self._postponed or self._acknowledged or self._failed or self._apart))
+
+
+def parsed(arrival: Arrival, now: float) -> Came:
+    """A frame whose names can be looked up.
+
+    Raises:
+        CorruptedMessage: they cannot, or nobody can have made it so.
+    """
+    passage, body = unwrap(arrival.body) if arrival.is_forwarded else (None, arrival.body)
+    envelope = parse(body)
+    header = envelope.header
+    check_addresses(header)
+    _check(header.to_service, header.from_service, header.opening.contract if header.opening else "")
+    return Came(arrival.link, envelope, body, passage, now)
+
+
+def _opened(envelope: Envelope, session: SessionKeys) -> Payload:
+    payload = open_payload(envelope, session.of(envelope.header))
+    if isinstance(payload, tuple):
+        _check(*(part.message_type for part in payload))
+    return payload
+
+
+def _check(*names: str) -> None:
+    if any("\0" in name for name in names):
+        raise CorruptedMessage(11235, "a name contains the character NUL")
+
+
+def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionKeys = UNSECURED) -> None:
+    """Answer where no endpoint is, or not for this peer; who does not read what it was told is told no more."""
+    if link.room <= 0:
+        return
+    is_secured = session.first.is_secured
+    answer = refusal(header, header.to_broker or header.conversation_id, is_secured=is_secured)
+    link.send(encode(answer, failure, session.of(answer)))
+
+
+def _drop_stranger(came: Came, number: int, *values: object) -> None:
+    """Of a message that no conversation here is for; a peer that brings many of them is read less."""
+    _drop(came.link, came.header, number, *values)
+    came.link.complain()
+
+
+def _drop(link: Link, header: Header, number: int, *values: object) -> None:
+    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header, link)
+
+
+def _tell(endpoint: RemoteEndpoint, batch: Batch) -> None:
+    """Broker:Conversation of what has been stored: messages, and what ends the conversation."""
+    contents = [part.content for step in batch.steps if isinstance(step, Deliver) for part in step.parts]
+    ends = [content for content in contents if content is not Content.DATA]
+    journal.conversed(
+        Deed.RECEIVED_MESSAGE, endpoint, EndpointState.CONVERSING, batch.reached - batch.expected - len(ends)
+    )
+    for content in ends:
+        if content is Content.ERROR:
+            journal.conversed(Deed.RECEIVED_ERROR, endpoint, EndpointState.ERROR)
+        else:
+            journal.conversed(Deed.RECEIVED_END, endpoint, EndpointState.DISCONNECTED_INBOUND)

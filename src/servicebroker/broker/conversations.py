@@ -1,0 +1,451 @@
+"""The conversations that a relay has in memory: a bounded number of them, since all can be found in the database again.
+
+What happens to one is looked up in the tables of `protocol/on_its_way.py`, and carried out here. Only this file writes
+what it remembers of them; each link has a line of those that send on it, by priority.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from heapq import heappop, heappush
+from uuid import UUID
+
+from servicebroker.broker import journal
+from servicebroker.broker.links import Link, Links
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
+from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY, Security
+from servicebroker.model.errors import RULES
+from servicebroker.model.states import EndpointState
+from servicebroker.protocol.again import SOON
+from servicebroker.protocol.dialog import SENDS, Dialog, Identity, Sending, TransmissionState
+from servicebroker.protocol.dialog_keys import SessionKeys
+from servicebroker.protocol.envelope import BrokerFailure, Part, unpack_exchange
+from servicebroker.protocol.fairness import FairQueue
+from servicebroker.protocol.limits import Limits
+from servicebroker.protocol.on_its_way import ARRIVING, LEAVING, Act, BatchEvent, Event, Stage, Storing, step
+from servicebroker.protocol.outgoing import NEVER
+from servicebroker.protocol.routing import Address, Elsewhere
+
+CAPACITY = 10_000  # conversations
+MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
+DEFAULT_PRIORITY = 5
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A conversation endpoint in memory."""
+
+    endpoint: RemoteEndpoint
+    dialog: Dialog
+    end: int  # one above the highest message known to wait
+    session: SessionKeys | None  # None while its keys cannot be opened
+    stage: Stage
+    storing: Storing = Storing.NOTHING
+    address: Address | None = None
+    pair: Elsewhere | None = None  # by a mirrored route: the two brokers, of which `address` is the principal
+    link: Link | None = None
+    parts: dict[int, Part] = field(default_factory=dict)  # offered, not yet sent
+    load: int = 0  # bytes of messages that are offered and not acknowledged, as its link has counted them
+    status: str | None = None  # that was written last
+    match_at: float = NEVER  # when its address is looked for again
+    alarm: float = NEVER  # the next one that is set
+
+    @property
+    def priority(self) -> int:
+        """Of what it sends, 1 to 10."""
+        return self.endpoint.priority if self.endpoint.honors_priority else DEFAULT_PRIORITY
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether messages wait in the database that are not offered yet."""
+        return self.dialog.next_to_offer < self.end
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is lost or delayed when it is forgotten."""
+        is_unacknowledged = self.dialog.load > 0 and self.dialog.sending in SENDS  # and is tried again
+        return self.dialog.is_idle and not self.wants_more and not is_unacknowledged
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it waits for something that may take long, and can do so in the database."""
+        return self.stage is not Stage.LINKED and self.storing is Storing.NOTHING and not self.is_at_rest
+
+    def waits_to(self, last: int) -> None:
+        """Messages up to that one wait in the database."""
+        self.end = max(self.end, last + 1)
+
+    def has_no_more(self) -> None:
+        """No messages wait but those that are offered: END CONVERSATION has dropped the rest."""
+        self.end = self.dialog.next_to_offer
+
+    def secure(self, endpoint: RemoteEndpoint, session: SessionKeys | None) -> None:
+        """It has these keys now."""
+        self.endpoint, self.session = endpoint, session
+
+
+class Conversations:
+    """The entries, what is kept in step with them, and what their messages wait for."""
+
+    def __init__(
+        self,
+        links: Links,
+        clock: Callable[[], datetime],
+        seconds: Callable[[], float],
+        draw: Callable[[], float],
+        capacity: int,
+        limits: Limits,
+        session_of: Callable[[RemoteEndpoint], SessionKeys | None],
+    ) -> None:
+        self._links = links
+        self._clock = clock
+        self._seconds = seconds
+        self._draw = draw
+        self._capacity = capacity
+        self._limits = limits
+        self._session_of = session_of
+        self._entries: dict[UUID, Entry] = {}
+        self._by_conversation: dict[tuple[UUID, bool], UUID] = {}
+        self._alarms: list[tuple[float, UUID]] = []
+        self._lines: dict[Link, FairQueue[UUID]] = {}
+        self._loads: Counter[Link] = Counter()
+        self._disabled: frozenset[int] = frozenset()
+        self._statuses: dict[UUID, str] = {}
+        self.waiting_bytes = 0  # of bodies
+        self.hungry: dict[UUID, None] = {}  # to be read further, in turns
+        self.wanted: set[UUID] = set()  # to be looked up in the database
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, handle: UUID) -> bool:
+        return handle in self._entries
+
+    def get(self, handle: UUID) -> Entry | None:
+        """The entry of an endpoint."""
+        return self._entries.get(handle)
+
+    def items(self) -> Iterator[tuple[UUID, Entry]]:
+        """All, in the order in which they came."""
+        return iter(list(self._entries.items()))
+
+    def find(self, conversation: UUID, is_initiator: bool) -> UUID | None:
+        """The handle of that side of a conversation."""
+        return self._by_conversation.get((conversation, is_initiator))
+
+    def enter(self, endpoint: RemoteEndpoint) -> UUID:
+        """Remember an endpoint as the database has it."""
+        handle = endpoint.conversation_handle
+        self.forget(handle)
+        lifetime = self._seconds() + (endpoint.lifetime - self._clock()).total_seconds()
+        dialog = Dialog(_identity(endpoint, lifetime), _state(endpoint), self._draw, self._limits)
+        if endpoint.state == EndpointState.CLOSED:
+            dialog.close()
+        elif endpoint.failure is not None:
+            dialog.refuse(BrokerFailure(*endpoint.failure))
+        session = self._session_of(endpoint)
+        stage = Stage.DELAYED if endpoint.is_remote else Stage.FOUND
+        self._entries[handle] = Entry(endpoint, dialog, endpoint.send_sequence, session, stage)
+        self._by_conversation[endpoint.conversation_id, endpoint.is_initiator] = handle
+        return handle
+
+    def forget(self, handle: UUID) -> None:
+        """It is gone, or can wait."""
+        if entry := self._entries.get(handle):
+            self.happens(entry, Event.LEFT)
+
+    # ---------------------------------------------------------------- what happens to them
+
+    def happens(
+        self,
+        entry: Entry,
+        event: Event,
+        *,
+        address: Address | None = None,
+        pair: Elsewhere | None = None,
+        link: Link | None = None,
+        why: str = "",
+    ) -> None:
+        """Carry out what the table answers. With the address that was found, the link, or why its messages wait.
+
+        Raises:
+            Impossible: it cannot happen to this conversation now.
+        """
+        entry.stage, acts = step(LEAVING, entry.stage, event)
+        for act in acts:
+            match act:
+                case Act.NOTE_ADDRESS:
+                    entry.address, entry.pair = address, pair
+                case Act.TAKE_LINK:
+                    assert link is not None
+                    entry.link = link
+                    self._loads[link] += entry.load
+                case Act.DROP_LINK:
+                    assert entry.link is not None
+                    self._loads[entry.link] -= entry.load
+                    entry.link = None
+                case Act.FORGET:
+                    self._remove(entry)
+                case Act.SAY_NOTHING:
+                    self.say(entry, "")
+                case Act.SAY_WHY:
+                    if entry.wants_more or entry.load:
+                        self.say(entry, why)
+                case Act.LINE_UP:
+                    self.line_up(entry.endpoint.conversation_handle)
+                case Act.GO:
+                    entry.dialog.link_up()
+                case Act.TRAVEL_AGAIN:
+                    self._stop(entry, "")
+                    entry.dialog.link_up()
+                case Act.TRY_LATER:
+                    self._try_later(entry, why)
+                case _:
+                    self._match_at(entry, act)
+
+    def stores(self, entry: Entry, event: BatchEvent) -> None:
+        """What happens to what has arrived for it; once that is durable it is acknowledged with the next frame.
+
+        Raises:
+            Impossible: it cannot happen to this conversation now.
+        """
+        entry.storing, acts = step(ARRIVING, entry.storing, event)
+        if Act.ACKNOWLEDGE in acts:
+            entry.dialog.committed()
+            if entry.dialog.sending is Sending.HELD:
+                self.say(entry, entry.dialog.status)
+            self.line_up(entry.endpoint.conversation_handle)
+
+    def _stop(self, entry: Entry, why: str) -> None:
+        """What was read for it would only fill the memory: it is read again when it travels."""
+        entry.dialog.link_down(self._seconds(), why)
+        self.release(entry)
+
+    def _try_later(self, entry: Entry, why: str) -> None:
+        self._stop(entry, why)
+        if why not in ("", entry.status):
+            journal.transmission(entry.endpoint.conversation_id, why)
+        self.say(entry, why)
+        self.set_alarm(entry)
+
+    def _match_at(self, entry: Entry, act: Act) -> None:
+        entry.match_at = NEVER if act is Act.REST else self._seconds() + _PAUSES[act]
+        self.set_alarm(entry)
+
+    def _remove(self, entry: Entry) -> None:
+        self.release(entry)
+        del self._entries[entry.endpoint.conversation_handle]
+        del self._by_conversation[entry.endpoint.conversation_id, entry.endpoint.is_initiator]
+
+    # ---------------------------------------------------------------- links, and the lines at them
+
+    def reached(self, address: Address) -> None:
+        """There is a link to that address now: whoever waits for it may send at once."""
+        self._tell(address, Event.REACHED)
+
+    def unreached(self, address: Address, status: str) -> None:
+        """There is no link to that address, and why."""
+        self._tell(address, Event.UNREACHED, status)
+
+    def _tell(self, address: Address, event: Event, why: str = "") -> None:
+        for _, entry in self.items():
+            if entry.address == address:
+                self.happens(entry, event, why=why)
+
+    def lost(self, link: Link, status: str) -> set[Address]:
+        """A link is over: what was under way on it travels again. Returns the addresses that it led to."""
+        self._lines.pop(link, None)
+        torn: set[Address] = set()
+        for _, entry in self.items():
+            if entry.link is link:
+                self.happens(entry, Event.LINK_LOST, why=status)
+                if entry.address is not None:
+                    torn.add(entry.address)
+        self._loads.pop(link, None)
+        return torn
+
+    def enable(self, disabled: frozenset[int]) -> set[UUID]:
+        """Brokers may have been disabled, or enabled again: their messages wait, or go."""
+        changed, self._disabled = self._disabled ^ disabled, disabled
+        if not changed:
+            return set()
+        touched = {handle for handle, entry in self.items() if entry.endpoint.database_id in changed}
+        for handle in touched:
+            if (entry := self.get(handle)) and entry.endpoint.database_id not in disabled:
+                entry.dialog.link_up()
+        return touched
+
+    def is_enabled(self, entry: Entry) -> bool:
+        """Whether the broker of its database sends."""
+        return entry.endpoint.database_id not in self._disabled
+
+    def attach(self, entry: Entry) -> bool:
+        """Whether it has a link, or gets one now."""
+        if entry.stage is Stage.CLAIMED and entry.address is not None:
+            found = self._links.reach(entry.address)
+            if not isinstance(found, str):
+                self.happens(entry, Event.LINK_FOUND, link=found)
+        return entry.stage is Stage.LINKED
+
+    def line_up(self, handle: UUID) -> None:
+        """Whoever has something to send gets in line at the link of its address."""
+        entry = self._entries.get(handle)
+        if entry is None:
+            return
+        if obstacle := self._obstacle(entry):
+            if entry.wants_more or entry.dialog.has_work(self._seconds()):
+                self.happens(entry, Event.HELD_BACK, why=obstacle)
+        elif entry.dialog.has_work(self._seconds()):
+            if entry.link is None and entry.address is not None:
+                found = self._links.reach(entry.address)
+                if isinstance(found, str):
+                    self.happens(entry, Event.HELD_BACK, why=found)
+                    return
+                self.happens(entry, Event.LINK_FOUND, link=found)
+                self.hungry[handle] = None
+            if entry.link is not None:
+                self._lines.setdefault(entry.link, FairQueue()).add(handle, entry.priority)
+        self.set_alarm(entry)
+
+    def _obstacle(self, entry: Entry) -> str:
+        """Why it may not send, wherever it goes; '' when it may."""
+        if not self.is_enabled(entry):
+            return RULES[9791].text
+        if entry.session is None:
+            return RULES[28054].text.format(entry.endpoint.own_service, NO_SERVICE_MASTER_KEY)
+        return ""
+
+    @property
+    def lines(self) -> Iterator[tuple[Link, FairQueue[UUID]]]:
+        """Who waits for its turn at each link."""
+        return iter(list(self._lines.items()))
+
+    def load(self, link: Link) -> int:
+        """Bytes that are under way on it."""
+        return self._loads[link]
+
+    def weigh(self, entry: Entry) -> None:
+        """What its link carries has changed."""
+        before, entry.load = entry.load, entry.dialog.load
+        if entry.link is not None:
+            self._loads[entry.link] += entry.load - before
+
+    def say(self, entry: Entry, status: str) -> None:
+        """Why its messages wait; '' when they are on their way."""
+        if status or entry.status != status:
+            self._statuses[entry.endpoint.conversation_handle] = entry.status = status
+
+    def take_statuses(self) -> dict[UUID, str]:
+        """What is to be written of why messages wait."""
+        taken, self._statuses = self._statuses, {}
+        return taken
+
+    # ---------------------------------------------------------------- bodies
+
+    def hold(self, entry: Entry, numbers: Sequence[int], parts: Sequence[Part]) -> None:
+        """Keep what was read of messages with these numbers until it is sent."""
+        fresh = {number: part for number, part in zip(numbers, parts, strict=False) if number not in entry.parts}
+        entry.parts |= fresh
+        self.waiting_bytes += _size(fresh.values())
+
+    def take(self, entry: Entry, numbers: Sequence[int]) -> tuple[Part, ...]:
+        """What is kept of them, to be sent."""
+        parts = tuple([entry.parts.pop(number) for number in numbers])
+        self.waiting_bytes -= _size(parts)
+        return parts
+
+    def release(self, entry: Entry, below: float = NEVER) -> None:
+        """The bodies of messages below that number are not needed any more, or will be read again."""
+        self.take(entry, [number for number in entry.parts if number < below])
+
+    # ---------------------------------------------------------------- time and room
+
+    def set_alarm(self, entry: Entry) -> None:
+        """Ring when the entry next has something to do by itself."""
+        at = min(entry.dialog.wake_at, entry.match_at)
+        if at < entry.alarm:
+            entry.alarm = at
+            heappush(self._alarms, (at, entry.endpoint.conversation_handle))
+
+    def ringing(self, now: float) -> Iterator[tuple[UUID, Entry]]:
+        """Whose alarm is due; set another one if need be."""
+        while self._alarms and self._alarms[0][0] <= now:
+            at, handle = heappop(self._alarms)
+            entry = self._entries.get(handle)
+            if entry is not None and entry.alarm == at:
+                entry.alarm = NEVER
+                yield handle, entry
+
+    @property
+    def wake_at(self) -> float:
+        """The next alarm, or now when somebody may send."""
+        if any(line and link.room > 0 for link, line in self._lines.items()):
+            return self._seconds()
+        return self._alarms[0][0] if self._alarms else NEVER
+
+    @property
+    def room(self) -> int:
+        """How many more entries it takes."""
+        return self._capacity - len(self._entries)
+
+    def make_room(self) -> bool:
+        """Forget those at rest when there are too many, then those without a link. Whether some of these went."""
+        excess = len(self._entries) - self._capacity
+        if excess <= 0:
+            return False
+        excess += self._capacity // 10  # not for every single one
+        at_rest = [handle for handle, entry in self._entries.items() if entry.is_at_rest]
+        stuck = [handle for handle, entry in self._entries.items() if entry.is_stuck]
+        for handle in at_rest[:excess]:
+            self.forget(handle)
+        evicted = stuck[: max(0, excess - len(at_rest))]
+        for handle in evicted:
+            self.forget(handle)
+        return bool(evicted)
+
+
+_PAUSES = {Act.MATCH_NOW: 0.0, Act.MATCH_SOON: SOON, Act.MATCH_LATER: MATCH_AGAIN}
+
+
+def _size(parts: Iterable[Part]) -> int:
+    return sum([len(part.body) for part in parts if part.body])
+
+
+def _identity(endpoint: RemoteEndpoint, lifetime: float) -> Identity:
+    return Identity(
+        endpoint.conversation_id,
+        endpoint.is_initiator,
+        endpoint.own_broker,
+        endpoint.own_service,
+        endpoint.far_service,
+        endpoint.contract,
+        lifetime,
+        endpoint.encryption,
+        endpoint.security in (Security.ANONYMOUS, Security.FULL),
+        None if endpoint.keys is None or endpoint.keys.exchange is None else unpack_exchange(endpoint.keys.exchange),
+    )
+
+
+def _state(endpoint: RemoteEndpoint) -> TransmissionState:
+    has_ended = endpoint.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.CLOSED)
+    return TransmissionState(
+        base=endpoint.first,
+        sent_below=endpoint.send_sequence,
+        sending=_SENDING.get(endpoint.state, Sending.FLOWING),
+        far_broker=UUID(endpoint.far_broker) if endpoint.far_broker else None,
+        is_acknowledged=endpoint.is_acknowledged,
+        next=endpoint.receive_sequence,
+        final=endpoint.receive_sequence - 1 if has_ended and endpoint.receive_sequence else None,
+        token=endpoint.receive_token,
+        kept=endpoint.kept,
+    )
+
+
+_SENDING = {
+    EndpointState.DISCONNECTED_OUTBOUND.value: Sending.ENDING,
+    EndpointState.ERROR.value: Sending.FAILED,
+    EndpointState.CLOSED.value: Sending.CLOSED,
+}

@@ -1,0 +1,273 @@
+"""What leaves: who has something to send, what of it is read and offered, and the frames that carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+from uuid import UUID
+
+from msgspec import structs
+
+from servicebroker.broker import journal, metrics
+from servicebroker.broker.conversations import MATCH_AGAIN, Conversations, Entry
+from servicebroker.broker.dialog_security import DialogSecurity
+from servicebroker.broker.store_operations import Store
+from servicebroker.engine.remote.departing import NOTHING, Leaving, Reading, WaitingConversation
+from servicebroker.model.waiting import UNANSWERED
+from servicebroker.protocol.dialog import SENDS
+from servicebroker.protocol.envelope import Content, Header, Part, encode
+from servicebroker.protocol.outgoing import NEVER, Cut
+
+PAGE = 500  # conversations that a round looks for among those that wait for long
+AT_ONCE = 1_000  # messages of one conversation that a round reads
+BUDGET = 64 * 1024 * 1024  # bytes of bodies that wait in memory for a link
+PIPELINE = 4 * 1024 * 1024  # bytes under way on a link; much more only makes acknowledgements late, and sent again
+FIRST_SHARE = 64 * 1024  # bytes that a conversation may always have under way
+FRAGMENTS = 8  # that a round reads for each link, so that a small message does not wait for a large one's megabyte
+
+
+class Finding:
+    """Brings them into memory. What waits for long, or had no place there, is found page by page."""
+
+    def __init__(self, conversations: Conversations, security: DialogSecurity, seconds: Callable[[], float]) -> None:
+        self._conversations = conversations
+        self._security = security
+        self._seconds = seconds
+        self._page_at, self._page_after = 0.0, UUID(int=0)
+        self._page_missed = False
+
+    @property
+    def wake_at(self) -> float:
+        """When the next page is due."""
+        return self._page_at
+
+    def missed(self) -> None:
+        """Some that wait had to leave the memory: they are found again later."""
+        self._page_missed = True
+        self._page_at = min(self._page_at, self._seconds() + MATCH_AGAIN)
+
+    def reached(self) -> None:
+        """There is a new link: those that had to leave may have waited for it."""
+        if self._page_missed:
+            self._page_at = 0.0
+
+    def due(self, store: Store) -> set[UUID]:
+        """Whose time has come."""
+        now = self._seconds()
+        due, strangers = set(), []
+        for handle, entry in self._conversations.ringing(now):
+            if entry.match_at <= now or entry.session is None:
+                self._conversations.wanted.add(handle)  # its service may have come into being here
+            entry.dialog.tick(now)
+            due.add(handle)
+            if entry.link is not None and entry.dialog.is_unanswered:
+                self._conversations.say(entry, UNANSWERED)
+            if entry.link is not None and entry.dialog.introduction is not None:
+                strangers.append(entry)
+        if strangers:
+            self._introduce_again(store, strangers)
+        return due
+
+    def _introduce_again(self, store: Store, entries: list[Entry]) -> None:
+        """What secured conversations begin with was not acknowledged: perhaps its certificates are replaced."""
+        introductions = [(one.endpoint, key) for one in entries if (key := one.dialog.introduction) is not None]
+        renewed = self._security.renew(store, introductions)
+        for entry in entries:
+            match renewed.get(entry.endpoint.conversation_handle):
+                case (keys, exchange):
+                    entry.secure(entry.endpoint._replace(keys=keys), entry.session)
+                    entry.dialog.secure(exchange)
+                case str(why):
+                    self._conversations.say(entry, why)
+
+    def find(self, store: Store, found: list[WaitingConversation]) -> set[UUID]:
+        """Whom the look has found, whom a page has, and who is to be looked up again."""
+        for waiting in found:
+            if entry := self._conversations.get(waiting.conversation_handle):
+                entry.waits_to(waiting.last)
+                if waiting.has_end:
+                    entry.dialog.end()
+        touched = {one.conversation_handle for one in found}
+        touched |= self._turn_page(store)
+        unknown = self._conversations.wanted | {handle for handle in touched if handle not in self._conversations}
+        self._conversations.wanted = set()
+        for handle in unknown:
+            self._conversations.forget(handle)
+        if unknown:
+            touched |= {self._conversations.enter(endpoint) for endpoint in store.endpoints(list(unknown))}
+        return touched
+
+    def _turn_page(self, store: Store) -> set[UUID]:
+        """Some of those that wait since before we began, or that had no place in memory."""
+        now = self._seconds()
+        if now < self._page_at:
+            return set()
+        handles = store.page(self._page_after, PAGE)
+        if len(handles) == PAGE:
+            self._page_after = handles[-1]
+            self._page_at = now if self._conversations.room >= PAGE else now + MATCH_AGAIN
+        else:
+            self._page_after = UUID(int=0)
+            self._page_at = now + MATCH_AGAIN if self._page_missed else NEVER
+            self._page_missed = False
+        return {handle for handle in handles if handle not in self._conversations}
+
+
+class Readahead:
+    """Reads for all conversations in turns, bodies up to `longest` bytes, and offers it to their dialogs."""
+
+    def __init__(self, conversations: Conversations, longest: int, seconds: Callable[[], float]) -> None:
+        self._conversations = conversations
+        self._longest = longest
+        self._seconds = seconds
+
+    @property
+    def wake_at(self) -> float:
+        """When there is more to read, and room for it."""
+        return self._seconds() if self._conversations.hungry and self._conversations.waiting_bytes <= BUDGET else NEVER
+
+    def offer(self, store: Store, touched: Iterable[UUID]) -> None:
+        """Read what waits and may travel; a part of it at a time, so that memory stays bounded."""
+        self._conversations.hungry.update(dict.fromkeys(touched))
+        wanted: dict[UUID, Reading] = {}
+        budget = BUDGET - self._conversations.waiting_bytes
+        for handle in list(self._conversations.hungry):
+            if budget <= 0:
+                break
+            del self._conversations.hungry[handle]
+            entry = self._conversations.get(handle)
+            if entry is not None and (reading := self._reading(entry)) is not None:
+                wanted[handle] = reading
+                budget -= min(reading.room, (entry.end - reading.first) * self._longest)
+        if not wanted:
+            return
+        found = store.read(wanted, self._longest)
+        for handle, reading in wanted.items():
+            entry = self._conversations.get(handle)
+            assert entry is not None
+            leaving = found.get(handle, NOTHING)
+            self._offer_read(entry, leaving)
+            was_all = len(leaving.numbers) < reading.most and sum(leaving.sizes) < reading.room
+            if was_all and entry.dialog.room > 0:
+                entry.has_no_more()
+            elif entry.link is not None and entry.wants_more and entry.dialog.room > 0:
+                self._conversations.hungry[handle] = None
+
+    def _reading(self, entry: Entry) -> Reading | None:
+        """What to read of it; of a conversation without a link only one message, so that it is tried again."""
+        dialog = entry.dialog
+        if (
+            entry.address is None
+            or dialog.sending not in SENDS
+            or not entry.wants_more
+            or not self._conversations.is_enabled(entry)
+        ):
+            return None
+        if not self._conversations.attach(entry):
+            return Reading(dialog.next_to_offer, 1, 1)
+        assert entry.link is not None
+        room = max(dialog.room, 1)
+        if self._conversations.load(entry.link) >= PIPELINE:
+            room = min(room, FIRST_SHARE)
+            if entry.load:  # its acknowledgement will bring it here again
+                return None
+        return Reading(dialog.next_to_offer, AT_ONCE, room)
+
+    def _offer_read(self, entry: Entry, leaving: Leaving) -> None:
+        """The application's messages as far as there is room for them, and what ends the conversation."""
+        dialog, (numbers, sizes, parts) = entry.dialog, leaving
+        ends = bool(parts) and parts[-1].content is not Content.DATA
+        count = len(parts) - ends
+        if count and dialog.room > 0 and numbers[0] == dialog.next_to_offer:
+            following = next((place for place in range(count) if numbers[place] != numbers[0] + place), count)
+            offered = dialog.offer_run(numbers[0], sizes[:following], [part.token for part in parts[:following]])
+            self._conversations.hold(entry, numbers[:offered], parts)
+        if ends:
+            self._offer_end(entry, numbers[-1], sizes[-1], parts[-1])
+        self._conversations.weigh(entry)
+
+    def _offer_end(self, entry: Entry, number: int, size: int, part: Part) -> None:
+        """An Error needs no room and may leave messages out; an EndDialog waits for room and its turn."""
+        dialog = entry.dialog
+        if part.content is Content.ERROR:
+            self._conversations.release(entry)
+        elif dialog.room <= 0 or number != dialog.next_to_offer:
+            return
+        dialog.offer(number, size, part.content, part.token)
+        self._conversations.hold(entry, [number], [part])
+
+
+class _Frame(NamedTuple):
+    """What is sent, and how many messages it counts as."""
+
+    body: bytes
+    messages: int
+
+
+class Frames:
+    """Makes and sends them, in the order of the lines. Bodies longer than `longest` travel in fragments."""
+
+    def __init__(self, conversations: Conversations, longest: int, seconds: Callable[[], float]) -> None:
+        self._conversations = conversations
+        self._longest = longest
+        self._seconds = seconds
+        self._fragments = 0  # that this round has read for the link in turn
+        self._is_traced = False  # messages have trace contexts
+
+    def send(self, store: Store, *, is_traced: bool) -> int:
+        """What is in line and its links take; how many messages that was, a frame counting as one at least."""
+        self._is_traced = is_traced
+        sent = 0
+        for link, line in self._conversations.lines:
+            self._fragments = 0
+            while link.room > 0 and self._fragments < FRAGMENTS and (turn := line.take()) is not None:
+                entry = self._conversations.get(turn.key)
+                if entry is None or entry.link is not link:
+                    continue
+                frame = self._frame(store, turn.key, entry)
+                if frame is not None:
+                    link.send(frame.body)
+                    metrics.PRIORITY_SENDS.labels(entry.priority).inc()
+                    sent += frame.messages
+                self._conversations.line_up(turn.key)
+        return sent
+
+    def _frame(self, store: Store, handle: UUID, entry: Entry) -> _Frame | None:
+        transmission = None if entry.session is None else entry.dialog.transmit(self._seconds())
+        if transmission is None or entry.session is None:
+            return None
+        cut = transmission.cut
+        if cut is None:
+            journal.acknowledgement(transmission.header, is_sent=True)
+            return _Frame(encode(transmission.header, transmission.payload, entry.session.of(transmission.header)), 1)
+        parts = self._parts(store, handle, entry, cut)
+        if parts is None:  # END CONVERSATION has dropped what was not acknowledged
+            self._conversations.forget(handle)
+            self._conversations.wanted.add(handle)
+            return None
+        journal.acknowledgement(transmission.header, is_sent=True)
+        header = self._with_traces(store, transmission.header, cut) if self._is_traced else transmission.header
+        return _Frame(encode(header, parts, entry.session.of(header)), len(parts))
+
+    def _with_traces(self, store: Store, header: Header, cut: Cut) -> Header:
+        """The header with the trace contexts of the messages, where they have any."""
+        found = store.read_traces(header, cut.first, cut.last)
+        if not found:
+            return header
+        return structs.replace(header, traces=tuple((number - cut.first, context) for number, context in found))
+
+    def _parts(self, store: Store, handle: UUID, entry: Entry, cut: Cut) -> tuple[Part, ...] | None:
+        """The messages that a cut names, or its fragment of one; None when they are not there any more."""
+        numbers = range(cut.first, cut.last + 1)
+        if not entry.parts.keys() >= set(numbers):  # they travel again
+            reading = Reading(cut.first, len(numbers), 2**40)
+            found = store.read({handle: reading}, self._longest).get(handle, NOTHING)
+            if found.numbers != tuple(numbers):
+                return None
+            self._conversations.hold(entry, found.numbers, found.parts)
+        if cut.fragments == 1:
+            return self._conversations.take(entry, numbers)
+        whole = entry.parts[cut.first]
+        self._fragments += 1
+        body = store.read_fragment(handle, cut.first, cut.offset, cut.length)
+        return None if body is None else (Part(whole.message_type, whole.content, body, whole.token),)

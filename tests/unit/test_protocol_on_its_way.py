@@ -1,0 +1,143 @@
+"""The tables of a conversation on its way: every stage with every event, and that nobody else writes what they move."""
+
+from __future__ import annotations
+
+import ast
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import make_on_its_way
+import servicebroker
+from servicebroker.broker import conversations
+from servicebroker.protocol.on_its_way import (
+    ARRIVING,
+    LEAVING,
+    Act,
+    BatchEvent,
+    Event,
+    Impossible,
+    Stage,
+    Storing,
+    step,
+)
+
+BROKER = Path(servicebroker.__file__).parent / "broker"
+ADDRESSED = {Stage.MATCHED, Stage.CLAIMED, Stage.LINKED}
+CLAIMED = {Stage.DELAYED, Stage.CLAIMED, Stage.LINKED}
+LIVE = [stage for stage in Stage if stage is not Stage.FORGOTTEN]
+TAKEN = """
+            FOUND      MATCHED    DELAYED    CLAIMED    LINKED
+ROUTED      MATCHED    MATCHED    CLAIMED    CLAIMED    LINKED
+REROUTED    -          MATCHED    -          CLAIMED    CLAIMED
+UNROUTED    FOUND      FOUND      DELAYED    DELAYED    DELAYED
+AT_HOME     FORGOTTEN  FORGOTTEN  DELAYED    DELAYED    DELAYED
+WON         -          CLAIMED    -          -          -
+BUSY        -          MATCHED    -          -          -
+UNSECURED   -          FOUND      -          -          -
+LINK_FOUND  -          MATCHED    -          LINKED     -
+REACHED     -          MATCHED    -          CLAIMED    LINKED
+UNREACHED   -          MATCHED    -          CLAIMED    LINKED
+LINK_LOST   -          -          -          -          CLAIMED
+HELD_BACK   FOUND      MATCHED    DELAYED    CLAIMED    CLAIMED
+LEFT        FORGOTTEN  FORGOTTEN  FORGOTTEN  FORGOTTEN  FORGOTTEN
+"""
+STORED = """
+            NOTHING    BATCH      POSTPONED
+GIVEN       BATCH      -          BATCH
+ROW_HELD    -          POSTPONED  -
+COMMITTED   NOTHING    NOTHING    -
+"""
+
+
+def expected(matrix: str) -> dict[tuple[str, str], str]:
+    """The stage that follows, by stage and event; '-' where it cannot be."""
+    head, *rows = [line.split() for line in matrix.strip().splitlines()]
+    return {(before, row[0]): after for row in rows for before, after in zip(head, row[1:], strict=True)}
+
+
+@pytest.mark.parametrize(("stage", "event"), [*product(Stage, Event)])
+def test_every_stage_with_every_event(stage: Stage, event: Event) -> None:
+    after = expected(TAKEN).get((stage.name, event.name), "-")
+    if after == "-":
+        with pytest.raises(Impossible, match=rf"^A conversation is {stage}, and {event}: that cannot be\.$"):
+            step(LEAVING, stage, event)
+    else:
+        assert step(LEAVING, stage, event).after is Stage[after]
+
+
+@pytest.mark.parametrize(("storing", "event"), [*product(Storing, BatchEvent)])
+def test_every_batch_with_every_event(storing: Storing, event: BatchEvent) -> None:
+    after = expected(STORED)[storing.name, event.name]
+    if after == "-":
+        with pytest.raises(Impossible, match=rf"^A conversation is {storing}, and {event}: that cannot be\.$"):
+            step(ARRIVING, storing, event)
+    else:
+        assert step(ARRIVING, storing, event).after is Storing[after]
+
+
+@pytest.mark.parametrize(("before", "event"), [*LEAVING])
+def test_the_acts_bring_about_what_the_stage_says(before: Stage, event: Event) -> None:
+    """An address, a link and a claim are had exactly where the name of the stage says so."""
+    after, acts = LEAVING[before, event]
+    assert (Act.FORGET in acts) == (after is Stage.FORGOTTEN)
+    assert (Act.TAKE_LINK in acts) == (after is Stage.LINKED and before is not Stage.LINKED)
+    assert (Act.DROP_LINK in acts) == (before is Stage.LINKED and after is not Stage.LINKED)
+    if after is not Stage.FORGOTTEN:
+        assert (after in CLAIMED) >= (before in CLAIMED), "a claim is for good"
+        if (before in ADDRESSED) != (after in ADDRESSED):
+            assert Act.NOTE_ADDRESS in acts
+        if Act.DROP_LINK in acts:
+            assert {Act.TRAVEL_AGAIN, Act.TRY_LATER} & set(acts), "what was under way is not lost"
+
+
+def test_a_claim_is_won_where_the_address_is_known_and_a_link_is_taken_with_it() -> None:
+    """Nothing leaves before both."""
+    claims = {
+        (before, event) for (before, event), one in LEAVING.items() if (one.after in CLAIMED) > (before in CLAIMED)
+    }
+    links = {(before, event) for (before, event), one in LEAVING.items() if Act.TAKE_LINK in one.acts}
+    assert claims == {(Stage.MATCHED, Event.WON)}
+    assert links == {(Stage.CLAIMED, Event.LINK_FOUND)}
+
+
+@pytest.mark.parametrize("stage", LIVE)
+def test_from_everywhere_there_is_a_way_onto_a_link_and_out_of_memory(stage: Stage) -> None:
+    reached = {stage}
+    while more := {one.after for (before, _), one in LEAVING.items() if before in reached} - reached:
+        reached |= more
+    assert reached >= {Stage.LINKED, Stage.FORGOTTEN}
+    waits = [one.acts for (before, event), one in LEAVING.items() if before is stage and event is Event.UNROUTED]
+    assert all(Act.MATCH_LATER in acts for acts in waits)
+
+
+@pytest.mark.parametrize("file", sorted(BROKER.glob("*.py")), ids=lambda file: file.stem)
+def test_nobody_else_writes_what_is_remembered_of_a_conversation(file: Path) -> None:
+    if file.stem == conversations.__name__.rpartition(".")[2]:
+        return
+    fields = set(conversations.Entry.__dataclass_fields__)
+    written = [
+        f"{file.name}:{target.lineno} {ast.unparse(target)}"
+        for node in ast.walk(ast.parse(file.read_text()))
+        for target in targets(node)
+        if isinstance(target, ast.Attribute) and target.attr in fields and ast.unparse(target.value) in ("entry", "one")
+    ]
+    assert written == []
+
+
+def targets(node: ast.AST) -> list[ast.expr]:
+    """What a statement assigns to."""
+    match node:
+        case ast.Assign(targets=found):
+            return [part for one in found for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            return [target]
+        case _:
+            return []
+
+
+def test_the_page_shows_the_tables() -> None:
+    assert make_on_its_way.documented(make_on_its_way.DOCUMENT.read_text()) == make_on_its_way.as_text(), (
+        "run python tools/make_on_its_way.py"
+    )

@@ -1,0 +1,54 @@
+"""Writes the tables of `protocol/on_its_way.py` into docs/architecture.md, where a test compares them.
+
+python tools/make_on_its_way.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from servicebroker.protocol.on_its_way import ARRIVING, LEAVING, Event, Stage
+
+DOCUMENT = Path(__file__).parents[1] / "docs/architecture.md"
+WIDTH = 10
+
+
+def as_text() -> str:
+    """A matrix of stages and events, and what each step of both tables asks for."""
+    stages = [stage for stage in Stage if stage is not Stage.FORGOTTEN]
+    lines = ["".join(one.rjust(WIDTH) for one in ("", *stages)).rstrip()]
+    for event in Event:
+        after = [LEAVING[stage, event].after if (stage, event) in LEAVING else "-" for stage in stages]
+        lines.append(event.name.ljust(WIDTH) + "".join(one.rjust(WIDTH) for one in after))
+    for table in (LEAVING, ARRIVING):
+        lines += _steps(table)
+    return "\n".join(lines) + "\n"
+
+
+def _steps(table: Mapping[tuple[Any, Any], Any]) -> Iterator[str]:
+    last: StrEnum | None = None
+    for (before, event), (after, acts) in table.items():
+        if before is not last:
+            yield ""
+            yield f"{before}, and"
+            last = before
+        then = "" if after is before else f" -> {after}"
+        yield f"  {event}{then}" + (f": {'; '.join(acts)}" if acts else "")
+
+
+_BLOCK = re.compile(r"(^## A conversation on its way.*?^```text\n)(.*?)(^```)", re.MULTILINE | re.DOTALL)
+
+
+def documented(page: str) -> str:
+    """What docs/architecture.md shows."""
+    found = _BLOCK.search(page)
+    assert found is not None
+    return found[2]
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(_BLOCK.sub(lambda found: found[1] + as_text() + found[3], DOCUMENT.read_text()))
