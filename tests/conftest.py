@@ -26,7 +26,9 @@ import servicebroker.api.verbs
 from portal import open_behind_portal
 from remote_support import Pair, paired
 from second_tries import pytest_sessionfinish as pytest_sessionfinish
+from servicebroker.store import running
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.statements import Rows, Statement
 from support import APP, Clock, Stock, as_user, define_standard_set, stocked_name
 
 _numbers = itertools.count(1)
@@ -353,3 +355,17 @@ def pair(make_instance_url: Callable[[], str]) -> Iterator[Pair]:
     """Two instances, relays between them, and a link that the test holds."""
     with paired(make_instance_url) as both:
         yield both
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each statement was executed, by its name."""
+    count: Counter[str] = Counter()
+    fetched = running._fetched
+
+    def counting(connection: object, statement: Statement) -> Rows:
+        count[statement.name] += 1
+        return fetched(connection, statement)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(running, "_fetched", counting)
+    return count

@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -495,6 +496,20 @@ def test_doctor_hears_of_a_fault_also_while_no_round_succeeds(two: Two, monkeypa
         patch.setattr(two.west.daemon._relay, "round", fails)
         eventually(lambda: [one for one in faults(two.west) if "each time" in one.problem])
     two.works()
+
+
+def test_what_nobody_has_changed_is_not_read_again(two: Two, asked: Counter[str]) -> None:
+    """The endpoint, certificates and logins: while nothing is committed, a daemon reads none of them."""
+    looks = "departing.look"
+
+    def read() -> int:
+        asked.clear()
+        eventually(lambda: asked[looks] >= 6)
+        return asked["network_endpoints.find_endpoint"] + asked["transport_certificates.all_certificates"]
+
+    eventually(lambda: read() <= 2)  # a sample is committed every ten seconds, by each daemon
+    two.west.database.create_message_type("AnyChange")
+    eventually(lambda: asked["logins.find_connect"] >= 1, 5)
 
 
 def faults(site: Site) -> list[Finding]:

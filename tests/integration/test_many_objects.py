@@ -14,9 +14,8 @@ import servicebroker as sb
 from servicebroker.activation import procedures
 from servicebroker.cli.main import app
 from servicebroker.engine.diagnosis.facts import gather
-from servicebroker.store import migrations, running
+from servicebroker.store import migrations
 from servicebroker.store.running import run
-from servicebroker.store.statements import Rows, Statement
 from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, bodies, define_standard_set, eventually, query
 
 MANY = 25
@@ -34,20 +33,6 @@ def database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
         made.send(begin(made, "//test/7"), ORDER, b"seventh")
         yield made
     procedures._registered.clear()
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each statement was executed, by its name."""
-    count: Counter[str] = Counter()
-    fetched = running._fetched
-
-    def counting(connection: object, statement: Statement) -> Rows:
-        count[statement.name] += 1
-        return fetched(connection, statement)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(running, "_fetched", counting)
-    return count
 
 
 def test_who_looks_at_all_queues_does_not_ask_for_each(database: sb.Database, asked: Counter[str]) -> None:

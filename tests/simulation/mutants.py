@@ -130,15 +130,15 @@ MUTANTS = [
     Mutant(
         "a look begins anew each time",
         "broker.relay",
-        "look = store.look(self._snapshot)",
+        "look = store.look(self.snapshot)",
         "look = store.look(None)",
         0,
     ),
     Mutant(
         "what an unfinished transaction commits is not looked for",
         "broker.relay",
-        "self._snapshot, self._routes, self._is_traced = look.snapshot, ",
-        "self._snapshot, self._routes, self._is_traced = look.snapshot._replace(unfinished=()), ",
+        "self.snapshot, self._routes, self._is_traced = look.snapshot, ",
+        "self.snapshot, self._routes, self._is_traced = look.snapshot._replace(unfinished=()), ",
         8,
     ),
     Mutant(

@@ -319,6 +319,8 @@ class Host:
 
     def _glance(self, connection: psycopg.Connection[Any]) -> None:
         """Have a look at each queue where something may have happened: at an idle one, nothing has to be looked for."""
+        if not self._watched:
+            return
         known = {number: watched.counters if watched.is_settled else () for number, watched in self._watched.items()}
         found = run(connection, monitors.glance(known, self.instance.clock()))
         self._oldest = found.oldest

@@ -308,7 +308,7 @@ class Daemon:
                 journal.mistrusted(what, times, detail)
 
     def _follow(self, connection: psycopg.Connection[Any]) -> None:
-        policy = self._watch.look(connection, self._clock())
+        policy = self._watch.look(connection, self._clock(), self._relay.snapshot)
         if policy is not None or self._trouble:
             self._obey(policy or self._policy)
 

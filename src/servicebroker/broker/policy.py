@@ -22,6 +22,7 @@ from servicebroker.engine.catalog.network_endpoints import (
     NetworkEndpoint,
     find_endpoint,
 )
+from servicebroker.engine.remote.departing import Snapshot
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.known_peers import find_answers
 from servicebroker.engine.remote.site import find_instance, own_addresses
@@ -82,6 +83,14 @@ class Policy(NamedTuple):
         return own_addresses(self.host, self.port)
 
 
+class _Stored(NamedTuple):
+    """What the database holds of it."""
+
+    endpoint: NetworkEndpoint | None
+    certificates: list[TransportCertificate]
+    connect: Connect
+
+
 OFF = Policy(silence=9666)  # no endpoint, or not the daemon that serves the instance
 
 
@@ -98,17 +107,26 @@ class PolicyWatch:
         self._keys = keys
         self._member: Membership | None = None
         self._basis: tuple[object, ...] | None = None
+        self._seen: Snapshot | None = None  # before `_stored` was read
+        self._stored = _Stored(None, [], Connect(None, {}))
 
-    def look(self, connection: psycopg.Connection[Any], now: datetime) -> Policy | None:
-        """The policy, when it is another one than at the last look; else None."""
-        endpoint = self.listener or run(connection, find_endpoint())
-        found = run(connection, all_certificates())
+    def look(
+        self, connection: psycopg.Connection[Any], now: datetime, snapshot: Snapshot | None = None
+    ) -> Policy | None:
+        """The policy, when it is another one than at the last look; else None.
+
+        `snapshot` is that of the last round: while it stays the same nothing was committed, and nothing is read again.
+        """
+        if snapshot is None or snapshot != self._seen:
+            self._stored, self._seen = _read(connection), snapshot
+        endpoint = self.listener or self._stored.endpoint
+        found = self._stored.certificates
         certificates = found if endpoint is None or _takes(endpoint, Method.CERTIFICATE) else []
         own = shown(endpoint, certificates, now)
         standing = self._stand(connection, now) if _takes(endpoint, Method.WINDOWS) else None
         if not _takes(endpoint, Method.WINDOWS):
             self.membership = None
-        connect = run(connection, find_connect())
+        connect = self._stored.connect
         basis = (endpoint, certificates, own, _essence(standing), connect)
         if basis == self._basis:
             return None
@@ -122,7 +140,7 @@ class PolicyWatch:
 
     def forget(self) -> None:
         """Make the policy anew at the next look."""
-        self._basis = None
+        self._basis = self._seen = None
 
     def _stand(self, connection: psycopg.Connection[Any], now: datetime) -> MemberState | None:
         """How this instance stands in its domain; what is wrong with that is logged when it is news."""
@@ -266,3 +284,8 @@ def trusted(certificates: list[TransportCertificate]) -> dict[str, Any]:
             named[instance] = named.get(instance, frozenset()) | {owner}
     accepted = {instance: one.proved.owner for one in imported for instance in one.claims}
     return {"owners": frozenset(one.proved.owner for one in imported), "named": named, "accepted": accepted}
+
+
+def _read(connection: psycopg.Connection[Any]) -> _Stored:
+    endpoint, certificates = run(connection, find_endpoint()), run(connection, all_certificates())
+    return _Stored(endpoint, certificates, run(connection, find_connect()))

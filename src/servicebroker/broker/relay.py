@@ -81,7 +81,7 @@ class Relay:
         self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds)
         self._frames = Frames(self._conversations, self._limits.fragment_size, seconds)
         self._routes = 0  # their version
-        self._snapshot: Snapshot | None = None
+        self.snapshot: Snapshot | None = None  # of the last round: while it stays the same nothing was committed
         self._is_traced = False  # messages have trace contexts
         self.mirrors.forget_told()
 
@@ -96,7 +96,7 @@ class Relay:
             touched = self._take(store, list(arrivals))
             stored = self._settling.store(store, touched)
             settled, ended = self._settling.settle(store, is_traced=self._is_traced)
-            look = store.look(self._snapshot)
+            look = store.look(self.snapshot)
             touched |= self._conversations.enable(look.disabled)
             touched |= self._matching.see_routes(store, look.routes)
             if self.mirrors.are_used:
@@ -105,7 +105,7 @@ class Relay:
             touched |= self._finding.find(store, look.waiting)
             self._matching.match(store, touched)
             self._readahead.offer(store, touched)
-        self._snapshot, self._routes, self._is_traced = look.snapshot, look.routes, look.traced
+        self.snapshot, self._routes, self._is_traced = look.snapshot, look.routes, look.traced
         self._settling.count(len(touched), began)
         if stored is not None:
             self._settling.committed(store, stored)
