@@ -1,7 +1,7 @@
 """Random histories of a pipeline's table, whose rule changes while messages land, beside a model of what it must hold.
 
-The model knows neither Arrow nor Delta: it keeps messages and rows as plain values, and decides by itself which change
-of a rule a table can follow.
+The model knows neither Arrow nor a table's format: it keeps messages and rows as plain values, and decides by itself
+which change of a rule a table can follow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import ClassVar
 
 import duckdb
 import pyarrow as pa
@@ -140,8 +141,8 @@ def bad() -> object:
 class History:
     """One random history: steps done to the tables and to the model alike, compared after each."""
 
-    def __init__(self, random, folder):
-        self.random, self.folder = random, folder
+    def __init__(self, random, folder, lake):
+        self.random, self.folder, self.lake = random, folder, lake
         self.partition_by = random.choice([(), (), ("_date",), ("id",)])
         self.model = Model(random.choice([True, False]))
         self.pipe = self.pipe_of({"id": ("integer", False), "a": (random.choice(KINDS), True)})
@@ -155,7 +156,8 @@ class History:
         self.rule = rule
         columns = tuple(Column(name, kind, optional) for name, (kind, optional) in rule.items())
         key = ("id",) if self.model.is_keyed else ()
-        return pipeline(self.folder, MessageRule("Order", "json", "orders", columns, self.partition_by, key))
+        rule = MessageRule("Order", "json", "orders", columns, self.partition_by, key)
+        return pipeline(self.folder, rule, **self.lake.options)
 
     def run(self, steps):
         for _ in range(steps):
@@ -194,12 +196,12 @@ class History:
         wrong = self.model.refuses(rule)
         into = target(pipe, "orders")
         if wrong:
-            version = DeltaTable(into.folder).version()
+            version = self.lake.version("orders")
             for look in (into.lacks, into.ensure):
                 with pytest.raises(InstanceError) as refused:
                     look()
                 assert any(f"'{name}'" in str(refused.value) for name in wrong)
-            assert DeltaTable(into.folder).version() == version
+            assert self.lake.version("orders") == version
             self.pipe, self.rule = before, self.model.rule
             return
         needs = into.lacks()
@@ -220,7 +222,7 @@ class History:
         rule = self.other_rule() if self.random.random() < 0.7 else self.rule
         self.told.append(str(rule))
         self.pipe = self.pipe_of(rule)
-        if not self.pipe.folder("bronze").exists():
+        if self.lake.version("bronze") is None:
             self.pipe = self.pipe_of(self.model.rule)
             return
         if self.random.random() < 0.3:
@@ -231,15 +233,14 @@ class History:
     def others(self):
         """Somebody adds a column of his own, and fills it by means of his own."""
         name = f"theirs{len(self.model.others)}"
-        table = DeltaTable(self.pipe.folder("orders"))
-        table.alter.add_columns([Field(name, PrimitiveType("string"))])
+        self.lake.add_column("orders", name)
         self.model.others.add(name)
         self.model.columns[name] = "string"
         for row in self.model.rows.values():
             row[name] = None
         if self.model.rows:
             least = self.random.choice(list(self.model.rows))
-            table.update(updates={name: "'x'"}, predicate=f"_queuing_order >= {least}")
+            self.lake.fill("orders", name, least)
             for order, row in self.model.rows.items():
                 row[name] = "x" if order >= least else None
 
@@ -289,7 +290,8 @@ class History:
         elif choice == 3 and own and free:
             rule[random.choice(free)] = rule.pop(random.choice(own))
         elif choice == 4:
-            rule["id"] = (random.choice(["integer", "long"]), False)
+            narrow = rule["id"][0] == "integer" or "id" not in self.partition_by or self.lake.redivides
+            rule["id"] = (random.choice(["integer", "long"]) if narrow else "long", False)
         elif choice == 5 and own:
             name = random.choice(own)
             rule[name] = (kind, not rule[name][1])
@@ -299,23 +301,53 @@ class History:
     # ---------------------------------------------------------------- judging
 
     def compare(self):
-        folder = self.pipe.folder("orders")
-        table = DeltaTable(folder)
-        assert {one.name: kind_of(one.type) for one in table.schema().fields if not one.name.startswith("_")} == (
-            self.model.columns
-        )
+        assert {name: kind for name, kind in self.lake.kinds("orders").items() if name[0] != "_"} == self.model.columns
         expected = {order: dict(row) for order, row in self.model.rows.items()}
-        assert rows_in_duckdb(table, folder) == expected
-        assert rows_in_arrow(table) == expected
-        quarantine = self.pipe.folder("quarantine")
-        there = DeltaTable(quarantine).to_pyarrow_table() if quarantine.exists() else pa.table({"queuing_order": []})
-        assert sorted(there["queuing_order"].to_pylist()) == sorted(self.model.quarantine)
-        self.seen[table.version()] = expected
+        for rows in self.lake.read("orders"):
+            assert by_order(rows) == expected
+        there = self.lake.read("quarantine")[0] if self.lake.version("quarantine") is not None else []
+        assert sorted(row["queuing_order"] for row in there) == sorted(self.model.quarantine)
+        self.seen.setdefault(self.lake.version("orders"), expected)
 
     def look_back(self):
         """A reader of an older version finds what was there then."""
         for version, expected in self.random.sample(sorted(self.seen.items()), min(3, len(self.seen))):
-            assert rows_in_arrow(DeltaTable(self.pipe.folder("orders"), version=version)) == expected
+            for rows in self.lake.read("orders", version):
+                assert by_order(rows) == expected
+
+
+def by_order(rows):
+    """Rows of a rule's table by the place of their message, each there once."""
+    found = {row["_queuing_order"]: {key: value for key, value in row.items() if key[0] != "_"} for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+class InDelta:
+    """The tables of a history in Delta, as others see and change them."""
+
+    options: ClassVar = {}
+    redivides = True  # a column that divides a table may get any type
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def version(self, name):
+        there = DeltaTable.is_deltatable(str(self.folder / name))
+        return DeltaTable(self.folder / name).version() if there else None
+
+    def kinds(self, name):
+        return {one.name: kind_of(one.type) for one in DeltaTable(self.folder / name).schema().fields}
+
+    def read(self, name, version=None):
+        table = DeltaTable(self.folder / name, version=version)
+        return rows_in_arrow(table), *([rows_in_duckdb(table, self.folder / name)] if name == "orders" else [])
+
+    def add_column(self, name, column):
+        DeltaTable(self.folder / name).alter.add_columns([Field(column, PrimitiveType("string"))])
+
+    def fill(self, name, column, least):
+        DeltaTable(self.folder / name).update(updates={column: "'x'"}, predicate=f"_queuing_order >= {least}")
 
 
 def kind_of(delta_type):
@@ -324,10 +356,10 @@ def kind_of(delta_type):
 
 
 def rows_in_duckdb(table, folder):
-    """By the place of their message; each file has the types of the table."""
+    """Each file has the types of the table."""
     kinds = {"integer": "INTEGER", "long": "BIGINT", "double": "DOUBLE", "string": "VARCHAR"}
     types = {one.name: one.type.type for one in table.schema().fields}
-    found = {}
+    found = []
     for add in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         name = str(folder / add["path"])
         told = duckdb.execute(
@@ -342,16 +374,16 @@ def rows_in_duckdb(table, folder):
         for values in told.fetchall():
             row = dict.fromkeys(types) | dict(zip(names, values, strict=True))
             row |= {key[10:]: value for key, value in add.items() if key.startswith("partition.")}
-            assert row["_queuing_order"] not in found
-            found[row["_queuing_order"]] = {key: value for key, value in row.items() if not key.startswith("_")}
+            found.append(row)
     return found
 
 
 def rows_in_arrow(table):
-    """By the place of their message; a filter of a text passes each file."""
+    """A filter of a text passes each file."""
     import pyarrow.compute as pc
 
     dataset = table.to_pyarrow_dataset()
-    rows = dataset.to_table(filter=pc.field("_conversation_handle") == "h").to_pylist()
+    handle = next(name for name in dataset.schema.names if name.endswith("conversation_handle"))
+    rows = dataset.to_table(filter=pc.field(handle) == "h").to_pylist()
     assert len(rows) == table.count()
-    return {row["_queuing_order"]: {k: v for k, v in row.items() if not k.startswith("_")} for row in rows}
+    return rows

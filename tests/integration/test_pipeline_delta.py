@@ -12,8 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.delta import DeltaSink, land
+from servicebroker.pipeline.delta import DeltaPlace, DeltaSink
 from servicebroker.pipeline.parquet import write_parquet
+from servicebroker.pipeline.tables import land
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string()), ("body", pa.binary()), ("at", pa.timestamp("us", "UTC"))])
 NOON = datetime(2026, 1, 2, 12, 0, 0, 5, tzinfo=UTC)
@@ -33,16 +34,16 @@ def numbers(folder):
 
 
 def test_a_batch_lands_once(tmp_path):
-    assert land(tmp_path, SCHEMA, write(tmp_path, batch(1), batch(2)), "q", 0)
-    assert not land(tmp_path, SCHEMA, write(tmp_path, batch(1), batch(2)), "q", 0)
-    assert land(tmp_path, SCHEMA, write(tmp_path, batch(3)), "q", 1)
-    assert not land(tmp_path, SCHEMA, write(tmp_path, batch(1), batch(2)), "q", 0)
+    assert land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
+    assert not land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
+    assert land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(3)), ("q", 1))
+    assert not land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
     assert numbers(tmp_path) == [1, 2, 3]
 
 
 def test_another_query_has_its_own_batches(tmp_path):
-    assert land(tmp_path, SCHEMA, write(tmp_path, batch(1)), "q", 0)
-    assert land(tmp_path, SCHEMA, write(tmp_path, batch(2)), "r", 0)
+    assert land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
+    assert land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(2)), ("r", 0))
     assert numbers(tmp_path) == [1, 2]
 
 
@@ -53,7 +54,7 @@ def test_of_two_writers_of_one_batch_one_lands_it(tmp_path):
         def go(at=round_, together=together, results=results):
             files = write(tmp_path, batch(at))
             together.wait()
-            results.append(land(tmp_path, SCHEMA, files, "q", at))
+            results.append(land(DeltaPlace(tmp_path), SCHEMA, files, ("q", at)))
 
         threads = [threading.Thread(target=go) for _ in range(4)]
         for thread in threads:
@@ -77,11 +78,11 @@ def test_two_queries_at_once_both_land(tmp_path):
 
 
 def land_one(folder, query, at):
-    assert land(folder, SCHEMA, write(folder, batch(at)), query, at)
+    assert land(DeltaPlace(folder), SCHEMA, write(folder, batch(at)), (query, at))
 
 
 def test_bytes_and_times_come_back_as_they_were(tmp_path):
-    land(tmp_path, SCHEMA, write(tmp_path, batch(255)), "q", 0)
+    land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(255)), ("q", 0))
     assert DeltaTable(tmp_path).to_pyarrow_table().to_pylist() == [
         {"n": 255, "name": "n255", "body": b"\xff", "at": NOON}
     ]
@@ -89,7 +90,7 @@ def test_bytes_and_times_come_back_as_they_were(tmp_path):
 
 def test_the_log_knows_counts_and_ranges(tmp_path):
     empty = pa.RecordBatch.from_pylist([{"n": None, "name": None, "body": None, "at": None}], schema=SCHEMA)
-    land(tmp_path, SCHEMA, write(tmp_path, batch(3, 1), empty), "q", 0)
+    land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(3, 1), empty), ("q", 0))
     (known,) = pa.table(DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pylist()
     assert (known["num_records"], known["null_count.n"]) == (3, 1)
     assert (known["min.n"], known["max.n"], known["min.name"], known["max.name"]) == (1, 3, "n1", "n3")
@@ -105,13 +106,13 @@ def test_no_rows_make_no_file(tmp_path):
 def test_other_columns_are_refused(tmp_path):
     write_deltalake(tmp_path, pa.table({"other": [1]}))
     with pytest.raises(InstanceError, match=r"would have to change for the query \(it gets the column"):
-        land(tmp_path, SCHEMA, write(tmp_path, batch(1)), "q", 0)
+        land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
 
 
 def test_a_partitioned_table_is_refused(tmp_path):
     DeltaTable.create(tmp_path, SCHEMA, partition_by=["name"])
     with pytest.raises(InstanceError, match="partitioned"):
-        land(tmp_path, SCHEMA, write(tmp_path, batch(1)), "q", 0)
+        land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
 
 
 @pytest.mark.parametrize(
@@ -150,8 +151,8 @@ def read_back(folder, **options):
 
 
 def test_a_table_is_read_back_in_any_version(tmp_path):
-    land(tmp_path, SCHEMA, write(tmp_path, batch(1)), "q", 0)
-    land(tmp_path, SCHEMA, write(tmp_path, batch(2)), "q", 1)
+    land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
+    land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(2)), ("q", 1))
     assert read_back(tmp_path) == [{"n": n, "name": f"n{n}", "body": bytes([n]), "at": NOON} for n in (1, 2)]
     assert [row["n"] for row in read_back(tmp_path, versionAsOf="1")] == [1]
     assert read_back(tmp_path, versionAsOf="0") == []
@@ -178,6 +179,6 @@ def test_partitions_new_columns_and_merged_files_are_read_back(tmp_path):
 )
 def test_what_cannot_be_read_back_is_said(tmp_path, options, complaint):
     if options:
-        land(tmp_path, SCHEMA, write(tmp_path, batch(1)), "q", 0)
+        land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
     with pytest.raises(InstanceError, match=complaint):
         read_back(tmp_path, **options)

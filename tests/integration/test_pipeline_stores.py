@@ -18,7 +18,6 @@ pytest.importorskip("deltalake")
 pytest.importorskip("moto")
 
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
 from pyarrow import fs
 
 from pipeline_support import LINE, Feed, warehouse
@@ -27,14 +26,15 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.analysis import analyze
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule, Pipeline
-from servicebroker.pipeline.delta import DeltaSink, exchange
-from servicebroker.pipeline.delta import land as land_files
+from servicebroker.pipeline.delta import DeltaPlace, DeltaSink
 from servicebroker.pipeline.delta_reader import open_table
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.maintenance import compact, replay, status
 from servicebroker.pipeline.parquet import write_parquet
 from servicebroker.pipeline.rebuild import rebuild
 from servicebroker.pipeline.storage import StoreFolder, files_in, names_in
+from servicebroker.pipeline.tables import Conflict
+from servicebroker.pipeline.tables import land as land_files
 
 STOCK = MessageRule("Stock", "json", "stock", (Column("id", "long"), Column("note", "string", True)), key=("id",))
 DAYS = replace(ORDER, message_type="Day", table="days", partition_by=("_date",))
@@ -182,7 +182,7 @@ def test_of_two_who_write_the_same_version_one_does(lake):
         for batch_id in range(batches):
             name = f"{number}-{batch_id}".encode()
             files = write_parquet(iter([pa.record_batch([[number], [name]], SCHEMA)]), lake, SCHEMA)
-            if not land_files(lake, SCHEMA, files, f"q{number}", batch_id):
+            if not land_files(DeltaPlace(lake), SCHEMA, files, (f"q{number}", batch_id)):
                 refused.append(f"{number} {batch_id}")
 
     write(9)
@@ -195,10 +195,10 @@ def test_of_two_who_write_the_same_version_one_does(lake):
     assert refused == []
     assert table.version() == (writers + 1) * batches
     assert table.count() == (writers + 1) * batches
-    one, other = open_table(lake), open_table(lake)
-    exchange(lake, one, [], write_parquet(iter([pa.record_batch([[1], [b"x"]], SCHEMA)]), lake, SCHEMA))
-    with pytest.raises(CommitFailedError):
-        exchange(lake, other, [], write_parquet(iter([pa.record_batch([[2], [b"y"]], SCHEMA)]), lake, SCHEMA))
+    one, other = DeltaPlace(lake).open(), DeltaPlace(lake).open()
+    one.exchange([], write_parquet(iter([pa.record_batch([[1], [b"x"]], SCHEMA)]), lake, SCHEMA))
+    with pytest.raises(Conflict):
+        other.exchange([], write_parquet(iter([pa.record_batch([[2], [b"y"]], SCHEMA)]), lake, SCHEMA))
     assert open_table(lake).version() == table.version() + 1
 
 
@@ -220,8 +220,8 @@ def test_the_sink_writes_into_a_store_and_reads_it_back(lake):
     sink = DeltaSink({"path": f"{lake}/"})
     body = os.urandom(6_000_000)
     files = write_parquet(iter([pa.record_batch([[1, 2], [body, None]], SCHEMA)]), sink._folder, SCHEMA)
-    assert land_files(sink._folder, SCHEMA, files, "q", 0)
-    assert not land_files(sink._folder, SCHEMA, files, "q", 0)
+    assert land_files(DeltaPlace(sink._folder), SCHEMA, files, ("q", 0))
+    assert not land_files(DeltaPlace(sink._folder), SCHEMA, files, ("q", 0))
     assert sink.schema().names == ["id", "body"]
     reader = sink.reader(sink.schema())
     (part,) = reader.partitions()

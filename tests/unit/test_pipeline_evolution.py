@@ -1,6 +1,5 @@
 """Tables whose rule changes: what they follow, what is refused, and what is in them then. No Spark, no server."""
 
-import sys
 from dataclasses import replace
 from decimal import Decimal
 
@@ -17,11 +16,12 @@ from pipeline_tables import ORDER, batch, land, message, order, pipeline, table
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import landing
 from servicebroker.pipeline.decoding import Column
+from servicebroker.pipeline.delta import OpenDelta
 from servicebroker.pipeline.evolution import plan
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.maintenance import compact, replay
 from servicebroker.pipeline.rebuild import rebuild
-from table_histories import History
+from table_histories import History, InDelta
 
 LONG, TEXT = pa.int64(), pa.string()
 
@@ -169,10 +169,9 @@ def test_a_table_is_made_anew_from_bronze(tmp_path):
 
 
 def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch):
-    module = sys.modules["servicebroker.pipeline.rebuild"]
     pipe = pipeline(tmp_path)
     land(pipe, "q", 0, batch(order(1)))
-    become, numbers = module.become, iter(range(2))
+    become, numbers = OpenDelta.become, iter(range(2))
 
     def beside(*given):
         number = next(numbers, None)
@@ -180,7 +179,7 @@ def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch
             land(pipe, "q", 1 + number, batch(order(10 + number)))
         become(*given)
 
-    monkeypatch.setattr(module, "become", beside)
+    monkeypatch.setattr(OpenDelta, "become", beside)
     assert rebuild(pipe, "orders").rows == 3
     assert sorted(row["id"] for row in table(pipe, "orders")) == [1, 10, 11]
 
@@ -203,7 +202,8 @@ def test_what_cannot_be_made_anew_is_said_and_nothing_changes(tmp_path):
 
 def test_random_histories_of_rules_end_as_the_model_says(seeded_random, tmp_path, request):
     for number in range(request.config.option.table_histories):
-        history = History(seeded_random, tmp_path / str(number))
+        folder = tmp_path / str(number)
+        history = History(seeded_random, folder, InDelta(folder))
         try:
             history.run(12)
         except BaseException as problem:

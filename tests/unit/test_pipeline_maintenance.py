@@ -19,10 +19,10 @@ from lxml import html
 from pipeline_tables import ORDER, QUEUE, batch, land, message, order, pipeline, table
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline import maintenance
 from servicebroker.pipeline.analysis import Hour, analyze
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule
+from servicebroker.pipeline.delta import OpenDelta
 from servicebroker.pipeline.delta_reader import open_table
 from servicebroker.pipeline.maintenance import compact, replay
 from servicebroker.pipeline.report import report
@@ -50,7 +50,7 @@ def test_a_replay_that_was_cut_off_lands_nothing_twice(tmp_path, monkeypatch):
         raise OSError("the power went")
 
     with monkeypatch.context() as patched:
-        patched.setattr(maintenance, "exchange", cut)
+        patched.setattr(OpenDelta, "exchange", cut)
         with pytest.raises(InstanceError, match=r"cannot be changed: the power went\."):
             replay(after)
     assert (len(table(after, "orders")), len(table(after, "quarantine"))) == (5, 5)
@@ -102,7 +102,7 @@ def test_what_cannot_be_read_again_is_said(tmp_path):
     assert replay(pipeline(tmp_path)) == []
     with pytest.raises(InstanceError, match="no rule for 'Unheard'"):
         replay(pipeline(tmp_path), "Unheard")
-    with pytest.raises(InstanceError, match="Delta tables only"):
+    with pytest.raises(InstanceError, match="tables of Delta or Iceberg only"):
         replay(pipeline(tmp_path, format="parquet"))
 
 
@@ -129,7 +129,7 @@ def disturbed(monkeypatch, folder, landing, times):
             landing(number)
         return opened
 
-    monkeypatch.setattr(maintenance, "open_table", stale)
+    monkeypatch.setattr("servicebroker.pipeline.delta.open_table", stale)
 
 
 def test_files_are_merged_beside_a_pipeline_that_lands(tmp_path, monkeypatch):

@@ -112,6 +112,7 @@ EXTRAS = {  # modules that a command may miss, and what brings them
     **dict.fromkeys(("google", "jsonschema_rs", "pandas"), "spark"),
     **dict.fromkeys(("jinja2", "starlette", "uvicorn"), "dashboard"),
     **dict.fromkeys(("procrastinate", "pgqueuer", "pika"), "bench"),
+    **dict.fromkeys(("pyiceberg", "sqlalchemy"), "iceberg"),
     "openlineage": "lineage",
     "opentelemetry": "otel",
 }

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import ANALYTICS, Pipeline
-from servicebroker.pipeline.delta_reader import rows_of
-from servicebroker.pipeline.landing import target
-from servicebroker.pipeline.storage import has_table
+from servicebroker.pipeline.landing import place_of
+from servicebroker.pipeline.tables import rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,10 +56,10 @@ def analyze(pipeline: Pipeline) -> list[Hour]:
     """Read the bronze table and write the table `analytics` anew; returns its rows, in order.
 
     Raises:
-        InstanceError: there is no bronze table, or it is no Delta.
+        InstanceError: there is no bronze table, or it is plain Parquet files.
     """
-    if pipeline.format != "delta" or not pipeline.bronze:
-        raise InstanceError("The analysis needs a bronze table in Delta.")
+    if pipeline.format == "parquet" or not pipeline.bronze:
+        raise InstanceError("The analysis needs a bronze table of Delta or Iceberg.")
     hours = _hours(pipeline)
     _write(pipeline, hours)
     return hours
@@ -100,11 +99,11 @@ def _measured(pipeline: Pipeline, table: str) -> Any:
     import pyarrow as pa
     from pyarrow import compute
 
-    folder = target(pipeline, table).folder
-    if not has_table(folder):
+    place = place_of(pipeline, table)
+    if place is None or not place.is_there():
         return
     batch: Any
-    for batch in rows_of(folder, _READ):
+    for batch in rows_of(place, _READ):
         if not batch.num_rows:
             continue
         enqueued = batch.column("message_enqueue_time")
@@ -132,9 +131,9 @@ def _unreadable(pipeline: Pipeline) -> dict[tuple[Any, ...], int]:
 
 
 def _write(pipeline: Pipeline, hours: list[Hour]) -> None:
-    from deltalake import write_deltalake
-
-    write_deltalake(str(pipeline.folder(ANALYTICS)), _table(hours), mode="overwrite")
+    place = place_of(pipeline, ANALYTICS)
+    if place is not None:
+        place.overwrite(_table(hours))
 
 
 def _table(hours: list[Hour]) -> pa.Table:

@@ -18,7 +18,7 @@ COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,120}")
 TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,100}")
 WHEN_BAD = ("go on", "end conversation", "stop")
 UNCONFIGURED = ("bronze", "quarantine", "stop")
-TABLE_FORMATS = ("delta", "parquet")
+TABLE_FORMATS = ("delta", "parquet", "iceberg")
 ANALYTICS = "analytics"  # the table that `servicebroker pipeline report` writes
 MAXIMUM_BODY = 16 * 1024 * 1024  # bytes that are decoded, unless a rule says otherwise
 
@@ -134,7 +134,8 @@ class Pipeline:
         warehouse: folder of the tables, local or in an object store.
         queues: what is read; a query each.
         messages: one rule for each message type.
-        format: of the tables, "delta" or "parquet".
+        format: of the tables, one of TABLE_FORMATS.
+        catalog, namespace: where tables of Iceberg are registered; pyiceberg's settings know the catalog by its name.
         checkpoints: local folder of the checkpoints; "_checkpoints" in the warehouse when it is not given.
         bronze: name of the table that gets every message as it is; "" for none.
         quarantine: name of the table for what cannot be read.
@@ -150,6 +151,8 @@ class Pipeline:
     queues: tuple[QueueRule, ...]
     messages: tuple[MessageRule, ...] = ()
     format: str = "delta"
+    catalog: str = ""
+    namespace: str = ""
     checkpoints: Path | None = None
     bronze: str = "bronze"
     quarantine: str = "quarantine"
@@ -159,6 +162,10 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.queues:
             raise DefinitionError("a pipeline needs at least one queue")
+        if (self.format == "iceberg") != bool(self.catalog and self.namespace):
+            raise DefinitionError(
+                "tables of Iceberg need both catalog and namespace, and others neither", "pipeline", "format"
+            )
         checkpoints = [self.checkpoint(rule) for rule in self.queues]
         for number, queue in enumerate(self.queues):
             if checkpoints[number] in checkpoints[:number]:

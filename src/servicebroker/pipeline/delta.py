@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import unquote
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -20,27 +20,25 @@ from pyspark.sql.types import StructType
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.delta_reader import (
     DeltaReader,
-    TableFile,
+    File,
     arrow_columns,
-    columns_in_arrow,
     files_of,
+    open_table,
+    read_file,
     table_schema,
 )
-from servicebroker.pipeline.evolution import Plan, plan
 from servicebroker.pipeline.options import whole_number
-from servicebroker.pipeline.parquet import DataFile, partition_values, write_parquet
-from servicebroker.pipeline.replacing import written_anew
+from servicebroker.pipeline.parquet import DataFile, partition_values, write_divided, write_parquet
 from servicebroker.pipeline.spark_task import query_id
-from servicebroker.pipeline.storage import Folder, StoreFolder, flush, folder_at, now, plain
+from servicebroker.pipeline.storage import Folder, StoreFolder, flush, folder_at, has_table, now, plain
+from servicebroker.pipeline.tables import Batch, Conflict, TableFile, land, opened
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable, Field, Transaction
+    from deltalake import CommitProperties, DeltaTable, Schema
     from deltalake.transaction import AddAction, RemoveAction
 
 LOG = "_delta_log"
-OWN = {"servicebroker.column": "rule"}  # metadata of a column
-T = TypeVar("T")
 
 
 @dataclass
@@ -112,7 +110,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         written = [message for message in messages if isinstance(message, Written)]
         files = [file for message in written for file in message.files]
         if files:
-            land(self._folder, self._schema, files, written[0].query_id, batchId)
+            land(DeltaPlace(self._folder), self._schema, files, (written[0].query_id, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: the files stay unnamed, or the batch has landed and Spark does not know."""
@@ -124,232 +122,193 @@ def ensure_table(folder: Folder, schema: StructType) -> None:
     Raises:
         InstanceError: there is one with other columns.
     """
-    opened(folder, _arrow_schema(schema))
+    opened(DeltaPlace(folder), _arrow_schema(schema))
 
 
-def land(
-    folder: Folder,
-    schema: pa.Schema,
-    files: list[DataFile],
-    query_id: str,
-    batch_id: int,
-    *,
-    partition_by: Sequence[str] = (),
-    optional: Container[str] | None = None,
-    only_new: Callable[[DeltaTable, list[DataFile]], list[DataFile]] = lambda table, files: files,
-) -> bool:
-    """Add `files` to the table in `folder`, once for (query id, batch id). False when it has landed before.
+@dataclass(frozen=True)
+class DeltaPlace:
+    """The folder of a Delta table."""
 
-    `only_new` says which of the files, or which others in their place, the table as it is still lacks. `optional` is as
-    for `opened`.
+    folder: Folder
+    kind: ClassVar[str] = "Delta"
 
-    Raises:
-        InstanceError: the table has other columns, or is written by too many at once.
-        deltalake.exceptions.DeltaError: its log cannot be read or written.
-    """
-    from deltalake import CommitProperties, Schema, Transaction
+    def __str__(self) -> str:
+        return str(self.folder)
 
-    def change() -> bool:
-        table = opened(folder, schema, partition_by, optional)
-        if has_landed(table, query_id, batch_id):
-            flush_landed(folder, query_id)
+    def is_there(self) -> bool:
+        """Whether the folder has a log."""
+        return has_table(self.folder)
+
+    def open(self) -> OpenDelta:
+        """The newest version."""
+        return OpenDelta(self.folder, open_table(self.folder))
+
+    def made(self, columns: pa.Schema, partition_by: Sequence[str]) -> OpenDelta:
+        """The newest version, made where there is none."""
+        from deltalake import DeltaTable, Schema
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        place = str(self.folder)
+        try:
+            table = DeltaTable(place)
+        except TableNotFoundError:
+            try:
+                table = DeltaTable.create(place, Schema.from_arrow(columns), partition_by=list(partition_by))
+            except DeltaError:  # somebody else was faster
+                table = DeltaTable(place)
+        return OpenDelta(self.folder, table)
+
+    def write(self, rows: pa.Table, partition_by: Sequence[str]) -> list[DataFile]:
+        """Files in the folder, which the log does not name yet."""
+        return write_divided(rows, self.folder, partition_by)
+
+    @contextlib.contextmanager
+    def said(self) -> Iterator[None]:
+        """What deltalake refuses, as a sentence."""
+        from deltalake.exceptions import DeltaError
+
+        try:
+            yield
+        except (DeltaError, OSError) as problem:
+            raise InstanceError(f"The Delta table '{self}' cannot be changed: {plain(problem)}.") from None
+
+    def overwrite(self, rows: pa.Table) -> None:
+        """A version with these rows and columns."""
+        from deltalake import write_deltalake
+
+        write_deltalake(str(self.folder), rows, mode="overwrite")
+
+    def merge_files(self) -> tuple[int, int]:
+        """By deltalake's own means."""
+        table = open_table(self.folder)
+        before = table.version()
+        with _conflicts():
+            told = table.optimize.compact()
+        flush_changes(self.folder, before)
+        return told["numFilesRemoved"], told["numFilesAdded"]
+
+    def remove_files(self, keep_hours: float, *, left_over: bool) -> int:
+        """By deltalake's own means."""
+        table = open_table(self.folder)
+        before = table.version()
+        with _conflicts():
+            removed = table.vacuum(
+                retention_hours=round(keep_hours), dry_run=False, enforce_retention_duration=False, full=left_over
+            )
+        flush_log(self.folder, before)
+        return len(removed)
+
+
+@dataclass(frozen=True)
+class OpenDelta:
+    """A version of a Delta table."""
+
+    folder: Folder
+    table: DeltaTable
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the version."""
+        return arrow_columns(self.table)
+
+    @property
+    def partition_by(self) -> list[str]:
+        """The columns whose values stand in the log."""
+        return self.table.metadata().partition_columns
+
+    def files(self) -> list[TableFile]:
+        """The files of the version."""
+        return files_of(self.table)
+
+    def read(self, file: TableFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows of a file."""
+        return read_file(File.of(self.folder, file, schema))
+
+    def write(self, rows: pa.Table) -> list[DataFile]:
+        """Files in the folder, which the log does not name yet."""
+        return write_divided(rows, self.folder, self.partition_by)
+
+    def has_landed(self, batch: Batch) -> bool:
+        """Whether the log knows a batch, or a later one of its query; its entry is durable then."""
+        query, number = batch
+        landed = self.table.transaction_version(query)
+        if landed is None or landed < number:
             return False
-        actions: list[AddAction | RemoveAction] = [_add(file) for file in only_new(table, files)]
-        flush(folder)
-        # deltalake refuses when another commit with this query id came after `table` was opened, so of two
-        # writers of one batch the second sees it landed at its next look
-        table.create_write_transaction(
-            actions,
-            "append",
-            Schema.from_arrow(schema),
-            partition_by=list(partition_by),
-            commit_properties=CommitProperties(app_transactions=[Transaction(query_id, batch_id)]),
-        )
-        flush_log(folder, table.version())
+        flush_landed(self.folder, query)
         return True
 
-    return committed(folder, change)
+    def add(self, files: list[DataFile], batch: Batch) -> None:
+        """One entry of the log with the files and the batch.
+
+        Others may append in between. deltalake refuses when another commit with this query came after the table was
+        opened, so of two writers of one batch the second sees it landed at its next look.
+        """
+        self._commit([_add(file) for file in files], "append", _properties(batch))
+
+    def exchange(self, gone: list[TableFile], come: list[DataFile], batch: Batch | None = None) -> None:
+        """One entry of the log, right behind this version."""
+        from deltalake.transaction import RemoveAction
+
+        actions: list[AddAction | RemoveAction] = [_add(file) for file in come]
+        actions += [RemoveAction(file.name, True, now(), file.size, partition_values(file.partition)) for file in gone]
+        self._commit(actions, "append", _properties(batch, max_commit_retries=0))
+
+    def gets(self, columns: pa.Schema) -> bool:
+        """New columns go into the log alone; Delta that every reader knows has no other types beside old files."""
+        from deltalake import Schema
+
+        there = self.columns
+        if any(columns.field(field.name).type != field.type for field in there):
+            return False
+        before = self.table.version()
+        added = [field for field in Schema.from_arrow(columns).fields if field.name not in there.names]
+        with _conflicts():
+            self.table.alter.add_columns(added, commit_properties=_properties(None, max_commit_retries=0))
+        flush_log(self.folder, before + 1)
+        return True
+
+    def become(self, columns: pa.Schema, parts: Iterator[pa.Table]) -> None:
+        """One entry of the log that names all files anew, right behind this version."""
+        from deltalake import Schema
+
+        actions = [_add(file) for part in parts for file in self.write(part)]
+        schema = Schema.from_arrow(columns)
+        self._commit(actions, "overwrite", _properties(None, max_commit_retries=0), schema)
+
+    def _commit(
+        self,
+        actions: Sequence[AddAction | RemoveAction],
+        mode: Literal["append", "overwrite"],
+        properties: CommitProperties,
+        schema: Schema | None = None,
+    ) -> None:
+        flush(self.folder)
+        with _conflicts():
+            self.table.create_write_transaction(
+                list(actions),
+                mode,
+                schema or self.table.schema(),
+                partition_by=self.partition_by,
+                commit_properties=properties,
+            )
+        flush_log(self.folder, self.table.version())
 
 
-def exchange(
-    folder: Folder,
-    table: DeltaTable,
-    gone: list[TableFile],
-    come: list[DataFile],
-    transaction: Transaction | None = None,
-) -> None:
-    """Put files into the place of some that the table has, in its next version.
+def _properties(batch: Batch | None, max_commit_retries: int | None = None) -> CommitProperties:
+    from deltalake import CommitProperties, Transaction
 
-    Raises:
-        deltalake.exceptions.CommitFailedError: that version is another's already: nobody has looked at its rows.
-    """
-    from deltalake import CommitProperties
-    from deltalake.transaction import RemoveAction
-
-    actions: list[AddAction | RemoveAction] = [_add(file) for file in come]
-    actions += [RemoveAction(file.name, True, now(), file.size, partition_values(file.partition)) for file in gone]
-    flush(folder)
-    table.create_write_transaction(
-        actions,
-        "append",
-        table.schema(),
-        partition_by=table.metadata().partition_columns,
-        commit_properties=CommitProperties(
-            max_commit_retries=0, app_transactions=[transaction] if transaction else None
-        ),
-    )
-    flush_log(folder, table.version())
-
-
-def committed(folder: Folder, change: Callable[[], T], attempts: int = 100) -> T:
-    """What `change` gives, which opens the table and commits: once more when another commit came between the two.
-
-    Raises:
-        InstanceError: another one always does.
-    """
-    from deltalake.exceptions import CommitFailedError
-
-    for _ in range(attempts):
-        with contextlib.suppress(CommitFailedError):
-            return change()
-    raise InstanceError(f"The Delta table '{folder}' is written by too many others at once: try again.")
+    known = [Transaction(*batch)] if batch else None
+    return CommitProperties(max_commit_retries=max_commit_retries, app_transactions=known)
 
 
 @contextlib.contextmanager
-def said(folder: Folder) -> Iterator[None]:
-    """What deltalake refuses, as a sentence.
-
-    Raises:
-        InstanceError: it refuses.
-    """
-    from deltalake.exceptions import DeltaError
+def _conflicts() -> Iterator[None]:
+    from deltalake.exceptions import CommitFailedError
 
     try:
         yield
-    except (DeltaError, OSError) as problem:
-        raise InstanceError(f"The Delta table '{folder}' cannot be changed: {plain(problem)}.") from None
-
-
-def has_landed(table: DeltaTable, query_id: str, batch_id: int) -> bool:
-    """Whether the table knows a batch, or a later one of its query."""
-    landed = table.transaction_version(query_id)
-    return landed is not None and landed >= batch_id
-
-
-def opened(
-    folder: Folder, schema: pa.Schema, partition_by: Sequence[str] = (), optional: Container[str] | None = None
-) -> DeltaTable:
-    """The table as it is now: created when it is missing, and changed to hold these columns where it can be.
-
-    `optional`: columns that may be null, where the table may be changed; None where it may not.
-
-    Raises:
-        InstanceError: it is another kind of table than these rows need, by the name of the column.
-        deltalake.exceptions.CommitFailedError: somebody else has changed it in between.
-    """
-    from deltalake import DeltaTable, Schema
-    from deltalake.exceptions import DeltaError, TableNotFoundError
-
-    try:
-        table = DeltaTable(str(folder))
-    except TableNotFoundError:
-        try:
-            table = DeltaTable.create(str(folder), Schema(own_columns(schema)), partition_by=list(partition_by))
-        except DeltaError:  # somebody else was faster
-            table = DeltaTable(str(folder))
-    lacking = lacks(folder, table, schema, partition_by, schema.names if optional is None else optional)
-    if lacking and optional is None:
-        needs = ", it ".join(lacking.sentences())
-        raise InstanceError(
-            f"The Delta table '{folder}' would have to change for the query (it {needs}): give the query the columns "
-            "that the table has, or write into another folder."
-        )
-    return _changed(folder, table, schema, lacking) if lacking else table
-
-
-def lacks(
-    folder: Folder, table: DeltaTable, schema: pa.Schema, partition_by: Sequence[str], optional: Container[str]
-) -> Plan:
-    """What the table lacks for rows with these columns.
-
-    Raises:
-        InstanceError: it is another kind of table than these rows need, by the name of the column.
-    """
-    check_partitions(folder, table, partition_by)
-    columns = arrow_columns(table)
-    differs = any(field.name not in columns.names or columns.field(field.name).type != field.type for field in schema)
-    return plan(str(folder), columns, schema, optional, has_rows=differs and bool(files_of(table)))
-
-
-def check_partitions(folder: Folder, table: DeltaTable, partition_by: Sequence[str]) -> None:
-    """Refuse a table that is divided by other columns.
-
-    Raises:
-        InstanceError: it is.
-    """
-    if table.metadata().partition_columns != list(partition_by):
-        by = ", ".join(table.metadata().partition_columns) or "nothing"
-        raise InstanceError(
-            f"The Delta table '{folder}' is partitioned by {by}, not by {', '.join(partition_by) or 'nothing'}."
-        )
-
-
-def _changed(folder: Folder, table: DeltaTable, schema: pa.Schema, lacking: Plan) -> DeltaTable:
-    """The table with what it lacks, as its next version: readers see it before or after."""
-    from deltalake import CommitProperties, DeltaTable, Field, Schema
-
-    wanted = {field.name: field for field in own_columns(schema)}
-    added = [wanted[name] for name, _ in lacking.added]
-    before = table.version()
-    if lacking.widened:
-        wider = {one.column for one in lacking.widened}
-        fields = [
-            Field(there.name, wanted[there.name].type, nullable=there.nullable, metadata=there.metadata)
-            if there.name in wider
-            else there
-            for there in table.schema().fields
-        ]
-        become(
-            folder, table, [*fields, *added], written_anew(folder, table, columns_in_arrow(Schema([*fields, *added])))
-        )
-    else:
-        table.alter.add_columns(added, commit_properties=CommitProperties(max_commit_retries=0))
-        flush_log(folder, before + 1)
-    return DeltaTable(str(folder))
-
-
-def become(folder: Folder, table: DeltaTable, fields: list[Field], files: list[DataFile]) -> None:
-    """Give the table other columns and other files in place of all that it has, as its next version.
-
-    Which batches have landed stays in its log.
-
-    Raises:
-        deltalake.exceptions.CommitFailedError: that version is another's already.
-    """
-    from deltalake import CommitProperties, Schema
-
-    flush(folder)
-    table.create_write_transaction(
-        [_add(file) for file in files],
-        "overwrite",
-        Schema(fields),
-        partition_by=table.metadata().partition_columns,
-        commit_properties=CommitProperties(max_commit_retries=0),
-    )
-    flush_log(folder, table.version())
-
-
-def own_columns(schema: pa.Schema) -> list[Field]:
-    """Columns of a rule, which their mark tells from those that others have added."""
-    from deltalake import Field, Schema
-
-    fields = Schema.from_arrow(schema).fields
-    return [Field(field.name, field.type, nullable=field.nullable, metadata=OWN) for field in fields]
-
-
-def others_columns(table: DeltaTable, schema: pa.Schema) -> list[str]:
-    """Columns of the table that others have added, beside those of `schema`."""
-    return [field.name for field in table.schema().fields if field.name not in schema.names and field.metadata != OWN]
+    except CommitFailedError as problem:
+        raise Conflict(plain(problem)) from None
 
 
 def _add(file: DataFile) -> AddAction:

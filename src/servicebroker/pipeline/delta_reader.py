@@ -11,26 +11,11 @@ from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.storage import Folder, files_in, plain
+from servicebroker.pipeline.tables import TableFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable, Schema
-
-
-@dataclass(frozen=True)
-class TableFile:
-    """A file of a version of a table, as its log has it: the values of its partition, and what it says of the rows."""
-
-    name: str
-    size: int
-    partition: dict[str, Any]
-    told: dict[str, Any]
-
-    def range_of(self, column: str) -> tuple[Any, Any]:
-        """The least and the greatest value of a column, None where nobody knows."""
-        if column in self.partition:
-            return self.partition[column], self.partition[column]
-        return self.told.get(f"min.{column}"), self.told.get(f"max.{column}")
+    from deltalake import DeltaTable
 
 
 @dataclass
@@ -82,30 +67,11 @@ def open_table(folder: Folder, version: int | None = None) -> DeltaTable:
         raise InstanceError(f"The Delta table '{folder}' cannot be read: {plain(problem)}.") from None
 
 
-def rows_of(folder: Folder, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a Delta table in some of its columns, file by file.
-
-    Raises:
-        InstanceError: as `open_table`.
-    """
-    import pyarrow as pa
-
-    table = open_table(folder)
-    schema = pa.schema([arrow_columns(table).field(name) for name in names])
-    for file in files_of(table):
-        yield from read_file(File.of(folder, file, schema))
-
-
 def arrow_columns(table: DeltaTable) -> pa.Schema:
     """The table's columns in Arrow."""
-    return columns_in_arrow(table.schema())
-
-
-def columns_in_arrow(schema: Schema) -> pa.Schema:
-    """Columns of Delta in Arrow."""
     import pyarrow as pa
 
-    columns: Any = schema.to_arrow()
+    columns: Any = table.schema().to_arrow()
     return pa.schema(columns)
 
 
@@ -123,7 +89,11 @@ def files_of(table: DeltaTable) -> list[TableFile]:
     columns = table.metadata().partition_columns
     rows: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     return [
-        TableFile(row["path"], row["size_bytes"], {name: row[f"partition.{name}"] for name in columns}, row)
+        TableFile(
+            *(row["path"], row["size_bytes"], row["num_records"] or 0),
+            {name: row[f"partition.{name}"] for name in columns},
+            row,
+        )
         for row in rows
     ]
 

@@ -77,6 +77,8 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
         "name": head.text("name"),
         "warehouse": _warehouse(head, folder),
         "format": head.choice("format", TABLE_FORMATS),
+        "catalog": head.text("catalog", ""),
+        "namespace": head.text("namespace", ""),
         "checkpoints": folder / head.text("checkpoints", "") if "checkpoints" in head.values else None,
         "bronze": head.table_name("bronze", "bronze", empty=True),
         "quarantine": head.table_name("quarantine", "quarantine"),

@@ -7,27 +7,27 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.pipeline.definition import Pipeline
-from servicebroker.pipeline.delta import (
+from servicebroker.pipeline.delta import DeltaPlace
+from servicebroker.pipeline.evolution import Plan
+from servicebroker.pipeline.iceberg import IcebergPlace
+from servicebroker.pipeline.parquet import DataFile, write_parquet
+from servicebroker.pipeline.replacing import HERE, THERE, carried, except_at, meetings, pairs, read_columns, without
+from servicebroker.pipeline.sorting import arrow_schema, columns_of
+from servicebroker.pipeline.storage import Folder, files_in, flush, make, move, names_in, remove
+from servicebroker.pipeline.tables import (
+    Batch,
+    Place,
+    Table,
+    TableFile,
     committed,
-    exchange,
-    flush_landed,
-    has_landed,
     lacks,
     land,
     opened,
     others_columns,
-    said,
 )
-from servicebroker.pipeline.delta_reader import TableFile, files_of, open_table
-from servicebroker.pipeline.evolution import Plan
-from servicebroker.pipeline.parquet import DataFile, write_divided, write_parquet
-from servicebroker.pipeline.replacing import HERE, THERE, carried, except_at, meetings, pairs, read_columns, without
-from servicebroker.pipeline.sorting import arrow_schema, columns_of
-from servicebroker.pipeline.storage import Folder, files_in, flush, has_table, make, move, names_in, remove
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable
 
 STAGED = "_staged"  # folder inside a table's, for files that its readers must not see
 
@@ -37,16 +37,18 @@ class Target:
     """One table of a pipeline: where, in which columns, and how rows get into it.
 
     Attributes:
+        folder: where files lie that do not count yet; of plain Parquet files the table.
+        place: the table, None of plain Parquet files.
         optional: columns that may be null.
         handle, number, order: columns that name a message, and its place in the queue `queue`.
     """
 
     folder: Folder
+    place: Place | None
     schema: pa.Schema
     optional: frozenset[str]
     partition_by: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
-    is_delta: bool = True
     queue: str = "_queue"
     handle: str = "_conversation_handle"
     number: str = "_message_sequence_number"
@@ -54,12 +56,16 @@ class Target:
 
     @property
     def staged(self) -> Folder:
-        """Where tasks write: beside the table's files where a commit does not name them one by one."""
-        return self.folder / STAGED if self.key or not self.is_delta else self.folder
+        """Where tasks write what a commit does not name file by file."""
+        return self.folder / STAGED
 
     def write(self, rows: pa.Table) -> list[DataFile]:
         """Files with these rows, which count once they have landed."""
-        return write_divided(rows, self.staged, () if self.key else self.partition_by)
+        if self.place is None or self.key:
+            return write_parquet(iter(rows.to_batches()), self.staged, rows.schema)
+        if isinstance(self.place, DeltaPlace):  # which knows columns by their names: its log need not be read here
+            return self.place.write(rows, self.partition_by)
+        return committed(self.place, self.opened).write(rows)
 
     def land(self, files: list[DataFile], query_id: str, batch_id: int) -> None:
         """Make a batch's files count, once for (query id, batch id).
@@ -67,17 +73,14 @@ class Target:
         Raises:
             InstanceError: the table has other columns or partitions.
         """
-        if not self.is_delta:
-            _rename(self, files, query_id, batch_id)
+        batch = query_id, batch_id
+        if self.place is None:
+            _rename(self, files, *batch)
         elif self.key:
-            _merge(self, files, query_id, batch_id)
+            _merge(self, self.place, files, batch)
         else:
             land(
-                self.folder,
-                self.schema,
-                files,
-                query_id,
-                batch_id,
+                *(self.place, self.schema, files, batch),
                 partition_by=self.partition_by,
                 optional=self.optional,
                 only_new=lambda table, given: _without_known(self, table, given),
@@ -89,15 +92,15 @@ class Target:
         Raises:
             InstanceError: there is one that cannot become what its rule says.
         """
-        if self.is_delta:
-            with said(self.folder):
-                committed(self.folder, self.opened)
-        else:
+        if self.place is None:
             make(self.folder)
+        else:
+            with self.place.said():
+                committed(self.place, self.opened)
 
-    def opened(self) -> DeltaTable:
+    def opened(self) -> Table:
         """The table as it is now, with all that its rule needs."""
-        return opened(self.folder, self.schema, self.partition_by, self.optional)
+        return opened(self.table, self.schema, self.partition_by, self.optional)
 
     def lacks(self) -> Plan:
         """What the table has not yet that its rule needs; nothing where there is no table.
@@ -105,28 +108,42 @@ class Target:
         Raises:
             InstanceError: there is one that cannot become what its rule says.
         """
-        if not self.is_delta or not has_table(self.folder):
+        if self.place is None or not self.place.is_there():
             return Plan()
-        return lacks(self.folder, open_table(self.folder), self.schema, self.partition_by, self.optional)
+        return lacks(self.place, self.place.open(), self.schema, self.partition_by, self.optional)
+
+    @property
+    def table(self) -> Place:
+        """Where the table is, of one that is more than files."""
+        assert self.place is not None
+        return self.place
+
+
+def place_of(pipeline: Pipeline, table: str) -> Place | None:
+    """Where one of the pipeline's tables is; None of plain Parquet files."""
+    folder = pipeline.folder(table)
+    if pipeline.format == "iceberg":
+        return IcebergPlace(pipeline.catalog, (pipeline.namespace, table), folder)
+    return DeltaPlace(folder) if pipeline.format == "delta" else None
 
 
 def target(pipeline: Pipeline, table: str) -> Target:
     """One of the pipeline's tables. Bronze and quarantine know a message by its place in the queue alone."""
     columns = columns_of(pipeline, table)
     schema = arrow_schema(columns)
-    is_delta = pipeline.format == "delta"
+    folder, place = pipeline.folder(table), place_of(pipeline, table)
     if table in (pipeline.bronze, pipeline.quarantine):
         names = ("queue", "conversation_handle", "queuing_order", "queuing_order")
-        return Target(pipeline.folder(table), schema, frozenset(schema.names), (), (), is_delta, *names)
+        return Target(folder, place, schema, frozenset(schema.names), (), (), *names)
     (rule,) = (rule for rule in pipeline.messages if rule.table == table)
     optional = frozenset(column.name for column in columns if column.is_optional)
-    return Target(pipeline.folder(table), schema, optional, rule.partition_by, rule.key, is_delta)
+    return Target(folder, place, schema, optional, rule.partition_by, rule.key)
 
 
 # ---------------------------------------------------------------- what is there already
 
 
-def _without_known(target: Target, table: DeltaTable, files: list[DataFile]) -> list[DataFile]:
+def _without_known(target: Target, table: Table, files: list[DataFile]) -> list[DataFile]:
     """The files without messages that the table has, as when a lost checkpoint brings an archive again.
 
     Only files of the table whose range of arrival meets that of the new ones are looked into; without replays
@@ -135,12 +152,11 @@ def _without_known(target: Target, table: DeltaTable, files: list[DataFile]) -> 
     import pyarrow as pa
 
     names = [target.handle, target.number]
-    folder = target.folder
-    fresh = [_columns(folder, file, [target.order, *names]) for file in files]
+    fresh = [_columns(file, [target.order, *names]) for file in files]
     arrived: list[Any] = [number for rows in fresh for number in rows.column(target.order).to_pylist()]
     queue = _queue_of(target, files)
     known = [
-        read_columns(folder, table, file, names)
+        read_columns(table, file, names)
         for file in _meeting(target, table, queue, min(arrived, default=0), max(arrived, default=-1))
     ]
     if not known:
@@ -153,9 +169,9 @@ def _without_known(target: Target, table: DeltaTable, files: list[DataFile]) -> 
     return found
 
 
-def _meeting(target: Target, table: DeltaTable, queue: str | None, first: int, last: int) -> Iterable[TableFile]:
+def _meeting(target: Target, table: Table, queue: str | None, first: int, last: int) -> Iterable[TableFile]:
     """Files of the table that may hold messages of the queue from `first` to `last`."""
-    for file in files_of(table):
+    for file in table.files():
         lowest, highest = file.range_of(target.order)
         one, other = file.range_of(target.queue)
         apart = lowest is not None and highest is not None and (highest < first or lowest > last)
@@ -169,7 +185,7 @@ def _queue_of(target: Target, files: list[DataFile]) -> str | None:
     for file in files:
         if target.queue in file.partition:
             return file.partition[target.queue]
-        rows = _columns(target.folder, file, [target.queue])
+        rows = _columns(file, [target.queue])
         if rows.num_rows:
             return str(rows.column(0)[0].as_py())
     return None
@@ -177,44 +193,41 @@ def _queue_of(target: Target, files: list[DataFile]) -> str | None:
 
 def _rewritten(target: Target, file: DataFile, there: pa.Table) -> list[DataFile]:
     names = [target.handle, target.number]
-    rows = _columns(target.folder, file, None)
-    rows = rows.join(there, keys=names, join_type="left anti").select(rows.schema.names)
+    rows = _columns(file, None)
+    rows = rows.join(there, keys=names, join_type="left anti").select(rows.schema.names).cast(rows.schema)
     return [
         replace(new, partition=file.partition)
-        for new in write_parquet(iter(rows.to_batches()), target.folder, rows.schema)
+        for new in write_parquet(iter(rows.to_batches()), file.folder, rows.schema)
     ]
 
 
-def _columns(folder: Folder, file: DataFile, names: list[str] | None) -> pa.Table:
+def _columns(file: DataFile, names: list[str] | None) -> pa.Table:
     from pyarrow.parquet import ParquetFile
 
-    with files_in(folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
+    with files_in(file.folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
         return parquet.read(columns=names, use_threads=False)
 
 
 # ---------------------------------------------------------------- by key
 
 
-def _merge(target: Target, files: list[DataFile], query_id: str, batch_id: int) -> None:
+def _merge(target: Target, place: Place, files: list[DataFile], batch: Batch) -> None:
     """The newest row of each key replaces what the table has, unless that is newer."""
     import pyarrow as pa
-    from deltalake import Transaction
 
     def change() -> None:
         table = target.opened()
-        if has_landed(table, query_id, batch_id):
-            flush_landed(target.folder, query_id)
+        if table.has_landed(batch):
             return
-        rows = newest(pa.concat_tables([_columns(target.staged, file, None) for file in files]), target)
-        gone, come = _replaced(target, table, rows)
-        exchange(target.folder, table, gone, come, Transaction(query_id, batch_id))
+        rows = newest(pa.concat_tables([_columns(file, None) for file in files]), target)
+        table.exchange(*_replaced(target, table, rows), batch)
 
-    committed(target.folder, change)
+    committed(place, change)
     for file in files:
-        remove(target.staged, file.name)
+        remove(file.folder, file.name)
 
 
-def _replaced(target: Target, table: DeltaTable, rows: pa.Table) -> tuple[list[TableFile], list[DataFile]]:
+def _replaced(target: Target, table: Table, rows: pa.Table) -> tuple[list[TableFile], list[DataFile]]:
     """Files of the table that have older rows of these keys, and files in their place, with the rows that count."""
     import pyarrow as pa
     from pyarrow import compute
@@ -222,17 +235,17 @@ def _replaced(target: Target, table: DeltaTable, rows: pa.Table) -> tuple[list[T
     gone: list[TableFile] = []
     come: list[DataFile] = []
     beaten: list[Any] = []
-    for file, found in meetings(target.folder, table, rows, target.key, _AGE):
+    for file, found in meetings(table, rows, target.key, _AGE):
         is_newer = _is_newer(found)
         beaten += found.filter(compute.invert(is_newer)).column(HERE).to_pylist()
         old = found.filter(is_newer).column(THERE)
         if len(old):
             gone.append(file)
-            come += without(target.folder, table, file, old)
+            come += without(table, file, old)
     rows = except_at(rows, pa.array(beaten, pa.int64()))
     if others := others_columns(table, target.schema):
-        rows = carried(target.folder, table, rows, target.key, others)
-    return gone, [*come, *write_divided(rows, target.folder, target.partition_by)]
+        rows = carried(table, rows, target.key, others)
+    return gone, [*come, *table.write(rows)]
 
 
 def folded(target: Target, there: pa.Table, rows: pa.Table) -> pa.Table:

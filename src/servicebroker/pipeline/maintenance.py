@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.delta import committed, exchange, flush_changes, flush_log, said
-from servicebroker.pipeline.delta_reader import File, arrow_columns, files_of, open_table, read_file, rows_of
 from servicebroker.pipeline.frontier import Frontier
-from servicebroker.pipeline.landing import STAGED, target
+from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.replacing import THERE, meetings, without
 from servicebroker.pipeline.sorting import Sorter
-from servicebroker.pipeline.storage import Folder, files_in, has_table, names_in, remove
+from servicebroker.pipeline.storage import Folder, files_in, names_in, remove
+from servicebroker.pipeline.tables import Place, Table, committed, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable
 
 _COMPACTIONS = 5  # of a table: each reads and writes it, and somebody else's commit may undo it
 _DAY = 86_400  # seconds
@@ -111,15 +109,18 @@ def replay(pipeline: Pipeline, message_type: str | None = None) -> list[Replayed
     A message that has landed already, because an earlier replay was cut off, lands no second time.
 
     Raises:
-        InstanceError: the tables are not Delta, or the message type has no rule.
+        InstanceError: the tables are plain Parquet files, or the message type has no rule.
     """
-    if pipeline.format != "delta":
-        raise InstanceError("Quarantine can be read again from Delta tables only.")
+    quarantine = target(pipeline, pipeline.quarantine).place
+    if quarantine is None:
+        raise InstanceError("Quarantine can be read again from tables of Delta or Iceberg only.")
     if message_type is not None and pipeline.rule(message_type) is None:
         raise InstanceError(f"The pipeline has no rule for '{message_type}'.")
-    if not has_table(target(pipeline, pipeline.quarantine).folder):
+    if not quarantine.is_there():
         return []
-    return [_replay(pipeline, rule) for rule in pipeline.messages if message_type in (None, rule.message_type)]
+    return [
+        _replay(pipeline, rule, quarantine) for rule in pipeline.messages if message_type in (None, rule.message_type)
+    ]
 
 
 def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
@@ -128,88 +129,62 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
     From a day on, files that failed attempts have left go too.
 
     Raises:
-        InstanceError: the tables are not Delta; or some could not be changed, and the others are done.
+        InstanceError: the tables are plain Parquet files; or some could not be changed, and the others are done.
     """
-    if pipeline.format != "delta":
-        raise InstanceError("Only Delta tables can be compacted.")
+    if pipeline.format == "parquet":
+        raise InstanceError("Only tables of Delta or Iceberg can be compacted.")
     found, left = [], []
     for name in pipeline.table_names():
-        folder = target(pipeline, name).folder
-        if not has_table(folder):
+        one = target(pipeline, name)
+        place = one.table
+        if not place.is_there():
             continue
+        remove_files = partial(place.remove_files, keep_hours, left_over=keep_hours >= _SAFE)
         try:
-            with said(folder):
-                merged, written = committed(folder, partial(_merge_files, folder), _COMPACTIONS)
-                removed = committed(folder, partial(_remove_files, folder, keep_hours), _COMPACTIONS)
+            with place.said():
+                merged, written = committed(place, place.merge_files, _COMPACTIONS)
+                removed = committed(place, remove_files, _COMPACTIONS)
         except InstanceError as problem:
             left.append(str(problem))
         else:
-            found.append(Compacted(name, merged, written, removed + _remove_old(folder / STAGED)))
+            found.append(Compacted(name, merged, written, removed + _remove_old(one.staged)))
     if left:
         raise InstanceError(" ".join([*left, "The other tables are done."]))
     return found
 
 
-def _merge_files(folder: Folder) -> tuple[int, int]:
-    """How many small files were merged, and into how many."""
-    table = open_table(folder)
-    before = table.version()
-    told = table.optimize.compact()
-    flush_changes(folder, before)
-    return told["numFilesRemoved"], told["numFilesAdded"]
-
-
-def _remove_files(folder: Folder, keep_hours: float) -> int:
-    """Remove files that no version needs which is young enough. Returns how many."""
-    table = open_table(folder)
-    before = table.version()
-    removed = table.vacuum(
-        retention_hours=round(keep_hours),
-        dry_run=False,
-        enforce_retention_duration=False,
-        full=keep_hours >= _SAFE,  # files that no log names: left by failed attempts, or just being written
-    )
-    flush_log(folder, before)
-    return len(removed)
-
-
 def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
-    import pyarrow as pa
-    from pyarrow import compute
     from pyarrow.parquet import read_metadata
 
-    folder = target(pipeline, name).folder
-    if pipeline.format == "parquet":
+    one = target(pipeline, name)
+    if one.place is None:
+        folder = one.folder
         rows = size = 0
         files = names_in(folder, ".parquet")
-        for one in files:
-            with files_in(folder).open_input_file(one) as file:
+        for part in files:
+            with files_in(folder).open_input_file(part) as file:
                 rows, size = rows + read_metadata(file).num_rows, size + file.size()
         return TableStatus(name, rows, len(files), size)
-    if not has_table(folder):
-        return TableStatus(name, 0, 0, 0)
-    table = open_table(folder)
-    adds: Any = pa.table(table.get_add_actions(flatten=True))
-    return TableStatus(name, int(table.count()), adds.num_rows, compute.sum(adds.column("size_bytes")).as_py() or 0)
+    there = one.place.open().files() if one.place.is_there() else []
+    return TableStatus(name, sum(file.rows for file in there), len(there), sum(file.size for file in there))
 
 
 def _quarantined(pipeline: Pipeline) -> dict[tuple[str, str], int]:
-    folder = target(pipeline, pipeline.quarantine).folder
-    if pipeline.format == "parquet" or not has_table(folder):
+    place = target(pipeline, pipeline.quarantine).place
+    if place is None or not place.is_there():
         return {}
     counts: Counter[tuple[str, str]] = Counter()
-    for rows in rows_of(folder, ["message_type_name", "reason"]):
+    for rows in rows_of(place, ["message_type_name", "reason"]):
         counts.update((row["message_type_name"], row["reason"]) for row in rows.to_pylist())
     return dict(counts.most_common())
 
 
-def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
+def _replay(pipeline: Pipeline, rule: MessageRule, quarantine: Place) -> Replayed:
     import pyarrow as pa
     from pyarrow import compute
 
-    folder = target(pipeline, pipeline.quarantine).folder
-    table = open_table(folder)
-    waiting: Any = pa.Table.from_batches(messages_of(folder, table, rule.message_type), arrow_columns(table))
+    table = quarantine.open()
+    waiting: Any = pa.Table.from_batches(messages_of(table, rule.message_type), table.columns)
     landed = 0
     for label in compute.unique(waiting.column("queue")).to_pylist():
         theirs = waiting.filter(compute.equal(waiting.column("queue"), label))
@@ -221,29 +196,29 @@ def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
         into.ensure()
         into.land(into.write(rows), f"replay {uuid.uuid4()}", 0)
         done = theirs.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(places))
-        with said(folder):
-            committed(folder, partial(_remove_rows, folder, done))
+        with quarantine.said():
+            committed(quarantine, partial(_remove_rows, quarantine, done))
         landed += len(places)
     return Replayed(rule.message_type, landed, waiting.num_rows - landed)
 
 
-def messages_of(folder: Folder, table: DeltaTable, message_type: str) -> Iterator[pa.RecordBatch]:
+def messages_of(table: Table, message_type: str) -> Iterator[pa.RecordBatch]:
     """The messages of one type in a table of messages as they are, about in the order of their landing."""
     import pyarrow as pa
     from pyarrow import compute
 
-    for file in sorted(files_of(table), key=lambda file: str(file.range_of("landed_at")[0])):
-        for rows in read_file(File.of(folder, file, arrow_columns(table))):
+    for file in sorted(table.files(), key=lambda file: str(file.range_of("landed_at")[0])):
+        for rows in table.read(file, table.columns):
             yield rows.filter(compute.equal(rows.column("message_type_name"), pa.scalar(message_type)))
 
 
-def _remove_rows(quarantine: Folder, rows: pa.Table) -> None:
-    table = open_table(quarantine)
+def _remove_rows(quarantine: Place, rows: pa.Table) -> None:
+    table = quarantine.open()
     gone, come = [], []
-    for file, pairs in meetings(quarantine, table, rows, rows.schema.names):
+    for file, pairs in meetings(table, rows, rows.schema.names):
         gone.append(file)
-        come += without(quarantine, table, file, pairs.column(THERE))
-    exchange(quarantine, table, gone, come)
+        come += without(table, file, pairs.column(THERE))
+    table.exchange(gone, come)
 
 
 def _remove_old(staged: Folder) -> int:

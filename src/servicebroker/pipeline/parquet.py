@@ -20,11 +20,12 @@ LONGEST_STATISTIC = 256  # characters
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file in the table's folder: its name, size in bytes, time of writing in ms, Delta statistics as JSON.
+    """A file with rows: its name in a folder, size in bytes, time of writing in ms, Delta statistics as JSON.
 
     `partition`: the values of the columns that divide the table, as Delta writes them, which the file itself lacks.
     """
 
+    folder: Folder
     name: str
     size: int
     modification_time: int
@@ -59,7 +60,7 @@ def write_parquet(batches: Iterator[pa.RecordBatch], folder: Folder, schema: pa.
     with files.open_input_file(name) as written:
         size = written.size()
         stats = json.dumps(statistics(pq.read_metadata(written)), ensure_ascii=False)
-    return [DataFile(name, size, now(), stats)]
+    return [DataFile(folder, name, size, now(), stats)]
 
 
 def write_divided(rows: pa.Table, folder: Folder, partition_by: Sequence[str]) -> list[DataFile]:
@@ -68,21 +69,27 @@ def write_divided(rows: pa.Table, folder: Folder, partition_by: Sequence[str]) -
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
-    if not partition_by:
-        return write_parquet(iter(rows.to_batches()), folder, rows.schema)
+    found: list[DataFile] = []
+    for values, these in divided(rows, partition_by):
+        own = these.select([name for name in rows.schema.names if name not in values])
+        files = write_parquet(iter(own.to_batches()), folder, own.schema)
+        found += [replace(file, partition=partition_values(values)) for file in files]
+    return found
+
+
+def divided(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+    """Rows in a table for each combination of values of the columns `partition_by`, and these values."""
     from pyarrow import compute
 
-    own = [name for name in rows.schema.names if name not in partition_by]
-    found: list[DataFile] = []
+    if not partition_by:
+        yield {}, rows
+        return
     for values in rows.select(list(partition_by)).group_by(list(partition_by)).aggregate([]).to_pylist():
         these = rows
         for name, value in values.items():
             column = these.column(name)
             these = these.filter(compute.is_null(column) if value is None else compute.equal(column, value))
-        these = these.select(own)
-        files = write_parquet(iter(these.to_batches()), folder, these.schema)
-        found += [replace(file, partition=partition_values(values)) for file in files]
-    return found
+        yield values, these
 
 
 def partition_values(values: dict[str, Any]) -> dict[str, str | None]:

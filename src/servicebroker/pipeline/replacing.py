@@ -1,4 +1,4 @@
-"""Rows of a Delta table that others replace, or that leave it: the files that hold them are written anew without them.
+"""Rows of a table that others replace, or that leave it: the files that hold them are written anew without them.
 
 MERGE of deltalake does so too, but its files give texts in a form that filters of Arrow refuse (decision 212).
 """
@@ -6,22 +6,19 @@ MERGE of deltalake does so too, but its files give texts in a form that filters 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.pipeline.delta_reader import File, TableFile, arrow_columns, files_of, read_file
-from servicebroker.pipeline.parquet import DataFile, partition_values, write_parquet
-from servicebroker.pipeline.storage import Folder
+from servicebroker.pipeline.parquet import DataFile
+from servicebroker.pipeline.tables import Table, TableFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable
 
 HERE, THERE = "_place_here", "_place_there"
 
 
 def meetings(
-    folder: Folder, table: DeltaTable, rows: pa.Table, names: Sequence[str], more: Sequence[str] = ()
+    table: Table, rows: pa.Table, names: Sequence[str], more: Sequence[str] = ()
 ) -> Iterator[tuple[TableFile, pa.Table]]:
     """Files of the table that hold rows with the same values in the columns `names` as some of `rows`, and these pairs.
 
@@ -29,10 +26,10 @@ def meetings(
     `rows` has under the column's name, and the file's behind "there ".
     """
     ranges = _ranges(rows, names)
-    for file in files_of(table):
+    for file in table.files():
         if _is_apart(file, ranges):
             continue
-        found = pairs(rows, read_columns(folder, table, file, [*names, *more]), names, more)
+        found = pairs(rows, read_columns(table, file, [*names, *more]), names, more)
         if found.num_rows:
             yield file, found
 
@@ -47,19 +44,17 @@ def pairs(here: pa.Table, there: pa.Table, names: Sequence[str], more: Sequence[
     return ours.join(theirs, keys=list(names), join_type="inner")
 
 
-def read_columns(folder: Folder, table: DeltaTable, file: TableFile, names: Sequence[str]) -> pa.Table:
+def read_columns(table: Table, file: TableFile, names: Sequence[str]) -> pa.Table:
     """Some columns of one of the table's files, those too that divide the table."""
     import pyarrow as pa
 
-    schema = pa.schema([arrow_columns(table).field(name) for name in names])
-    return pa.Table.from_batches(read_file(File.of(folder, file, schema)), schema)
+    schema = pa.schema([table.columns.field(name) for name in names])
+    return pa.Table.from_batches(table.read(file, schema), schema)
 
 
-def without(folder: Folder, table: DeltaTable, file: TableFile, places: Any) -> list[DataFile]:
+def without(table: Table, file: TableFile, places: Any) -> list[DataFile]:
     """A file with the rows of one of the table's files but for those at `places`; none when there are no others."""
-    own = [name for name in arrow_columns(table).names if name not in file.partition]
-    rows = except_at(read_columns(folder, table, file, own), places)
-    return in_place_of(file, write_parquet(iter(rows.to_batches()), folder, rows.schema))
+    return table.write(except_at(read_columns(table, file, table.columns.names), places))
 
 
 def except_at(rows: pa.Table, places: Any) -> pa.Table:
@@ -71,28 +66,15 @@ def except_at(rows: pa.Table, places: Any) -> pa.Table:
     return rows.filter(compute.invert(goes))
 
 
-def written_anew(folder: Folder, table: DeltaTable, columns: pa.Schema) -> list[DataFile]:
-    """Files with all rows of the table in other columns: their types have room for all values."""
-    import pyarrow as pa
-
-    found = []
-    for file in files_of(table):
-        own = pa.schema([field for field in columns if field.name not in file.partition])
-        values = {name: pa.scalar(value, columns.field(name).type).as_py() for name, value in file.partition.items()}
-        rows = read_file(File.of(folder, file, own))
-        found += in_place_of(replace(file, partition=values), write_parquet(rows, folder, own))
-    return found
-
-
-def carried(folder: Folder, table: DeltaTable, rows: pa.Table, names: Sequence[str], others: Sequence[str]) -> pa.Table:
+def carried(table: Table, rows: pa.Table, names: Sequence[str], others: Sequence[str]) -> pa.Table:
     """`rows` with the columns `others` of the table's row that has the same values in `names`; null where none has."""
     import pyarrow as pa
 
     places: list[int | None] = [None] * rows.num_rows
-    values = [pa.schema([arrow_columns(table).field(name) for name in others]).empty_table()]
+    values = [pa.schema([table.columns.field(name) for name in others]).empty_table()]
     count = 0
-    for file, found in meetings(folder, table, rows, names):
-        values.append(read_columns(folder, table, file, others).take(found.column(THERE)))
+    for file, found in meetings(table, rows, names):
+        values.append(read_columns(table, file, others).take(found.column(THERE)))
         here: list[Any] = found.column(HERE).to_pylist()
         for number, place in enumerate(here, count):
             places[place] = number
@@ -101,11 +83,6 @@ def carried(folder: Folder, table: DeltaTable, rows: pa.Table, names: Sequence[s
     for name in others:
         rows = rows.append_column(taken.schema.field(name), taken.column(name))
     return rows
-
-
-def in_place_of(file: TableFile, written: list[DataFile]) -> list[DataFile]:
-    """Files that have been written, in the partition of one of the table's."""
-    return [replace(one, partition=partition_values(file.partition)) for one in written]
 
 
 def _ranges(rows: pa.Table, names: Sequence[str]) -> dict[str, tuple[Any, Any]]:
