@@ -16,9 +16,11 @@ import pytest
 
 pytest.importorskip("deltalake")
 pytest.importorskip("moto")
+pytest.importorskip("pyiceberg")
 
 from deltalake import DeltaTable
 from pyarrow import fs
+from pyiceberg.catalog import load_catalog
 
 from pipeline_support import LINE, Feed, warehouse
 from pipeline_tables import ORDER, QUEUE, batch, land, message, order
@@ -28,6 +30,7 @@ from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule, Pipeline
 from servicebroker.pipeline.delta import DeltaPlace, DeltaSink
 from servicebroker.pipeline.delta_reader import open_table
+from servicebroker.pipeline.iceberg import catalog
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.maintenance import compact, replay, status
 from servicebroker.pipeline.parquet import write_parquet
@@ -229,28 +232,94 @@ def test_the_sink_writes_into_a_store_and_reads_it_back(lake):
     assert DeltaTable(str(lake)).count() == 2
 
 
+def pipeline_file(folder, feed, head):
+    """Of one queue, whose lines have a key."""
+    file = folder / "pipeline.toml"
+    file.write_text(
+        f"{head}[[queue]]\n"
+        + "".join(f'{name} = "{feed.options[name]}"\n' for name in ("instance", "database", "queue"))
+        + f'[[message]]\ntype = "{LINE}"\nformat = "json"\ntable = "lines"\nkey = "id"\n'
+        + '[message.columns]\nid = "long"\n'
+    )
+    return file
+
+
+def run_once(file, messages):
+    command = [sys.executable, "-m", "servicebroker.cli.main", "pipeline", "run", str(file), "--once", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["queues"][0]["messages"] == messages
+
+
 @pytest.mark.full
 @pytest.mark.spark
 def test_a_run_of_spark_lands_in_a_store(instance, lake, endpoint, tmp_path):
     """With nothing but the environment, and Spark's checkpoints beside the pipeline file."""
     feed = Feed(warehouse(instance))
-    file = tmp_path / "pipeline.toml"
-    file.write_text(
-        f'[pipeline]\nname = "test"\nwarehouse = "{lake}"\ncheckpoints = "marks"\n[[queue]]\n'
-        + "".join(f'{name} = "{feed.options[name]}"\n' for name in ("instance", "database", "queue"))
-        + f'[[message]]\ntype = "{LINE}"\nformat = "json"\ntable = "lines"\nkey = "id"\n'
-        + '[message.columns]\nid = "long"\n'
-    )
-    command = [sys.executable, "-m", "servicebroker.cli.main", "pipeline", "run", str(file), "--once", "--json"]
+    file = pipeline_file(tmp_path, feed, f'[pipeline]\nname = "test"\nwarehouse = "{lake}"\ncheckpoints = "marks"\n')
     for run in range(2):
         feed.dialog(*(b'{"id": %d}' % number for number in range(run * 10, run * 10 + 20)), b"?")
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["queues"][0]["messages"] == 21
+        run_once(file, messages=21)
     assert feed.left() == 0
     assert sorted(row["id"] for row in rows(endpoint, lake / "lines")) == list(range(30))
     assert len(rows(endpoint, lake / "bronze")) == 42
     assert len(rows(endpoint, lake / "quarantine")) == 2
+
+
+@pytest.fixture
+def catalog_url(tmp_path):
+    return f"sqlite:///{tmp_path / 'catalog.db'}"
+
+
+def in_iceberg(endpoint, url, name):
+    """The rows of an Iceberg table of a store, read by Arrow's own client of S3."""
+    theirs = load_catalog(
+        "lake",
+        **{"uri": url, "s3.endpoint": f"http://{endpoint}", "s3.region": "us-east-1"},
+        **{"s3.access-key-id": "key", "s3.secret-access-key": "secret"},
+    )
+    try:
+        return theirs.load_table(("shop", name)).scan().to_arrow().to_pylist()
+    finally:
+        theirs.close()
+
+
+def test_tables_of_iceberg_live_in_a_store(endpoint, pipe, monkeypatch, catalog_url):
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.config", {"catalog": {"lake": {"uri": catalog_url}}})
+    pipe = replace(pipe, format="iceberg", catalog="lake", namespace="shop")
+    catalog.cache_clear()
+    try:
+        make(pipe)
+        land_some(pipe)
+        assert {told.table: told.written for told in compact(pipe, 0)}["bronze"] == 1
+        assert rebuild(pipe, "days").rows == 1
+        assert sum(hour.messages for hour in analyze(pipe)) == 6
+    finally:
+        catalog("lake").close()
+        catalog.cache_clear()
+    found = in_iceberg(endpoint, catalog_url, "bronze")
+    assert sorted(row["queuing_order"] for row in found) == [1, 2, 3, 4, 5, 6]
+    found = in_iceberg(endpoint, catalog_url, "stock")
+    assert sorted((row["id"], row["note"]) for row in found) == [(1, "new"), (2, "b")]
+    assert [row["id"] for row in in_iceberg(endpoint, catalog_url, "days")] == [5]
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_a_run_of_spark_lands_in_tables_of_iceberg(instance, lake, endpoint, tmp_path, monkeypatch, catalog_url):
+    """With a catalog that the environment alone names."""
+    feed = Feed(warehouse(instance))
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", catalog_url)
+    head = f'[pipeline]\nname = "test"\nwarehouse = "{lake}"\ncheckpoints = "marks"\n'
+    file = pipeline_file(tmp_path, feed, head + 'format = "iceberg"\ncatalog = "lake"\nnamespace = "shop"\n')
+    for run in range(2):
+        feed.dialog(*(b'{"id": %d}' % number for number in range(run * 10, run * 10 + 20)), b"?")
+        run_once(file, messages=21)
+    assert feed.left() == 0
+    found = in_iceberg(endpoint, catalog_url, "lines")
+    assert sorted(row["id"] for row in found) == list(range(30))
+    assert len(in_iceberg(endpoint, catalog_url, "bronze")) == 42
+    assert len(in_iceberg(endpoint, catalog_url, "quarantine")) == 2
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class IcebergPlace:
     def is_there(self) -> bool:
         """Whether the catalog has it."""
         with self._asked():
-            return catalog(self.catalog).table_exists(self.names)
+            return bool(catalog(self.catalog).table_exists(self.names))
 
     def open(self) -> OpenIceberg:
         """Its newest snapshot."""

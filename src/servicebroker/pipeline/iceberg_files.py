@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pyarrow import NativeFile
 
 
+_PART = 1 << 20  # bytes: what a stream's buffer takes reaches a store's file as the bytes that it wants
+
+
 class TableFiles:
     """The `py-io-impl` of our catalogs. What it has written is on the disk before a catalog names it."""
 
@@ -56,7 +59,7 @@ class Output:
         """Where its bytes go. Each name is new, so there is never anything to overwrite."""
         folder, name = _place(self.location)
         make(folder)
-        return Stream(files_in(folder).open_output_stream(name), folder, name)
+        return Stream(files_in(folder).open_output_stream(name, buffer_size=2 * _PART), folder, name)
 
 
 class Stream:
@@ -67,7 +70,8 @@ class Stream:
 
     def write(self, data: bytes) -> int:
         """Add bytes."""
-        self._stream.write(data)
+        for start in range(0, len(data), _PART):
+            self._stream.write(data[start : start + _PART])
         return len(data)
 
     def close(self) -> None:
