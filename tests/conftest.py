@@ -66,7 +66,7 @@ COUNTS = {
     "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),
     "store-operations": Count(300, 5_000, "operations on the simulator's store beside PostgreSQL"),
     "table-histories": Count(5, 30, "histories of a table whose rule changes while messages land"),
-    "iceberg-histories": Count(2, 20, "such histories of an Iceberg table"),
+    "iceberg-histories": Count(1, 20, "such histories of an Iceberg table"),
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
 }
 

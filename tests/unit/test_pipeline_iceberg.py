@@ -382,6 +382,7 @@ def test_what_a_snapshot_names_is_on_the_disk_before_the_catalog_names_it(lake, 
     assert len(flushed) > 5
 
 
+@pytest.mark.slow
 def test_random_histories_of_rules_end_as_the_model_says(make_lake, seeded_random, tmp_path, request):
     for number in range(request.config.option.iceberg_histories):
         folder = tmp_path / str(number)
