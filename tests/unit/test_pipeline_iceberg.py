@@ -220,6 +220,7 @@ def test_a_batch_is_known_when_its_snapshot_has_expired(lake, make_pipe):
     assert (orders.table, orders.merged, orders.written) == ("orders", 4, 2)
     found = lake.found("orders")
     assert len(found.metadata["snapshots"]) == 1
+    assert target(pipe, "orders").table.open().has_landed(("q", 3))
     on_disk = {path.name for path in Path(lake.file.parent, "orders", "data").iterdir()}
     assert on_disk == {Path(file["file_path"]).name for file in found.files()}
     for number, one in enumerate(batches):
