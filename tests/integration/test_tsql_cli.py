@@ -124,7 +124,7 @@ def test_check_says_what_runs(tmp_path: Path):
     script = tmp_path / "old.sql"
     script.write_text(
         TWO_SIDES
-        + "GO\nSET ANSI_NULLS ON\nALTER DATABASE Hello SET RECOVERY SIMPLE\nSELECT n FROM P TABLESAMPLE (5 ROWS)\n"
+        + "GO\nSET ANSI_NULLS ON\nALTER DATABASE Hello SET RECOVERY SIMPLE\nSELECT n FROM P FOR SYSTEM_TIME ALL\n"
     )
     result = run("tsql", "check", str(script))
     assert result.exit_code == 1

@@ -421,7 +421,7 @@ def test_guids_in_errors_are_in_upper_case(database: sb.Database) -> None:
 def test_keys_constraints_and_indexes_are_asked_before_they_are_dropped(database: sb.Database) -> None:
     script = """
     CREATE TABLE dbo.Parent (Id INT CONSTRAINT PK_Parent PRIMARY KEY, Code CHAR(3) NOT NULL CONSTRAINT UQ_Code UNIQUE,
-                             Q INT CONSTRAINT CK_Q CHECK (Q > 0) DEFAULT 5, R AS Q * 2)
+                             Q INT CONSTRAINT CK_Q CHECK (Q > 0) CONSTRAINT DF_Q DEFAULT 5, R AS Q * 2)
     CREATE TABLE dbo.Child (N INT, ParentId INT NOT NULL
                             CONSTRAINT FK_Child REFERENCES dbo.Parent (Id) ON DELETE CASCADE)
     CREATE INDEX IX_Child ON dbo.Child (ParentId DESC) INCLUDE (N)
@@ -450,7 +450,7 @@ def test_keys_constraints_and_indexes_are_asked_before_they_are_dropped(database
     found = [said for said in told(database, script) if isinstance(said, list)]
     assert found == [
         [("FK_Child", "Parent", "CASCADE", "ParentId", "Id")],
-        [("CK_Q", "C"), ("PK_Parent", "PK"), ("UQ_Code", "UQ")],
+        [("CK_Q", "C"), ("DF_Q", "D"), ("PK_Parent", "PK"), ("UQ_Code", "UQ")],
         [("CK_Q",)],
         [("(q > 0)", 3)],
         [("5",)],

@@ -103,7 +103,6 @@ def test_values_of_one_family_are_compared_and_the_higher_family_wins(shop: sb.D
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("SELECT Value INTO #kept FROM dbo.Settings", 40515),
         ("SELECT Value + 1 FROM dbo.Settings", 403),
         ("SELECT LEN(Value) FROM dbo.Settings", 8116),
         ("SELECT SUM(Value) FROM dbo.Settings", 8117),

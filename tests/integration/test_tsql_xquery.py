@@ -39,6 +39,8 @@ def told(db: sb.Database, call: str) -> object:
         ("(//sal)[1] div 0", "int", None),
         ("sum(/nothing)", "int", 0),
         ("max(/nothing)", "int", None),
+        ("max(/root/dept/@n)", "char(1)", "B"),
+        ("min((\"b\", 1, \"a\"))", "char(1)", "1"),
         ('concat((/root/dept/@n)[1], "-", (/root/dept/@n)[2])', "varchar(9)", "A-B"),
         ('substring("abcde", 2, 3)', "varchar(9)", "bcd"),
         ('substring("abcde", 0)', "varchar(9)", "abcde"),
@@ -125,6 +127,18 @@ def test_rows_know_their_parents_and_columns_stand_in_conditions(db: sb.Database
     FROM (VALUES (N'A'), (N'B'), (NULL)) v(n)"""
     )
     assert rows(db, text) == [("A", 1), ("B", 2), (None, None)]
+
+
+def test_parents_are_found_once_and_in_their_order(db: sb.Database) -> None:
+    text = (
+        DECLARED
+        + """
+    SELECT e.c.query('data(../../dept[emp]/@n)'), e.c.query('data((../../dept/emp, .)/../@id)'),
+           e.c.query('data((., ../../dept/emp)/../@id)'),
+           e.c.value('count((., ../emp, ../../dept/emp)/..)', 'int'), e.c.query('data((../emp/.., ../../dept)/emp/@id)')
+    FROM @x.nodes('/root/dept[2]/emp') e(c)"""
+    )
+    assert rows(db, text) == [("A B", "1 2", "1 2", 2, "10 11 12")]
 
 
 def test_attributes_keep_their_order(db: sb.Database) -> None:

@@ -56,7 +56,9 @@ class Function(NamedTuple):
         return _type(self.returns)
 
 
-_OTHERS = frozenset({"", FIRST, "second", "third", "alike", "as named", "as SQL Server's", "table", "condition"})
+_OTHERS = frozenset(
+    {"", FIRST, "second", "third", "alike", "as named", "as its order", "as SQL Server's", "table", "condition"}
+)
 
 
 @functools.lru_cache(maxsize=256)

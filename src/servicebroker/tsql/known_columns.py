@@ -9,7 +9,8 @@ from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import BIT, SqlType, parse_type
 
-# $1: the quoted names of tables. A column of a table that T-SQL has made says its type and its spelling in a comment.
+# $1: the quoted names of tables. A column of a table that T-SQL has made says its type and its spelling in a comment,
+# and in a second line the name of its DEFAULT constraint.
 QUERY = """
 select wanted.name, a.attname::text, t.typname::text, a.atttypmod, a.attnotnull, a.attidentity <> '',
        a.attgenerated <> '', col_description(a.attrelid, a.attnum)
@@ -18,7 +19,7 @@ select wanted.name, a.attname::text, t.typname::text, a.atttypmod, a.attnotnull,
   join pg_type t on t.oid = a.atttypid
  order by wanted.name, a.attnum
 """
-_NOTED = re.compile(r"(\w+(?:\([^)]*\))?) (.*)", re.DOTALL)
+_NOTED = re.compile(r"(\w+(?:\([^)]*\))?) ([^\n]*)(?:\n(.*))?", re.DOTALL)
 _TYPES = {
     "uuid": "uniqueidentifier",
     "bytea": "varbinary(max)",
@@ -41,26 +42,28 @@ def columns_of(
     """The columns of each table, from the rows of `QUERY`."""
     found: dict[str, tuple[Column, ...]] = {}
     for table, name, kind, modifier, required, identity, computed, note in rows:
-        spelled, of = _noted(note, name, kind, modifier)
-        found[table] = (
-            *found.get(table, ()),
-            Column(
-                spelled, of, identity, not required, computed, kind == "timestamptz" and of.name != "datetimeoffset"
-            ),
-        )
+        spelled, of, default = _noted(note, name, kind, modifier)
+        is_moment = kind == "timestamptz" and of.name != "datetimeoffset"
+        column = Column(spelled, of, identity, not required, computed, is_moment, default)
+        found[table] = (*found.get(table, ()), column)
     return found
 
 
-def _noted(note: str | None, name: str, kind: str, modifier: int) -> tuple[str, SqlType]:
-    noted = _NOTED.fullmatch(note or "")
-    if noted is not None and noted[2].lower().rstrip("_") == name.rstrip("_"):
+def noted(column: Column) -> str:
+    """The comment of a column that T-SQL has made."""
+    return f"{column.type} {column.name}" + (f"\n{column.default}" if column.default else "")
+
+
+def _noted(note: str | None, name: str, kind: str, modifier: int) -> tuple[str, SqlType, str]:
+    found = _NOTED.fullmatch(note or "")
+    if found is not None and found[2].lower().rstrip("_") == name.rstrip("_"):
         try:
-            return noted[2], parse_type(noted[1])
+            return found[2], parse_type(found[1]), found[3] or ""
         except TsqlError:
             pass  # somebody's own comment
     if kind == "int2" and name.startswith("is_"):  # a flag of the catalog
-        return name, BIT
-    return name, _type(kind, modifier)
+        return name, BIT, ""
+    return name, _type(kind, modifier), ""
 
 
 def _type(kind: str, modifier: int) -> SqlType:

@@ -70,6 +70,7 @@ _UNIQUE = (
 )
 _NO_SUCH_CALL = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
 _NO_COLUMN = re.compile(r'column (?:[^".]+\.)?"?(.+?)"? does not exist')  # of an alias without quotes
+_NO_CONSTRAINT = re.compile(r'constraint "(.+)" of relation "(.+)" does not exist')
 _OTHER_KIND = re.compile(r'"([^"]+)" is not a (table|view|sequence)')
 # how PostgreSQL begins what it says of wrong clauses of a sequence
 _SEQUENCE = {
@@ -82,6 +83,9 @@ _SEQUENCE = {
 _NO_SEQUENCE = re.compile(r'"([^"]+)" is not a sequence|cannot open relation "([^"]+)"')
 _OVERFLOWED = re.compile(r"(smallint|integer|bigint) out of range")
 _OWN = re.compile(r"Msg (\d+), Level (\d+), State (\d+): (.*)", re.DOTALL)
+_NAME = r"(?:\[[^\]]+\]|[\w$#]+)(?:\s*\.\s*(?:\[[^\]]+\]|[\w$#]+))*"
+_DROPPED_INDEX = re.compile(rf"\s*DROP\s+INDEX\s+(?P<index>{_NAME})(?:\s+ON\s+(?P<table>{_NAME}))?", re.IGNORECASE)
+_TRUNCATED = re.compile(rf"\s*TRUNCATE\s+TABLE\s+({_NAME})", re.IGNORECASE)
 _DROPS = (["DROP", "TABLE"], ["DROP", "VIEW"], ["DROP", "SEQUENCE"])
 OTHER = 50000
 
@@ -114,6 +118,16 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
             if message.startswith(begin):
                 number = 11708 if "out of range" in message else number
                 return TsqlError(number, f"{text}: {message}.")
+    if problem.sqlstate == "42P17" and "generation expression" in message:
+        return unsupported(
+            "A computed column whose value depends on more than its row", "Write the expression into a view.", 0
+        )
+    if problem.sqlstate == "0A000" and message.startswith("cannot truncate"):
+        truncated = _TRUNCATED.match(source)
+        return TsqlError(
+            4712, f"Cannot truncate table '{truncated[1] if truncated else ''}' because it is being referenced by a "
+            "FOREIGN KEY constraint."
+        )  # fmt: skip
     if problem.sqlstate not in _NUMBERS:
         return TsqlError(OTHER, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
     number, severity, text = _NUMBERS[problem.sqlstate]
@@ -137,6 +151,17 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         return TsqlError(
             3701, f"Cannot drop the {verb[1].lower()} '{name}', because it does not exist or you do not have "
             "permission.", severity=11, state=5,
+        )  # fmt: skip
+    no_constraint = _NO_CONSTRAINT.fullmatch(message)
+    if no_constraint is not None and verb[:1] and verb[0].upper() == "ALTER":
+        return TsqlError(3728, f"'{as_written(no_constraint[1], source)}' is not a constraint.")
+    index = _DROPPED_INDEX.match(source) if problem.sqlstate in ("42704", "3F000") else None
+    if index is not None:
+        dropped = index["index"] if index["table"] is None else f"{index['table']}.{index['index']}"
+        dropped = re.sub(r"[\[\]]", "", dropped)
+        return TsqlError(
+            3701, f"Cannot drop the index '{dropped}', because it does not exist or you do not have permission.",
+            severity=11, state=7,
         )  # fmt: skip
     other = _OTHER_KIND.fullmatch(message)
     no_sequence = _NO_SEQUENCE.search(message)

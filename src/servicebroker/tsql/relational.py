@@ -22,6 +22,7 @@ from servicebroker.tsql.translation.reading.optimizer_hints import most_levels
 from servicebroker.tsql.translation.reading.parts import values_in
 from servicebroker.tsql.translation.reading.text_to_tree import LONG, Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.rows import current_rows  # noqa: F401 # as aggregates
 from servicebroker.tsql.translation.text_writer import Writer
 from servicebroker.tsql.translation.values import date_functions, json_functions, special_functions  # noqa: F401
 from servicebroker.tsql.translation.values.expressions import condition_or_value

@@ -22,6 +22,7 @@ class Column(NamedTuple):
     is_nullable: bool = True
     is_computed: bool = False
     is_moment: bool = False  # PostgreSQL knows its zone, which a datetime has not
+    default: str = ""  # the name of its DEFAULT constraint
 
 
 class UserFunction(NamedTuple):

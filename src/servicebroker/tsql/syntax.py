@@ -236,11 +236,12 @@ class Use(Statement):
 
 @dataclass(frozen=True, slots=True)
 class DeclareCursor(Statement):
-    """DECLARE name CURSOR FOR query, or SET @name = CURSOR FOR query."""
+    """DECLARE name CURSOR FOR query, or SET @name = CURSOR FOR query; not `is_updatable` when it only reads."""
 
     name: str
     query: str
     is_variable: bool
+    is_updatable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

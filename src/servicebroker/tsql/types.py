@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from servicebroker.tsql.statement_errors import TsqlError, unsupported
+from servicebroker.tsql.statement_errors import TsqlError
 
 
 class SqlType(NamedTuple):
@@ -82,7 +82,7 @@ _TYPE = re.compile(
     r"(?:\(\s*(?P<first>max|\d{1,9})\s*(?:,\s*(?P<second>\d{1,9})\s*)?\))?",
     re.IGNORECASE,
 )
-_TYPED_XML = re.compile(r"\[?xml\]?\s*\(", re.IGNORECASE)
+_TYPED_XML = re.compile(r"\[?xml\]?\s*\(\s*(?:(?:content|document)\s+)?[^()]+\)", re.IGNORECASE)
 
 
 def parse_type(text: str, default_length: int = 1) -> SqlType:
@@ -94,8 +94,8 @@ def parse_type(text: str, default_length: int = 1) -> SqlType:
         TsqlError: 2715 for a name that is no type here, 131 and 2750 for sizes that are too big, 1001 for size 0.
     """
     found = _TYPE.fullmatch(text.strip())
-    if found is None and _TYPED_XML.match(text.strip()):
-        raise unsupported("xml with a schema collection", "Write xml.", 0)
+    if found is None and _TYPED_XML.fullmatch(text.strip()):  # of a schema collection, which nothing checks it against
+        return XML
     if found is None:
         raise TsqlError(2715, f"Column, parameter, or variable: Cannot find data type {text.strip()[:60]}.")
     written = re.sub(r"\s+", " ", (found["quoted"] or found["other"] or found["plain"]).strip().lower())

@@ -31,14 +31,10 @@ select o.*, 0::smallint as is_disabled, (not c.convalidated)::integer::smallint 
        pg_get_expr(c.conbin, c.conrelid) as definition, 0::smallint as is_system_named
   from tsql.objects o join pg_constraint c on c.oid = o.object_id::bigint::oid where o.type = 'C';
 
--- A default has no name in PostgreSQL: here it is called by its column.
 create view tsql.default_constraints with (security_invoker = true) as
-select 'DF_' || c.table_name || '_' || c.name as name, d.oid::bigint::integer as object_id, null::integer as principal_id, t.schema_id,
-       c.object_id as parent_object_id, 'D'::text as type, 'DEFAULT_CONSTRAINT'::text as type_desc, c.column_id as parent_column_id,
-       pg_get_expr(d.adbin, d.adrelid) as definition, 1::smallint as is_system_named, t.broker_database
-  from tsql.tables t
-  join tsql.every_column c on c.object_id = t.object_id and not c.is_computed
-  join pg_attrdef d on d.adrelid = t.object_id::bigint::oid and d.adnum = c.column_id;
+select o.*, d.adnum::integer as parent_column_id, pg_get_expr(d.adbin, d.adrelid) as definition,
+       (o.name ~ '^DF__.*__[0-9A-F]{8}$')::integer::smallint as is_system_named
+  from tsql.objects o join pg_attrdef d on d.oid = o.object_id::bigint::oid where o.type = 'D';
 
 create view tsql.computed_columns with (security_invoker = true) as
 select c.object_id, c.name, c.column_id, pg_get_expr(d.adbin, d.adrelid) as definition, 1::smallint as is_persisted,

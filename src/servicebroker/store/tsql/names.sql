@@ -106,6 +106,10 @@ create or replace function tsql.db_id(name text) returns smallint language sql s
 begin atomic
     select d.database_id::smallint from tsql.databases d where lower(d.name) = lower(db_id.name);
 end;
+create or replace function tsql.has_dbaccess(name text) returns integer language sql stable parallel safe
+begin atomic
+    select 1 from tsql.databases d where lower(d.name) = lower(has_dbaccess.name);
+end;
 create or replace function tsql.db_name(id integer) returns text language sql stable parallel safe
 begin atomic
     select d.name from tsql.databases d where d.database_id = id;
@@ -271,5 +275,5 @@ end $$;
 -- How the one column of a key was written; null for a key of several.
 create or replace function tsql.written_column(relation oid, numbers smallint[]) returns text language sql stable
 return case when cardinality(numbers) = 1 then
-           (select coalesce(substring(col_description(relation, a.attnum) from '^\w+(?:\([^)]*\))? (.*)$'), a.attname::text)
+           (select coalesce(substring(col_description(relation, a.attnum) from '^\w+(?:\([^)]*\))? ([^\n]*)'), a.attname::text)
               from pg_attribute a where a.attrelid = relation and a.attnum = numbers[1]) end;

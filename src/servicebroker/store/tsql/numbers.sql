@@ -25,7 +25,8 @@ create or replace function tsql.minus(a timestamp, b timestamp) returns timestam
 return timestamp '1900-01-01' + (a - b);
 
 create or replace function tsql.round(number numeric, digits integer, how integer default 0) returns numeric
-language sql immutable strict parallel safe return case how when 0 then round(number, digits) else trunc(number, digits) end;
+language sql immutable strict parallel safe
+return round(case how when 0 then round(number, digits) else trunc(number, digits) end, scale(number));
 create or replace function tsql.round(number float8, digits integer, how integer default 0) returns float8
 language sql immutable strict parallel safe return tsql.round(number::numeric, digits, how)::float8;
 create or replace function tsql.round(number integer, digits integer, how integer default 0) returns integer
@@ -52,7 +53,7 @@ end $$;
 create or replace function tsql.checksum(said text) returns integer language sql immutable parallel safe return hashtext(said);
 
 create or replace function tsql.isnumeric(said text) returns integer language sql immutable parallel safe
-return coalesce(btrim(said) ~* '^[$+-]?[$]?(\d[\d,]*\.?\d*|\.\d+)(e[+-]?\d+)?$', false)::integer;
+return coalesce(btrim(said) ~* '^[$+-]?[$]?(\d[\d,]*\.?\d*|\.\d+)(e[+-]?\d+)?$' or btrim(said) ~ '^([$+.,-]|[+-][$.]|[$][.])$', false)::integer;
 create or replace function tsql.isnumeric(number float8) returns integer language sql immutable parallel safe return (number is not null)::integer;
 create or replace function tsql.isnumeric(number numeric) returns integer language sql immutable parallel safe return (number is not null)::integer;
 create or replace function tsql.isnumeric(number integer) returns integer language sql immutable parallel safe return (number is not null)::integer;
@@ -145,3 +146,21 @@ begin
     end if;
     return before + 1;
 end $$;
+
+-- Values at a part of their order, as PERCENTILE_CONT and PERCENTILE_DISC have them.
+create or replace function tsql.percentile_cont(known float8[], part float8, is_down boolean) returns float8
+language plpgsql immutable parallel safe as $$
+begin
+    if part not between 0 and 1 then perform tsql.refuse(10751, 'The percentile value must be between 0 and 1.'); end if;
+    return (select percentile_cont(case when is_down then 1 - part else part end) within group (order by one) from unnest(known) one);
+end $$;
+create or replace function tsql.percentile_disc(known anyarray, part float8, is_down boolean) returns anyelement
+language plpgsql immutable parallel safe as $$
+begin
+    if part not between 0 and 1 then perform tsql.refuse(10751, 'The percentile value must be between 0 and 1.'); end if;
+    if is_down then return (select percentile_disc(part) within group (order by one desc) from unnest(known) one); end if;
+    return (select percentile_disc(part) within group (order by one) from unnest(known) one);
+end $$;
+
+create or replace function tsql.sign(number anyelement) returns anyelement language sql immutable strict parallel safe
+as $$ select case when number < 0 then number - number - 1 when number > 0 then number - number + 1 else number - number end $$;

@@ -185,25 +185,69 @@ begin atomic
 end;
 create or replace function tsql.format(number numeric, mask text) returns text language plpgsql immutable strict parallel safe as $$
 declare
-    digits integer := coalesce(nullif(substr(mask, 2), '')::integer, case when upper(left(mask, 1)) in ('D', 'G', 'X') then 0 else 2 end);
+    kind text := upper(left(mask, 1));
+    digits integer;
+    grouped text;
+    parts text[];
 begin
-    return case upper(left(mask, 1))
-        when 'N' then to_char(round(number, digits), 'FM999,999,999,999,999,990' || case when digits > 0 then '.' || repeat('0', digits) else '' end)
-        when 'F' then round(number, digits)::text
-        when 'D' then case when number < 0 then '-' else '' end || lpad(abs(trunc(number))::text, greatest(digits, length(abs(trunc(number))::text)), '0')
-        when 'P' then to_char(round(number * 100, digits), 'FM999,999,990' || case when digits > 0 then '.' || repeat('0', digits) else '' end) || '%'
-        when 'X' then upper(to_hex(number::bigint))
-        when 'G' then trim_scale(number)::text
-        when '0' then lpad(round(number)::text, length(mask), '0') end;
-exception when invalid_text_representation then
-    if mask ~ '^0+$' then return lpad(round(number)::text, length(mask), '0'); end if;
-    perform tsql.refuse(40515, format('FORMAT with ''%s'' is not supported here. Use N, F, D, P or X with a number of digits.', mask));
+    if mask ~ '^[NFDPXGCnfdpxgc]\d{0,2}$' then
+        digits := coalesce(nullif(substr(mask, 2), '')::integer, case when kind in ('D', 'G', 'X') then 0 else 2 end);
+        grouped := to_char(round(abs(case kind when 'P' then number * 100 else number end), digits),
+                           'FM999,999,999,999,999,990' || case when digits > 0 then '.' || repeat('0', digits) else '' end);
+        return case kind
+            when 'N' then case when number < 0 then '-' else '' end || grouped
+            when 'P' then case when number < 0 then '-' else '' end || grouped || '%'
+            when 'C' then case when number < 0 then '($' || grouped || ')' else '$' || grouped end
+            when 'F' then round(number, digits)::text
+            when 'D' then case when number < 0 then '-' else '' end || lpad(abs(trunc(number))::text, greatest(digits, length(abs(trunc(number))::text)), '0')
+            when 'X' then lpad(upper(to_hex(number::bigint)), greatest(digits, length(to_hex(number::bigint))), '0')
+            else trim_scale(number)::text end;
+    end if;
+    -- digits by places: 0 is one that is always there, # one that may be, a comma between them groups by three
+    parts := regexp_match(mask, '^([^#0.,%]*)([#0,]*)(?:\.([#0]+))?(%?)([^#0.,%]*)$');
+    if parts is null or parts[2] || coalesce(parts[3], '') = '' then
+        perform tsql.refuse(40515, format('FORMAT with ''%s'' is not supported here. Use N, F, D, P, C or X with a number of digits, or 0 and #.', mask));
+    end if;
+    digits := length(coalesce(parts[3], ''));
+    grouped := round(abs(case when parts[4] = '%' then number * 100 else number end), digits)::text;
+    return case when number < 0 then '-' else '' end || parts[1]
+        || tsql.whole_digits(split_part(grouped, '.', 1), length(replace(replace(parts[2], ',', ''), '#', '')), strpos(parts[2], ',') > 0)
+        || coalesce('.' || nullif(tsql.kept_digits(split_part(grouped, '.', 2), parts[3]), ''), '') || parts[4] || parts[5];
 end $$;
+create or replace function tsql.whole_digits(said text, needed integer, is_grouped boolean) returns text language sql immutable parallel safe
+return (select case when is_grouped then reverse(regexp_replace(reverse(shown), '(\d{3})(?=\d)', '\1,', 'g')) else shown end
+          from (select lpad(ltrim(said, '0'), greatest(needed, length(ltrim(said, '0'))), '0') as shown) digits);
+create or replace function tsql.kept_digits(said text, mask text) returns text language sql immutable parallel safe
+return (select case when length(shown) < needed then rpad(shown, needed, '0') else shown end
+          from (select rtrim(said, '0') as shown, length(rtrim(coalesce(mask, ''), '#')) as needed) digits);
 create or replace function tsql.format(number integer, mask text) returns text language sql immutable strict parallel safe return tsql.format(number::numeric, mask);
 create or replace function tsql.format(number bigint, mask text) returns text language sql immutable strict parallel safe return tsql.format(number::numeric, mask);
 create or replace function tsql.format(number float8, mask text) returns text language sql immutable strict parallel safe return tsql.format(number::numeric, mask);
+-- A pattern of .NET, part by part; one letter alone stands for a whole pattern.
 create or replace function tsql.format(moment timestamp, mask text) returns text language sql immutable strict parallel safe
-return case when mask in ('d', 'D') then to_char(moment, 'FMMM/FMDD/YYYY')
-            else to_char(moment, replace(replace(replace(replace(replace(replace(replace(replace(replace(replace(mask,
-                'MMMM', 'FMMonth'), 'MMM', 'Mon'), 'mm', 'MI'), 'HH', 'HH24'), 'hh', 'HH12'), 'ss', 'SS'), 'fff', 'MS'), 'tt', 'AM'), 'yyyy', 'YYYY'), 'dd', 'DD')) end;
+return (select string_agg(case
+            when part ~ '^[''"\\]' then btrim(ltrim(part, '\'), '''"')
+            when part ~ '^f+$' then left(to_char(moment, 'US') || '0', length(part))
+            when part in ('h', 'H', 'd', 'M', 'm', 's') then
+                ltrim(to_char(moment, case part when 'h' then 'HH12' when 'H' then 'HH24' when 'd' then 'DD' when 'M' then 'MM' when 'm' then 'MI' else 'SS' end), '0')
+                || case when to_char(moment, case part when 'H' then 'HH24' when 'm' then 'MI' when 's' then 'SS' else 'YYYY' end) = '00' then '0' else '' end
+            when part ~ '^[yMdHhmst]' then to_char(moment, case part when 'yyyy' then 'YYYY' when 'yy' then 'YY' when 'y' then 'YY' when 'yyy' then 'YYYY'
+                when 'MMMM' then 'FMMonth' when 'MMM' then 'Mon' when 'MM' then 'MM' when 'dddd' then 'FMDay' when 'ddd' then 'Dy' when 'dd' then 'DD'
+                when 'HH' then 'HH24' when 'hh' then 'HH12' when 'mm' then 'MI' when 'ss' then 'SS' when 'tt' then 'AM'
+                else 'AM' end)
+            else part end, '' order by place)
+          from regexp_matches(case mask when 'd' then 'M/d/yyyy' when 'D' then 'dddd, MMMM d, yyyy' when 't' then 'h:mm tt' when 'T' then 'h:mm:ss tt'
+                                        when 'g' then 'M/d/yyyy h:mm tt' when 'G' then 'M/d/yyyy h:mm:ss tt' when 'f' then 'dddd, MMMM d, yyyy h:mm tt'
+                                        when 'F' then 'dddd, MMMM d, yyyy h:mm:ss tt' when 's' then 'yyyy-MM-ddTHH:mm:ss' when 'M' then 'MMMM d'
+                                        when 'm' then 'MMMM d' when 'Y' then 'MMMM yyyy' when 'y' then 'MMMM yyyy' when 'u' then 'yyyy-MM-dd HH:mm:ssZ'
+                                        when 'o' then 'yyyy-MM-ddTHH:mm:ss.fffffff' when 'O' then 'yyyy-MM-ddTHH:mm:ss.fffffff' else mask end,
+                              '(d{1,4}|M{1,4}|y{1,4}|H{1,2}|h{1,2}|m{1,2}|s{1,2}|f{1,7}|t{1,2}|''[^'']*''|"[^"]*"|\\.|.)', 'g')
+               with ordinality found(groups, place), lateral (select groups[1] as part) one);
+create or replace function tsql.in_english(mask text, culture text) returns text language plpgsql immutable parallel safe as $$
+begin
+    if lower(culture) not in ('', 'en', 'en-us', 'en_us', 'iv') then
+        perform tsql.refuse(40515, format('FORMAT for the culture ''%s'' is not supported here. Use ''en-US'', or leave it out.', culture));
+    end if;
+    return mask;
+end $$;
 create or replace function tsql.format(day date, mask text) returns text language sql immutable strict parallel safe return tsql.format(day::timestamp, mask);

@@ -2,7 +2,7 @@
 -- the setting servicebroker.database, as the views of sys do. Dropped and made again: nothing but T-SQL reads them.
 
 drop view if exists
-    tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
+    tsql.server_principals, tsql.filegroups, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
 
 -- The schemas where something of a broker database stands; dbo is always there.
 create view tsql.every_schema with (security_invoker = true) as
@@ -42,6 +42,16 @@ select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
   from tsql.every_schema s
   join pg_namespace n on n.nspname = s.postgres_schema
   join pg_constraint k on k.connamespace = n.oid and k.contype in ('p', 'u', 'f', 'c') and k.conrelid <> 0
+ union all  -- a default is a part of its column in PostgreSQL: its name is the second line of that one's comment
+select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
+       coalesce(substring(col_description(d.adrelid, d.adnum) from '^\w+(?:\([^)]*\))? [^\n]*\n(.*)$'),
+                'DF_' || coalesce(obj_description(c.oid, 'pg_class'), c.relname) || '_' || a.attname),
+       d.oid::bigint::integer, 'D', null, c.oid::bigint::integer, null, null, 0::smallint
+  from tsql.every_schema s
+  join pg_namespace n on n.nspname = s.postgres_schema
+  join pg_class c on c.relnamespace = n.oid and c.relkind in ('r', 'p')
+  join pg_attrdef d on d.adrelid = c.oid
+  join pg_attribute a on a.attrelid = c.oid and a.attnum = d.adnum and a.attgenerated = ''
  union all  -- the tables under the queues: sys.partitions knows how many rows they have
 select q.database_id, d.name, 'sys', 'sys', 4, 'queue_messages_' || q.queue_id, c.oid::bigint::integer, 'IT',
        null, q.queue_id, q.create_date, q.modify_date, 1::smallint
@@ -59,7 +69,8 @@ select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.t
                    when 'TR' then 'SQL_TRIGGER' when 'SO' then 'SEQUENCE_OBJECT' when 'IT' then 'INTERNAL_TABLE'
                    when 'S' then 'SYSTEM_TABLE' when 'SN' then 'SYNONYM'
                    when 'PK' then 'PRIMARY_KEY_CONSTRAINT' when 'UQ' then 'UNIQUE_CONSTRAINT'
-                   when 'F' then 'FOREIGN_KEY_CONSTRAINT' when 'C' then 'CHECK_CONSTRAINT' end as type_desc,
+                   when 'F' then 'FOREIGN_KEY_CONSTRAINT' when 'C' then 'CHECK_CONSTRAINT'
+                   when 'D' then 'DEFAULT_CONSTRAINT' end as type_desc,
        o.create_date, o.modify_date, o.is_ms_shipped, o.schema_name, o.broker_database
   from tsql.every_object o
   join servicebroker.shown_databases shown using (database_id);
@@ -91,7 +102,7 @@ create view tsql.dm_db_partition_stats with (security_invoker = true) as
 select p.partition_id, p.object_id, p.index_id, p.partition_number, p.rows as row_count,
        pages.used as in_row_data_page_count, pages.used as in_row_used_page_count, pages.used as used_page_count, pages.used as reserved_page_count,
        p.broker_database
-  from tsql.partitions p, lateral (select coalesce(pg_total_relation_size(to_regclass(p.object_id::bigint::oid::regclass::text)), 0) / 8192 as used) pages;
+  from tsql.partitions p, lateral (select coalesce(pg_total_relation_size(p.object_id::bigint::oid::regclass), 0) / 8192 as used) pages;
 create view tsql.sql_modules with (security_invoker = true) as
 select m.module_id as object_id, m.definition, 1::smallint as uses_ansi_nulls, 1::smallint as uses_quoted_identifier, shown.broker_database
   from servicebroker.tsql_modules m join servicebroker.shown_databases shown using (database_id) where m.kind <> 'SN';
@@ -158,6 +169,27 @@ select t.name, case when t.is_table then 243 else named.system_type_id end, t.ty
  cross join lateral (select regexp_match(t.definition, '^(\w+)(?:\(([^)]*)\))?$') as parts) base
   left join tsql.system_types named on named.name = base.parts[1];
 
+create view tsql.parameters with (security_invoker = true) as
+select o.object_id, said.one ->> 0 as name, case when said.one ->> 0 = '' then 0 else place - (o.type = 'FN')::integer end::integer as parameter_id,
+       t.system_type_id, t.user_type_id,
+       case when t.is_user_defined = 1 then t.max_length else tsql.column_bytes(said.of[1], coalesce(said.of[2], '')) end as max_length,
+       case when said.of[1] = 'decimal' then split_part(said.of[2], ',', 1)::smallint else 0::smallint end as precision,
+       case when said.of[1] = 'decimal' then split_part(said.of[2], ',', 2)::smallint else 0::smallint end as scale,
+       (said.one ->> 2)::boolean::integer::smallint as is_output, 0::smallint as is_cursor_ref, 0::smallint as has_default_value,
+       null::text as default_value, t.is_table_type as is_readonly, o.broker_database
+  from tsql.objects o
+  join servicebroker.tsql_modules m on m.module_id = o.object_id
+ cross join lateral (select one, regexp_match(one ->> 1, '^(\w+)(?:\(([^)]*)\))?$') as of, place
+                       from jsonb_array_elements(m.parameters) with ordinality e(one, place)) said
+  left join tsql.types t on lower(t.name) = lower(coalesce(said.of[1], said.one ->> 1));
+create view tsql.information_schema_parameters with (security_invoker = true) as
+select o.broker_database as specific_catalog, o.schema_name as specific_schema, o.name as specific_name, p.parameter_id as ordinal_position,
+       case when p.parameter_id = 0 then 'OUT' when p.is_output = 1 then 'INOUT' else 'IN' end as parameter_mode,
+       case when p.parameter_id = 0 then 'YES' else 'NO' end as is_result, p.name as parameter_name, t.name as data_type,
+       case when t.name in ('nvarchar', 'nchar') and p.max_length > 0 then p.max_length / 2
+            when t.name in ('nvarchar', 'nchar', 'varchar', 'char', 'varbinary', 'binary') then p.max_length end as character_maximum_length
+  from tsql.all_objects o join tsql.parameters p using (object_id)
+  join tsql.system_types t on t.system_type_id = p.system_type_id and t.name <> 'sysname';
 -- The T-SQL type and the spelling of a column stand in its comment (translation/table_columns.py); queues have those of RECEIVE.
 create view tsql.every_column with (security_invoker = true) as
 select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.object_id, coalesce(said.name, a.attname) as name, a.attnum::integer as column_id,
@@ -180,7 +212,7 @@ select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.
   join pg_type t on t.oid = a.atttypid
   left join lateral (
        select m[1] as type, m[2] as size, m[3] as name
-         from regexp_match(col_description(a.attrelid, a.attnum), '^(\w+)(?:\(([^)]*)\))? (.*)$') m) said on true
+         from regexp_match(col_description(a.attrelid, a.attnum), '^(\w+)(?:\(([^)]*)\))? ([^\n]*)') m) said on true
  where o.type in ('U', 'V', 'SQ');
 
 create view tsql.columns with (security_invoker = true) as
@@ -188,7 +220,10 @@ select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max
        case when c.type_name = 'decimal' then split_part(c.size, ',', 1)::smallint else 0 end as precision,
        case when c.type_name = 'decimal' then split_part(c.size, ',', 2)::smallint else 0 end as scale,
        c.is_nullable::integer::smallint as is_nullable, c.is_identity::integer::smallint as is_identity,
-       c.is_computed::integer::smallint as is_computed, c.broker_database
+       c.is_computed::integer::smallint as is_computed,
+       coalesce((select d.oid::bigint::integer from pg_attrdef d where d.adrelid = c.object_id::bigint::oid and d.adnum = c.column_id and not c.is_computed), 0)
+           as default_object_id,
+       c.broker_database
   from tsql.every_column c
   join servicebroker.shown_databases shown using (database_id)
   left join tsql.system_types t on t.name = c.type_name;
@@ -217,8 +252,10 @@ select c.broker_database as table_catalog, c.schema_name as table_schema, c.tabl
   from tsql.every_column c join servicebroker.shown_databases shown using (database_id)
  where not exists (select from servicebroker.queues q where q.queue_id = c.object_id);
 create view tsql.information_schema_routines with (security_invoker = true) as
-select o.broker_database as routine_catalog, o.schema_name as routine_schema, o.name as routine_name, 'PROCEDURE' as routine_type
-  from tsql.all_objects o where o.type = 'P';
+select o.broker_database as routine_catalog, o.schema_name as routine_schema, o.name as routine_name,
+       case o.type when 'P' then 'PROCEDURE' else 'FUNCTION' end as routine_type, m.definition as routine_definition,
+       o.create_date as created, o.modify_date as last_altered
+  from tsql.all_objects o join servicebroker.tsql_modules m on m.module_id = o.object_id where o.type in ('P', 'FN', 'IF', 'TF');
 create view tsql.information_schema_schemata with (security_invoker = true) as
 select s.broker_database as catalog_name, s.name as schema_name from tsql.schemas s;
 
@@ -246,6 +283,9 @@ select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::sm
        1::smallint, 'FULL', null, 0::smallint, 0::smallint, null, 1::smallint, 0::smallint
   from (values ('master', 1), ('tempdb', 2), ('model', 3)) system(name, id)
  where not exists (select from servicebroker.databases d where lower(d.name) = system.name);
+create or replace view tsql.routes with (security_invoker = true) as
+select r.name, r.route_id, r.principal_id, r.remote_service_name, upper(r.broker_instance) as broker_instance, r.lifetime, r.address, r.mirror_address,
+       r.broker_database from sys.routes r;
 create or replace view tsql.sysdatabases with (security_invoker = true) as select name, database_id as dbid from tsql.databases;
 -- @@SPID of the sessions that have asked for it: the number that they hold as a lock (store/locks.py, TSQL_SESSION).
 create or replace view tsql.session_numbers with (security_invoker = true) as
@@ -258,11 +298,58 @@ select coalesce(n.spid, a.pid) as session_id, a.backend_start as login_time, a.c
        a.usename::text as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status
   from pg_stat_activity a left join tsql.session_numbers n using (pid)
  where a.datname = current_database() and a.backend_type = 'client backend';
+-- The text that a session runs, or has run last, is found by its process; it is what PostgreSQL was told.
+create or replace function tsql.sql_handle(pid integer) returns bytea language sql immutable strict parallel safe
+return '\x02'::bytea || decode(lpad(to_hex(pid), 8, '0'), 'hex');
+create or replace function tsql.dm_exec_sql_text(handle bytea)
+returns table (dbid smallint, objectid integer, number smallint, encrypted smallint, text text) language sql stable
+begin atomic
+    select null::smallint, null::integer, null::smallint, 0::smallint, a.query
+      from pg_stat_activity a where tsql.sql_handle(a.pid) = handle and a.datname = current_database();
+end;
+create or replace function tsql.dm_exec_input_buffer(session integer, request integer)
+returns table (event_type text, parameters smallint, event_info text) language sql stable
+begin atomic
+    select 'Language Event', 0::smallint, a.query
+      from pg_stat_activity a left join tsql.session_numbers n using (pid)
+     where coalesce(n.spid, a.pid) = session and a.datname = current_database();
+end;
+create or replace view tsql.dm_exec_connections with (security_invoker = true) as
+select coalesce(n.spid, a.pid) as session_id, a.backend_start as connect_time,
+       case when a.client_addr is null then 'Shared memory' else 'TCP' end as net_transport, 'TSQL'::text as protocol_type,
+       coalesce((select case when s.ssl then 'TRUE' else 'FALSE' end from pg_stat_ssl s where s.pid = a.pid), 'FALSE') as encrypt_option,
+       'SQL'::text as auth_scheme, coalesce(host(a.client_addr), '<local machine>') as client_net_address, a.client_port as client_tcp_port,
+       a.state_change as last_read, a.state_change as last_write, tsql.sql_handle(a.pid) as most_recent_sql_handle
+  from pg_stat_activity a left join tsql.session_numbers n using (pid)
+ where a.datname = current_database() and a.backend_type = 'client backend';
+create or replace view tsql.dm_tran_session_transactions with (security_invoker = true) as
+select coalesce(n.spid, a.pid) as session_id, coalesce(a.backend_xid, a.backend_xmin)::text::bigint as transaction_id,
+       1::smallint as is_user_transaction, 1::smallint as is_local, 1 as open_transaction_count
+  from pg_stat_activity a left join tsql.session_numbers n using (pid)
+ where a.datname = current_database() and a.xact_start is not null and coalesce(a.backend_xid, a.backend_xmin) is not null;
+create or replace view tsql.dm_tran_active_transactions with (security_invoker = true) as
+select coalesce(a.backend_xid, a.backend_xmin)::text::bigint as transaction_id, 'user_transaction'::text as name, a.xact_start as transaction_begin_time,
+       case when a.backend_xid is null then 2 else 1 end as transaction_type, 2 as transaction_state
+  from pg_stat_activity a
+ where a.datname = current_database() and a.xact_start is not null and coalesce(a.backend_xid, a.backend_xmin) is not null;
+-- PostgreSQL counts no waits, and keeps no plans, buffers or files to tell of.
+create or replace view tsql.dm_os_wait_stats with (security_invoker = true) as
+select ''::text as wait_type, 0::bigint as waiting_tasks_count, 0::bigint as wait_time_ms, 0::bigint as max_wait_time_ms,
+       0::bigint as signal_wait_time_ms where false;
+create or replace view tsql.dm_exec_query_stats with (security_invoker = true) as
+select null::bytea as sql_handle, null::bytea as plan_handle, 0 as statement_start_offset, 0 as statement_end_offset, null::timestamptz as creation_time,
+       null::timestamptz as last_execution_time, 0::bigint as execution_count, 0::bigint as total_worker_time, 0::bigint as total_elapsed_time,
+       0::bigint as total_logical_reads, 0::bigint as total_logical_writes, 0::bigint as total_physical_reads where false;
+create or replace view tsql.dm_db_index_usage_stats with (security_invoker = true) as
+select shown.database_id::smallint as database_id, o.object_id, i.indexrelid::bigint::integer as index_id, i.idx_scan as user_seeks, 0::bigint as user_scans,
+       0::bigint as user_lookups, 0::bigint as user_updates
+  from pg_stat_user_indexes i join tsql.every_object o on o.object_id::bigint::oid = i.relid
+  join servicebroker.shown_databases shown using (database_id);
 -- What runs now: what a session waits for is PostgreSQL's word for it.
 create or replace view tsql.dm_exec_requests with (security_invoker = true) as
 select coalesce(n.spid, a.pid) as session_id, 0 as request_id, a.query_start as start_time,
        case when a.wait_event_type is null then 'running' else 'suspended' end as status,
-       upper(coalesce(substring(a.query from '^\s*(\w+)'), '')) as command, null::bytea as sql_handle,
+       upper(coalesce(substring(a.query from '^\s*(\w+)'), '')) as command, tsql.sql_handle(a.pid) as sql_handle,
        coalesce((select coalesce(b.spid, blocker) from unnest(pg_blocking_pids(a.pid)) blocker left join tsql.session_numbers b on b.pid = blocker limit 1), 0)
            as blocking_session_id,
        upper(a.wait_event_type || '_' || a.wait_event) as wait_type,
@@ -299,3 +386,35 @@ select p.name, p.principal_id, p.type, p.type_desc, p.create_date from sys.serve
 create or replace view tsql.master_files with (security_invoker = true) as
 select d.database_id, 1 as file_id, 0::smallint as type, 'ROWS'::text as type_desc, d.name, 'PostgreSQL keeps its files itself'::text as physical_name,
        'ONLINE'::text as state_desc from tsql.databases d;
+create or replace view tsql.dm_os_waiting_tasks with (security_invoker = true) as
+select r.session_id::smallint as session_id, r.wait_time::bigint as wait_duration_ms, r.wait_type, nullif(r.blocking_session_id, 0)::smallint as blocking_session_id,
+       null::text as resource_description
+  from tsql.dm_exec_requests r where r.wait_type is not null;
+create or replace view tsql.dm_db_file_space_usage with (security_invoker = true) as
+select f.file_id::smallint as file_id, size.pages as total_page_count, size.pages as allocated_extent_page_count, 0::bigint as unallocated_extent_page_count,
+       0::bigint as version_store_reserved_page_count, 0::bigint as user_object_reserved_page_count, 0::bigint as internal_object_reserved_page_count
+  from tsql.master_files f join servicebroker.shown_databases shown using (database_id),
+       lateral (select pg_database_size(current_database()) / 8192 as pages) size;
+-- Everything stands in the one filegroup that there is, and no table in parts.
+create or replace view tsql.filegroups with (security_invoker = true) as
+select 'PRIMARY'::text as name, 1 as data_space_id, 'FG'::text as type, 'ROWS_FILEGROUP'::text as type_desc, 1::smallint as is_default,
+       0::smallint as is_system, 0::smallint as is_read_only, shown.broker_database from servicebroker.shown_databases shown;
+create or replace view tsql.data_spaces with (security_invoker = true) as
+select name, data_space_id, type, type_desc, is_default, is_system, broker_database from tsql.filegroups;
+create or replace view tsql.partition_functions with (security_invoker = true) as
+select ''::text as name, 0 as function_id, 'R'::text as type, 'RANGE'::text as type_desc, 0 as fanout, 0::smallint as boundary_value_on_right where false;
+create or replace view tsql.partition_schemes with (security_invoker = true) as
+select ''::text as name, 0 as data_space_id, 'PS'::text as type, 'PARTITION_SCHEME'::text as type_desc, 0 as function_id where false;
+create or replace view tsql.partition_range_values with (security_invoker = true) as
+select 0 as function_id, 0 as boundary_id, 0 as parameter_id, ''::text as value where false;
+-- Numbers, as many scripts take them from here.
+create or replace view tsql.spt_values with (security_invoker = true) as
+select null::text as name, n as number, 'P'::text as type, n / 8 + 1 as low, 1 << (n % 8) as high, 0 as status from generate_series(0, 2047) n;
+create or replace function tsql.fn_listextendedproperty(property text, level0type text, level0name text, level1type text, level1name text,
+                                                        level2type text, level2name text)
+returns table (objtype text, objname text, name text, value text) language sql immutable
+begin atomic
+    select null, null, null, null where false;
+end;
+create view tsql.server_principals with (security_invoker = true) as
+select p.*, 0::smallint as is_disabled, 'master'::text as default_database_name, 'us_english'::text as default_language_name from sys.server_principals p;

@@ -16,14 +16,23 @@ return (select coalesce(jsonb_agg(f.found order by i.place, f.place), '[]')
           from jsonb_array_elements(items) with ordinality i(item, place),
                jsonb_path_query(i.item, path::jsonpath, variables, true) with ordinality f(found, place));
 
-create or replace function tsql.xq_parents(items jsonb) returns jsonb language sql immutable parallel safe
-return (select coalesce(jsonb_agg(distinct i.item -> 'u'), '[]') from jsonb_array_elements(items) i(item) where i.item ? 'u');
+-- A node that knows its number and its parents is itself wherever it was found: each is there once, in the order of the
+-- document; what has no number stays where it is.
+create or replace function tsql.xq_once(items jsonb) returns jsonb language sql immutable parallel safe
+return (select coalesce(jsonb_agg(item order by (item ->> '#')::integer nulls last, place), '[]')
+          from (select item, min(place) place from jsonb_array_elements(items) with ordinality i(item, place)
+                 group by item, case when item ->> '#' is null then place end) once);
 
--- The items of a path, each with its parent under `u`, and that one with its own: what `..` needs.
+create or replace function tsql.xq_parents(items jsonb) returns jsonb language sql immutable parallel safe
+return tsql.xq_once((select coalesce(jsonb_agg(i.item -> 'u' order by i.place), '[]')
+                       from jsonb_array_elements(items) with ordinality i(item, place) where jsonb_typeof(i.item -> 'u') = 'object'));
+
+-- The items of a path, each with its parent under `u`, and that one with its own: what `..` needs. The numbers that a tree
+-- has it keeps.
 create or replace function tsql.xml_climbing_items(tree jsonb, path text, variables jsonb default '{}') returns setof jsonb
 language plpgsql immutable strict parallel safe rows 5 as $$
 declare
-    root jsonb := (tsql.xml_numbered(tree - 'u', 0)).numbered;
+    root jsonb := case when tree ? '#' then tree - 'u' else (tsql.xml_numbered(tree - 'u', 0)).numbered end;
     found jsonb;
     above jsonb;
     below jsonb;
@@ -45,10 +54,10 @@ end $$;
 
 create or replace function tsql.xq_climbing_steps(items jsonb, path text, variables jsonb default '{}') returns jsonb
 language sql immutable parallel safe
-return (select coalesce(jsonb_agg(f.found order by i.place, f.place), '[]')
-          from jsonb_array_elements(items) with ordinality i(item, place),
-               tsql.xml_climbing_items(i.item, path, variables) with ordinality f(found, place)
-         where jsonb_typeof(i.item) = 'object');
+return tsql.xq_once((select coalesce(jsonb_agg(f.found order by i.place, f.place), '[]')
+                       from jsonb_array_elements(tsql.xq_once(items)) with ordinality i(item, place),
+                            tsql.xml_climbing_items(i.item, path, variables) with ordinality f(found, place)
+                      where jsonb_typeof(i.item) = 'object'));
 
 create or replace function tsql.xq_atom(item jsonb) returns jsonb language sql immutable parallel safe
 return case when jsonb_typeof(item) = 'object' then to_jsonb(tsql.xml_string(item)) else item end;
@@ -113,19 +122,16 @@ end $$;
 create or replace function tsql.xq_aggregate(kind text, items jsonb) returns jsonb language plpgsql immutable parallel safe as $$
 declare
     all_numbers boolean;
-    found jsonb;
 begin
     if jsonb_array_length(items) = 0 then return case kind when 'sum' then '[0]' else '[]' end; end if;
     select bool_and(tsql.xq_number(item) is not null) into all_numbers from jsonb_array_elements(items) i(item);
     if not all_numbers then
         if kind in ('sum', 'avg') then return '[]'; end if;
-        select case kind when 'min' then min(tsql.xml_string(item) collate "C") else max(tsql.xml_string(item) collate "C") end
-          into strict found from (select to_jsonb(tsql.xml_string(i)) item from jsonb_array_elements(items) i) t;
-        return jsonb_build_array(found);
+        return (select jsonb_build_array(case kind when 'min' then min(said collate "C") else max(said collate "C") end)
+                  from (select tsql.xml_string(item) said from jsonb_array_elements(items) i(item)) texts);
     end if;
-    select to_jsonb(trim_scale(case kind when 'sum' then sum(n) when 'avg' then avg(n) when 'min' then min(n) else max(n) end)) into found
-      from (select tsql.xq_number(item) n from jsonb_array_elements(items) i(item)) numbers;
-    return jsonb_build_array(found);
+    return (select jsonb_build_array(trim_scale(case kind when 'sum' then sum(n) when 'avg' then avg(n) when 'min' then min(n) else max(n) end))
+              from (select tsql.xq_number(item) n from jsonb_array_elements(items) i(item)) numbers);
 end $$;
 
 create or replace function tsql.xq_distinct(items jsonb) returns jsonb language sql immutable parallel safe
@@ -151,7 +157,7 @@ declare
     number numeric := tsql.xq_number(items -> 0);
 begin
     if said is null then return '[]'; end if;
-    if kind in ('string', 'anyURI', 'token', 'normalizedString') then return jsonb_build_array(tsql.xq_string(items)); end if;
+    if kind = 'string' then return jsonb_build_array(tsql.xq_string(items)); end if;
     if kind = 'boolean' then
         return case when said in ('true', '1') then '[true]' when said in ('false', '0') then '[false]' when number is not null
                     and jsonb_typeof(items -> 0) = 'number' then jsonb_build_array(number <> 0) else '[]' end;

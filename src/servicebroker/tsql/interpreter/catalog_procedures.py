@@ -5,16 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.calls import named_arguments, system
+from servicebroker.tsql.interpreter.evaluation import operand_value
 from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.parser.token_reader import name_in
 from servicebroker.tsql.results import ResultSet
-from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.syntax import Execute, Name
-from servicebroker.tsql.types import NVARCHAR
+from servicebroker.tsql.statement_errors import Message, TsqlError
+from servicebroker.tsql.syntax import Definition, Execute, Name
+from servicebroker.tsql.types import BIGINT, NVARCHAR
 
 _OBJECT = (
     "select o.name, o.schema_name, coalesce(lower(replace(k.type_desc, '_', ' ')), ''), o.create_date, o.object_id, "
@@ -28,14 +31,11 @@ _COLUMNS = (
     "from tsql.every_column c where c.object_id = $1 order by c.column_id"
 )
 _INDEXES = (
-    "select coalesce(obj_description(x.oid, 'pg_class'), x.relname::text), concat_ws(', ', "
-    "case when i.indisprimary then 'clustered' else 'nonclustered' end, case when i.indisunique then 'unique' end, "
-    "case when i.indisprimary then 'primary key' end), "
-    "string_agg(c.name, ', ' order by k.place) from pg_index i join pg_class x on x.oid = i.indexrelid "
-    "cross join lateral unnest(i.indkey::integer[]) with ordinality k (number, place) "
-    "join tsql.every_column c on c.object_id = $1 and c.column_id = k.number "
-    "where i.indrelid = $1::bigint::oid and k.place <= i.indnkeyatts group by x.oid, x.relname, i.indisunique, "
-    "i.indisprimary order by 1"
+    "select i.name, concat_ws(', ', lower(i.type_desc), case i.is_unique when 1 then 'unique' end, "
+    "case i.is_primary_key when 1 then 'primary key' end), string_agg(c.name, ', ' order by k.key_ordinal) "
+    "from tsql.indexes i join tsql.index_columns k using (object_id, index_id) "
+    "join tsql.every_column c using (object_id, column_id) where object_id = $1 and k.key_ordinal > 0 "
+    "group by index_id, i.name, i.type_desc, i.is_unique, i.is_primary_key order by 1"
 )
 _SIZES = (
     "select pg_total_relation_size($1::bigint::oid), pg_table_size($1::bigint::oid), pg_indexes_size($1::bigint::oid)"
@@ -107,6 +107,51 @@ def _as_datetime(moment: datetime | None) -> datetime | None:
         return None
     utc = moment.astimezone(UTC).replace(tzinfo=None)
     return utc.replace(microsecond=utc.microsecond // 1000 * 1000)
+
+
+_IDENTITY = (
+    "select c.name, tsql.identity_sequence($1, $2)::text, state.last_value, state.is_called from tsql.every_column c "
+    "cross join lateral tsql.sequence_state(tsql.identity_sequence($1, $2)) state "
+    "where c.object_id = $3 and c.is_identity"
+)
+_DONE = "DBCC execution completed. If DBCC printed error messages, contact your system administrator."
+
+
+@defines("DBCC", "CHECKIDENT")
+def _check_identity(machine: Machine, statement: Definition) -> None:
+    """Where the values of an IDENTITY column go on, and have it go on elsewhere.
+
+    Raises:
+        TsqlError: 2501 there is no such table, 7997 it has no IDENTITY column.
+    """
+    machine.transactions.check()
+    name = statement.name
+    shown = find_object(machine, name)
+    if shown is None or shown.type != "U":
+        raise TsqlError(2501, f'Cannot find a table or object with the name "{name}". Check the system catalog.')
+    machine.allow(Use("ALTER TABLE", shown.schema, shown.name))
+    own = f"[{shown.schema.replace(']', ']]')}].[{shown.name.replace(']', ']]')}]"
+    rows = fetch(machine.connection, "catalog_procedures.identity", _IDENTITY, (
+        machine.database.name, own, shown.number
+    ))  # fmt: skip
+    if not rows:
+        raise TsqlError(7997, f"'{name}' does not contain an identity column.")
+    column, sequence, last, is_called = rows[0]
+    current = str(last) if is_called else "NULL"
+    given, reseeds = statement.clauses["value"], statement.clauses["reseeds"]
+    if given is not None:
+        value = operand_value(machine, given)
+        machine.queries.define(f"select setval('{sequence}', {convert(*value, BIGINT)}, {is_called})")
+        machine.say(Message(f"Checking identity information: current identity value '{current}'."))
+    else:
+        found = machine.queries.scalar(f"(SELECT MAX([{column.replace(']', ']]')}]) FROM {own})").value
+        if reseeds and isinstance(found, int) and (not is_called or last < found):
+            machine.queries.define(f"select setval('{sequence}', {found})")
+        most = "NULL" if found is None else found
+        said = f"Checking identity information: current identity value '{current}', current column value '{most}'."
+        machine.say(Message(said))
+    machine.say(Message(_DONE))
+    machine.done()
 
 
 @system("sp_help")

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from servicebroker.tsql.interpreter.evaluation import integer
 from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.session_functions import KNOWN_BY
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import CursorStep, DeclareCursor, Fetch
+from servicebroker.tsql.translation.rows.current_rows import CURRENT_OF, with_places
 
 FETCHED, BEYOND = 0, -1  # @@FETCH_STATUS
 
 
 @dataclass
 class Cursor:
-    """A cursor of the session. `rows` is None while it is closed; `place` is that of the current row, from 0."""
+    """A cursor of the session. `found` is None while it is closed; `place` is that of the current row, from 0."""
 
     query: str
+    is_updatable: bool = False
     found: ResultSet | None = None
     place: int = -1
+    rows: list[str] | None = None  # where PostgreSQL keeps the rows, of a cursor through which they can be changed
 
 
 @runs(DeclareCursor)
@@ -28,7 +33,7 @@ def _declare(machine: Machine, statement: DeclareCursor) -> None:
     cursors = machine.cursors
     if statement.name in cursors and not statement.is_variable:
         raise TsqlError(16915, f"A cursor with the name '{statement.name}' already exists.")
-    cursors[statement.name] = Cursor(statement.query)
+    cursors[statement.name] = Cursor(statement.query, statement.is_updatable)
     machine.done()
 
 
@@ -38,7 +43,8 @@ def _step(machine: Machine, statement: CursorStep) -> None:
     if statement.verb == "OPEN":
         if cursor.found is not None:
             raise TsqlError(16905, "The cursor is already open.")
-        cursor.found, cursor.place = machine.queries.collect(cursor.query), -1
+        cursor.found, cursor.rows = _taken(machine, cursor)
+        cursor.place = -1
         machine.cursor_rows = len(cursor.found.rows)
     elif statement.verb == "CLOSE":
         _opened(cursor)
@@ -75,6 +81,35 @@ def _fetch(machine: Machine, statement: Fetch) -> None:
     for name, value in zip(statement.into, row, strict=False):
         machine.frame.assign(name, value, None)
     machine.done(int(is_row))
+
+
+def _taken(machine: Machine, cursor: Cursor) -> tuple[ResultSet, list[str] | None]:
+    """The rows, and where they stand when they are those of one table."""
+    query = with_places(cursor.query) if cursor.is_updatable else None
+    if query is not None:
+        with suppress(TsqlError):
+            found = machine.queries.collect(query)
+            places = [str(row[-1]) for row in found.rows]
+            return ResultSet(found.columns[:-1], [row[:-1] for row in found.rows]), places
+    return machine.queries.collect(cursor.query), None
+
+
+def current_row(machine: Machine, name: str) -> str:
+    """Where the row stands that a cursor was moved to last.
+
+    Raises:
+        TsqlError: 16916 and 16917 as FETCH, 16929 it only reads, 16930 it stands at no row.
+    """
+    cursor = _named(machine, name)
+    _opened(cursor)
+    if cursor.rows is None:
+        raise TsqlError(16929, "The cursor is READ ONLY.")
+    if not 0 <= cursor.place < len(cursor.rows):
+        raise TsqlError(16930, "The requested row is not in the fetch buffer.")
+    return cursor.rows[cursor.place]
+
+
+KNOWN_BY[CURRENT_OF] = current_row
 
 
 def _named(machine: Machine, name: str) -> Cursor:

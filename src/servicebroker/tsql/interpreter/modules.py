@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Definition, Function, Name, Procedure, Trigger
+from servicebroker.tsql.types import parse_type, type_key
 
 _FIND = (
     "select module_id, definition, execute_as, creator, name, array(select s.thumbprint from "
@@ -191,7 +193,7 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
     elif not isinstance(statement, Trigger):  # which its table was asked for
         machine.allow(Use(f"CREATE {what}", schema, own), database=database)
     execute_as = None if isinstance(statement, Function) else statement.execute_as
-    creator = database.user.name
+    creator, parameters = database.user.name, _parameters(machine, statement)
     works_as = user_of(execute_as, creator)
     if works_as is not None:
         machine.context.ask(check_execute_as(database.user, works_as))
@@ -203,9 +205,10 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
                 machine.connection,
                 "modules.store.update_module",
                 "update servicebroker.tsql_modules set definition = $2, execute_as = $3, parent_table = $4, "
-                "creator = $5, is_disabled = false, version = nextval('servicebroker.catalog_versions'), "
-                f"modify_date = clock_timestamp() where module_id = $1 returning {telling(6)}",
-                (found[0][0], statement.text, execute_as, table, creator, creator, face()),
+                "creator = $5, parameters = $6, is_disabled = false, "
+                "version = nextval('servicebroker.catalog_versions'), "
+                f"modify_date = clock_timestamp() where module_id = $1 returning {telling(7)}",
+                (found[0][0], statement.text, execute_as, table, creator, parameters, creator, face()),
             )
             run(machine.connection, forget_signatures(found[0][0]))
         else:
@@ -213,15 +216,38 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
                 machine.connection,
                 "modules.store.insert_module",
                 "insert into servicebroker.tsql_modules "
-                "(database_id, schema_name, name, kind, definition, execute_as, creator, parent_table) "
-                f"values ($1, $2, $3, $4, $5, $6, $7, $8) returning {telling(9)}",
-                (database.database_id, schema, own, kind, statement.text, execute_as, creator, table, creator, face()),
+                "(database_id, schema_name, name, kind, definition, execute_as, creator, parent_table, parameters) "
+                f"values ($1, $2, $3, $4, $5, $6, $7, $8, $9) returning {telling(10)}",
+                (
+                    *(database.database_id, schema, own, kind, statement.text, execute_as, creator, table),
+                    *(parameters, creator, face()),
+                ),
             )
     except BaseException:
         machine.transactions.undo()
         raise
     tell_of_module(machine, database, statement, is_new=not found)
     machine.done(0)
+
+
+def _parameters(machine: Machine, statement: Procedure | Function | Trigger) -> str | None:
+    """What sys.parameters shows: of a user's type the name, of another one its whole form."""
+    if isinstance(statement, Trigger):
+        return None
+    told = [
+        [each.name, _shown_type(machine, each.type), each.output, each.default is not None]
+        for each in statement.parameters
+    ]
+    if isinstance(statement, Function) and statement.returns is not None:
+        told.insert(0, ["", _shown_type(machine, statement.returns), True, False])
+    return json.dumps(told)
+
+
+def _shown_type(machine: Machine, text: str) -> str:
+    try:
+        return str(parse_type(text))
+    except TsqlError:
+        return (type_key(text) or text).rpartition(".")[2]
 
 
 _TAKEN = (

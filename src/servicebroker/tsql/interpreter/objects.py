@@ -429,4 +429,12 @@ def _drop_database(machine: Machine, statement: Definition) -> None:
         if name.lower() == machine.database.name.lower():
             raise TsqlError(3702, f'Cannot drop database "{name}" because it is currently in use.')
         with suppress(NothingThere) if len(statement.clauses["names"]) > 1 else nullcontext():
-            drop(statement, lambda name=name: machine.drop_database(name))  # type: ignore[misc]
+            try:
+                drop(statement, lambda name=name: machine.drop_database(name))  # type: ignore[misc]
+            except BrokerError as refused:
+                if refused.number != 911:
+                    raise
+                raise TsqlError(
+                    3701, f"Cannot drop the database '{name}', because it does not exist or you do not have "
+                    "permission.", severity=11,
+                ) from None  # fmt: skip

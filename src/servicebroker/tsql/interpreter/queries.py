@@ -198,7 +198,7 @@ class Queries:
         self._tell_who(text)
         machine.transactions.guard()
         before = self._held(done) + done.before
-        alone = bool(before) and not machine.transactions.count
+        alone = bool(before or done.after) and not machine.transactions.count
         try:
             if alone:
                 run_command(machine.connection, b"begin")
@@ -209,6 +209,8 @@ class Queries:
                 result = Result(None, [], 0)
             else:
                 result = machine.connection.run_described(done.sql, self._values(done.parameters))
+            for lock in done.after:
+                machine.connection.run_described(lock.sql, self._values(lock.parameters))
             if alone:
                 run_command(machine.connection, b"commit")
         except BaseException as problem:
@@ -300,7 +302,8 @@ class Queries:
         if found:
             name = (found[1] or found[2]).lower()
             self._has_temporary = True
-            self.machine.frame.tables.setdefault(name, f'pg_temp."{name}"')
+            frame = self.machine.frames[0] if name.startswith("##") else self.machine.frame
+            frame.tables.setdefault(name, f'pg_temp."{name}"')
 
     def leave(self, frame: Frame) -> None:
         """The frame ends, and its tables with it."""

@@ -13,6 +13,7 @@ from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.calls import system
 from servicebroker.tsql.interpreter.catalog_procedures import Shown, find_object, text_arguments
 from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.known_columns import noted
 from servicebroker.tsql.parser.token_reader import name_in
 from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Execute, Name
@@ -181,9 +182,8 @@ def _rename_column(machine: Machine, table: str, old: str, new: str) -> None:
         raise _taken(new, "COLUMN")
     own, renamed = identifier(column.name), identifier(new)
     done = [] if own == renamed else [f"alter table {table} rename column {own} to {renamed}"]
-    machine.queries.define(
-        "; ".join([*done, f"comment on column {table}.{renamed} is {string(f'{column.type} {new}')}"])
-    )
+    note = string(noted(column._replace(name=new)))
+    machine.queries.define("; ".join([*done, f"comment on column {table}.{renamed} is {note}"]))
 
 
 def _rename_index(machine: Machine, shown: Shown, old: str, new: str) -> None:

@@ -87,6 +87,9 @@ KNOWN: dict[str, Callable[[Machine], object]] = {
 }
 
 
+KNOWN_BY: dict[str, Callable[[Machine, str], object]] = {}  # by how the name of what is asked begins
+
+
 class Functions(Mapping[str, object]):
     """The names of `KNOWN`, and their values as they are now."""
 
@@ -96,6 +99,9 @@ class Functions(Mapping[str, object]):
     def __getitem__(self, name: str) -> object:
         if name.startswith(UPDATED):
             return int(self._machine.frame.has_set(name.removeprefix(UPDATED)))
+        for begin, known in KNOWN_BY.items():
+            if name.startswith(begin):
+                return known(self._machine, name.removeprefix(begin))
         return KNOWN[name](self._machine)
 
     def __contains__(self, name: object) -> bool:

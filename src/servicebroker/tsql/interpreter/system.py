@@ -43,13 +43,18 @@ def _sp_set_session_context(machine: Machine, statement: Execute) -> None:
         machine.fixed_context.add(key)
 
 
+_SESSIONS = (
+    "FROM sys.dm_exec_sessions AS s LEFT JOIN sys.dm_exec_requests AS r ON r.session_id = s.session_id "
+    "ORDER BY s.session_id"
+)
+
+
 @system("sp_who")
 def _sp_who(machine: Machine, statement: Execute) -> None:
     machine.say(machine.queries.collect(
         "SELECT s.session_id AS spid, 0 AS ecid, s.status, s.login_name AS loginame, s.host_name AS hostname, "
         "ISNULL(r.blocking_session_id, 0) AS blk, DB_NAME() AS dbname, ISNULL(r.command, 'AWAITING COMMAND') AS cmd, "
-        "0 AS request_id FROM sys.dm_exec_sessions AS s LEFT JOIN sys.dm_exec_requests AS r "
-        "ON r.session_id = s.session_id ORDER BY s.session_id"
+        f"0 AS request_id {_SESSIONS}"
     ))  # fmt: skip
 
 
@@ -59,9 +64,7 @@ def _sp_who2(machine: Machine, statement: Execute) -> None:
         "SELECT s.session_id AS SPID, s.status AS Status, s.login_name AS Login, s.host_name AS HostName, "
         "ISNULL(CAST(NULLIF(r.blocking_session_id, 0) AS varchar(9)), '  .') AS BlkBy, DB_NAME() AS DBName, "
         "ISNULL(r.command, 'AWAITING COMMAND') AS Command, ISNULL(r.cpu_time, 0) AS CPUTime, 0 AS DiskIO, "
-        "s.login_time AS LastBatch, s.program_name AS ProgramName, s.session_id AS SPID, 0 AS REQUESTID "
-        "FROM sys.dm_exec_sessions AS s LEFT JOIN sys.dm_exec_requests AS r ON r.session_id = s.session_id "
-        "ORDER BY s.session_id"
+        f"s.login_time AS LastBatch, s.program_name AS ProgramName, s.session_id AS SPID, 0 AS REQUESTID {_SESSIONS}"
     ))  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from servicebroker.tsql.parser.extent import expression_end
 from servicebroker.tsql.parser.grammar import FIRST_WORDS, Feature, feature_at, feature_end
 from servicebroker.tsql.parser.objects import Objects
+from servicebroker.tsql.parser.token_reader import name_in
 from servicebroker.tsql.parser.variables import check_variables
 from servicebroker.tsql.parser.words import STARTERS, begins_statement
 from servicebroker.tsql.statement_errors import UNSUPPORTED, TsqlError, unsupported
@@ -21,7 +22,7 @@ from servicebroker.tsql.syntax import (
     Statement,
     Unsupported,
 )
-from servicebroker.tsql.tokens import Tokens, tokenize
+from servicebroker.tsql.tokens import STRING, Tokens, tokenize
 
 
 def parse(tokens: Tokens, known: Collection[str] | None = None) -> tuple[Statement, ...]:
@@ -199,6 +200,9 @@ class Parser(Objects):
     def _foreign(self, line: int, feature: Feature) -> Statement:
         """A statement that nothing stands behind."""
         behind = self.at + feature.length
+        if feature.name.upper() == "DBCC CHECKIDENT":
+            self.at = behind
+            return self._check_identity(line)
         self.at = feature_end(self.tokens, behind)
         if not feature.may_be(self.words[behind : self.at]):
             self.at -= 1
@@ -208,6 +212,19 @@ class Parser(Objects):
         if feature.name.startswith("DROP"):  # mostly behind an IF EXISTS that finds nothing
             return Unsupported(line, feature.name, feature.instead)
         raise unsupported(feature.name, feature.instead, line)
+
+    def _check_identity(self, line: int) -> Statement:
+        """DBCC CHECKIDENT ('table' [, NORESEED | RESEED [, value]])."""
+        self.expect("(")
+        name = name_in(self.string()) if self.tokens.kinds[self.at] == STRING else self.name()
+        clauses: dict[str, object] = {"reseeds": True, "value": None}
+        if self.take(","):
+            clauses["reseeds"] = self.expect_any("NORESEED", "RESEED") == "RESEED"
+            if clauses["reseeds"] and self.take(","):
+                clauses["value"] = self.operand()
+        self.expect(")")
+        self.take("WITH", "NO_INFOMSGS")
+        return Definition(line, "DBCC", "CHECKIDENT", name, clauses)
 
     def refused_end(self, begin: int, error: TsqlError) -> int:
         """Where the statement at `begin` ends that was not read to its end."""

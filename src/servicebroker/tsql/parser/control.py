@@ -47,6 +47,7 @@ MAXIMUM_DEPTH = 64
 _CURSOR_OPTIONS = words(
     "LOCAL GLOBAL FORWARD_ONLY SCROLL STATIC KEYSET DYNAMIC FAST_FORWARD READ_ONLY SCROLL_LOCKS OPTIMISTIC TYPE_WARNING"
 )
+_ONLY_READS = frozenset({"INSENSITIVE", "STATIC", "READ_ONLY", "FAST_FORWARD"})
 _CLAUSES = frozenset(
     {"FROM", "WHERE", "GROUP", "HAVING", "ORDER", "OPTION", "FOR", "INTO", "UNION", "EXCEPT", "INTERSECT"}
 )
@@ -245,15 +246,16 @@ class Control(Dialogs):
 
     def _cursor(self, line: int) -> Statement:
         name = self.identifier().lower()
-        while self.take_any("INSENSITIVE", "SCROLL"):
-            pass
+        said: set[str | None] = set()
+        while self.word in ("INSENSITIVE", "SCROLL"):
+            said.add(self.take_any("INSENSITIVE", "SCROLL"))
         self.expect("CURSOR")
-        return self._cursor_query(line, name, is_variable=False)
+        return self._cursor_query(line, name, said, is_variable=False)
 
-    def _cursor_query(self, line: int, name: str, *, is_variable: bool) -> Statement:
-        """The options, which change nothing for rows that are taken when the cursor is opened, and the query."""
-        while self.take_any(*_CURSOR_OPTIONS):
-            pass
+    def _cursor_query(self, line: int, name: str, said: set[str | None], *, is_variable: bool) -> Statement:
+        """The options, of which some say that it only reads, and the query."""
+        while self.word in _CURSOR_OPTIONS:
+            said.add(self.take_any(*_CURSOR_OPTIONS))
         self.expect("FOR")
         begin = self.at
         if not self.word:
@@ -266,10 +268,11 @@ class Control(Dialogs):
             self.at += 1
             while self.take("OF") or self.take(","):
                 self.identifier()
-            self.refuse("A cursor FOR UPDATE", "Update the rows by their key.")
+            end -= 1
         if last[-3:] == ["FOR", "READ", "ONLY"]:
             end -= 3
-        return DeclareCursor(line, name, self.slice(begin, end), is_variable)
+            said.add("READ_ONLY")
+        return DeclareCursor(line, name, self.slice(begin, end), is_variable, not said & _ONLY_READS)
 
     def cursor_step(self, line: int, verb: str) -> Statement:
         """OPEN, CLOSE or DEALLOCATE."""
@@ -310,7 +313,7 @@ class Control(Dialogs):
                 self.refuse("A property or method of a variable", "Use columns, or xml.")
             operator = self._assigns()
             if self.take("CURSOR"):
-                return self._cursor_query(line, name, is_variable=True)
+                return self._cursor_query(line, name, set(), is_variable=True)
             return _set_variable(line, name, operator, self.expression())
         if self.take("TRANSACTION", "ISOLATION", "LEVEL") or self.take("TRAN", "ISOLATION", "LEVEL"):
             first = self.own_name().own.upper()

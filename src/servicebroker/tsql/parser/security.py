@@ -439,7 +439,7 @@ class Securing(Functions):
         if verb == "GRANT" and self.take("WITH", "GRANT", "OPTION"):
             grant_option = True
         cascade = verb != "GRANT" and self.take("CASCADE")
-        if self.take("AS"):
+        if self.take("AS") and self.own_name().own.lower() != "dbo":  # whose all is that dbo grants on
             self.refuse("AS grantor", "Work as that user with EXECUTE AS.")
         return Permission(line, verb, tuple(permissions), kind, name, tuple(principals), grant_option, cascade)
 

@@ -22,6 +22,7 @@ class Translated(NamedTuple):
         types: the types of the columns, None for one that is not known.
         assignments: the variables that an assignment sets.
         before: what must run first, in the same transaction, each on its own.
+        after: what must run behind it, likewise.
         identity: the returned column, counted from 0, that is the value of an IDENTITY column of each inserted row, and
             no column of the result. The last one is SCOPE_IDENTITY().
         server: the version of PostgreSQL that the statement needs; 0 for any that is supported.
@@ -36,6 +37,7 @@ class Translated(NamedTuple):
     types: tuple[SqlType | None, ...] | None = None
     assignments: tuple[str, ...] = ()
     before: tuple[Lock, ...] = ()
+    after: tuple[Lock, ...] = ()
     identity: int | None = None
     server: int = 0
     uses: tuple[Use, ...] = ()

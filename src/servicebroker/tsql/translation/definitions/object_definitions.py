@@ -8,6 +8,7 @@ from sqlglot import exp
 
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
+from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import unquoted
 from servicebroker.tsql.translation.definitions.sequences import alter_sequence, create_sequence, not_inside
@@ -91,7 +92,7 @@ def _table(writer: Writer, reader: Reader, *statements: str) -> tuple[str, Objec
 
 def _create_table(writer: Writer, reader: Reader) -> list[str]:
     table, own = _table(writer, reader, "CREATE TABLE")
-    found = elements(writer, table, reader.inside())
+    found = elements(writer, table, reader.inside(), own.name)
     storage(reader)
     if not found.columns:
         raise TsqlError(102, "Incorrect syntax near ')'. A table needs a column.", severity=15)
@@ -145,7 +146,7 @@ def _alter_table(writer: Writer, reader: Reader) -> list[str]:
     if reader.take("DROP", "INDEX"):
         raise refused("ALTER TABLE ... DROP INDEX", "Use DROP INDEX.")
     if reader.take("DROP"):
-        return _drop_members(reader, table)
+        return _drop_members(writer, reader, table, own.name)
     if reader.take("CHECK", "CONSTRAINT"):  # what is written is checked always; what was there may not have been
         wanted = [reader.name()]
         while reader.take(","):
@@ -191,13 +192,14 @@ def _add(writer: Writer, reader: Reader, table: str, own: ObjectName, *, checks:
     """Without `checks`, WITH NOCHECK, the rows that are there may break a new CHECK or FOREIGN KEY."""
     rest = reader.piece.part(reader.place, len(reader.piece.words))
     reader.place = len(reader.piece.words)
-    found = elements(writer, table, rest)
+    found = elements(writer, table, rest, own.name)
     if not rest.words:
         raise reader.wrong()
     actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in found.members]
     if not checks:
         actions = [f"{action} NOT VALID" if _UNCHECKED.match(action) else action for action in actions]
-    actions += [f"ALTER COLUMN {identifier(name)} SET DEFAULT {text}" for name, text in found.defaults]
+    actions += [f"ALTER COLUMN {identifier(column.name)} SET DEFAULT {text}" for column, text in found.defaults]
+    found.columns += [column for column, _ in found.defaults if column.type.name != "unknown"]
     done = [f"ALTER TABLE {table} {', '.join(actions)}"] if actions else []
     return [
         *done,
@@ -229,7 +231,7 @@ def _alter_column(writer: Writer, reader: Reader, table: str) -> list[str]:
         collation(reader)
     reader.take("SPARSE")
     written = column_type(of)
-    column = identifier(name)
+    column, known = identifier(name), (writer.table_columns(table) or {}).get(name.lower())
     actions = [f"ALTER COLUMN {column} TYPE {written} USING {column}::{written}"]
     if reader.take("NOT", "NULL"):
         actions.append(f"ALTER COLUMN {column} SET NOT NULL")
@@ -238,22 +240,34 @@ def _alter_column(writer: Writer, reader: Reader, table: str) -> list[str]:
     storage(reader)
     return [
         f"ALTER TABLE {table} {', '.join(actions)}",
-        f"COMMENT ON COLUMN {table}.{column} IS {string(f'{of} {name}')}",
+        *comments(table, [Column(name, of, default=known.default if known is not None else "")]),
     ]
 
 
-def _drop_members(reader: Reader, table: str) -> list[str]:
+def _drop_members(writer: Writer, reader: Reader, table: str, own: str) -> list[str]:
+    """A default belongs to its column in PostgreSQL: the comment of that knows what it is called."""
+    defaults = {
+        (column.default or f"DF_{own}_{column.name}").lower(): column
+        for column in (writer.table_columns(table) or {}).values()
+    }
     actions, kind = [], "CONSTRAINT"
+    changed = []
     while True:
         if reader.take("COLUMN"):
             kind = "COLUMN"
         elif reader.take("CONSTRAINT"):
             kind = "CONSTRAINT"
         exists = "IF EXISTS " if reader.take("IF", "EXISTS") else ""
-        actions.append(f"DROP {kind} {exists}{identifier(reader.name())}")
+        name = reader.name()
+        column = defaults.get(name.lower()) if kind == "CONSTRAINT" else None
+        if column is not None:
+            actions.append(f"ALTER COLUMN {identifier(column.name)} DROP DEFAULT")
+            changed.append(column._replace(default=""))
+        else:
+            actions.append(f"DROP {kind} {exists}{identifier(name)}")
         storage(reader)
         if not reader.take(","):
-            return [f"ALTER TABLE {table} {', '.join(actions)}"]
+            return [f"ALTER TABLE {table} {', '.join(actions)}", *comments(table, changed)]
 
 
 def _view(writer: Writer, reader: Reader, statement: str) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import zlib
 from dataclasses import dataclass, field
 
+from servicebroker.tsql.known_columns import noted
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import QUOTED, VARIABLE, WORD, unquoted
@@ -34,7 +36,9 @@ class Elements:
 
     members: list[str] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
-    defaults: list[tuple[str, str]] = field(default_factory=list)  # of ALTER TABLE ... ADD DEFAULT ... FOR
+    behind: list[str] = field(default_factory=list)  # constraints of the table that a column is written with
+    table: str = ""  # as it is written
+    defaults: list[tuple[Column, str]] = field(default_factory=list)  # of ALTER TABLE ... ADD DEFAULT ... FOR
     indexes: list[tuple[str, bool, list[str]]] = field(default_factory=list)
     stamped: list[str] = field(default_factory=list)  # columns of the type rowversion
     constraints: list[str] = field(default_factory=list)  # as they are written
@@ -98,9 +102,9 @@ class Reader:
         return syntax_error(self.piece.tokens.text(at) or self.piece.text[-20:], self.piece.line(self.place))
 
 
-def elements(writer: Writer, table: str, piece: Slice) -> Elements:
-    """The elements between the parentheses of a table of this PostgreSQL name."""
-    found = Elements()
+def elements(writer: Writer, table: str, piece: Slice, own: str) -> Elements:
+    """The elements between the parentheses of a table of this PostgreSQL name, which is written as `own`."""
+    found = Elements(table=own)
     pieces = piece.split()
     if not pieces[-1].words:  # a comma may stand behind the last one
         pieces.pop()
@@ -110,13 +114,28 @@ def elements(writer: Writer, table: str, piece: Slice) -> Elements:
     for each in pieces:  # columns first: constraints and computed columns speak of them
         if each.words[0] not in _TABLE_WORDS and each.words[1:2] != ["AS"]:
             _column(writer, each, found)
-    for each in pieces:
-        if each.words[1:2] == ["AS"] and each.words[0] not in _TABLE_WORDS:
-            _computed(writer, each, found, table)
+    _computed_columns(writer, pieces, found, table)
     for each in pieces:
         if each.words[0] in _TABLE_WORDS:
             _constraint(writer, Reader(each), found, table)
     return found
+
+
+def _computed_columns(writer: Writer, pieces: list[Slice], found: Elements, table: str) -> None:
+    """They speak of the other columns, and stand where they are written."""
+    columns, members = iter(found.columns), iter(found.members)
+    ordered_columns, ordered_members = [], []
+    for each in pieces:
+        if each.words[0] in _TABLE_WORDS:
+            continue
+        if each.words[1:2] != ["AS"]:
+            ordered_columns.append(next(columns))
+            ordered_members.append(next(members))
+            continue
+        _computed(writer, each, found, table)
+        ordered_columns.append(found.columns.pop())
+        ordered_members.append(found.members.pop())
+    found.columns, found.members = ordered_columns, [*ordered_members, *found.behind]
 
 
 def _sight(found: Elements, table: str) -> list[Source]:
@@ -130,7 +149,7 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
     of, may_be_null = column_type_of(writer, reader)
     parts = [identifier(name), column_type(of)]
     of_table: list[str] = []
-    identity, nullable = False, True
+    identity, nullable, default = False, True, ""
     words = piece.words
     if not may_be_null and not any(
         words[at] == "NULL" and words[at - 1] not in ("DEFAULT", "SET") for at in piece.outside()
@@ -147,7 +166,8 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
         found.stamped.append(name)
         parts.append("NOT NULL DEFAULT tsql.next_rowversion()")
     while reader.word():
-        label = _label(reader, found)
+        constraint = _constraint_name(reader, found)
+        label = _label(constraint)
         if reader.take("NULL"):
             continue
         if reader.take("NOT", "NULL"):
@@ -160,6 +180,7 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
             reader.take("NOT", "FOR", "REPLICATION")
         elif reader.take("DEFAULT"):
             parts.append(f"DEFAULT {_default(writer, reader, Column(name, of))}")
+            default = constraint or _name_of_default(found.table, name)
             reader.take("WITH", "VALUES")  # the rows that are there have it anyhow
         elif reader.take("COLLATE"):
             collation(reader)
@@ -188,8 +209,9 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
             parts.append(label + _references(writer, reader))
         else:
             raise reader.wrong()
-    found.columns.append(Column(name, of, identity, nullable))
-    found.members += [" ".join(parts), *of_table]
+    found.columns.append(Column(name, of, identity, nullable, default=default))
+    found.members.append(" ".join(parts))
+    found.behind += of_table
 
 
 def column_type_of(writer: Writer, reader: Reader) -> tuple[SqlType, bool]:
@@ -231,14 +253,23 @@ def _seed(reader: Reader) -> str:
     return f" (START WITH {start} INCREMENT BY {step}{least})"
 
 
-def _label(reader: Reader, found: Elements) -> str:
-    """CONSTRAINT name, where it stands here. A default and NULL have names too, which mean nothing to PostgreSQL."""
+def _constraint_name(reader: Reader, found: Elements) -> str:
+    """The name that CONSTRAINT gives here, "" for none. NULL may have one too, which means nothing."""
     if not reader.take("CONSTRAINT"):
         return ""
     name = reader.name()
     if reader.word() in ("PRIMARY", "UNIQUE", "CHECK", "FOREIGN", "REFERENCES"):
         found.constraints.append(name)
-    return f"CONSTRAINT {identifier(name)} "
+    return name
+
+
+def _label(name: str) -> str:
+    return f"CONSTRAINT {identifier(name)} " if name else ""
+
+
+def _name_of_default(table: str, column: str) -> str:
+    """What the system calls a default that nobody has named."""
+    return f"DF__{table[:9]}__{column[:5]}__{zlib.crc32(f'{table}.{column}'.encode()):08X}"
 
 
 def _default(writer: Writer, reader: Reader, column: Column) -> str:
@@ -407,7 +438,7 @@ def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None
     if value.type is None:
         raise refused(f"The computed column {name}, whose type is not known", "Write CAST(... AS type) around it.")
     reader.take("PERSISTED")
-    label = _label(reader, found)
+    label = _label(_constraint_name(reader, found))
     nullable = not reader.take("NOT", "NULL")
     key = f" {label}{_key(reader, '')}" if reader.word() in ("PRIMARY", "UNIQUE") else ""
     if reader.word():
@@ -421,7 +452,8 @@ def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None
 
 
 def _constraint(writer: Writer, reader: Reader, found: Elements, table: str) -> None:
-    label = _label(reader, found)
+    constraint = _constraint_name(reader, found)
+    label = _label(constraint)
     if reader.take("FOREIGN", "KEY"):
         found.members.append(f"{label}{_foreign_key(writer, reader)}")
     elif reader.take("CHECK"):
@@ -436,11 +468,14 @@ def _constraint(writer: Writer, reader: Reader, found: Elements, table: str) -> 
         if place is None:
             raise reader.wrong()
         name = unquoted(reader.piece.tokens.text(reader.piece.first + place + 1))
-        text = _default(writer, reader, known.get(name.lower(), Column(name, SqlType("unknown"))))
+        column = known.get(name.lower(), Column(name, SqlType("unknown")))
+        if column.default:
+            raise TsqlError(1781, "Column already has a DEFAULT bound to it.")
+        text = _default(writer, reader, column)
         reader.take("WITH", "VALUES")
         if reader.word(-1) == "FOR" or reader.word() == "FOR":
             raise reader.wrong()
-        found.defaults.append((name, text))
+        found.defaults.append((column._replace(default=constraint or _name_of_default(found.table, name)), text))
     elif reader.take("INDEX"):
         _index(reader, found)
     else:
@@ -485,8 +520,5 @@ def names_of_constraints(table: str, found: Elements) -> list[str]:
 
 
 def comments(table: str, columns: list[Column]) -> list[str]:
-    """Statements that note the T-SQL type and the spelling of each column."""
-    return [
-        f"COMMENT ON COLUMN {table}.{identifier(column.name)} IS {string(f'{column.type} {column.name}')}"
-        for column in columns
-    ]
+    """Statements that note the T-SQL type and the spelling of each column, and the name of its default."""
+    return [f"COMMENT ON COLUMN {table}.{identifier(column.name)} IS {string(noted(column))}" for column in columns]

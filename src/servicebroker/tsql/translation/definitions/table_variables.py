@@ -41,7 +41,7 @@ def table_variable(scope: Scope, function: str, statement: DeclareTable) -> Tabl
     inside = replace(scope, tables={"#variable": table}, is_body=False, variables={})
     definition = translate(f"CREATE TABLE #variable {statement.columns}", inside).sql
     piece = read(statement.columns)
-    found = elements(Writer(inside), table, piece.part(1, len(piece.words) - 1))
+    found = elements(Writer(inside), table, piece.part(1, len(piece.words) - 1), statement.name)
     return TableVariable(table, tuple(found.columns), definition)
 
 

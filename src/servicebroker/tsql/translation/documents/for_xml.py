@@ -17,6 +17,7 @@ _KNOWN = frozenset(
     {"RAW", "AUTO", "PATH", "ROOT", "TYPE", "ELEMENTS", "ELEMENTS XSINIL", "ELEMENTS ABSENT", "BINARY BASE64"}
 )
 _INLINE = frozenset({"", "*", "text()", "node()", "data()"})
+_INSTRUCTION = re.compile(r"processing-instruction\(([\w.\-]+)\)")
 _NIL = "http://www.w3.org/2001/XMLSchema-instance"
 
 
@@ -199,6 +200,10 @@ def _leaf(name: str, field: str, output: Output, nil: bool) -> str:
         )
     if name in _INLINE:
         return f"coalesce({inside}, '')"
+    instruction = _INSTRUCTION.fullmatch(name)
+    if name == "comment()" or instruction is not None:
+        begin, end = ("<!--", "-->") if instruction is None else (f"<?{instruction[1]} ", "?>")
+        return f"coalesce({string(begin)} || tsql.xml_text({field}) || '{end}', '')"
     whole = f"{string(f'<{_name(name)}>')} || {inside} || {string(f'</{_name(name)}>')}"
     otherwise = string(f'<{_name(name)} xsi:nil="true"/>') if nil else "''"
     return f"coalesce({whole}, {otherwise})"

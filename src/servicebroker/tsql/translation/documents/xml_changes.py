@@ -7,10 +7,10 @@ import re
 from typing import NamedTuple
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.documents.xml_paths import Path, read_path
+from servicebroker.tsql.translation.documents.xml_paths import Path, numbers_of, passed, read_path
 from servicebroker.tsql.translation.documents.xquery import Compiler, Within
 from servicebroker.tsql.translation.documents.xquery_parser import PROLOG, parse
-from servicebroker.tsql.translation.text_writer import Sql, Writer, kind_of, refused, string
+from servicebroker.tsql.translation.text_writer import Sql, Writer, refused, string
 from servicebroker.tsql.types import XML
 
 _DELETE = re.compile(r"\s*delete\s+(?P<path>.+)", re.DOTALL)
@@ -49,9 +49,11 @@ def modified(writer: Writer, of: Sql, text: str, shown: str) -> Sql:
     change = _read(writer, text)
     place = "tree.node"
     for stage in change.target.path.stages[:-1]:
-        place = f"tsql.xml_item({place}, {string(stage.path)}, {stage.place or 0}{_passed(writer, change.target.path)})"
+        place = f"tsql.xml_item({place}, {string(stage.path)}, {stage.place or 0}{passed(writer, change.target.path.variables)})"
     last = change.target.path.stages[-1]
-    numbers = f"tsql.xml_numbers({place}, {string(last.path or 'strict $')}{_passed(writer, change.target.path)})"
+    numbers = (
+        f"tsql.xml_numbers({place}, {string(last.path or 'strict $')}{passed(writer, change.target.path.variables)})"
+    )
     if last.place is not None:
         numbers = f"coalesce(jsonb_build_array({numbers} -> {last.place}), '[]')"
     attribute = "NULL" if change.target.attribute is None else string(change.target.attribute)
@@ -106,7 +108,7 @@ def _insert(writer: Writer, prolog: str, found: re.Match[str]) -> _Change:
 
 
 def _target(writer: Writer, text: str) -> _Target:
-    path = read_path(text, writer.namespaces, lambda name: kind_of(writer.variable_type(name)) == "number")
+    path = read_path(text, writer.namespaces, numbers_of(writer))
     if path.function:
         raise refused(f"modify() of {path.function}()", _ONLY)
     last = path.stages[-1]
@@ -129,11 +131,3 @@ def _nodes(writer: Writer, text: str) -> str:
 def _value(writer: Writer, text: str) -> str:
     """The text that a value becomes."""
     return f"tsql.xq_joined({Compiler(writer).sequence(parse(text, writer.namespaces), _HERE)})"
-
-
-def _passed(writer: Writer, path: Path) -> str:
-    """What sql:variable() in the path stands for."""
-    if not path.variables:
-        return ""
-    pairs = ", ".join(f"'v{number}', {writer.variable(name).text}" for number, name in enumerate(path.variables, 1))
-    return f", jsonb_build_object({pairs})"

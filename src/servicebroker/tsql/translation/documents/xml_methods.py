@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
@@ -11,7 +9,15 @@ from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.syntax import MUTATOR
 from servicebroker.tsql.translation.definitions.user_functions import scalar_call
 from servicebroker.tsql.translation.documents.xml_changes import modified
-from servicebroker.tsql.translation.documents.xml_paths import NotPlain, Path, Stage, plain_path, read_path
+from servicebroker.tsql.translation.documents.xml_paths import (
+    NotPlain,
+    Path,
+    Stage,
+    numbers_of,
+    passed,
+    plain_path,
+    read_path,
+)
 from servicebroker.tsql.translation.documents.xquery import Compiler, Within, is_single
 from servicebroker.tsql.translation.documents.xquery_parser import Expression, parse
 from servicebroker.tsql.translation.text_writer import (
@@ -20,7 +26,6 @@ from servicebroker.tsql.translation.text_writer import (
     Writer,
     closed_text,
     identifier,
-    kind_of,
     refused,
     string,
     write_value,
@@ -56,10 +61,11 @@ def method(writer: Writer, node: exp.Dot) -> Sql:
     if len(arguments) != (2 if name == "value" else 1):
         raise TsqlError(174, f"The {name} function requires {2 if name == 'value' else 1} argument(s).", severity=15)
     of = _owner(writer, node.this)
-    query = _parsed(writer, arguments[0], of)
+    _check_xml(of)
+    query = parse(_literal(arguments[0]), writer.namespaces)
     to = parse_type(_literal(arguments[1])) if name == "value" else XML
     try:
-        path = plain_path(query, _is_number(writer))
+        path = plain_path(query, numbers_of(writer))
         _check_place(path.is_absolute, of)
     except NotPlain:
         return _computed(writer, name, query, of, to)
@@ -108,7 +114,7 @@ def nodes_of(writer: Writer, node: exp.Expression, alias: exp.Expression | None,
     name = f"{identifier(alias.name)} ({identifier(columns[0])})"
     if path.stages[-1].place is None and writer.climbs:
         tree = of.text if of.type == NODE and len(path.stages) == 1 else _item(writer, of, path, path.stages[:-1])
-        found = f"{string(path.stages[-1].path)}{_variables(writer, path)}"
+        found = f"{string(path.stages[-1].path)}{passed(writer, path.variables)}"
         return f"tsql.xml_climbing_items({tree}, {found}) AS {name}"
     if path.stages[-1].place is None:
         return f"{_applied(writer, 'tsql.xml_items', of, path)} AS {name}"
@@ -148,21 +154,16 @@ def _literal(node: exp.Expression) -> str:
     return str(node.this)
 
 
-def _parsed(writer: Writer, node: exp.Expression, of: Sql) -> Expression:
-    if of.type is not None and of.type.name not in ("xml", "xml_node"):
-        raise TsqlError(258, f"Cannot call methods on {of.type.name}.", severity=15)
-    return parse(_literal(node), writer.namespaces)
-
-
 def _path(writer: Writer, node: exp.Expression, of: Sql) -> Path:
-    _parsed(writer, node, of)
-    path = read_path(_literal(node), writer.namespaces, _is_number(writer))
+    _check_xml(of)
+    path = read_path(_literal(node), writer.namespaces, numbers_of(writer))
     _check_place(path.is_absolute, of)
     return path
 
 
-def _is_number(writer: Writer) -> Callable[[str], bool]:
-    return lambda name: kind_of(writer.variable_type(name)) == "number"
+def _check_xml(of: Sql) -> None:
+    if of.type is not None and of.type.name not in ("xml", "xml_node"):
+        raise TsqlError(258, f"Cannot call methods on {of.type.name}.", severity=15)
 
 
 def _check_place(is_absolute: bool, of: Sql) -> None:
@@ -176,18 +177,11 @@ def _tree(writer: Writer, of: Sql) -> str:
     return f"({of.text} - 'u')" if writer.climbs else of.text
 
 
-def _variables(writer: Writer, path: Path) -> str:
-    if not path.variables:
-        return ""
-    pairs = ", ".join(f"'v{number}', {writer.variable(name).text}" for number, name in enumerate(path.variables, 1))
-    return f", jsonb_build_object({pairs})"
-
-
 def _item(writer: Writer, of: Sql, path: Path, stages: tuple[Stage, ...]) -> str:
     text = _tree(writer, of)
     for stage in stages:
         if stage.path:
-            text = f"tsql.xml_item({text}, {string(stage.path)}, {stage.place or 0}{_variables(writer, path)})"
+            text = f"tsql.xml_item({text}, {string(stage.path)}, {stage.place or 0}{passed(writer, path.variables)})"
     return text
 
 
@@ -197,7 +191,7 @@ def _applied(writer: Writer, function: str, of: Sql, path: Path) -> str:
     before = _item(writer, of, path, path.stages[:-1])
     if last.place is not None:
         before, last = _item(writer, of, path, path.stages), Stage("strict $", None)
-    return f"{function}({before}, {string(last.path or 'strict $')}{_variables(writer, path)})"
+    return f"{function}({before}, {string(last.path or 'strict $')}{passed(writer, path.variables)})"
 
 
 def _value(writer: Writer, of: Sql, path: Path, to: SqlType) -> Sql:

@@ -12,8 +12,12 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
     ATTRIBUTE,
     ATTRIBUTE_OF,
     CHILD,
+    COMMENT,
+    DESCENDANT,
     ELEMENT,
+    INSTRUCTION,
     NODE,
+    OR_SELF,
     SELF,
     TEXT,
     Binary,
@@ -25,14 +29,16 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
     Outside,
     Several,
     Step,
+    Steps,
+    Test,
     parse,
 )
-from servicebroker.tsql.translation.documents.xquery_parser import Path as Steps
-from servicebroker.tsql.translation.text_writer import refused
+from servicebroker.tsql.translation.text_writer import Writer, kind_of, refused
 
 _SIGNS = {"=": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _AROUND = frozenset({"string", "data", "count", "local-name", "number", "xs:hexBinary", "xs:base64Binary"})
-_KINDS = {ELEMENT: "e", TEXT: "t", "comment": "c", "processing-instruction": "i"}
+_KINDS = {ELEMENT: "e", TEXT: "t", COMMENT: "c", INSTRUCTION: "i"}
+_AXES = {CHILD: ".c[*]", DESCENDANT: ".c[*].**", OR_SELF: ".**", SELF: ""}
 
 
 class Stage(NamedTuple):
@@ -55,6 +61,17 @@ class Path(NamedTuple):
     is_single: bool
     is_absolute: bool
     kind: str
+
+
+def numbers_of(writer: Writer) -> Callable[[str], bool]:
+    """Whether a variable of T-SQL holds a number."""
+    return lambda name: kind_of(writer.variable_type(name)) == "number"
+
+
+def passed(writer: Writer, names: tuple[str, ...]) -> str:
+    """The last argument of what looks for a path: what these variables stand for in it."""
+    pairs = ", ".join(f"'v{number}', {writer.variable(name).text}" for number, name in enumerate(names, 1))
+    return f", jsonb_build_object({pairs})" if names else ""
 
 
 class NotPlain(Exception):
@@ -168,33 +185,47 @@ def _step(made: _Path, step: Step, *, is_deep: bool) -> str:
         raise NotPlain
     if step.axis == SELF and test.kind == NODE:
         return _predicates(made, step)
-    above = '.** ? (@.k == "e")' if is_deep else ""
     if step.axis == ATTRIBUTE_OF:
-        if test.kind != ATTRIBUTE or step.predicates:
+        if (
+            test.kind != ATTRIBUTE
+            or step.predicates
+            or (test.uri is None) != (test.local is None)
+            or (test.local is None and test.uri)
+        ):
             raise NotPlain
-        if test.local is None:
-            if test.uri:
-                raise NotPlain
-            made.is_single = False
-            return f"{above}.a.*"
-        if test.uri is None:
-            raise NotPlain
-        name = _quoted("@" + _expanded(test.uri, test.local))
-        return f"{above} ? (exists (@.a.{name})).a.{name}"
-    if step.axis != CHILD:
+        made.is_single = made.is_single and test.local is not None
+        return ('.** ? (@.k == "e")' if is_deep else "") + nodes_found(step.axis, test)
+    if step.axis != CHILD or (test.uri is None) != (test.local is None):
         raise NotPlain
-    return (".c[*].**" if is_deep else ".c[*]") + _tested(step) + _predicates(made, step)
+    return nodes_found(DESCENDANT if is_deep else CHILD, test) + _predicates(made, step)
 
 
-def _tested(step: Step) -> str:
-    test = step.test
+def nodes_found(axis: str, test: Test) -> str:
+    """The nodes that a step finds, without its predicates, as jsonpath.
+
+    Raises:
+        TsqlError: 40515 for an attribute of any namespace, and for another axis.
+    """
+    if axis == ATTRIBUTE_OF and test.local is None:
+        return ".a.*"
+    if axis == ATTRIBUTE_OF and test.uri is None:
+        raise refused(f"The attribute *:{test.local}", "Name it with its prefix.")
+    if axis == ATTRIBUTE_OF:
+        name = _quoted("@" + _expanded(test.uri or "", test.local or ""))
+        return f" ? (exists (@.a.{name})).a.{name}"
+    if axis not in _AXES:
+        raise refused(f"The axis {axis}:: with a condition in XQuery")
     if test.kind == NODE:
-        return " ? (exists (@.k))"
-    if test.local is None and not test.uri:
-        return f' ? (@.k == "{_KINDS[test.kind]}")'
-    if test.local is None or test.uri is None:
-        raise NotPlain
-    return f' ? (@.k == "e" && @.n == {_quoted(_expanded(test.uri, test.local))})'
+        wanted = " || ".join(f'@.k == "{kind}"' for kind in "detci")
+    else:
+        wanted = f'@.k == "{_KINDS[test.kind]}"'
+    if test.local is not None and test.uri is not None:
+        wanted += f" && @.n == {_quoted(_expanded(test.uri, test.local))}"
+    elif test.local is not None:
+        wanted += f" && @.n like_regex {_quoted('(^|[}:])' + test.local.replace('.', '[.]') + '$')}"
+    elif test.uri:
+        wanted += f" && @.n starts with {_quoted(_expanded(test.uri, ''))}"
+    return f"{_AXES[axis]} ? ({wanted})"
 
 
 def _expanded(uri: str, local: str) -> str:

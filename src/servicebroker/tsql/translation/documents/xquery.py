@@ -9,15 +9,12 @@ from itertools import count
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.documents.xml_paths import NotPlain, steps_of
+from servicebroker.tsql.translation.documents.xml_paths import NotPlain, nodes_found, numbers_of, passed, steps_of
 from servicebroker.tsql.translation.documents.xquery_parser import (
     ATTRIBUTE_OF,
     CHILD,
     COMPARISONS,
-    DESCENDANT,
-    ELEMENT,
     NODE,
-    OR_SELF,
     PARENT,
     SELF,
     Binary,
@@ -33,10 +30,10 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
     Literal,
     Made,
     Outside,
-    Path,
     Quantified,
     Several,
     Step,
+    Steps,
     Test,
 )
 from servicebroker.tsql.translation.text_writer import Sql, Writer, kind_of, refused, string, write_value
@@ -64,12 +61,22 @@ _TYPES = frozenset(
         "dateTime",
     }
 )
-_STEPS = {
-    CHILD: ".c[*]",
-    DESCENDANT: ".c[*].**",
-    OR_SELF: ".**",
-    SELF: "",
+# functions of one argument: a sequence that is {0}
+_TEXT = "coalesce(tsql.xq_string({0}), '')"
+_FUNCTIONS = {
+    "count": "jsonb_build_array(jsonb_array_length({0}))",
+    "data": "tsql.xq_atoms({0})",
+    "distinct-values": "tsql.xq_distinct({0})",
+    "number": "tsql.xq_of(tsql.xq_number({0} -> 0))",
+    "string": f"jsonb_build_array({_TEXT})",
+    "string-length": f"jsonb_build_array(length({_TEXT}))",
+    "lower-case": f"jsonb_build_array(lower({_TEXT}))",
+    "upper-case": f"jsonb_build_array(upper({_TEXT}))",
+    **{name: f"jsonb_build_array(coalesce(tsql.xq_name('{name}', {{0}} -> 0), ''))" for name in _NAMES},
+    **{name: f"tsql.xq_aggregate('{name}', {{0}})" for name in _AGGREGATES},
+    **{name: f"tsql.xq_rounded('{name}', {{0}})" for name in _ROUNDED},
 }
+_OF_CONTEXT = frozenset({"string", "data", "string-length", "number", *_NAMES})  # without an argument: of the item
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,7 @@ class Compiler:
                 return self._outside(of)
             case Several(items):
                 return "(" + " || ".join(self.sequence(item, within) for item in items) + ")" if items else NOTHING
-            case Path():
+            case Steps():
                 return self._path(of, within)
             case Filter(inside, predicates):
                 found = self.sequence(inside, within)
@@ -149,7 +156,7 @@ class Compiler:
                 return f"({self.condition(left, within)} {word.upper()} {self.condition(right, within)})"
             case Binary(sign, left, right) if sign in _SIGNS:
                 return f"tsql.xq_compares({self.sequence(left, within)}, '{sign}', {self.sequence(right, within)})"
-            case Path():
+            case Steps():
                 return f"jsonb_array_length({self.sequence(of, within)}) > 0"
             case Several((inside,)):
                 return self.condition(inside, within)
@@ -195,7 +202,7 @@ class Compiler:
 
     # ---------------------------------------------------------------- paths
 
-    def _path(self, of: Path, within: Within) -> str:
+    def _path(self, of: Steps, within: Within) -> str:
         if of.is_absolute and within.is_item:
             raise refused("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
         steps = _without_parents(of.steps)
@@ -216,15 +223,10 @@ class Compiler:
         """The longest beginning that jsonpath can say: how many steps, the path, and its variables."""
         for taken in range(len(steps), 0, -1):
             try:
-                path, names = steps_of(
-                    steps[:taken], lambda name: kind_of(self._writer.variable_type(name)) == "number"
-                )
+                path, names = steps_of(steps[:taken], numbers_of(self._writer))
             except NotPlain:
                 continue
-            pairs = ", ".join(
-                f"'v{number}', {self._writer.variable(name).text}" for number, name in enumerate(names, 1)
-            )
-            return taken, path, f", jsonb_build_object({pairs})" if names else ""
+            return taken, path, passed(self._writer, names)
         return None
 
     def _step(self, items: str, step: Step, within: Within) -> str:
@@ -232,7 +234,7 @@ class Compiler:
         if step.axis == PARENT:
             found = f"tsql.xq_parents({items})"
             return self._all_filtered(found, step.predicates, within)
-        path = string("strict $" + _nodes(step))
+        path = string("strict $" + nodes_found(step.axis, step.test))
         if not step.predicates:
             return f"{self._finder}({items}, {path})"
         one = self._alias()
@@ -254,8 +256,7 @@ class Compiler:
             case Call("last", ()):
                 return f"tsql.xq_of(({items}) -> -1)"
         one = self._alias()
-        last = f"{one}.last"
-        inner = replace(within, item=f"{one}.item", place=f"{one}.place", last=last)
+        inner = replace(within, item=f"{one}.item", place=f"{one}.place", last=f"{one}.last")
         if _is_numeric(predicate):
             wanted = f"{one}.place = tsql.xq_number({self.sequence(predicate, inner)} -> 0)"
         else:
@@ -315,31 +316,12 @@ class Compiler:
         if name == "substring" and len(arguments) in (2, 3):
             rest = ", ".join(self.sequence(one, within) for one in arguments[1:])
             return f"tsql.xq_of(tsql.xq_substring(coalesce({self.text(arguments[0], within)}, ''), {rest}))"
-        if name in ("string", "data", "string-length", "number", *_NAMES) and not arguments:
-            arguments = (Context(),)
-        known = ("string", "data", "count", "number", "string-length", "lower-case", "upper-case", "distinct-values")
-        if name not in (*known, *_AGGREGATES, *_ROUNDED, *_NAMES):
+        if name not in _FUNCTIONS:
             raise TsqlError(2395, f"XQuery: There is no function '{name}()'.")
+        if name in _OF_CONTEXT and not arguments:
+            arguments = (Context(),)
         _need(name, arguments, 1)
-        items = self.sequence(arguments[0], within)
-        match name:
-            case "count":
-                return f"jsonb_build_array(jsonb_array_length({items}))"
-            case "data":
-                return f"tsql.xq_atoms({items})"
-            case "distinct-values":
-                return f"tsql.xq_distinct({items})"
-            case "number":
-                return f"tsql.xq_of(tsql.xq_number({items} -> 0))"
-            case "string":
-                return f"jsonb_build_array(coalesce(tsql.xq_string({items}), ''))"
-            case "string-length":
-                return f"jsonb_build_array(length(coalesce(tsql.xq_string({items}), '')))"
-            case "lower-case" | "upper-case":
-                return f"jsonb_build_array({name[:5]}(coalesce(tsql.xq_string({items}), '')))"
-        if name in _NAMES:
-            return f"jsonb_build_array(coalesce(tsql.xq_name('{name}', {items} -> 0), ''))"
-        return f"tsql.{'xq_aggregate' if name in _AGGREGATES else 'xq_rounded'}('{name}', {items})"
+        return _FUNCTIONS[name].replace("{0}", self.sequence(arguments[0], within))
 
     def _cast(self, of: Expression, name: str, within: Within) -> str:
         if name not in _TYPES:
@@ -364,7 +346,7 @@ def is_single(of: Expression) -> bool:
             return len(items) == 0 or (len(items) == 1 and is_single(items[0]))
         case Filter(inside, predicates):
             return is_single(inside) or any(_is_place(one) for one in predicates)
-        case Path(root, _, steps):
+        case Steps(root, _, steps):
             return (root is None or is_single(root)) and all(
                 (
                     step.axis in (ATTRIBUTE_OF, SELF, PARENT)
@@ -409,48 +391,12 @@ def _without_parents(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     done: list[Step] = []
     for step in steps:
         if step.axis == PARENT and done and done[-1].axis in (CHILD, ATTRIBUTE_OF):
-            asked = Path(None, False, (done.pop(),))
+            asked = Steps(None, False, (done.pop(),))
             above = done.pop() if done else Step(SELF, Test(NODE))
             done.append(above._replace(predicates=(*above.predicates, asked, *step.predicates)))
         elif step != Step(SELF, Test(NODE)) or not done:
             done.append(step)
     return tuple(done)
-
-
-def _nodes(step: Step) -> str:
-    """The nodes that a step finds, without its predicates, as jsonpath."""
-    test = step.test
-    if step.axis == ATTRIBUTE_OF:
-        if test.local is None:
-            return ".a.*"
-        if test.uri is None:
-            raise refused(f"The attribute *:{test.local}", "Name it with its prefix.")
-        name = json.dumps("@" + _expanded(test.uri, test.local), ensure_ascii=False)
-        return f" ? (exists (@.a.{name})).a.{name}"
-    if step.axis not in _STEPS:
-        raise refused(f"The axis {step.axis}:: with a condition in XQuery")
-    kinds = {"element": "e", "text": "t", "comment": "c", "processing-instruction": "i"}
-    if test.kind == "node":
-        wanted = " || ".join(f'@.k == "{kind}"' for kind in "detci")
-    else:
-        wanted = f'@.k == "{kinds[test.kind]}"'
-    if test.kind == ELEMENT and test.local is not None:
-        if test.uri is not None:
-            wanted += f" && @.n == {json.dumps(_expanded(test.uri, test.local), ensure_ascii=False)}"
-        else:
-            ends = json.dumps("(^|[}:])" + _literally(test.local) + "$", ensure_ascii=False)
-            wanted += f" && @.n like_regex {ends}"
-    elif test.kind == ELEMENT and test.uri:
-        wanted += f" && @.n starts with {json.dumps(f'{{{test.uri}}}', ensure_ascii=False)}"
-    return f"{_STEPS[step.axis]} ? ({wanted})"
-
-
-def _expanded(uri: str, local: str) -> str:
-    return f"{{{uri}}}{local}" if uri else local
-
-
-def _literally(name: str) -> str:
-    return name.replace(".", "[.]")
 
 
 def _need(name: str, arguments: tuple[Expression, ...], number: int) -> None:

@@ -79,7 +79,7 @@ class Step(NamedTuple):
 ANYWHERE = Step(OR_SELF, Test(NODE))
 
 
-class Path(NamedTuple):
+class Steps(NamedTuple):
     """Steps from `root`: an expression, None for the item that is looked at; `is_absolute` from its document."""
 
     root: Expression | None
@@ -181,7 +181,7 @@ Expression = (
     | Context
     | Bound
     | Outside
-    | Path
+    | Steps
     | Filter
     | Call
     | Binary
@@ -403,11 +403,11 @@ class _Reader:
             if not deep:
                 self._need("/")
             if not deep and not self._is_step():
-                return Path(None, True, ())
-            return Path(None, True, self._steps(deep))
+                return Steps(None, True, ())
+            return Steps(None, True, self._steps(deep))
         of = self._primary()
         if of is None:
-            return Path(None, False, self._steps(deep=False))
+            return Steps(None, False, self._steps(deep=False))
         predicates = self._predicates()
         if predicates:
             of = Filter(of, predicates)
@@ -416,7 +416,7 @@ class _Reader:
         deep = self._take("//")
         if not deep:
             self._need("/")
-        return Path(None if of == Context() else of, False, self._steps(deep))
+        return Steps(None if of == Context() else of, False, self._steps(deep))
 
     def _is_step(self) -> bool:
         return self.text.startswith((".", "@"), self.place) or _TEST.match(self.text, self.place) is not None

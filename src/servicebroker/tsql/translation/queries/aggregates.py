@@ -79,7 +79,7 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
         return Sql(f"{text}::numeric(19,4)", SqlType("money"))
     if kind == "decimal" and value.type is not None:
         scale = max(value.type.scale or 0, 6) if name == "avg" else value.type.scale or 0
-        return Sql(f"round({text}, {scale})" if name == "avg" else text, SqlType("decimal", None, 38, scale))
+        return Sql(f"trunc({text}, {scale})" if name == "avg" else text, SqlType("decimal", None, 38, scale))
     return Sql(text, value.type)
 
 
@@ -99,7 +99,50 @@ def _spread(name: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
     return write
 
 
-SPECIAL |= {name: _spread(name) for name in _SPREADS}
+def _checksum(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 1, "checksum_agg")
+    distinct, value = _operand(writer, nodes[0])
+    if value.type is not None and value.type.name not in ("int", "smallint", "tinyint"):
+        raise TsqlError(8117, f"Operand data type {value.type} is invalid for checksum_agg operator.")
+    return Sql(f"bit_xor({distinct}{value.text}::integer)", INT)
+
+
+SPECIAL |= {**{name: _spread(name) for name in _SPREADS}, "checksum_agg": _checksum}
+
+
+def _percentile(writer: Writer, node: exp.WithinGroup, over: str) -> Sql | None:
+    """PERCENTILE_CONT and PERCENTILE_DISC, which SQL Server has over windows alone; None for another function.
+
+    Raises:
+        TsqlError: 10751 the part is not between 0 and 1, 8117 what is ordered is no number.
+    """
+    call, order = node.this, node.expression
+    name = call.name.lower().removeprefix(MARK) if isinstance(call, exp.Anonymous) else ""
+    if name not in _PERCENTILES or not isinstance(order, exp.Order):
+        return None
+    check_count(call.expressions, 1, name)
+    if len(order.expressions) != 1:
+        raise TsqlError(10755, f"The function '{name.upper()}' takes one expression in ORDER BY.", severity=15)
+    part, (by,) = write_value(writer, call.expressions[0]).text, order.expressions
+    value, is_down = write_value(writer, by.this), str(bool(by.args.get("desc"))).lower()
+    if name == "percentile_cont" and value.kind not in ("number", None):
+        raise TsqlError(8117, f"Operand data type {value.type} is invalid for percentile_cont operator.")
+    text, of = (f"{value.text}::float8", FLOAT) if name == "percentile_cont" else (closed_text(value), value.type)
+    known = f"array_agg({text}) FILTER (WHERE {text} IS NOT NULL) {over}"
+    return Sql(f"tsql.{name}({known}, {part}::float8, {is_down})", of)
+
+
+_PERCENTILES = ("percentile_cont", "percentile_disc")
+
+
+def _without_window(name: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
+    def write(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+        raise TsqlError(10753, f"The function '{name}' must have an OVER clause.", severity=15)
+
+    return write
+
+
+SPECIAL |= {name: _without_window(name) for name in _PERCENTILES}
 
 
 @value_of(exp.ApproxDistinct)
@@ -159,13 +202,17 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
 @value_of(exp.Window)
 def _window(writer: Writer, node: exp.Window) -> Sql:
     only(node, "this", "partition_by", "order", "spec", "over", "alias")
-    function = _ranked(writer, node.this)
     over = f"OVER {_definition(writer, node)}"
+    percentile = _percentile(writer, node.this, over) if isinstance(node.this, exp.WithinGroup) else None
+    if percentile is not None:
+        return percentile
+    function = _ranked(writer, node.this)
     text = function.text
-    if text.startswith("round(") or text.endswith("::numeric(19,4)"):
-        inner = text.removeprefix("round(").removesuffix("::numeric(19,4)")
-        call, _, rest = inner.rpartition(", ") if text.startswith("round(") else (inner, "", "")
-        return Sql(f"round({call} {over}, {rest}" if rest else f"({call} {over})::numeric(19,4)", function.type)
+    if isinstance(node.this, exp.Avg) and function.type is not None and function.type.name == "decimal":
+        call, _, scale = text.removeprefix("trunc(").rpartition(", ")
+        return Sql(f"trunc({call} {over}, {scale}", function.type)
+    if text.endswith("::numeric(19,4)"):
+        return Sql(f"({text.removesuffix('::numeric(19,4)')} {over})::numeric(19,4)", function.type)
     cast = text.find("::")  # count(*)::integer: the window belongs to the call
     if text.endswith(("::integer", "::bigint")) and text.startswith("trunc("):
         inner, _, kind = text.removeprefix("trunc(").rpartition(")")
@@ -199,13 +246,20 @@ _RANKS: dict[type[exp.Expression], str] = {exp.RowNumber: "row_number", exp.Rank
 
 
 def _ranked(writer: Writer, node: exp.Expression) -> Sql:
+    if isinstance(node, exp.WithinGroup):
+        node = node.this
+    if isinstance(node, exp.GroupConcat):
+        raise TsqlError(
+            4113,
+            "The function 'STRING_AGG' is not a valid windowing function, and cannot be used with the OVER clause.",
+        )
     if type(node) in _RANKS:
         if any(node.args.values()):
             raise unsupported(node)
         return Sql(f"{_RANKS[type(node)]}()", BIGINT)
     if isinstance(node, exp.CumeDist | exp.PercentRank):
         return Sql(f"{'cume_dist' if isinstance(node, exp.CumeDist) else 'percent_rank'}()", FLOAT)
-    if isinstance(node, exp.Anonymous) and node.name.lower().removeprefix(MARK) in _SPREADS:
+    if isinstance(node, exp.Anonymous) and node.name.lower().removeprefix(MARK) in (*_SPREADS, "checksum_agg"):
         return write_value(writer, node)
     if isinstance(node, exp.Ntile):
         return Sql(f"ntile({write_value(writer, node.this).text}::integer)", BIGINT)
@@ -220,8 +274,6 @@ def _ranked(writer: Writer, node: exp.Expression) -> Sql:
         return Sql(f"{'lag' if isinstance(node, exp.Lag) else 'lead'}({', '.join([value.text, *rest])})", value.type)
     if isinstance(node, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max):
         return write_value(writer, node)
-    if isinstance(node, exp.WithinGroup):
-        node = node.this
     called = node.name.removeprefix(MARK) if isinstance(node, exp.Anonymous) else operator_of(node).replace(" ", "_")
     raise refused(f"{called.upper()[:60]} OVER")
 

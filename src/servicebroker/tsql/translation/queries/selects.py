@@ -47,13 +47,15 @@ STAR = "\0*"  # the name of an output that stands for columns which nobody knows
 class Output(NamedTuple):
     """A column of a result: the name in its own spelling, '' for none; `text` is ready for the list of SELECT.
 
-    `source` is the table, as the query calls it in lower case, that a column comes from unchanged.
+    `source` is the table, as the query calls it in lower case, that a column comes from unchanged; `column` what is
+    known of it there.
     """
 
     name: str
     text: str
     type: SqlType | None
     source: str = ""
+    column: Column | None = None
 
 
 class Query(NamedTuple):
@@ -402,7 +404,7 @@ def output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool
         )
     value = write_value(writer, inside)
     text = f"{_shown(value)} AS {label(name) if outermost else _inner(name)}"
-    return [Output(name, text, value.type, _source(inside, found))]
+    return [Output(name, text, value.type, _source(inside, found), _column(inside, found))]
 
 
 def _source(node: exp.Expression, found: From) -> str:
@@ -412,6 +414,12 @@ def _source(node: exp.Expression, found: From) -> str:
         return node.table.lower()
     having = [source.alias for source in found.sources if source.columns and node.name.lower() in source.columns]
     return having[0] if having else ""
+
+
+def _column(node: exp.Expression, found: From) -> Column | None:
+    source = _source(node, found)
+    columns = next((each.columns for each in found.sources if each.alias == source), None) if source else None
+    return (columns or {}).get(node.name.lower())
 
 
 def _shown(value: Sql) -> str:
@@ -463,7 +471,8 @@ def _columns_of(writer: Writer, source: Source, outermost: bool) -> list[Output]
             f"{moment_text(f'{prefix}.{identifier(column.name)}', column)} AS {make(column.name)}",
             column.type,
             source.alias,
+            column,
         )
         for column in source.columns.values()
-        if column.name != "broker_database"
+        if column.name not in ("broker_database", _LEVEL)
     ]

@@ -29,9 +29,9 @@ from servicebroker.tsql.translation.text_writer import (
 from servicebroker.tsql.translation.values.alternatives import alike, wider
 from servicebroker.tsql.translation.values.catalog_views import catalog_view
 from servicebroker.tsql.translation.values.functions import argument
-from servicebroker.tsql.types import BIGINT, INTEGERS, NVARCHAR, postgres_type
+from servicebroker.tsql.types import BIGINT, BIT, INT, INTEGERS, NVARCHAR, SqlType, postgres_type
 
-_NOT_HERE = frozenset(
+_NOT_HERE = frozenset(  # but for the tables of _TABLES
     {"openrowset", "openquery", "opendatasource", "openxml", "containstable", "freetexttable", "changetable"}
     | {"predict", "semantickeyphrasetable", "semanticsimilaritytable"}
 )
@@ -183,7 +183,9 @@ def _values(writer: Writer, node: exp.Values, alias: exp.Expression | None, foun
 
 
 def _table(writer: Writer, node: exp.Table, found: From) -> str:
-    only(node, "this", "db", "catalog", "alias", "hints", "joins", "pivots")
+    only(node, "this", "db", "catalog", "alias", "hints", "joins", "pivots", "sample")
+    if isinstance(node.this, exp.Dot) and isinstance(node.this.expression, exp.Identifier):
+        object_name(node)
     if isinstance(node.this, exp.Anonymous | exp.OpenJSON | exp.Dot) or (
         isinstance(node.this, exp.Func) and not isinstance(node.this, exp.Parameter)
     ):
@@ -215,7 +217,27 @@ def _table(writer: Writer, node: exp.Table, found: From) -> str:
     source = Source(name, writer.table_columns(table), table)
     found.sources.append(source)
     found.hints.append((source, hints))
-    return f"{table} AS {identifier(known)}"
+    return f"{table} AS {identifier(known)}{_sample(writer, node.args.get('sample'), table)}"
+
+
+def _sample(writer: Writer, node: exp.Expression | None, table: str) -> str:
+    """TABLESAMPLE. Pages of the table are drawn; of so many rows as many pages as may hold them.
+
+    Raises:
+        TsqlError: 497 and 498 as there for variables and bounds, here one for both.
+    """
+    if node is None:
+        return ""
+    only(node, "method", "size", "percent", "seed")
+    rows, percent, seed = (node.args.get(each) for each in ("size", "percent", "seed"))
+    said = rows if rows is not None else percent
+    if not isinstance(said, exp.Literal) or said.is_string or (rows is None and float(said.name) > 100):
+        raise TsqlError(498, "Invalid value in the TABLESAMPLE clause.", severity=15)
+    part = (
+        said.name if rows is None else f"(SELECT least(100, 100.0 * {said.name} / greatest(count(*), 1)) FROM {table})"
+    )
+    repeatable = "" if seed is None else f" REPEATABLE ({write_value(writer, seed).text})"
+    return f" TABLESAMPLE SYSTEM ({part}){repeatable}"
 
 
 class ObjectName:
@@ -317,6 +339,8 @@ def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None
     inside = node.this if isinstance(node, exp.Table) else node
     if isinstance(inside, exp.OpenJSON):
         return open_json(writer, inside, alias, found.sources)
+    if isinstance(inside, exp.Dot) and isinstance(inside.this, exp.Identifier) and inside.this.name.lower() == "sys":
+        inside = inside.expression
     called = inside.name.lower() if isinstance(inside, exp.Anonymous) else ""
     if called.removeprefix(MARK) in _TABLES:
         return _TABLES[called.removeprefix(MARK)](writer, inside, alias, found)
@@ -370,4 +394,39 @@ def _named(text: str, own: str, columns: list[Column], alias: exp.Expression | N
     return f"{text} AS {identifier(known)}{_column_list(renamed)}"
 
 
-_TABLES = {"string_split": _string_split, "generate_series": _generate_series}
+_SMALLINT = SqlType("smallint")
+_SYSTEM = {
+    "fn_listextendedproperty": (
+        "sssssss",
+        tuple(Column(name, NVARCHAR) for name in ("objtype", "objname", "name", "value")),
+    ),
+    "dm_exec_sql_text": (
+        "b",
+        (
+            Column("dbid", _SMALLINT),
+            Column("objectid", INT),
+            Column("number", _SMALLINT),
+            Column("encrypted", BIT),
+            Column("text", NVARCHAR),
+        ),
+    ),
+    "dm_exec_input_buffer": (
+        "ii",
+        (Column("event_type", NVARCHAR), Column("parameters", _SMALLINT), Column("event_info", NVARCHAR)),
+    ),
+}
+
+
+def _system(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
+    """A function of the system that returns rows: tsql.NAME of PostgreSQL."""
+    name = node.name.lower().removeprefix(MARK)
+    letters, columns = _SYSTEM[name]
+    if len(node.expressions) != len(letters):
+        raise wrong_count(name, len(letters), len(letters))
+    given = ", ".join(
+        argument(write_value(writer, each), letter) for each, letter in zip(node.expressions, letters, strict=True)
+    )
+    return _named(f"tsql.{name}({given})", name, list(columns), alias, found)
+
+
+_TABLES = {"string_split": _string_split, "generate_series": _generate_series, **dict.fromkeys(_SYSTEM, _system)}

@@ -26,12 +26,14 @@ from servicebroker.tsql.tokens import (
     closing_place,
     string_value,
     tokenize,
+    unquoted,
 )
 from servicebroker.tsql.translation.reading.optimizer_hints import left_out
 from servicebroker.tsql.types import DATES, NUMBERS, parse_type
 
 LONG = 20_000  # characters of a text that is not worth to be kept
 MARK = "tsql_"  # before the name of a function, so that it stays the call that was written
+PLACE, PLACE_OF = "place_of_row", "current_of_cursor"
 NULLS = MARK + "nulls"  # the last argument of JSON_ARRAY, for NULL ON NULL
 
 _NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
@@ -206,6 +208,12 @@ def _respelled(piece: Slice) -> str:
                 ordered.add(closing)
         elif at in ordered:
             out.append("))")
+        elif word == "CURRENT" and words[at + 1] == "OF" and at + 2 < piece.last:
+            skipped = 3 if words[at + 2] == "GLOBAL" and at + 3 < piece.last else 2
+            out.append(f"{PLACE_OF}({_literal(tokens.text(at + skipped))}) = 1")
+            without |= {*range(at + 1, at + skipped + 1)}
+        elif kinds[at] == WORD and text[0] == "#":  # whatever word follows, also ##
+            out.append(f"[{text}]")
         elif _is_hint(words, at) and words[at - 1] != "WITH":
             out.append(" WITH (")
         elif word in ("!<", "!>"):
@@ -233,6 +241,8 @@ def _respelled(piece: Slice) -> str:
         elif word in _PARSES and kinds[at] == WORD and words[at + 1] == "(":
             out.append(_PARSES[word])
             without |= _culture(tokens, at)
+        elif word == ")" and _is_sample(words, at):  # without a unit
+            out.append(" PERCENT)")
         elif word == "SOME" and words[at + 1] == "(":
             out.append("ANY")
         else:
@@ -261,6 +271,14 @@ def _culture(tokens: Tokens, at: int) -> set[int]:
     if tokens.kinds[closing - 1] != STRING or string_value(said).lower() not in ("", "en", "en-us"):
         raise unsupported(f"{words[at]} USING {said[:40]}", "Write the text as en-US has it.", tokens.line(at))
     return {closing - 2, closing - 1}
+
+
+def _literal(name: str) -> str:
+    return "'" + unquoted(name).replace("'", "''") + "'"
+
+
+def _is_sample(words: list[str], at: int) -> bool:
+    return words[at - 3 : at - 1] == ["TABLESAMPLE", "("] or words[at - 4 : at - 1] == ["TABLESAMPLE", "SYSTEM", "("]
 
 
 def _name_end(tokens: Tokens, at: int, last: int) -> int:

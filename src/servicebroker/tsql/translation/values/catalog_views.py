@@ -32,7 +32,18 @@ OWN = frozenset(
         "all_columns",
     }
     | {"key_constraints", "foreign_keys", "foreign_key_columns", "check_constraints", "default_constraints"}
-    | {"computed_columns", "index_columns", "database_files", "dm_tran_locks"}
+    | {"computed_columns", "index_columns", "database_files", "dm_tran_locks", "dm_exec_connections"}
+    | {"dm_tran_session_transactions", "dm_tran_active_transactions", "dm_os_wait_stats", "dm_os_waiting_tasks"}
+    | {"filegroups", "data_spaces", "partition_functions", "partition_schemes", "partition_range_values"}
+    | {
+        "server_principals",
+        "spt_values",
+        "parameters",
+        "routes",
+        "dm_exec_query_stats",
+        "dm_db_file_space_usage",
+        "dm_db_index_usage_stats",
+    }
     | {"assemblies", "assembly_files", "asymmetric_keys", "extended_properties"}
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
 )
@@ -49,13 +60,16 @@ _NAMED = {
 _INFORMATION = {
     **dict.fromkeys(("tables", "columns", "views"), ("table_name", "table_schema")),
     "routines": ("routine_name", "routine_schema"),
+    "parameters": ("specific_name", "specific_schema", "parameter_name"),
     "schemata": ("schema_name",),
     "table_constraints": ("constraint_name", "constraint_schema", "table_name", "table_schema"),
 }
 _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
                       | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_exec_requests", "dm_tran_locks", "dm_broker_connections"}
                       | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "dm_os_performance_counters"}
-                      | {"messages", "master_files", "dm_os_sys_info"}
+                      | {"messages", "master_files", "dm_os_sys_info", "dm_exec_connections", "dm_os_wait_stats"}
+                      | {"dm_tran_session_transactions", "dm_tran_active_transactions", "dm_os_waiting_tasks"}
+                      | {"dm_exec_query_stats", "spt_values"}
                       | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 
@@ -73,7 +87,8 @@ def catalog_view(writer: Writer, own: object) -> View | None:
         TsqlError: 40515 for a view of INFORMATION_SCHEMA that is not there.
     """
     name, schema, database = (str(getattr(own, part)).lower() for part in ("name", "schema", "database"))
-    old = name in ("sysdatabases", "sysobjects", "syslogins") and schema in ("", "dbo")
+    old = name in ("sysdatabases", "sysobjects", "syslogins", "spt_values") and schema in ("", "dbo")
+    old = old and (name != "spt_values" or database == "master" or writer.scope.database.lower() == "master")
     if schema not in ("sys", "information_schema") and not old:
         return None
     if schema == "information_schema":

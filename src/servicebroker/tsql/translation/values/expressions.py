@@ -28,7 +28,6 @@ from servicebroker.tsql.translation.values.alternatives import alike, joined, re
 from servicebroker.tsql.translation.values.conversions import converted, type_of_node
 from servicebroker.tsql.translation.values.patterns import like
 from servicebroker.tsql.types import (
-    BIGINT,
     BIT,
     EXACT,
     FLOAT,
@@ -53,8 +52,9 @@ def _literal(writer: Writer, node: exp.Literal) -> Sql:
     if "." in digits:
         whole, fraction = digits.split(".")
         return Sql(digits, SqlType("decimal", None, max(1, len(whole.lstrip("0") + fraction)), len(fraction)))
-    number = int(digits)
-    return Sql(digits, INT if number < 2**31 else BIGINT if number < 2**63 else SqlType("decimal", None, 38, 0))
+    if int(digits) < 2**31:
+        return Sql(digits, INT)
+    return Sql(f"{digits}::numeric", SqlType("decimal", None, min(38, len(digits)), 0))
 
 
 @value_of(exp.National)
@@ -240,9 +240,9 @@ def _calculated(text: str, of: SqlType | None) -> Sql:
 
 
 def _to_scale(sign: str, texts: Sequence[str], of: SqlType) -> str:
-    """A product or quotient with the digits of its type; money is cut where it is divided."""
+    """A product or quotient with the digits of its type: the one is rounded, the other cut."""
     is_money = of.name != "decimal"
-    name = "trunc" if is_money and sign == "/" else "round"
+    name = "trunc" if sign == "/" else "round"
     first = f"{texts[0]}::numeric" if sign == "/" else texts[0]
     return f"{name}({first} {sign} {texts[1]}, {4 if is_money else of.scale})"
 
@@ -417,7 +417,12 @@ def matched(left: Sql, right: Sql) -> tuple[str, str]:
         assert right.type is not None
         number = left.type if left.kind == "number" else right.type
         return converted(left, number).text, converted(right, number).text
-    return left.text, right.text
+    return _as_written(left.text), _as_written(right.text)
+
+
+def _as_written(text: str) -> str:
+    """A constant without its type: beside a column of bigint it is one, and its index is used."""
+    return text.removesuffix("::numeric") if text.removesuffix("::numeric").isdigit() else text
 
 
 def _beside(value: Sql, of: SqlType) -> str:

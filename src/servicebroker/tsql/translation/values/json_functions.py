@@ -6,8 +6,9 @@ from sqlglot import exp
 
 from servicebroker.tsql.function_table import wrong_count
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.queries.aggregates import order_text
 from servicebroker.tsql.translation.reading.text_to_tree import MARK, NULLS
-from servicebroker.tsql.translation.text_writer import Sql, Writer, closed_text, string, value_of, write_value
+from servicebroker.tsql.translation.text_writer import Sql, Writer, closed_text, only, string, value_of, write_value
 from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count
 from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 
@@ -21,7 +22,7 @@ def is_json(node: exp.Expression) -> bool:
     if isinstance(node, exp.Subquery):
         kind = node.this.args.get("for_") and node.this.args["for_"].args.get("kind")
         return "JSON" in str(kind)
-    return isinstance(node, exp.JSONObject)
+    return isinstance(node, exp.JSONObject | exp.JSONObjectAgg | exp.JSONArrayAgg)
 
 
 def json_text(text: str, of: SqlType | None, raw: bool) -> str:
@@ -43,14 +44,35 @@ def _member(writer: Writer, node: exp.Expression, nulls: bool) -> str:
 
 @value_of(exp.JSONObject)
 def _json_object(writer: Writer, node: exp.JSONObject) -> Sql:
+    members = ", ".join(_members(writer, node, "JSON_OBJECT"))
+    return Sql(f"('{{' || concat_ws(',', {members or string('')}) || '}}')", NVARCHAR)
+
+
+def _members(writer: Writer, node: exp.Expression, name: str) -> list[str]:
     nulls = str(node.args.get("null_handling") or "NULL ON NULL").upper() != "ABSENT ON NULL"
     members = []
     for each in node.expressions:
         if not isinstance(each, exp.JSONKeyValue):
-            raise TsqlError(102, "Incorrect syntax near 'JSON_OBJECT'. A member is key:value.", severity=15)
+            raise TsqlError(102, f"Incorrect syntax near '{name}'. A member is key:value.", severity=15)
         key = argument(write_value(writer, each.this), "s")
         members.append(f"to_json({key})::text || ':' || {_member(writer, each.expression, nulls)}")
-    return Sql(f"('{{' || concat_ws(',', {', '.join(members) or string('')}) || '}}')", NVARCHAR)
+    return members
+
+
+@value_of(exp.JSONObjectAgg)
+def _json_object_of_group(writer: Writer, node: exp.JSONObjectAgg) -> Sql:
+    only(node, "expressions", "null_handling")
+    (member,) = _members(writer, node, "JSON_OBJECTAGG")
+    return Sql(f"(CASE WHEN count(*) > 0 THEN '{{' || coalesce(string_agg({member}, ','), '') || '}}' END)", NVARCHAR)
+
+
+@value_of(exp.JSONArrayAgg)
+def _json_array_of_group(writer: Writer, node: exp.JSONArrayAgg) -> Sql:
+    only(node, "this", "order", "null_handling")
+    nulls = str(node.args.get("null_handling") or "").upper() == "NULL ON NULL"
+    order = f" {order_text(writer, node.args['order'])}" if node.args.get("order") else ""
+    members = f"string_agg({_member(writer, node.this, nulls)}, ','{order})"
+    return Sql(f"(CASE WHEN count(*) > 0 THEN '[' || coalesce({members}, '') || ']' END)", NVARCHAR)
 
 
 def _json_array(writer: Writer, nodes: list[exp.Expression]) -> Sql:

@@ -97,6 +97,9 @@ def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         return Sql("NULL::integer", INT)
     if of is not None and of.name in _BYTES_OF:
         return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {_BYTES_OF[of.name]} END)", INT)
+    if of is not None and of.name in ("char", "nchar") and of.length and not value.is_open:  # with its blanks
+        size = of.length * (2 if of.name == "nchar" else 1)
+        return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {size} END)", INT)
     if of is not None and of.name == "decimal":
         size = next(size for digits, size in ((9, 5), (19, 9), (28, 13), (38, 17)) if (of.precision or 38) <= digits)
         return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {size} END)", INT)

@@ -1,0 +1,1 @@
+-- Names of DEFAULT constraints, parameters, what monitoring scripts ask, parents in XQuery found once: store/tsql/.

@@ -1,0 +1,332 @@
+"""What people who write for SQL Server are used to: each case is a piece of a script, and what it says."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+import servicebroker as sb
+from tsql_support import rows, told
+
+D = Decimal
+
+
+@pytest.fixture(scope="module")
+def db(instance: sb.Instance) -> sb.Database:
+    return instance.database("Habits", create=True)
+
+
+def one(database: sb.Database, query: str) -> object:
+    ((found,),) = rows(database, query)
+    return found
+
+
+# ---------------------------------------------------------------- constraints, columns, tables
+
+
+def test_defaults_are_called_as_they_were_named(db: sb.Database) -> None:
+    db.execute_tsql("""
+    CREATE TABLE Kept (a int CONSTRAINT DF_Kept_a DEFAULT 5, b int DEFAULT (7), c datetime NOT NULL)
+    ALTER TABLE Kept ADD CONSTRAINT DF_Kept_c DEFAULT GETDATE() FOR c
+    ALTER TABLE Kept ADD d nvarchar(10) NOT NULL CONSTRAINT DF_Kept_d DEFAULT N'x' WITH VALUES""")
+    assert rows(db, """SELECT name, is_system_named, COL_NAME(parent_object_id, parent_column_id) FROM sys.default_constraints
+        WHERE parent_object_id = OBJECT_ID('Kept') AND is_system_named = 0 ORDER BY name""") == [
+        ("DF_Kept_a", 0, "a"), ("DF_Kept_c", 0, "c"), ("DF_Kept_d", 0, "d")
+    ]  # fmt: skip
+    assert one(db, "SELECT name FROM sys.objects WHERE type = 'D' AND name LIKE 'DF[_][_]Kept[_][_]b[_][_]%'")
+    assert one(db, "SELECT OBJECT_NAME(OBJECT_ID('dbo.DF_Kept_c', 'D'))") == "DF_Kept_c"
+    assert told(db, "ALTER TABLE Kept ADD DEFAULT 1 FOR a") == [1781]
+    assert told(db, "IF OBJECT_ID('DF_Kept_c') IS NOT NULL ALTER TABLE Kept DROP CONSTRAINT DF_Kept_c, DF_Kept_a") == []
+    db.execute_tsql("""
+    DECLARE @name sysname, @sql nvarchar(max)
+    SELECT @name = d.name FROM sys.default_constraints d JOIN sys.columns c ON c.default_object_id = d.object_id
+    WHERE d.parent_object_id = OBJECT_ID('Kept') AND c.name = 'b'
+    SET @sql = N'ALTER TABLE dbo.Kept DROP CONSTRAINT ' + QUOTENAME(@name)
+    EXEC (@sql)
+    EXEC sp_rename 'Kept.d', 'e', 'COLUMN'
+    ALTER TABLE Kept ALTER COLUMN e nvarchar(20) NOT NULL""")
+    assert rows(db, "SELECT name FROM sys.default_constraints WHERE parent_object_id = OBJECT_ID('Kept')") == [
+        ("DF_Kept_d",)
+    ]
+    db.execute_tsql("INSERT Kept (c) VALUES ('20240101'); ALTER TABLE Kept DROP CONSTRAINT DF_Kept_d")
+    assert rows(db, "SELECT a, b, e FROM Kept") == [(None, None, "x")]
+    assert told(db, "ALTER TABLE Kept DROP CONSTRAINT DF_Kept_d") == [3728]
+
+
+def test_computed_columns_stand_where_they_are_written(db: sb.Database) -> None:
+    db.execute_tsql("""
+    CREATE TABLE Calculated (a int, b AS a + 1, c AS (UPPER(d)) PERSISTED, d varchar(10) NOT NULL, e int UNIQUE (a, d))
+    INSERT Calculated VALUES (1, 'y', 2)""")
+    assert rows(db, "SELECT * FROM Calculated") == [(1, 2, "Y", "y", 2)]
+    assert told(db, "ALTER TABLE Calculated ADD f AS GETDATE()") == [40515]
+
+
+def test_select_into_keeps_the_types(db: sb.Database) -> None:
+    db.execute_tsql("""
+    CREATE TABLE Source (a bit, b tinyint, c money, d nchar(5), e smalldatetime, f varchar(20) NOT NULL, g decimal(9,3),
+        h sql_variant, i xml, j sysname, k rowversion, n int IDENTITY(5, 1))
+    INSERT Source (a, b, c, d, e, f, g, h, i, j) VALUES (1, 200, 2.5, N'ab', '2024-02-03 04:05', 'x', 1.5, 7, '<a/>', 'n')
+    SELECT * INTO Copy FROM Source
+    SELECT s.a, s.d + 'x' AS dd, 1.5 AS e INTO #joined FROM Source s JOIN Source t ON s.a = t.a""")
+    assert rows(db, """SELECT c.name, TYPE_NAME(c.user_type_id), c.max_length, c.is_nullable, c.is_identity FROM sys.columns c
+        WHERE c.object_id = OBJECT_ID('Copy') AND c.name <> 'k' ORDER BY c.column_id""") == [
+        ("a", "bit", 1, 1, 0), ("b", "tinyint", 1, 1, 0), ("c", "money", 8, 1, 0), ("d", "nchar", 10, 1, 0),
+        ("e", "smalldatetime", 4, 1, 0), ("f", "varchar", 20, 0, 0), ("g", "decimal", 9, 1, 0),
+        ("h", "sql_variant", 8, 1, 0), ("i", "xml", -1, 1, 0), ("j", "sysname", 256, 1, 0), ("n", "int", 4, 0, 1),
+    ]  # fmt: skip
+    assert told(db, "UPDATE Copy SET b = b + 100") == [8115]
+    assert rows(db, "SELECT h, SQL_VARIANT_PROPERTY(h, 'BaseType'), d, DATALENGTH(d) FROM Copy") == [
+        (7, "int", "ab   ", 10)
+    ]
+    assert told(db, "INSERT Copy (f, j, k) VALUES ('y', 'm', 0x01); SELECT MAX(n), SCOPE_IDENTITY() FROM Copy") == [
+        [(6, 6)]
+    ]
+
+
+def test_select_into_counts(db: sb.Database) -> None:
+    script = """
+    SELECT v, IDENTITY(int, 100, 5) AS id INTO #numbered FROM (VALUES ('b'), ('a')) t(v) ORDER BY v
+    INSERT #numbered (v) VALUES ('c')
+    SELECT v, id FROM #numbered ORDER BY id"""
+    assert told(db, script) == [[("a", 100), ("b", 105), ("c", 110)]]
+    assert told(db, "SELECT IDENTITY(int) AS x FROM sys.databases") == [40515]
+    assert told(db, "SELECT IDENTITY(int) AS x, IDENTITY(int) AS y INTO #z FROM sys.databases") == [8108]
+
+
+def test_temporary_tables_may_have_any_name(db: sb.Database) -> None:
+    script = """
+    CREATE TABLE #inner (i int); INSERT INTO #inner VALUES (3)
+    SELECT x.i FROM #inner AS x JOIN #inner y ON x.i = y.i
+    UPDATE #inner SET i = 4; SELECT * INTO #left FROM #inner; SELECT i FROM #left; DROP TABLE IF EXISTS #left, #inner
+    IF OBJECT_ID('tempdb..##everywhere') IS NOT NULL DROP TABLE ##everywhere
+    EXEC ('CREATE TABLE ##everywhere (a int); INSERT ##everywhere VALUES (1)')
+    SELECT a FROM ##everywhere; DROP TABLE ##everywhere"""
+    assert told(db, script) == [[(3,)], [(4,)], [(1,)]]
+
+
+def test_identity_goes_on_elsewhere(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Counted (id int IDENTITY PRIMARY KEY, v int); CREATE TABLE Plain (v int)")
+    done = "DBCC execution completed. If DBCC printed error messages, contact your system administrator."
+    assert told(db, "INSERT Counted VALUES (1); DBCC CHECKIDENT ('dbo.Counted', RESEED, 50); INSERT Counted VALUES (2)") == [
+        "Checking identity information: current identity value '1'.", done
+    ]  # fmt: skip
+    assert rows(db, "SELECT id FROM Counted ORDER BY id") == [(1,), (51,)]
+    assert told(
+        db, "DBCC CHECKIDENT (Counted, RESEED, 2); DBCC CHECKIDENT ('Counted', NORESEED); DBCC CHECKIDENT ('Counted')"
+    )[2] == ("Checking identity information: current identity value '2', current column value '51'.")
+    db.execute_tsql("INSERT Counted VALUES (3)")
+    assert one(db, "SELECT MAX(id) FROM Counted") == 52
+    assert told(db, "DBCC CHECKIDENT ('Plain')") == [7997]
+    assert told(db, "DBCC CHECKIDENT ('Nothing', RESEED, 0) WITH NO_INFOMSGS") == [2501]
+
+
+def test_what_is_not_there_says_what_it_is(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Above (id int PRIMARY KEY); CREATE TABLE Below (id int REFERENCES Above (id))")
+    for script, number, text in (
+        ("DROP DATABASE nope", 3701, "the database 'nope'"),
+        ("DROP INDEX ix ON nope", 3701, "the index 'nope.ix'"),
+        ("DROP INDEX nope.ix", 3701, "the index 'nope.ix'"),
+        ("TRUNCATE TABLE dbo.Above", 4712, "'dbo.Above'"),
+        ("SELECT * FROM [far].[db].[dbo].[t]", 7202, "'far'"),
+        ("SELECT STRING_AGG('a', ',') OVER () FROM Above", 4113, "STRING_AGG"),
+    ):
+        with pytest.raises(sb.TsqlError) as caught:
+            db.execute_tsql(script)
+        assert (caught.value.number, text in caught.value.text) == (number, True), script
+
+
+# ---------------------------------------------------------------- cursors
+
+
+def test_rows_are_changed_through_cursors(db: sb.Database) -> None:
+    script = """
+    CREATE TABLE Walked (id int PRIMARY KEY, v int); INSERT Walked VALUES (1, 10), (2, 20), (3, 30)
+    DECLARE @id int, @v int
+    DECLARE c CURSOR FOR SELECT id, v FROM Walked ORDER BY id FOR UPDATE OF v
+    OPEN c
+    FETCH NEXT FROM c INTO @id, @v
+    WHILE @@FETCH_STATUS = 0
+    BEGIN
+        UPDATE Walked SET v = v + 1 WHERE CURRENT OF c
+        UPDATE dbo.Walked SET v = v + 1 WHERE CURRENT OF GLOBAL c
+        IF @id = 2 DELETE FROM Walked WHERE CURRENT OF c
+        FETCH NEXT FROM c INTO @id, @v
+    END
+    SELECT * FROM Walked ORDER BY id
+    UPDATE Walked SET v = 0 WHERE CURRENT OF c"""
+    assert told(db, script + "; CLOSE c; DEALLOCATE c; DROP TABLE Walked") == [[(1, 12), (3, 32)], 16930]
+
+
+@pytest.mark.parametrize(
+    ("cursor", "number"),
+    [
+        ("CURSOR READ_ONLY FOR SELECT a FROM #t", 16929),
+        ("CURSOR FAST_FORWARD FOR SELECT a FROM #t", 16929),
+        ("CURSOR FOR SELECT a FROM #t FOR READ ONLY", 16929),
+        ("INSENSITIVE CURSOR FOR SELECT a FROM #t", 16929),
+        ("CURSOR FOR SELECT a FROM #t GROUP BY a", 16929),
+        ("CURSOR FOR SELECT DISTINCT a FROM #t", 16929),
+        ("CURSOR FOR SELECT t.a FROM #t t JOIN #t u ON t.a = u.a", 16929),
+        ("CURSOR FOR SELECT 1 AS a", 16929),
+    ],
+)
+def test_cursors_that_only_read(db: sb.Database, cursor: str, number: int) -> None:
+    script = f"CREATE TABLE #t (a int); INSERT #t VALUES (1); DECLARE c {cursor}; OPEN c; FETCH c; DELETE #t WHERE CURRENT OF c"
+    assert told(db, script) == [[(1,)], number]
+    assert told(db, "CREATE TABLE #t (a int); DELETE #t WHERE CURRENT OF c") == [16916]
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("expression", "wanted"),
+    [
+        ("2147483648 * 2", D(4294967296)),
+        ("SQL_VARIANT_PROPERTY(2147483648, 'Precision')", 10),
+        ("3000000000 / 7", D("428571428.571428")),
+        ("CAST(3000000000 AS bigint) / 7", 428571428),
+        ("2 / 3.0", D("0.666666")),
+        ("-5 / 3.0", D("-1.666666")),
+        ("CAST(ROUND(12.345, 2) AS varchar(10))", "12.350"),
+        ("SIGN(-3)", -1),
+        ("ISNUMERIC('$') + ISNUMERIC('-') + ISNUMERIC('e')", 2),
+        ("CHECKSUM('a') - CHECKSUM('a')", 0),
+        ("HAS_DBACCESS('master')", 1),
+        ("HAS_DBACCESS('nowhere')", None),
+        ("FORMAT(1234567.891, 'N2')", "1,234,567.89"),
+        ("FORMAT(1234.5, 'C', 'en-US')", "$1,234.50"),
+        ("FORMAT(-5.5, 'C')", "($5.50)"),
+        ("FORMAT(-1234567.8, '#,##0.00')", "-1,234,567.80"),
+        ("FORMAT(7, '000')", "007"),
+        ("FORMAT(0.5, '0.##')", "0.5"),
+        ("FORMAT(0.256, 'P')", "25.60%"),
+        ("FORMAT(12.5, '0%')", "1250%"),
+        ("FORMAT(255, 'X4')", "00FF"),
+        ("FORMAT(CAST('20240305' AS date), 'd', 'en-US')", "3/5/2024"),
+        ("FORMAT(CAST('2024-03-05 14:07:09' AS datetime), 'dddd, MMM d, yyyy h:mm:ss tt')", "Tuesday, Mar 5, 2024 2:07:09 PM"),
+        ("FORMAT(CAST('2024-03-05 00:07:09.12' AS datetime), 'ddMMyyyyHHmmssfff H')", "05032024000709120 0"),
+        ("FORMAT(CAST('2024-03-05 14:07' AS datetime), 'G')", "3/5/2024 2:07:00 PM"),
+        ("FORMAT(CAST('20241215' AS date), '''Day'' d')", "Day 15"),
+    ],
+)  # fmt: skip
+def test_values(db: sb.Database, expression: str, wanted: object) -> None:
+    assert one(db, f"SELECT {expression}") == wanted
+
+
+def test_other_cultures_are_refused(db: sb.Database) -> None:
+    assert told(db, "SELECT FORMAT(1, 'N', 'de-DE')") == [40515]
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("SELECT AVG(v * 1.0) FROM (VALUES (1), (1), (0)) t(v)", [(D("0.666666"),)]),
+        ("SELECT TOP 1 AVG(v * 1.0) OVER () FROM (VALUES (1), (1), (0)) t(v)", [(D("0.666666"),)]),
+        ("SELECT CHECKSUM_AGG(v) FROM (VALUES (1), (2), (7)) t(v)", [(4,)]),
+        (
+            "SELECT DISTINCT k, PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY v) OVER (PARTITION BY k), PERCENTILE_DISC(0.5) "
+            "WITHIN GROUP (ORDER BY v DESC) OVER (PARTITION BY k) FROM (VALUES (1, 10), (1, 20), (2, 5), (2, NULL)) t(k, v) ORDER BY k",
+            [(1, 15.0, 20), (2, 5.0, 5)],
+        ),
+        ("SELECT k, JSON_OBJECTAGG(k:v), JSON_ARRAYAGG(v ORDER BY v DESC) FROM (VALUES ('a', 1)) t(k, v) GROUP BY k", [("a", '{"a":1}', "[1]")]),
+        ("SELECT JSON_ARRAYAGG(v ORDER BY v), JSON_ARRAYAGG(v ORDER BY v NULL ON NULL) FROM (VALUES (1), (NULL)) t(v)", [("[1]", "[null,1]")]),
+        ("SELECT JSON_OBJECTAGG('k':v ABSENT ON NULL), JSON_ARRAYAGG(v) FROM (VALUES (NULL)) t(v)", [("{}", "[]")]),
+        ("SELECT JSON_ARRAYAGG(v) FROM (VALUES (1)) t(v) WHERE v > 1", [(None,)]),
+        (
+            "WITH r AS (SELECT *, 0 AS depth FROM (VALUES (1, NULL), (2, 1), (3, 2)) t(id, boss) WHERE boss IS NULL UNION ALL "
+            "SELECT t.*, r.depth + 1 FROM (VALUES (1, NULL), (2, 1), (3, 2)) t(id, boss) JOIN r ON t.boss = r.id) SELECT * FROM r ORDER BY id",
+            [(1, None, 0), (2, 1, 1), (3, 2, 2)],
+        ),
+        ("SELECT number FROM master..spt_values WHERE type = 'P' AND number BETWEEN 1 AND 2", [(1,), (2,)]),
+        ("SELECT 'x' AS [processing-instruction(pi)], 'c' AS [comment()], 1 AS [a] FOR XML PATH('r')", [("<r><?pi x?><!--c--><a>1</a></r>",)]),
+    ],
+)  # fmt: skip
+def test_queries(db: sb.Database, query: str, wanted: list[tuple[object, ...]]) -> None:
+    assert rows(db, query) == wanted
+
+
+@pytest.mark.parametrize(
+    ("query", "number"),
+    [
+        ("SELECT PERCENTILE_CONT(1.5) WITHIN GROUP (ORDER BY v) OVER () FROM (VALUES (1)) t(v)", 10751),
+        ("SELECT PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY v) OVER () FROM (VALUES ('a')) t(v)", 8117),
+        ("SELECT PERCENTILE_CONT(0.5) FROM (VALUES (1)) t(v)", 10753),
+        ("WITH r AS (SELECT 1 AS n UNION ALL SELECT * FROM r) SELECT COUNT(*) FROM r OPTION (MAXRECURSION 10)", 530),
+        ("SELECT a FROM Habits.dbo.Nothing TABLESAMPLE (101 PERCENT)", 498),
+    ],
+)
+def test_queries_that_are_wrong(db: sb.Database, query: str, number: int) -> None:
+    assert told(db, query) == [number]
+
+
+def test_tables_are_sampled(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Sampled (a int); INSERT Sampled VALUES (1), (2)")
+    assert one(db, "SELECT COUNT(*) FROM Sampled TABLESAMPLE (100 PERCENT)") == 2
+    assert one(db, "SELECT COUNT(*) FROM dbo.Sampled AS s TABLESAMPLE SYSTEM (1000 ROWS) REPEATABLE (5)") == 2
+    assert one(db, "SELECT COUNT(*) FROM Sampled TABLESAMPLE (0)") == 0
+
+
+# ---------------------------------------------------------------- the catalog, monitoring
+
+
+def test_parameters_are_in_the_catalog(db: sb.Database) -> None:
+    db.execute_tsql("CREATE PROCEDURE Asked @a int, @b nvarchar(20) = N'x', @c decimal(9,2) OUTPUT AS RETURN 1")
+    db.execute_tsql("CREATE FUNCTION Answered (@x int) RETURNS varchar(10) AS BEGIN RETURN 'a' END")
+    asked = "SELECT name, parameter_id, TYPE_NAME(user_type_id), max_length, precision, scale, is_output FROM sys.parameters "
+    assert rows(db, asked + "WHERE object_id = OBJECT_ID('Asked') ORDER BY parameter_id") == [
+        ("@a", 1, "int", 4, 0, 0, 0), ("@b", 2, "nvarchar", 40, 0, 0, 0), ("@c", 3, "decimal", 9, 9, 2, 1)
+    ]  # fmt: skip
+    assert [row[:3] for row in rows(db, asked + "WHERE object_id = OBJECT_ID('Answered') ORDER BY parameter_id")] == [
+        ("", 0, "varchar"), ("@x", 1, "int")
+    ]  # fmt: skip
+    assert rows(db, "SELECT PARAMETER_NAME, DATA_TYPE, PARAMETER_MODE FROM INFORMATION_SCHEMA.PARAMETERS "
+                "WHERE SPECIFIC_NAME = 'Asked' ORDER BY ORDINAL_POSITION")[2] == ("@c", "decimal", "INOUT")  # fmt: skip
+    assert rows(db, "SELECT ROUTINE_NAME, ROUTINE_TYPE FROM INFORMATION_SCHEMA.ROUTINES ORDER BY 1") == [
+        ("Answered", "FUNCTION"), ("Asked", "PROCEDURE")
+    ]  # fmt: skip
+    db.execute_tsql("ALTER PROCEDURE Asked AS RETURN 1")
+    assert rows(db, asked + "WHERE object_id = OBJECT_ID('Asked')") == []
+
+
+def test_monitoring_scripts_find_what_they_join(db: sb.Database) -> None:
+    texts = "SELECT t.text FROM sys.dm_exec_requests r CROSS APPLY sys.dm_exec_sql_text(r.sql_handle) AS t WHERE r.session_id = @@SPID"
+    assert "dm_exec_sql_text" in str(one(db, texts))
+    assert rows(db, "SELECT c.protocol_type FROM sys.dm_exec_connections c JOIN sys.dm_exec_sessions s "
+                "ON s.session_id = c.session_id WHERE c.session_id = @@SPID") == [("TSQL",)]  # fmt: skip
+    assert one(db, "SELECT event_type FROM sys.dm_exec_input_buffer(@@SPID, NULL)") == "Language Event"
+    assert told(
+        db, "BEGIN TRAN; SELECT COUNT(*) FROM sys.dm_tran_session_transactions WHERE session_id = @@SPID; COMMIT"
+    ) == [[(1,)]]
+    for view in (
+        "sys.dm_os_wait_stats WHERE wait_type LIKE 'BROKER%'",
+        "sys.dm_exec_query_stats q CROSS APPLY sys.dm_exec_sql_text(q.sql_handle) t",
+        "sys.partition_functions",
+        "sys.partition_schemes",
+        "fn_listextendedproperty(N'MS_Description', N'SCHEMA', N'dbo', NULL, NULL, NULL, NULL)",
+    ):
+        assert rows(db, f"SELECT * FROM {view}") == []
+    assert one(db, "SELECT name FROM sys.filegroups WHERE is_default = 1") == "PRIMARY"
+    assert one(db, "SELECT SUM(CASE WHEN total_page_count > 0 THEN 1 END) FROM sys.dm_db_file_space_usage") == 1
+    db.execute_tsql(
+        "CREATE ROUTE R WITH BROKER_INSTANCE = '6f9619ff-8b86-d011-b42d-00c04fc964ff', SERVICE_NAME = 's', ADDRESS = 'TCP://h:1'"
+    )
+    assert one(db, "SELECT broker_instance FROM sys.routes WHERE name = 'r'") == "6F9619FF-8B86-D011-B42D-00C04FC964FF"
+
+
+def test_xml_of_a_schema_collection_is_xml(db: sb.Database) -> None:
+    script = """
+    CREATE TABLE Typed (id int, a xml(dbo.Forms), b xml(CONTENT dbo.Forms), c xml (DOCUMENT [Forms]))
+    INSERT Typed VALUES (1, '<r><n>7</n></r>', NULL, NULL)
+    DECLARE @x xml(dbo.Forms); SELECT @x = a FROM Typed; SELECT @x.value('(/r/n)[1]', 'int')"""
+    assert told(db, script) == [[(7,)]]
+
+
+def test_dbo_may_be_said_to_grant(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Granted (a int)")
+    assert (
+        told(db, "GRANT SELECT ON [dbo].[Granted] TO [public] AS [dbo]; REVOKE SELECT ON Granted FROM public AS dbo")
+        == []
+    )
+    assert told(db, "GRANT SELECT ON Granted TO public AS nobody") == [40515]
