@@ -8,16 +8,16 @@ from uuid import UUID
 
 import pytest
 
-from servicebroker.broker import sockets as networks
+from servicebroker.broker import sockets as inboxes
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.sockets import Inbox, Network
+from servicebroker.broker.sockets import Inboxes, Network
 from servicebroker.broker.stream import Stream
 from servicebroker.protocol.routing import Address
 from support import eventually
 
 
-class Crossing(Inbox):
+class Crossing(Inboxes):
     """Once it is full, the relay takes everything between the loop's look at that and what it then does."""
 
     is_armed = True
@@ -27,12 +27,12 @@ class Crossing(Inbox):
         found = super().is_full(link)
         if found and self.is_armed:
             self.is_armed = False
-            self.take(100)
+            self.shares[0].take(100)
         return found
 
 
 def test_a_stream_that_is_paused_while_the_inbox_is_emptied_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "INBOX", 10)
+    monkeypatch.setattr(inboxes, "INBOX", 10)
     with ExitStack() as stack:
         west, east = (Network(UUID(int=n), UUID(int=n + 10), Crossing(), lambda: datetime.now(UTC)) for n in (1, 2))
         stack.callback(west.close)
@@ -49,4 +49,6 @@ def test_a_stream_that_is_paused_while_the_inbox_is_emptied_goes_on(monkeypatch:
         assert isinstance(inbox, Crossing)
         eventually(lambda: not inbox.is_armed)
         link.send(b"after it")
-        eventually(lambda: any(isinstance(one, Arrival) and one.body == b"after it" for one in inbox.take(100)))
+        eventually(
+            lambda: any(isinstance(one, Arrival) and one.body == b"after it" for one in inbox.shares[0].take(100))
+        )

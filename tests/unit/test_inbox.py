@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from many_sites import Pipe
-from servicebroker.broker import sockets as networks
+from servicebroker.broker import sockets as inboxes
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.sockets import Inbox, Lost
 
@@ -25,7 +25,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000.0
-        monkeypatch.setattr(networks, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(inboxes, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.inbox = Inbox()
 
     def brings(self, link: Of, count: int = 1, size: int = 10) -> None:
@@ -54,14 +54,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_who_is_alone_is_taken_as_a_whole(world: World) -> None:
     world.brings(Of("mallory"), 1_500)
     assert world.round(each=0.01) == {"mallory": 1_500}
-    assert world.inbox.wake_at == networks.NEVER
+    assert world.inbox.wake_at == inboxes.NEVER
 
 
 def test_what_waits_for_the_next_round_does_not_hurry_it(world: World) -> None:
     """Rounds that follow each other pause between them, and many small transactions are carried together."""
     world.brings(Of("mallory"), 20)
     assert world.inbox.bell.is_set()
-    assert world.inbox.wake_at == networks.NEVER
+    assert world.inbox.wake_at == inboxes.NEVER
 
 
 def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World) -> None:
@@ -69,13 +69,13 @@ def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World
     world.brings(mallory, 1_500)
     world.brings(shop)
     first = world.round(each=0.01)
-    assert first == {"mallory": networks.PORTION, "shop": 1}
+    assert first == {"mallory": inboxes.PORTION, "shop": 1}
     assert world.round() == {}  # it rests
     world.brings(shop)
     assert world.round(each=0.01) == {"shop": 1}
     world.now = world.inbox.wake_at
     second = world.round(each=0.01)
-    assert second == {"mallory": networks.TURN / 0.01}  # no more than a turn takes at that price
+    assert second == {"mallory": inboxes.TURN / 0.01}  # no more than a turn takes at that price
     world.now = world.inbox.wake_at
     assert world.round(each=1e-6)["mallory"] == 2
     world.now = world.inbox.wake_at
@@ -106,12 +106,12 @@ def test_links_of_one_owner_share_a_line_and_those_of_nobody_do_not(world: World
     for _ in range(3):
         world.brings(Of("mallory"), 100)
     world.brings(Of("shop"))
-    assert world.round() == {"mallory": networks.PORTION, "shop": 1}
+    assert world.round() == {"mallory": inboxes.PORTION, "shop": 1}
     plain = World.__new__(World)
     plain.now, plain.inbox = world.now, Inbox()
     for _ in range(3):
         plain.brings(Of(""), 100)
-    assert plain.round() == {"": 3 * networks.PORTION}
+    assert plain.round() == {"": 3 * inboxes.PORTION}
 
 
 def test_who_brings_as_much_as_the_others_needs_no_turns(world: World) -> None:
@@ -126,7 +126,7 @@ def test_who_brings_as_much_as_the_others_needs_no_turns(world: World) -> None:
         world.brings(one, 300)
     found = world.round(each=0.001)
     assert min(found.values()) >= 300
-    assert world.inbox.wake_at == networks.NEVER
+    assert world.inbox.wake_at == inboxes.NEVER
 
 
 def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -> None:
@@ -138,13 +138,13 @@ def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -
         found = world.round(each=0.001)
         world.now += 0.2
         assert found["shop"] == 1
-        assert sum(found.values()) <= 2 * networks.TURN / 0.001 + 1
+        assert sum(found.values()) <= 2 * inboxes.TURN / 0.001 + 1
     for _ in range(100):  # who has gone quiet counts until it is forgotten
-        world.now += networks.ACTIVE / 90
+        world.now += inboxes.ACTIVE / 90
         for one in busy:
             world.brings(one, 100)
         found = world.round(each=0.001)
-    assert sum(found.values()) > 2 * networks.TURN / 0.001 + 1
+    assert sum(found.values()) > 2 * inboxes.TURN / 0.001 + 1
 
 
 def test_what_is_for_nothing_has_its_turn_also_where_all_bring_much(world: World) -> None:
@@ -156,7 +156,7 @@ def test_what_is_for_nothing_has_its_turn_also_where_all_bring_much(world: World
         world.now += 1.0
     world.brings(mallory, 500)
     world.brings(shop, 500)
-    assert max(world.round(each=0.001).values()) <= networks.TURN / 0.001
+    assert max(world.round(each=0.001).values()) <= inboxes.TURN / 0.001
 
 
 def test_a_link_that_is_over_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_a_link_that_is_over_shares_with_nobody(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_line_that_is_full_does_not_fill_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "INBOX", 30_000)
+    monkeypatch.setattr(inboxes, "INBOX", 30_000)
     mallory, shop = Of("mallory"), Of("shop")
     world.brings(shop)
     relieved: list[bool] = []

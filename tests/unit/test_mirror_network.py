@@ -11,7 +11,7 @@ import pytest
 from servicebroker.broker import sockets as networks
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.sockets import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
+from servicebroker.broker.sockets import Answered, Inboxes, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.stream import Stream
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.protocol.routing import Address
@@ -25,14 +25,14 @@ class Daemon:
     """A network, and all that has happened on it."""
 
     def __init__(self, number: int) -> None:
-        self.network = Network(UUID(int=number), UUID(int=number + 10), Inbox(), lambda: datetime.now(UTC))
+        self.network = Network(UUID(int=number), UUID(int=number + 10), Inboxes(), lambda: datetime.now(UTC))
         port = self.network.obey(Policy("127.0.0.1", 0))
         assert port is not None
         self.address = Address("127.0.0.1", port)
         self.happened: list[object] = []
 
     def has(self, *wanted: object) -> bool:
-        self.happened += self.network.inbox.take(100)
+        self.happened += self.network.inbox.shares[0].take(100)
         return all(one in self.happened for one in wanted)
 
     def kinds(self) -> set[type]:

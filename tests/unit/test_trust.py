@@ -12,7 +12,7 @@ import pytest
 
 from servicebroker.broker.policy import Policy
 from servicebroker.broker.recognition import Recognition
-from servicebroker.broker.sockets import Inbox, Network
+from servicebroker.broker.sockets import Inboxes, Network
 from servicebroker.broker.tls import Channel, Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.security.logins import DENY, GRANT, Connect
@@ -287,7 +287,7 @@ class Daemon:
 
     def __init__(self, number: int, tls: Tls, clock: Clock) -> None:
         seat = UUID(int=number + 100)
-        self.network = Network(seat, uuid4(), Inbox(), clock, UUID(int=number))
+        self.network = Network(seat, uuid4(), Inboxes(), clock, UUID(int=number))
         port = self.network.obey(Policy("127.0.0.1", 0, encryption=REQUIRED, tls=tls))
         assert port is not None
         self.address = Address("127.0.0.1", port)

@@ -1,6 +1,6 @@
 """The sockets: an event loop in a thread of its own, and the connections that the policy allows.
 
-What happens is put into the inbox, which the relay's thread empties; a stream whose frames nobody takes is not read
+What happens is put into the inboxes, which the threads of relays empty; a stream whose frames nobody takes is not read
 from, so a peer that floods waits at its own side.
 """
 
@@ -31,8 +31,12 @@ from servicebroker.model.errors import RULES, InstanceError
 from servicebroker.model.peers import STANDING, Mistrust, Peer
 from servicebroker.protocol.adjacent import Closed, Myself, Online, Phase
 from servicebroker.protocol.arbitration import Arbiter
+from servicebroker.protocol.division import share_of
+from servicebroker.protocol.envelope import conversation_of
+from servicebroker.protocol.forwarding import unwrap
 from servicebroker.protocol.mirroring import IN_DOUBT, NEVER, Known, Role, Standing
 from servicebroker.protocol.routing import Address
+from servicebroker.protocol.wire_errors import CorruptedMessage
 
 INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay; a peer whose share is full is not read any more
 OVERHEAD = 500  # bytes that a frame counts for beside its body
@@ -59,6 +63,14 @@ NOT_IN_SERVICE = RULES[28012].text.format("Its PostgreSQL server does not answer
 _log = logging.getLogger("servicebroker.broker")
 
 
+class Attempt(NamedTuple):
+    """The last one to reach an address has failed: when the next one comes, after which pause, and why."""
+
+    again_at: float
+    pause: float
+    status: str
+
+
 class Lost(NamedTuple):
     """A link that was online is over."""
 
@@ -70,14 +82,6 @@ class Reached(NamedTuple):
     """There is a link to this address."""
 
     address: Address
-
-
-class Attempt(NamedTuple):
-    """The last one to reach an address has failed: when the next one comes, after which pause, and why."""
-
-    again_at: float
-    pause: float
-    status: str
 
 
 class Unreached(NamedTuple):
@@ -124,7 +128,7 @@ class _Line:
 
 
 class Inbox:
-    """What has happened on the network and waits for the relay's thread.
+    """What has happened on the network and waits for the rounds of a share.
 
     Each owner has a line of its own, who has proved nothing one for each link. While somebody brings little, each gets
     about as much time: who brings more than that waits as long as its portion took. So nobody can delay the others
@@ -134,12 +138,14 @@ class Inbox:
         relieved: called when a line that was full has room again.
     """
 
-    def __init__(self) -> None:
-        self.relieved: Callable[[], object] = lambda: None
+    def __init__(self, relieved: Callable[[], object] = lambda: None) -> None:
+        self.relieved = relieved
+        self.count = 1  # of inboxes that share the room
         self._lock = threading.Lock()
         self._happened: dict[object, Happening] = {}  # of each address and link the last
         self._lines: dict[object, _Line] = {}
         self._is_shared = False  # somebody brings little, and is not to wait for the others
+        self._taker = 0  # the thread that has taken last
         self.bell = threading.Event()
 
     def put(self, item: Happening) -> None:
@@ -154,7 +160,7 @@ class Inbox:
                     self._lines[item.link].active_at = OVER
                 self.bell.set()
                 return
-            line = self._lines.setdefault(_line(item.link), _Line())
+            line = self._lines.setdefault(line_of(item.link), _Line())
             line.arrivals.append(item)
             line.size += len(item.body)
             line.active_at = now
@@ -163,7 +169,7 @@ class Inbox:
 
     def take(self, most: int) -> list[Happening]:
         """At most so many: what has happened first, then what was brought, of each line one in turns."""
-        now = time.monotonic()
+        now, self._taker = time.monotonic(), threading.get_ident()
         with self._lock:
             full = [line for line in self._lines.values() if self._is_full(line)]
             taken = [self._happened.pop(key) for key in list(self._happened)[:most]]
@@ -191,6 +197,15 @@ class Inbox:
         if is_relieved:
             self.relieved()
         return taken
+
+    def empty(self) -> list[Arrival]:
+        """All that was brought, to be put elsewhere."""
+        with self._lock:
+            brought = [arrival for line in self._lines.values() for arrival in line.arrivals]
+            for line in self._lines.values():
+                line.arrivals.clear()
+                line.size = 0
+        return brought
 
     def forget_links(self) -> None:
         """Nobody remembers what was under way on links: that some of them are over is no news."""
@@ -221,9 +236,9 @@ class Inbox:
         return self._is_shared or (len(self._lines) > 1 and line.vain > VAIN)
 
     def waste(self, link: Link, share: float) -> None:
-        """A frame of this round has cost more than it was worth."""
+        """A frame of this thread's round has cost more than it was worth."""
         with self._lock:
-            if (line := self._lines.get(_line(link))) is not None:
+            if self._taker == threading.get_ident() and (line := self._lines.get(line_of(link))) is not None:
                 line.wasted += share
 
     @property
@@ -242,18 +257,94 @@ class Inbox:
     def is_full(self, link: Link) -> bool:
         """Whether the streams of that peer should not be read any more: it has its share of the room."""
         with self._lock:
-            line = self._lines.get(_line(link))
+            line = self._lines.get(line_of(link))
             return line is not None and self._is_full(line)
 
     def _is_full(self, line: _Line) -> bool:
-        return line.weight > INBOX // (len(self._lines) + 1)
+        return line.weight > INBOX // self.count // (len(self._lines) + 1)
 
     def __len__(self) -> int:
         with self._lock:
             return len(self._happened) + sum(len(line.arrivals) for line in self._lines.values())
 
 
-def _line(link: Link) -> object:
+class Inboxes:
+    """One for each share: what was brought is for the share of its conversation, what has happened is for all.
+
+    Attributes:
+        relieved: called when a line that was full has room again.
+    """
+
+    def __init__(self) -> None:
+        self.relieved: Callable[[], object] = lambda: None
+        self.shares: tuple[Inbox, ...] = (self._new(),)
+        self._lock = threading.Lock()
+
+    def _new(self) -> Inbox:
+        return Inbox(lambda: self.relieved())
+
+    def divide(self, count: int) -> None:
+        """Among so many shares; the first one keeps its inbox, and nothing is lost."""
+        with self._lock:
+            kept, gone = self.shares[:count], self.shares[count:]
+            brought = [arrival for inbox in (*kept, *gone) for arrival in inbox.empty()]
+            self.shares = (*kept, *(self._new() for _ in range(count - len(kept))))
+            for inbox in self.shares:
+                inbox.count = count
+            for arrival in brought:
+                self.shares[share_for(arrival, count)].put(arrival)
+        self.relieved()
+
+    def put(self, item: Happening) -> None:
+        """Add one, and ring where it is for."""
+        with self._lock:
+            if isinstance(item, Arrival):
+                self.shares[share_for(item, len(self.shares))].put(item)
+                return
+            for inbox in self.shares[:1] if isinstance(item, Outdated) else self.shares:
+                inbox.put(item)
+
+    def ring(self) -> None:
+        """A link takes more: whoever waits for that."""
+        for inbox in self.shares:
+            inbox.bell.set()
+
+    def forget_links(self) -> None:
+        """Nobody remembers what was under way on links."""
+        for inbox in self.shares:
+            inbox.forget_links()
+
+    def waste(self, link: Link, share: float) -> None:
+        """A frame of the round that this thread runs has cost more than it was worth."""
+        for inbox in self.shares:
+            inbox.waste(link, share)
+
+    def is_full(self, link: Link) -> bool:
+        """Whether the streams of that peer should not be read any more: it has its share of the room of one."""
+        return any(inbox.is_full(link) for inbox in self.shares)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the bodies in them."""
+        return sum(inbox.size for inbox in self.shares)
+
+    def __len__(self) -> int:
+        return sum(len(inbox) for inbox in self.shares)
+
+
+def share_for(arrival: Arrival, count: int) -> int:
+    """The number of its share, of so many; what cannot be read is the first one's, which tells of it."""
+    if count == 1:
+        return 0
+    try:
+        body = unwrap(arrival.body)[1] if arrival.is_forwarded else arrival.body
+        return share_of(conversation_of(body), count)
+    except CorruptedMessage:
+        return 0
+
+
+def line_of(link: Link) -> object:
+    """Whose line it is in."""
     return link.owner or link
 
 
@@ -291,7 +382,7 @@ class Network:
         self,
         seat: UUID,
         incarnation: UUID,
-        inbox: Inbox,
+        inbox: Inboxes,
         clock: Callable[[], datetime],
         instance: UUID | None = None,
     ) -> None:
@@ -391,11 +482,11 @@ class Network:
 
     def is_noisy(self, stream: Stream) -> bool:
         """Whether the peer brings nothing but noise, on all of its connections together: it is not read for a while."""
-        return self._noise[_line(stream)] > NOISE
+        return self._noise[line_of(stream)] > NOISE
 
     def complain(self, stream: Stream, frames: int) -> None:
         """So many frames of a peer were for nothing."""
-        self._noise[_line(stream)] += frames
+        self._noise[line_of(stream)] += frames
 
     def stand(self, standing: Standing) -> None:
         """What we are; said again at least every `SILENT` seconds, or it is not believed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from datetime import datetime
@@ -74,6 +75,7 @@ class Stream(asyncio.Protocol):
         self._owes = False  # the answer, until the peer reads what it was told before
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
+        self._sending = threading.Lock()  # among the threads of shares, and the loop
         self._flush_due = False
         self._handed = 0  # fragments that the socket was given since it last had taken all
         self._loop = asyncio.get_running_loop()
@@ -94,10 +96,11 @@ class Stream(asyncio.Protocol):
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         """Send the body of a DIALOG frame, or of a FORWARDED one; dropped when the connection is over."""
-        self._outbox.append((body, is_forwarded))
-        self._outgoing += len(body)
-        if not self._flush_due:
-            self._flush_due = True
+        with self._sending:
+            self._outbox.append((body, is_forwarded))
+            self._outgoing += len(body)
+            is_due, self._flush_due = self._flush_due, True
+        if not is_due:
             self._loop.call_soon_threadsafe(self._flush)
 
     @property
@@ -215,7 +218,7 @@ class Stream(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """The socket takes bytes again."""
-        self.network.inbox.bell.set()
+        self.network.inbox.ring()
 
     # ---------------------------------------------------------------- what the network calls
 
@@ -455,21 +458,21 @@ class Stream(asyncio.Protocol):
             self._loop.call_later(LINGER, transport.close)
 
     def _flush(self) -> None:
-        self._flush_due = False
         if not self._unsent:
             self._handed = 0
         now = time.monotonic()
         was_full = self.room <= 0
-        while self._outbox:
-            body, is_forwarded = self._outbox.popleft()
-            self._outgoing -= len(body)
+        with self._sending:
+            self._flush_due, self._outgoing = False, 0
+            outbox, self._outbox = self._outbox, deque()
+        for body, is_forwarded in outbox:
             if self.connection.phase == "ONLINE":
                 self.connection.send(body, now, is_forwarded=is_forwarded)
                 self._count_fragment(metrics.SEND, body)
                 self._handed += 1
         self._write()
         if was_full:
-            self.network.inbox.bell.set()
+            self.network.inbox.ring()
 
     def _write(self) -> None:
         data = self.connection.outgoing()

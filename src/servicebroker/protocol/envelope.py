@@ -166,9 +166,16 @@ class Envelope(NamedTuple):
     sealed: bytes
 
 
+class _First(Struct, array_like=True, frozen=True):
+    """What a header begins with."""
+
+    conversation_id: UUID
+
+
 _PARTS = Annotated[tuple[Part, ...], Meta(min_length=1, max_length=MAXIMUM_RUN)]
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _headers = msgspec.msgpack.Decoder(Header)
+_first = msgspec.msgpack.Decoder(_First)
 _parts = msgspec.msgpack.Decoder(_PARTS)
 _failures = msgspec.msgpack.Decoder(BrokerFailure)
 _exchanges = msgspec.msgpack.Decoder(Exchange)
@@ -204,6 +211,18 @@ def parse(body: bytes) -> Envelope:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise CorruptedMessage(11235, problem) from None
     return Envelope(header, clear, body[end:])
+
+
+def conversation_of(body: bytes) -> UUID:
+    """The conversation of a DIALOG frame's body, whatever else is wrong with it.
+
+    Raises:
+        CorruptedMessage: 11235, it names none.
+    """
+    try:
+        return _first.decode(body[2 : 2 + int.from_bytes(body[:2], "big")]).conversation_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise CorruptedMessage(11235, problem) from None
 
 
 def check_addresses(header: Header) -> None:

@@ -1,0 +1,27 @@
+"""The conversations of an instance, divided among shares by their identifiers, so that each has one order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+SLOTS = 256  # the last byte of an identifier, which is drawn at random
+
+
+class Division(NamedTuple):
+    """The share of that number, of so many."""
+
+    number: int = 0
+    shares: int = 1
+
+    def has(self, conversation: UUID) -> bool:
+        """Whether a conversation is of this share."""
+        return share_of(conversation, self.shares) == self.number
+
+
+WHOLE = Division()
+
+
+def share_of(conversation: UUID, count: int) -> int:
+    """The number of the share that a conversation is of, of so many."""
+    return conversation.int % SLOTS % count

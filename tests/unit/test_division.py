@@ -1,0 +1,202 @@
+"""Conversations are divided among shares: whose a frame is, what each inbox gets, and how many shares there are."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from uuid import UUID, uuid4
+
+import pytest
+
+from many_sites import Pipe
+from servicebroker.broker import shares
+from servicebroker.broker import sockets as inboxes
+from servicebroker.broker.links import Arrival
+from servicebroker.broker.shares import COMPUTING, FULL, LONG, MOST, REST, SOME, Load
+from servicebroker.broker.sockets import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
+from servicebroker.protocol.dialog_keys import UNSECURED
+from servicebroker.protocol.division import Division, share_of
+from servicebroker.protocol.envelope import Content, Header, Kind, Part, conversation_of, encode
+from servicebroker.protocol.forwarding import Passage, wrap
+from servicebroker.protocol.mirroring import IN_DOUBT, Known
+from servicebroker.protocol.routing import Address
+from servicebroker.protocol.wire_errors import CorruptedMessage
+
+HERE = Address("here", 4022)
+
+
+def frame(conversation: UUID) -> bytes:
+    header = Header(conversation, True, Kind.RUN, False, "//a", None, "//b", uuid4())
+    return encode(header, (Part("//type", Content.DATA, b"body"),), UNSECURED.of(header))
+
+
+def of_share(number: int, count: int) -> UUID:
+    return next(one for one in iter(uuid4, None) if share_of(one, count) == number)
+
+
+def test_every_conversation_is_of_exactly_one_share() -> None:
+    for count in (1, 2, 3, 4, 7):
+        for conversation in (uuid4() for _ in range(50)):
+            assert [Division(number, count).has(conversation) for number in range(count)].count(True) == 1
+
+
+def test_shares_are_about_as_large() -> None:
+    chance = random.Random(1)
+    found = [share_of(UUID(int=chance.getrandbits(128), version=4), 3) for _ in range(3_000)]
+    assert all(900 < found.count(number) < 1_100 for number in range(3))
+
+
+def test_a_frame_is_for_the_share_of_its_conversation() -> None:
+    for _ in range(20):
+        conversation = uuid4()
+        body = frame(conversation)
+        assert conversation_of(body) == conversation
+        assert share_for(Arrival(Pipe(), body), 3) == share_of(conversation, 3)
+        forwarded = wrap(Passage(uuid4()), body)
+        assert share_for(Arrival(Pipe(), forwarded, True), 3) == share_of(conversation, 3)
+
+
+@pytest.mark.parametrize("body", [b"", b"\0", b"nonsense of a peer", bytes(100), frame(UUID(int=2))[:20], b"\0\1\xc0"])
+def test_what_cannot_be_read_is_the_first_shares(body: bytes) -> None:
+    with pytest.raises(CorruptedMessage):
+        conversation_of(body)
+    assert share_for(Arrival(Pipe(), body), 3) == 0
+    assert share_for(Arrival(Pipe(), body, True), 3) == 0
+
+
+def test_a_conversation_that_is_written_in_another_way_is_the_same_one() -> None:
+    """A peer chooses the bytes: text instead of sixteen of them."""
+    conversation = of_share(2, 3)
+    clear = bytes([0x91, 0xD9, 36]) + str(conversation).encode()
+    body = len(clear).to_bytes(2, "big") + clear
+    assert conversation_of(body) == conversation
+    assert share_for(Arrival(Pipe(), body), 3) == 2
+
+
+# ---------------------------------------------------------------- inboxes
+
+
+def test_what_was_brought_is_for_one_and_what_has_happened_for_all() -> None:
+    made, link = Inboxes(), Pipe()
+    made.divide(3)
+    arrival = Arrival(link, frame(of_share(2, 3)))
+    told = [Lost(link, "over"), Reached(HERE), Answered(HERE, IN_DOUBT)]
+    for one in (arrival, *told):
+        made.put(one)
+    assert [inbox.take(10) for inbox in made.shares] == [told, told, [*told, arrival]]
+    assert [inbox.bell.is_set() for inbox in made.shares] == [True] * 3
+
+
+def test_only_the_first_one_hears_that_another_server_was_promoted() -> None:
+    made = Inboxes()
+    made.divide(2)
+    made.put(Outdated(Known("c", 2)))
+    assert [inbox.take(10) for inbox in made.shares] == [[Outdated(Known("c", 2))], []]
+
+
+def test_nothing_is_lost_and_every_owner_keeps_its_order_when_they_are_divided_anew() -> None:
+    made, link = Inboxes(), Pipe()
+    arrivals = [Arrival(link, frame(uuid4())) for _ in range(60)]
+    for arrival in arrivals:
+        made.put(arrival)
+    made.put(Unreached(HERE, "why"))
+    first = made.shares[0]
+    for count in (3, 2, 4, 1, 3):
+        made.divide(count)
+        assert made.shares[0] is first
+        assert len(made.shares) == count
+        assert (len(made), made.size) == (61, sum(len(one.body) for one in arrivals))
+    for number, inbox in enumerate(made.shares):
+        expected = [one for one in arrivals if share_for(one, 3) == number]
+        found = [one for one in inbox.take(100) if isinstance(one, Arrival)]
+        assert sorted(found, key=arrivals.index) == expected
+
+
+def test_shares_have_the_room_of_one_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inboxes, "INBOX", 12_000)
+    made, link, relieved = Inboxes(), Pipe(), []
+    made.relieved = lambda: relieved.append(True)
+    made.divide(3)
+    relieved.clear()
+    while not made.is_full(link):
+        made.put(Arrival(link, frame(of_share(1, 3))))
+    assert len(made) == 4  # of about 500 bytes each: 12,000 for three shares, and for its line and another one
+    made.shares[0].take(10)
+    assert not relieved
+    made.shares[1].take(10)
+    assert relieved
+    assert not made.is_full(link)
+
+
+def test_a_frame_for_nothing_counts_where_it_was_taken() -> None:
+    made, link = Inboxes(), Pipe()
+    made.divide(2)
+    for number in range(2):
+        made.put(Arrival(link, frame(of_share(number, 2))))
+    made.shares[0].take(10)
+    made.waste(link, 1.0)
+    assert [inbox._lines[link].wasted for inbox in made.shares] == [1.0, 0.0]
+
+
+# ---------------------------------------------------------------- how many
+
+
+class Busy:
+    """A clock of the test, and shares that have been in rounds for so long."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = MOST) -> None:
+        self.now = self.computed = 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, process_time=lambda: self.computed)
+        monkeypatch.setattr(shares, "time", clock)
+        monkeypatch.setattr(shares, "most", lambda: most)
+        self.load, self.worked = Load(), [0.0]
+
+    def passes(self, looks: int, *each: float, computing: float = 0.5) -> int:
+        """So many seconds in which the shares are in rounds for these parts of the time; how many there are then."""
+        for _ in range(looks):
+            self.now += 1
+            self.computed += computing
+            self.worked = [one + part for one, part in zip(self.worked, each, strict=False)]
+            wanted = self.load.wanted(list(self.worked))
+            self.worked += [0.0] * (wanted - len(self.worked))
+            del self.worked[wanted:]
+        return len(self.worked)
+
+
+def test_shares_come_while_all_are_busy_and_go_while_they_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Busy(monkeypatch)
+    assert busy.passes(SOME, 1.0) == 1
+    assert busy.passes(1, 1.0) == 2
+    assert busy.passes(20, 1.0, FULL - 0.1) == 2  # the other one has no conversations that are busy
+    assert busy.passes(SOME, 1.0, 1.0) == 3
+    assert busy.passes(SOME, 1.0, 1.0, 1.0) == 3
+    assert busy.passes(1, 1.0, 1.0, 1.0) == 4
+    assert busy.passes(20, *[1.0] * 4) == MOST
+    assert busy.passes(LONG, *[0.31] * 4) == 4
+    assert busy.passes(LONG, *[0.1] * 4) == 3
+    assert busy.passes(2 * LONG + 2, *[0.01] * 4) == 1
+    assert busy.passes(100, 0.0) == 1
+
+
+def test_no_share_comes_for_a_moment_of_load_nor_where_python_computes_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy = Busy(monkeypatch)
+    for _ in range(10):
+        assert busy.passes(SOME - 1, 1.0) == 1
+        assert busy.passes(1, FULL - 0.1) == 1
+    assert busy.passes(30, 1.0, computing=COMPUTING) == 1
+
+
+def test_a_share_that_is_needed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Busy(monkeypatch)
+    assert busy.passes(SOME + 1, 1.0) == 2
+    assert busy.passes(100, REST / 2, REST / 2 + 0.01) == 2
+
+
+def test_two_cores_are_for_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, expected in ((1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (64, MOST)):
+        monkeypatch.setattr(shares.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+        assert shares.most() == expected
+    busy = Busy(monkeypatch, most=1)
+    assert busy.passes(100, 1.0) == 1
