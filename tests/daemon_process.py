@@ -1,15 +1,21 @@
-"""A daemon in a process of its own, for tests that kill it: `python daemon_process.py URL PORT`."""
+"""A daemon in a process of its own, for tests that kill it: `python daemon_process.py URL PORT [MOST]`.
+
+With MOST it divides its conversations among another number of shares each second, at most so many.
+"""
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
 from datetime import UTC, datetime
 
 from servicebroker.broker.daemon import Daemon
+from servicebroker.broker.shares import Load
 
 
-def main(url: str, port: int) -> None:
+def main(url: str, port: int, most: int = 1) -> None:
+    Load.wanted = lambda self, worked: random.randint(1, most)  # type: ignore[method-assign]
     daemon = Daemon(url, lambda: datetime.now(UTC))
     daemon.listen("127.0.0.1", port)
     signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
@@ -17,4 +23,4 @@ def main(url: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,5 +1,6 @@
 """Two instances, two daemons in processes of their own, a bad network between them, and somebody who kills.
 
+Each second their conversations are divided among another number of relays.
 Each message and each reply is checked: exactly once, in order. `make soak` runs it with 200,000 of them.
 """
 
@@ -38,6 +39,7 @@ from support import (
 
 CONVERSATIONS = 8
 BATCH = 20
+SHARES = 3  # at most
 PATIENCE = 120.0  # seconds without any progress, while the network is calm
 
 
@@ -54,7 +56,7 @@ class Broker:
 
     def start(self) -> None:
         script = Path(__file__).parent.parent / "daemon_process.py"
-        self.daemon = subprocess.Popen([sys.executable, str(script), self.url, str(self.port)])
+        self.daemon = subprocess.Popen([sys.executable, str(script), self.url, str(self.port), str(SHARES)])
 
     def kill(self) -> None:
         """As `kill -9` does, and start it again."""

@@ -18,7 +18,8 @@ import psycopg
 import pytest
 
 from daemons import Served, Site, Two, two_sites
-from servicebroker.broker.daemon import pin_plans, seat
+from servicebroker.broker.daemon import seat
+from servicebroker.broker.shares import pin_plans
 from servicebroker.engine.remote import departing
 from servicebroker.engine.remote.departing import Reading
 from servicebroker.engine.security.transport_certificates import add_certificate

@@ -385,6 +385,33 @@ MUTANTS = [
         2,
     ),
     Mutant(
+        "a frame is given to another share",
+        "broker.sockets",
+        "        return share_of(conversation_of(body), count)\n",
+        "        return (share_of(conversation_of(body), count) + 1) % count\n",
+        44,
+    ),
+    Mutant(
+        "a share does not look for what waited before it had it",
+        "broker.relay",
+        "        self._snapshot: Snapshot | None = None\n",
+        "        self._snapshot: Snapshot | None = None\n"
+        "        if shares > 1:\n"
+        "            self._finding._page_at = float('inf')\n",
+        126,
+    ),
+    Mutant(
+        "a share's acknowledgements leave before its commit",
+        "broker.relay",
+        "            self._matching.match(store, touched)\n",
+        "            self._matching.match(store, touched)\n"
+        "            if stored is not None and self.forwarding.shares > 1:\n"
+        "                self._settling.committed(store, stored)\n"
+        "                stored = None\n"
+        "                self._frames.send(store, is_traced=False)\n",
+        180,
+    ),
+    Mutant(
         "what the peer once had is relied on",
         "protocol.outgoing",
         "        if self._acked and self._lacks_what_it_had():\n",

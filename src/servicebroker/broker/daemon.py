@@ -1,8 +1,9 @@
 """`servicebroker serve`: one process that carries an instance's messages to others, and theirs into its queues.
 
-One thread runs the rounds, on one database connection; the network has a thread of its own; a third one only hears
-PostgreSQL's notifications. Rounds follow each other at once while there is something to do, paced so that small
-transactions are carried together, and none runs while nothing happens.
+One thread runs the rounds, on one database connection, and several of both while there is much to do and cores are
+there (`broker/shares.py`). The network has a thread of its own; another one only hears PostgreSQL's notifications.
+Rounds follow each other at once while there is something to do, paced so that small transactions are carried together,
+and none runs while nothing happens.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from random import Random
 from typing import Any
 from uuid import UUID, uuid4, uuid5
@@ -26,7 +28,8 @@ from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.sockets import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
+from servicebroker.broker.shares import FALLBACK, MANY, NAME, PACE, SOON, Share, Shares, pin_plans
+from servicebroker.broker.sockets import Answered, Inboxes, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.standing import Proof
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
@@ -56,12 +59,8 @@ from servicebroker.store.server_clock import taken_ahead
 from servicebroker.store.server_time import follow
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 
-PACE = 0.02  # seconds between rounds that follow each other: many small transactions are carried together
-MANY = 8  # messages that are much to do for one round
 AWAKE = 4  # rounds with much to do, none of them finding nothing, until it need not be woken; with little: it dozes
 ROUND = 2_000  # frames that a round takes
-FALLBACK = 1.0  # seconds: how often it looks when nothing wakes it
-SOON = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
 RECONNECT = 1.0  # seconds between attempts to reach the database again
 LOOK = 1.0  # seconds between looks at the endpoint and the certificates
 PROMOTION = 0.5  # seconds between looks at whether the standby was promoted
@@ -77,7 +76,8 @@ class Daemon:
     """Serves one instance until `stop`.
 
     `url` leads to its PostgreSQL database. `listener` stands for the stored endpoint, when it is given; `keys` holds
-    the private keys of its certificates. The instance must exist.
+    the private keys of its certificates; conversations are divided among so many `shares`, not as load asks for. The
+    instance must exist.
 
     Raises:
         InstanceError: the database cannot be reached.
@@ -90,18 +90,19 @@ class Daemon:
         *,
         listener: NetworkEndpoint | None = None,
         keys: KeyFolder | None = None,
+        shares: int | None = None,
     ) -> None:
         self._url = url
         self._clock = clock
         self._keys = OpenedKeys(keys)
         self._stopped = threading.Event()
-        self._inbox = Inbox()
+        self._inboxes = Inboxes()
+        self._inbox = self._inboxes.shares[0]
         self._names: frozenset[Address] = frozenset()
         with connect(url) as connection:
-            self._network = Network(seat(connection), uuid4(), self._inbox, clock, instance_of(connection))
-        self._relay = Relay(
-            self._network, clock, time.monotonic, Random(), self._here, keys=keys, peers=self._network.peers
-        )
+            self._network = Network(seat(connection), uuid4(), self._inboxes, clock, instance_of(connection))
+        self._shares = Shares(url, clock, self._inboxes, partial(self._make_relay, keys), self._carry, shares)
+        self._relay = self._shares.all[0].relay
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
         self._addresses: frozenset[Address] = frozenset()  # where routes mean this instance, by the policy
@@ -118,6 +119,11 @@ class Daemon:
         self._proof = Proof(self._network, self._stopped)
         self._connection: psycopg.Connection[Any] | None = None
         self._impatient: threading.Timer | None = None
+
+    def _make_relay(self, keys: KeyFolder | None) -> Relay:
+        return Relay(
+            self._network, self._clock, time.monotonic, Random(), self._here, keys=keys, peers=self._network.peers
+        )
 
     def listen(self, host: str, port: int, *names: str) -> Address:
         """Accept connections at once, without TLS and whatever the stored endpoint says; for programs.
@@ -145,6 +151,7 @@ class Daemon:
         if connection is not None:
             with contextlib.suppress(psycopg.Error):
                 connection.cancel_safe(timeout=PATIENCE)
+        self._shares.interrupt(PATIENCE)
 
     def run(self) -> None:
         """Serve, also through restarts of the database, until `stop` is called."""
@@ -167,8 +174,7 @@ class Daemon:
     def _begin_anew(self) -> None:
         """Soon, from what the database holds."""
         self._network.stand(IN_DOUBT)
-        self._relay.forget()
-        self._inbox.forget_links()
+        self._shares.end()
         self._stopped.wait(RECONNECT)
 
     def _failed(self, problem: Exception) -> None:
@@ -181,7 +187,7 @@ class Daemon:
             _log.error("%s It begins anew from what is stored.", text, exc_info=problem)
 
     def _connect_and_serve(self) -> None:
-        with connect(self._url, application_name="servicebroker serve") as connection:
+        with connect(self._url, application_name=NAME) as connection:
             self._outage.over()
             try:
                 self._connection = connection
@@ -197,7 +203,7 @@ class Daemon:
         """While the server is a standby, serve as the mirror: take no message, and say so. False: `stop` was called."""
         while not self._stopped.is_set():
             try:
-                with connect(self._url, application_name="servicebroker serve") as connection:
+                with connect(self._url, application_name=NAME) as connection:
                     return self._is_promoted(connection)
             except (psycopg.Error, InstanceError) as problem:
                 self._outage.lost(problem)
@@ -247,7 +253,6 @@ class Daemon:
         return False
 
     def _serve(self, connection: DirectConnection) -> None:
-        self._relay.forget()
         self._shown, self._look_at, self._answer_at, self._sample_at = [], 0.0, 0.0, 0.0
         self._membership = run(connection, find_membership())
         store = PostgresStore(connection, self._clock)
@@ -255,11 +260,15 @@ class Daemon:
         pin_plans(connection)
         connections.write(connection, [])
         forwarding.write(connection, [])
-        with hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name="servicebroker serve") as ear:
+        with hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name=NAME) as ear:
             self._look(connection)  # what there is to tell of the last round, should no round succeed
-            while not self._stopped.is_set():
-                self._doze(connection, store, ear)
-                self._work(connection, store)
+            try:
+                self._shares.begin(store)
+                while not self._stopped.is_set():
+                    self._doze(connection, store, ear)
+                    self._work(connection, store)
+            finally:
+                self._shares.end()
         self._relay.forwarding.drop_all(11293)
         connections.write(connection, [])
         forwarding.write(connection, [])
@@ -284,7 +293,8 @@ class Daemon:
         if shown != self._shown:
             connections.write(connection, shown)
             self._shown = shown
-        held = self._relay.forwarding.observed()
+        self._shares.show()
+        held = self._shares.forwarded()
         if held or self._holds:
             forwarding.write(connection, held)
             self._holds = bool(held)
@@ -296,6 +306,7 @@ class Daemon:
             self._sample_at = now + SAMPLED
             run_alone(connection, sample())
         self._take_answers(connection)
+        self._shares.adapt()
 
     def _keep(self, connection: psycopg.Connection[Any]) -> None:
         """What was learned of peers, and what they have done that is not theirs."""
@@ -320,7 +331,7 @@ class Daemon:
             _log.error("%s", failure)
         for handle in answers.left:
             run_alone(connection, deliver_conversation(catalog, handle, self._clock()))
-            self._inbox.bell.set()
+            self._inboxes.ring()
 
     def _answer(self, connection: psycopg.Connection[Any]) -> None:
         """The built-in service answers, when it is told of a message and now and then."""
@@ -350,15 +361,11 @@ class Daemon:
             _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
         self._listens_at = found
 
-    @property
-    def _wake_at(self) -> float:
-        """When there is something to do, if nothing happens."""
-        return min(self._relay.wake_at, self._inbox.wake_at)
-
     def _doze(self, connection: DirectConnection, store: Store, ear: Ear) -> None:
         """Look when something rings, until there is much to do: single messages need nobody to get up for them."""
         self._inbox.bell.clear()
         _register(connection, waits=True)
+        self._tell_others(is_awake=False)
         pause, busy = SOON, 0
         while not self._stopped.is_set() and busy < AWAKE:
             ear.check()
@@ -372,6 +379,7 @@ class Daemon:
                 pause = SOON
             elif self._wake_at > time.monotonic():
                 pause = min(pause * 5, FALLBACK)
+        self._tell_others(is_awake=True)
         _register(connection, waits=False)
 
     def _work(self, connection: DirectConnection, store: Store) -> None:
@@ -385,27 +393,48 @@ class Daemon:
     def _round(self, connection: DirectConnection, store: Store) -> int:
         """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
         self._answer(connection)
+        if self._shares.problem is not None:
+            raise self._shares.problem
+        self._carry(self._shares.all[0], store)
+        self._look(connection)
+        return max(share.carried for share in self._shares.all)
+
+    def _carry(self, share: Share, store: Store) -> int:
+        """One round of a share, on its thread; how much there was to do, in messages."""
         began = time.monotonic()
-        taken = self._inbox.take(ROUND)
+        taken = share.inbox.take(ROUND)
         arrivals = []
         for one in taken:
             match one:
                 case Arrival():
                     arrivals.append(one)
                 case Lost():
-                    self._relay.lost(one.link, one.status)
+                    share.relay.lost(one.link, one.status)
                 case Reached():
-                    self._relay.reached(one.address)
+                    share.relay.reached(one.address)
                 case Unreached():
-                    self._relay.unreached(one.address, one.status)
+                    share.relay.unreached(one.address, one.status)
                 case Answered():
-                    self._relay.stands(one.address, one.standing)
+                    share.relay.stands(one.address, one.standing)
                 case Outdated():
                     self._proof.challenge(one.known)
-        carried = self._relay.round(store, arrivals)
-        self._inbox.took(time.monotonic() - began)
-        self._look(connection)
-        return max(carried, min(len(taken), 1))
+        carried = share.relay.round(store, arrivals)
+        seconds = time.monotonic() - began
+        share.inbox.took(seconds)
+        share.carried = max(carried, min(len(taken), 1))
+        share.worked += seconds if share.carried else 0.0
+        return share.carried
+
+    @property
+    def _wake_at(self) -> float:
+        """When there is something to do for the first share, if nothing happens."""
+        return min(self._relay.wake_at, self._inbox.wake_at)
+
+    def _tell_others(self, *, is_awake: bool) -> None:
+        """The other shares look by themselves while nobody notifies us, and once more when somebody does again."""
+        self._shares.is_awake = is_awake
+        for share in self._shares.all[1:]:
+            share.inbox.bell.set()
 
     def _heard(self, notice: psycopg.Notify) -> None:
         """A SEND to another instance was committed, or one to the built-in service."""
@@ -413,17 +442,7 @@ class Daemon:
             self._answer_at = 0.0
             self._inbox.bell.set()
         elif notice.payload == str(TRANSMITTER):
-            self._inbox.bell.set()
-
-
-def pin_plans(connection: psycopg.Connection[Any]) -> None:
-    """By indexes, and kept: a plan for one array costs more than to run it, and one for an empty table is bad soon."""
-    execute(
-        connection,
-        "daemon.pin_plans",
-        "select set_config(name, value, false) from (values ('plan_cache_mode', 'force_generic_plan'), "
-        "('enable_seqscan', 'off'), ('enable_bitmapscan', 'off')) pinned (name, value)",
-    )
+            self._inboxes.ring()
 
 
 def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:

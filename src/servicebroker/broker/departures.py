@@ -114,23 +114,28 @@ class Finding:
 
 
 class Readahead:
-    """Reads for all conversations in turns, bodies up to `longest` bytes, and offers it to their dialogs."""
+    """Reads for all conversations in turns, bodies up to `longest` bytes, and offers it to their dialogs.
 
-    def __init__(self, conversations: Conversations, longest: int, seconds: Callable[[], float]) -> None:
+    It has one of so many `shares` of what may wait and be under way.
+    """
+
+    def __init__(self, conversations: Conversations, longest: int, seconds: Callable[[], float], shares: int) -> None:
         self._conversations = conversations
         self._longest = longest
         self._seconds = seconds
+        self._budget, self._pipeline = BUDGET // shares, PIPELINE // shares
 
     @property
     def wake_at(self) -> float:
         """When there is more to read, and room for it."""
-        return self._seconds() if self._conversations.hungry and self._conversations.waiting_bytes <= BUDGET else NEVER
+        has_room = self._conversations.waiting_bytes <= self._budget
+        return self._seconds() if self._conversations.hungry and has_room else NEVER
 
     def offer(self, store: Store, touched: Iterable[UUID]) -> None:
         """Read what waits and may travel; a part of it at a time, so that memory stays bounded."""
         self._conversations.hungry.update(dict.fromkeys(touched))
         wanted: dict[UUID, Reading] = {}
-        budget = BUDGET - self._conversations.waiting_bytes
+        budget = self._budget - self._conversations.waiting_bytes
         for handle in list(self._conversations.hungry):
             if budget <= 0:
                 break
@@ -167,7 +172,7 @@ class Readahead:
             return Reading(dialog.next_to_offer, 1, 1)
         assert entry.link is not None
         room = max(dialog.room, 1)
-        if self._conversations.load(entry.link) >= PIPELINE:
+        if self._conversations.load(entry.link) >= self._pipeline:
             room = min(room, FIRST_SHARE)
             if entry.load:  # its acknowledgement will bring it here again
                 return None

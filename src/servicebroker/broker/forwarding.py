@@ -7,7 +7,7 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.broker import journal, metrics
+from servicebroker.broker import journal
 from servicebroker.broker.arrivals import Came
 from servicebroker.broker.connections import show
 from servicebroker.broker.links import Links
@@ -40,6 +40,7 @@ class Forwarding:
         self._seconds = seconds
         self._draw = draw
         self._forwarder: Forwarder[Elsewhere] = Forwarder(0)
+        self.shares = 1  # that divide what may be held
         self.wake_at = NEVER
 
     def takes(self, came: Came, decision: Decision, here: Here) -> bool:
@@ -50,7 +51,7 @@ class Forwarding:
             case Elsewhere() as away if away.leads_to(here.addresses):
                 journal.forwarded_dropped(BrokerError(11294), header)
             case Elsewhere() as away:
-                self._forwarder.limit = here.forward_size * MEGABYTE
+                self._forwarder.limit = here.forward_size * MEGABYTE // self.shares
                 self._take_in(header, came.body, came.passage, away)
             case Dropped(9792):
                 journal.forwarded_dropped(BrokerError(9792), header)
@@ -68,7 +69,6 @@ class Forwarding:
         if refusal is not None:
             _dropped(refusal)
         self.wake_at = min(self.wake_at, now + LOOK)
-        self._show_pending()
 
     def send(self, here: Here) -> bool:
         """Pass on what the links take; whether there was anything. Forwarding may have been switched off meanwhile."""
@@ -92,18 +92,17 @@ class Forwarding:
             for refusal in self._forwarder.expire(now):
                 _dropped(refusal)
             self.wake_at = now + LOOK if len(self._forwarder) else NEVER
-        self._show_pending()
         return sent
 
     def drop_all(self, number: int) -> None:
         """Nothing more is passed on, for that reason; the senders send it again."""
         for refusal in self._forwarder.drop_all(number):
             _dropped(refusal)
-        self._show_pending()
 
-    def _show_pending(self) -> None:
-        metrics.FORWARDED_PENDING.set(len(self._forwarder))
-        metrics.FORWARDED_PENDING_BYTES.set(self._forwarder.held_bytes)
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many messages, and their bytes."""
+        return len(self._forwarder), self._forwarder.held_bytes
 
     def observed(self) -> list[Row]:
         """For sys.dm_broker_forwarded_messages."""

@@ -100,6 +100,13 @@ def show_backlog(*amounts: int) -> None:
         gauge.set(amount)
 
 
+def show_relays(dialogs: int, messages: int, size: int) -> None:
+    """What relays remember and hold, as it is now."""
+    DIALOGS.set(dialogs)
+    FORWARDED_PENDING.set(messages)
+    FORWARDED_PENDING_BYTES.set(size)
+
+
 def _both(name: str, meaning: str) -> tuple[prometheus_client.Counter, prometheus_client.Counter]:
     """One counter of what was sent and of what has come."""
     counter = _counter(name, meaning, "direction")

@@ -38,6 +38,7 @@ from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import UserCertificate
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Header
 from servicebroker.protocol.incoming import Batch
 from servicebroker.protocol.mirroring import Known
@@ -50,11 +51,15 @@ T = TypeVar("T")
 
 
 class PostgresStore(Store):
-    """The tables of the instance that `connection` leads to, which is in autocommit mode."""
+    """The tables of the instance that `connection` leads to, which is in autocommit mode.
 
-    def __init__(self, connection: DirectConnection, clock: Callable[[], datetime]) -> None:
+    Of what waits in the transmission queue it finds the conversations of one share.
+    """
+
+    def __init__(self, connection: DirectConnection, clock: Callable[[], datetime], division: Division = WHOLE) -> None:
         self._connection = connection
         self._clock = clock
+        self.division = division
         self._catalog = Catalog()
         self._must_last = False
         self._is_replicated = True
@@ -95,10 +100,10 @@ class PostgresStore(Store):
     # ---------------------------------------------------------------- who has something to do
 
     def look(self, seen: Snapshot | None) -> OutgoingLook:
-        return self._do_lazily(departing.look(seen))
+        return self._do_lazily(departing.look(seen, self.division))
 
     def page(self, after: UUID, count: int) -> list[UUID]:
-        return self._do(departing.page(after, count))
+        return self._do(departing.page(after, count, self.division))
 
     def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
         return self._do(remote_endpoints.find_by_handle(handles))

@@ -12,7 +12,7 @@ from datetime import datetime
 from random import Random
 from uuid import UUID
 
-from servicebroker.broker import journal, metrics
+from servicebroker.broker import journal
 from servicebroker.broker.arrivals import Came, Reception, Settling, WaitingOpenings, parsed
 from servicebroker.broker.conversations import CAPACITY, Conversations
 from servicebroker.broker.departures import Finding, Frames, Readahead
@@ -66,11 +66,15 @@ class Relay:
         self.forwarding = Forwarding(links, self.mirrors, seconds, chance.getrandbits)
         self.forget()
 
-    def forget(self) -> None:
-        """The database was lost, or somebody else has written: begin anew from what it holds."""
+    def forget(self, shares: int = 1) -> None:
+        """The database was lost, or somebody else has written: begin anew from what it holds.
+
+        So many relays share the instance, and what memory there is for it.
+        """
         clock, seconds, security = self._clock, self._seconds, self._security
+        capacity = max(1, self._capacity // shares)
         self._conversations = Conversations(
-            self._links, clock, seconds, self._chance.random, self._capacity, self._limits, security.session
+            self._links, clock, seconds, self._chance.random, capacity, self._limits, security.session
         )
         self._waiting = WaitingOpenings(seconds)
         self._trust = Trust(self._links, self._peers, self._waiting, self._here, clock, seconds)
@@ -78,12 +82,13 @@ class Relay:
         self._settling = Settling(self._conversations, seconds)
         self._finding = Finding(self._conversations, security, seconds)
         self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
-        self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds)
+        self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, shares)
         self._frames = Frames(self._conversations, self._limits.fragment_size, seconds)
         self._routes = 0  # their version
         self.snapshot: Snapshot | None = None  # of the last round: while it stays the same nothing was committed
         self._is_traced = False  # messages have trace contexts
         self.mirrors.forget_told()
+        self.forwarding.shares = shares
 
     def round(self, store: Store, arrivals: Iterable[Arrival]) -> int:
         """One transaction, and what may be sent after it. Returns how much there was to do, in messages; 0 if nothing.
@@ -117,7 +122,6 @@ class Relay:
         sent = self._frames.send(store, is_traced=self._is_traced)
         if self.forwarding.wake_at < NEVER:
             sent += self.forwarding.send(self._here())
-        metrics.DIALOGS.set(len(self._conversations))
         for handle in ended:
             self._conversations.forget(handle)
         if self._conversations.make_room():
@@ -125,6 +129,11 @@ class Relay:
         self._settling.plan_again()
         self._waiting.plan_again()
         return max(len(touched), self._settling.stored + sent)
+
+    @property
+    def remembered(self) -> int:
+        """How many conversations it has in memory."""
+        return len(self._conversations)
 
     @property
     def wake_at(self) -> float:

@@ -33,6 +33,7 @@ class Faults(NamedTuple):
     promoted: float = (
         0.0  # the other server of an instance takes over, looked at every ten seconds; routes are mirrored
     )
+    divided: float = 0.0  # conversations are divided anew among one to three relays, looked at every ten seconds
     hostile: float = 0.0  # somebody with a certificate tries to pass for others, looked at every second
 
     @classmethod
@@ -63,7 +64,8 @@ class Faults(NamedTuple):
         drawn = drawn._replace(nowhere=apart.random() * 0.3 if 0.87 < apart.random() < 0.95 else 0.0)
         drawn = drawn._replace(hostile=apart.random() * 0.5 if apart.random() < 0.25 else 0.0)
         drawn = drawn._replace(promoted=apart.random() * 0.5 if apart.random() < 0.2 else 0.0)
-        return drawn._replace(replaced=apart.random() * 0.7 if apart.random() < 0.2 else 0.0)
+        drawn = drawn._replace(replaced=apart.random() * 0.7 if apart.random() < 0.2 else 0.0)
+        return drawn._replace(divided=apart.random() if 0.62 < apart.random() < 0.765 else 0.0)
 
 
 def draw_limits(random: Random) -> Limits:

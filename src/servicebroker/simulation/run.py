@@ -149,6 +149,8 @@ class Run:
             self._make_copy(instance)
         if self.loop.happens(faults.usurped):
             instance.usurp()
+        if instance.daemons and self.loop.happens(faults.divided):
+            instance.divide()
         if self.loop.happens(faults.promoted):
             instance.promote()
         if self.loop.happens(faults.replaced):

@@ -17,7 +17,7 @@ from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy, trusted
 from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.sockets import Answered, Reached
+from servicebroker.broker.sockets import Answered, Reached, share_for
 from servicebroker.broker.sockets import Lost as LinkLost
 from servicebroker.broker.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
@@ -29,6 +29,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.peers import Answer, Proved
 from servicebroker.protocol.adjacent import Arrived, Myself
 from servicebroker.protocol.dialog import Acknowledged
+from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.mirroring import Role, Standing
 from servicebroker.protocol.outgoing import NEVER
@@ -75,8 +76,8 @@ class World(NamedTuple):
 class FaultyStore(MemoryStore):
     """Between any two of its operations anything may happen, see `Instance.seam`; and it looks at what is removed."""
 
-    def __init__(self, instance: Instance, daemon: Daemon) -> None:
-        super().__init__(instance.tables, instance.clock)
+    def __init__(self, instance: Instance, daemon: Daemon, division: Division) -> None:
+        super().__init__(instance.tables, instance.clock, division)
         self._instance = instance
         self._daemon = daemon
 
@@ -90,7 +91,7 @@ class FaultyStore(MemoryStore):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name.startswith("_") or name in ("transaction", "locks"):
+        if name.startswith("_") or name in ("transaction", "locks", "division"):
             return found
 
         def operation(*values: Any, **named: Any) -> Any:
@@ -112,11 +113,26 @@ class FaultyStore(MemoryStore):
         return super().acknowledge(news)
 
 
+class Share:
+    """One relay of a daemon, what has come for it, and when its next round is."""
+
+    def __init__(self, relay: Relay, store: FaultyStore) -> None:
+        self.relay = relay
+        self.store = store
+        self.inbox: list[Arrival | Happening] = []
+        self.round_at = NEVER
+        self.is_running = False
+
+
 class Daemon:
-    """One process that serves the instance: what `broker/daemon.py` does around the relay, without threads."""
+    """One process that serves the instance: what `broker/daemon.py` does around relays, without threads.
+
+    Between two operations of one relay's round there may be a round of another one.
+    """
 
     def __init__(self, instance: Instance, capacity: int) -> None:
         self._instance = instance
+        self._capacity = capacity
         self._loop = instance.world.loop
         world, random = instance.world, instance.world.loop.random
         seat = UUID(int=instance.tables.broker.int ^ random.getrandbits(32))
@@ -125,44 +141,65 @@ class Daemon:
         self.links = Links(
             world.network, me, instance.index, shown, policy, instance.standing(), self._tell, self._bring, self.poke
         )
-        self.relay = Relay(
+        self._chance = Random(random.getrandbits(64))
+        self.shares: list[Share] = []
+        self._away_until = 0.0  # without a database
+        self._problem: Exception | None = None  # that has ended the round of a share
+        self.is_over = False
+        self.has_lease = True
+        self.divide(1)
+
+    def _share(self, number: int) -> Share:
+        instance = self._instance
+        relay = Relay(
             self.links,
             instance.clock,
             lambda: self._loop.now,
-            Random(random.getrandbits(64)),
+            Random(self._chance.getrandbits(64)) if number else self._chance,
             lambda: Here(instance.addresses, True, self.links.unreachable, 1),
-            capacity,
+            self._capacity,
             KEYS,
             self.links.peers,
-            world.limits,
+            instance.world.limits,
         )
-        self._store = FaultyStore(instance, self)
-        self._inbox: list[Arrival | Happening] = []
-        self._round_at = NEVER
-        self._away_until = 0.0  # without a database
-        self.is_over = False
-        self.has_lease = True
+        return Share(relay, FaultyStore(instance, self, WHOLE))
+
+    def divide(self, count: int) -> None:
+        """Conversations are divided anew, between rounds."""
+        brought = [one for share in self.shares for one in share.inbox if isinstance(one, Arrival)]
+        for share in self.shares[count:]:
+            share.round_at = NEVER
+        self.shares = self.shares[:count] + [self._share(number) for number in range(len(self.shares), count)]
+        for number, share in enumerate(self.shares):
+            share.inbox = [one for one in share.inbox if not isinstance(one, Arrival)]
+            share.store.division = Division(number, count)
+            share.relay.forget(count)
+        for arrival in brought:
+            self.shares[share_for(arrival, count)].inbox.append(arrival)
         self.poke()
 
     def poke(self) -> None:
-        """Something has happened: a round is due."""
-        self._plan(self._loop.now + PACE)
+        """Something has happened: rounds are due."""
+        for share in self.shares:
+            self._plan(share, self._loop.now + PACE)
 
-    def _plan(self, at: float) -> None:
+    def _plan(self, share: Share, at: float) -> None:
         at = max(at, self._away_until)
-        if at < self._round_at and at != NEVER:
-            self._round_at = at
-            self._loop.at(at, lambda: self._round() if self._round_at == at else None)
+        if at < share.round_at and at != NEVER:
+            share.round_at = at
+            self._loop.at(at, lambda: self._round(share) if share.round_at == at else None)
 
     def kill(self) -> None:
         """All that is in memory goes."""
         self.is_over = True
-        self._round_at = NEVER
+        for share in self.shares:
+            share.round_at = NEVER
         self.links.crash()
 
     def _tell(self, happening: Happening) -> None:
         self._instance.trace(*happening)
-        self._inbox.append(happening)
+        for share in self.shares:
+            share.inbox.append(happening)
         self.poke()
 
     def _bring(self, link: SimulatedLink, came: Arrived) -> None:
@@ -172,8 +209,10 @@ class Daemon:
 
         def arrive(body: bytes = came.body) -> None:
             if not self.is_over:
-                self._inbox.append(Arrival(link, body, came.is_forwarded))
-                self.poke()
+                arrival = Arrival(link, body, came.is_forwarded)
+                share = self.shares[share_for(arrival, len(self.shares))]
+                share.inbox.append(arrival)
+                self._plan(share, self._loop.now + PACE)
 
         if happens(faults.loss):
             return
@@ -187,37 +226,59 @@ class Daemon:
         else:
             arrive(body)
 
-    def _round(self) -> None:
-        self._round_at = NEVER
-        if self.is_over:
-            return
-        happened = [one for one in self._inbox if not isinstance(one, Arrival)]
-        arrivals = [one for one in self._inbox if isinstance(one, Arrival)]
-        self._inbox = []
-        for one in happened:
-            if isinstance(one, LinkLost):
-                self.relay.lost(one.link, one.status)
-            elif isinstance(one, Answered):
-                self.relay.stands(*one)
-            elif isinstance(one, Reached):
-                self.relay.reached(one.address)
-            else:
-                self.relay.unreached(one.address, one.status)
+    def interleave(self) -> None:
+        """A round of another share, in the midst of one."""
+        soon = self._loop.now + PACE
+        due = [share for share in self.shares if not share.is_running and share.round_at <= soon]
+        if due:
+            self._run(self._loop.random.choice(due))
+
+    def _round(self, share: Share) -> None:
         try:
-            self.relay.round(self._store, arrivals)
+            self._run(share)
         except Killed:
             self._instance.crash(self)
             return
-        except (psycopg.Error, InstanceError) as problem:
-            self._instance.trace("loses its database:", problem)
-            self.relay.forget()
-            self._inbox = [one for one in self._inbox if not isinstance(one, LinkLost)]
-            self._away_until = self._loop.now + RECONNECT
-            self.poke()
+        if self._problem is not None:
+            self._begin_anew(self._problem)
+
+    def _run(self, share: Share) -> None:
+        share.round_at = NEVER
+        if self.is_over:
             return
+        relay, share.is_running = share.relay, True
+        happened = [one for one in share.inbox if not isinstance(one, Arrival)]
+        arrivals = [one for one in share.inbox if isinstance(one, Arrival)]
+        share.inbox = []
+        for one in happened:
+            if isinstance(one, LinkLost):
+                relay.lost(one.link, one.status)
+            elif isinstance(one, Answered):
+                relay.stands(*one)
+            elif isinstance(one, Reached):
+                relay.reached(one.address)
+            else:
+                relay.unreached(one.address, one.status)
+        try:
+            relay.round(share.store, arrivals)
+        except (psycopg.Error, InstanceError) as problem:
+            self._problem = problem
+            return
+        finally:
+            share.is_running = False
         self._instance.remember(self.links.peers)
-        if self.relay.wake_at != NEVER:
-            self._plan(max(self.relay.wake_at, self._loop.now + PACE))
+        if relay.wake_at != NEVER:
+            self._plan(share, max(relay.wake_at, self._loop.now + PACE))
+
+    def _begin_anew(self, problem: Exception) -> None:
+        """What has ended the round of one share ends that of all."""
+        self._instance.trace("loses its database:", problem)
+        self._problem = None
+        for share in self.shares:
+            share.relay.forget(len(self.shares))
+            share.inbox = [one for one in share.inbox if not isinstance(one, LinkLost)]
+        self._away_until = self._loop.now + RECONNECT
+        self.poke()
 
 
 class Instance:
@@ -328,6 +389,14 @@ class Instance:
     def start(self) -> None:
         """A daemon begins to serve."""
         self.daemons.append(Daemon(self, self.world.loop.random.choice((3, 10_000))))
+        if self.world.loop.happens(self.world.network.faults.divided):
+            self.divide()
+
+    def divide(self) -> None:
+        """Load has changed, and so has the number of shares."""
+        count = self.world.loop.random.choice((1, 2, 3))
+        self.trace("has", count, "shares")
+        self.daemons[-1].divide(count)
 
     def usurp(self) -> None:
         """Another one begins to: this one has lost its session, and the lease with that, and learns of it later."""
@@ -389,6 +458,8 @@ class Instance:
             raise Killed
         if loop.happens(faults.lost):
             raise psycopg.OperationalError(f"at {name}")
+        if len(daemon.shares) > 1 and loop.happens(0.1):
+            daemon.interleave()
         if self._pending and loop.happens(0.3):
             self._commit(lambda handle: not store.locks(handle))
 
@@ -419,8 +490,9 @@ class Instance:
             if one.rows:
                 found.append(f"{one.key} in {one.state} still has to send {sorted(one.rows)}")
         for daemon in self.daemons if not is_held else ():
-            if daemon.relay.wake_at != NEVER:
-                found.append(f"the relay wants to go on at {daemon.relay.wake_at}")
+            for share in daemon.shares:
+                if share.relay.wake_at != NEVER:
+                    found.append(f"the relay wants to go on at {share.relay.wake_at}")
             if len(daemon.links):
                 found.append(f"{len(daemon.links)} connections are open")
         return found

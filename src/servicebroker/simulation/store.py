@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from random import Random
+from typing import Any, TypeVar
 from uuid import UUID
 
 from servicebroker.broker.store_operations import Store
@@ -41,11 +42,14 @@ from servicebroker.model.messages import error_body
 from servicebroker.model.permissions import DBO, Kind, Securable
 from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
 from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep, Kept
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, Route, RoutingTable, Site, parse_address
 
+K = TypeVar("K")
+V = TypeVar("V")
 Key = tuple[UUID, bool]  # conversation, is_initiator
 
 DATABASE = 1  # the only one of an instance; its routes are those of msdb too
@@ -144,6 +148,7 @@ class Tables:
         self.old_copies: set[tuple[UUID | None, bool]] = set()  # brokers, and whether we are the one
         self.unfinished: set[int] = set()  # transactions
         self.next_xact = 1
+        self.open: list[MemoryStore] = []  # whose transactions are
         self.is_held: Callable[[UUID], bool] = lambda handle: False  # somebody else has its row
         self.on_wake: Callable[[], None] = lambda: None
 
@@ -217,28 +222,43 @@ class Tables:
 
 
 class MemoryStore(Store):
-    """What one connection does to the tables. `clock` is the server's."""
+    """What one connection does to the tables. `clock` is the server's.
 
-    def __init__(self, tables: Tables, clock: Callable[[], datetime]) -> None:
+    Of what waits in the transmission queue it finds the conversations of one share; what another one has not committed
+    is seen, which only that one looks at.
+    """
+
+    def __init__(self, tables: Tables, clock: Callable[[], datetime], division: Division = WHOLE) -> None:
         self._tables = tables
         self._clock = clock
+        self.division = division
         self._before: dict[UUID, Endpoint | None] = {}  # what this transaction has written, as it was
+        self._rows: list[tuple[dict[Any, Any], object, object]] = []  # of other tables, as they were
         self._is_open = False
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Where it fails, what it has written is what it was."""
-        pairs, traces = self._tables.pairs.copy(), self._tables.traces.copy()
         self._is_open = True
+        self._tables.open.append(self)
         try:
             yield
         except BaseException:
-            self._tables.pairs, self._tables.traces = pairs, traces
+            for table, key, row in reversed(self._rows):
+                if row is None:
+                    table.pop(key, None)
+                else:
+                    table[key] = row
             for handle, before in self._before.items():
                 self._undo(handle, before)
             raise
         finally:
-            self._is_open, self._before = False, {}
+            self._tables.open.remove(self)
+            self._is_open, self._before, self._rows = False, {}, []
+
+    def _change(self, table: dict[K, V], key: K) -> None:
+        """A row of another table is about to be written."""
+        self._rows.append((table, key, table.get(key)))
 
     def locks(self, handle: UUID) -> bool:
         """Whether others have to wait for this transaction."""
@@ -260,11 +280,14 @@ class MemoryStore(Store):
     def _to_write(self, handle: UUID) -> Endpoint | None:
         """The row, locked; None when somebody else has it, or it is gone."""
         one = self._tables.endpoints.get(handle)
-        if one is None or (handle not in self._before and self._tables.is_held(handle)):
+        if one is None or (handle not in self._before and self._is_held(handle)):
             return None
         if self._is_open and handle not in self._before:
             self._before[handle] = one.twin()
         return one
+
+    def _is_held(self, handle: UUID) -> bool:
+        return any(one.locks(handle) for one in self._tables.open) or self._tables.is_held(handle)
 
     def _gone(self, handles: Iterable[UUID]) -> list[UUID]:
         return [handle for handle in handles if handle not in self._tables.endpoints]
@@ -274,6 +297,8 @@ class MemoryStore(Store):
     def look(self, seen: Snapshot | None) -> OutgoingLook:
         tables, waiting = self._tables, []
         for handle, one in tables.endpoints.items():
+            if not self.division.has(one.conversation):
+                continue
             fresh = [
                 number
                 for number, row in one.rows.items()
@@ -286,7 +311,8 @@ class MemoryStore(Store):
         return OutgoingLook(snapshot, waiting, frozenset(), tables.routes_version, bool(tables.traces))
 
     def page(self, after: UUID, count: int) -> list[UUID]:
-        return sorted(handle for handle, one in self._tables.endpoints.items() if one.rows and handle > after)[:count]
+        mine = {handle: one for handle, one in self._tables.endpoints.items() if self.division.has(one.conversation)}
+        return sorted(handle for handle, one in mine.items() if one.rows and handle > after)[:count]
 
     def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
         found = self._tables.endpoints
@@ -357,6 +383,7 @@ class MemoryStore(Store):
         for row in rows:
             address, mirror = parse_address(row.address), parse_address(row.mirror_address)
             assert address is not None
+            self._change(self._tables.pairs, Elsewhere(address, mirror))
             self._tables.pairs[Elsewhere(address, mirror)] = row
 
     def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
@@ -425,6 +452,7 @@ class MemoryStore(Store):
         for handle, number in below.items():
             if one := self._tables.endpoints.get(handle):
                 for key in [key for key in self._tables.traces if key[:2] == one.key and key[2] < number]:
+                    self._change(self._tables.traces, key)
                     del self._tables.traces[key]
 
     def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
@@ -571,7 +599,9 @@ class MemoryStore(Store):
 
     def store_traces(self, traced: Sequence[Traced]) -> None:
         for one in traced:
-            self._tables.traces[one.conversation_id, one.is_from_initiator, one.number] = one.context
+            key = one.conversation_id, one.is_from_initiator, one.number
+            self._change(self._tables.traces, key)
+            self._tables.traces[key] = one.context
 
     def wake(self, queues: Collection[int]) -> None:
         self._tables.on_wake()

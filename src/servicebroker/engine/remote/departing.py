@@ -24,6 +24,7 @@ from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint, find_go
 from servicebroker.engine.remote.site import Here, Located, find_site, picking
 from servicebroker.model.messages import error_body
 from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Part
 from servicebroker.protocol.routing import Ask, Conversation, Decision, Elsewhere, RoutingTable, classify
 from servicebroker.store.statements import Statement, Steps
@@ -75,31 +76,18 @@ class Leaving(NamedTuple):
 NOTHING = Leaving((), (), [])
 
 
-def look(seen: Snapshot | None) -> Steps[OutgoingLook]:
-    """What waits in the transmission queue and was not visible to the look that returned `seen`.
+def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLook]:
+    """What waits in the transmission queue and was not visible to the look that returned `seen`; of that share.
 
     Exactly those rows, in whatever order their transactions commit; nothing after None, which begins: `page` finds
     what waits already, and the cost of a look does not grow with that.
     """
     end, unfinished = seen or (BEGINNING, ())
-    rows = yield Statement(
-        "departing.look",
-        "select pg_snapshot_xmax(now.snapshot)::text::bigint, "
-        "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # which lacks our own
-        "|| pg_current_xact_id_if_assigned()::text::bigint, null), "
-        "array(select database_id from servicebroker.databases where not is_broker_enabled), "
-        "(select max(routes_version) from servicebroker.databases), "
-        "exists (select from servicebroker.trace_contexts), "
-        "w.conversation_handle, w.last, w.has_end "
-        "from (select pg_current_snapshot() as snapshot) now left join lateral ("
-        "select conversation_handle, max(message_sequence_number) as last, "
-        "bool_or(is_end_of_dialog or is_conversation_error) as has_end from ("
-        f"select {_FRESH} where xact >= $1::text::xid8 "
-        "union all "  # an OR would read the whole table
-        f"select {_FRESH} where xact = any ($2::text[]::xid8[]) and xact < $1::text::xid8) fresh "
-        "group by conversation_handle) w on true",
-        (str(end), [str(xact) for xact in unfinished]),
-    )
+    parameters = (str(end), [str(xact) for xact in unfinished])
+    if division == WHOLE:
+        rows = yield Statement("departing.look", _LOOK, parameters)
+    else:
+        rows = yield Statement("departing.look_divided", _LOOK_DIVIDED, (*parameters, *division))
     end, unfinished, disabled, routes, traced, *_ = rows[0]
     waiting = [WaitingConversation(*row[5:]) for row in rows if row[5] is not None]
     return OutgoingLook(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes, traced)
@@ -109,22 +97,52 @@ _FRESH = (
     "conversation_handle, message_sequence_number, is_end_of_dialog, is_conversation_error "
     "from servicebroker.transmission_queue"
 )
+_LOOKS = (
+    "select pg_snapshot_xmax(now.snapshot)::text::bigint, "
+    "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # which lacks our own
+    "|| pg_current_xact_id_if_assigned()::text::bigint, null), "
+    "array(select database_id from servicebroker.databases where not is_broker_enabled), "
+    "(select max(routes_version) from servicebroker.databases), "
+    "exists (select from servicebroker.trace_contexts), "
+    "w.conversation_handle, w.last, w.has_end "
+    "from (select pg_current_snapshot() as snapshot) now left join lateral (select g.* from ("
+    "select conversation_handle, max(message_sequence_number) as last, "
+    "bool_or(is_end_of_dialog or is_conversation_error) as has_end from ("
+    f"select {_FRESH} where xact >= $1::text::xid8 "
+    "union all "  # an OR would read the whole table
+    f"select {_FRESH} where xact = any ($2::text[]::xid8[]) and xact < $1::text::xid8) fresh "
+    "group by conversation_handle) g{}) w on true"
+)
+_SHARE = (  # `share_of` of protocol/division.py
+    "(select get_byte(uuid_send(e.conversation_id), 15) % $4::int "
+    "from servicebroker.conversation_endpoints e where e.conversation_handle = {}) = $3::int"
+)
+_LOOK, _LOOK_DIVIDED = _LOOKS.format(""), _LOOKS.format(" where " + _SHARE.format("g.conversation_handle"))
 
 
-def page(after: UUID | None, count: int) -> Steps[list[UUID]]:
-    """The next endpoints of which messages wait, in the order of their handles; each costs one look into an index."""
-    rows = yield Statement(
-        "departing.page",
-        "with recursive found as ("
-        "(select conversation_handle from servicebroker.transmission_queue "
-        "where conversation_handle > $1 order by conversation_handle limit 1) "
-        "union all select (select t.conversation_handle from servicebroker.transmission_queue t "
-        "where t.conversation_handle > found.conversation_handle order by t.conversation_handle limit 1) "
-        "from found where found.conversation_handle is not null) "
-        "select conversation_handle from found where conversation_handle is not null limit $2",
-        (after or UUID(int=0), count),
-    )
+def page(after: UUID | None, count: int, division: Division = WHOLE) -> Steps[list[UUID]]:
+    """The next endpoints of that share of which messages wait, in the order of their handles.
+
+    Each costs one look into an index, and one more where there are shares.
+    """
+    parameters = (after or UUID(int=0), count)
+    if division == WHOLE:
+        rows = yield Statement("departing.page", _PAGE.format("true"), parameters)
+    else:
+        share = _SHARE.format("found.conversation_handle")
+        rows = yield Statement("departing.page_divided", _PAGE.format(share), (*parameters, *division))
     return [handle for (handle,) in rows]
+
+
+_PAGE = (
+    "with recursive found as ("
+    "(select conversation_handle from servicebroker.transmission_queue "
+    "where conversation_handle > $1 order by conversation_handle limit 1) "
+    "union all select (select t.conversation_handle from servicebroker.transmission_queue t "
+    "where t.conversation_handle > found.conversation_handle order by t.conversation_handle limit 1) "
+    "from found where found.conversation_handle is not null) "
+    "select conversation_handle from found where conversation_handle is not null and {} limit $2"
+)
 
 
 def route(

@@ -1,0 +1,249 @@
+"""One instance whose conversations are divided among three relays: nothing is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from servicebroker.broker import daemon, metrics, shares
+from servicebroker.broker.daemon import Daemon
+from servicebroker.broker.postgres_store import PostgresStore
+from servicebroker.engine.remote.arriving import Result
+from servicebroker.protocol.division import Division, share_of
+from servicebroker.protocol.incoming import Batch
+from servicebroker.store.connection import connect
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    eventually,
+    query,
+    standard_database,
+)
+
+SHARES = 3
+CONVERSATIONS = 12
+PASSWORD = "correct horse"
+MESSAGES, EACH = 4_800, 0.0003  # seconds
+
+
+class Site:
+    """An instance and its daemon in a thread."""
+
+    def __init__(self, url: str, keys: Path, shares: int) -> None:
+        self.url = url
+        self.instance = sb.open(url, clock=lambda: datetime.now(UTC), upkeep=None, keys=keys)
+        self.database = standard_database(self.instance)
+        self.daemon = Daemon(url, lambda: datetime.now(UTC), keys=self.instance.key_folder(), shares=shares)
+        self.port = self.daemon.listen("127.0.0.1", 0).port
+        self._thread = threading.Thread(target=self.daemon.run)
+        self._thread.start()
+
+    def route(self, service: str, there: Site) -> None:
+        self.database.create_route(f"To {service}", service_name=service, address=f"TCP://127.0.0.1:{there.port}")
+
+    @property
+    def sessions(self) -> int:
+        """Of rounds and of who hears."""
+        text = "select count(*) from pg_stat_activity where application_name = 'servicebroker serve' and datname = %s"
+        with psycopg.connect(self.url) as connection:
+            (found,) = connection.execute(text, (connection.info.dbname,)).fetchone() or (0,)
+        return int(found)
+
+    @property
+    def remembered(self) -> list[int]:
+        """Conversations, by each share."""
+        return [share.relay.remembered for share in self.daemon._shares.all]
+
+    @property
+    def waiting(self) -> int:
+        ((count,),) = query(self.database, "select count(*) from sys.transmission_queue")
+        return int(count)
+
+    def close(self) -> None:
+        self.daemon.stop()
+        self._thread.join(20)
+        self.instance.close()
+
+
+@contextmanager
+def sites(
+    count: int, make_instance_url: Callable[..., str], folder: Path, shares: int = SHARES
+) -> Iterator[list[Site]]:
+    """West sends to east; both know the way."""
+    with ExitStack() as stack:
+        made = []
+        for number in range(count):
+            made.append(Site(make_instance_url(1), folder / str(number), shares))
+            stack.callback(made[-1].close)
+        west, east = made[0], made[-1]
+        west.database.drop_service(STOCK)
+        east.database.drop_service(ORDERS)
+        east.database.grant("SEND", "public", service=STOCK)
+        yield made
+
+
+def converse(west: Site, east: Site, *, large: int = 0, encryption: bool = False) -> None:
+    """Many conversations of both; each message is answered, and everything comes once and in order."""
+    handles = [
+        west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=encryption)
+        for _ in range(CONVERSATIONS)
+    ]
+    sent = {handle: [b"%d" % number for number in range(10)] for handle in handles}
+    for handle in handles[:3] if large else []:
+        sent[handle].insert(5, bytes(large))
+    for number in range(11):
+        for handle in handles:
+            for body in sent[handle][number : number + 1]:
+                west.database.send(handle, ORDER, body)
+    _read(east, STOCK_QUEUE, sum(map(len, sent.values())), sent.values(), answers=True)
+    lengths = [[b"%d" % len(body) for body in bodies] for bodies in sent.values()]
+    _read(west, ORDERS_QUEUE, sum(map(len, sent.values())), lengths, answers=False)
+    for site in (west, east):
+        assert sum(count > 0 for count in site.remembered) > 1
+    eventually(lambda: metrics.REGISTRY.get_sample_value("servicebroker_active_dialogs") == sum(east.remembered))
+    for handle in handles:
+        west.database.end_conversation(handle)
+    eventually(lambda: west.waiting == east.waiting == 0)
+
+
+def _read(site: Site, queue: str, count: int, expected: Any, *, answers: bool) -> None:
+    found: dict[UUID, list[bytes]] = {}
+    while sum(map(len, found.values())) < count:
+        for message in site.database.receive(queue, top=100, wait=60):
+            if message.message_type_name.endswith("/EndDialog"):  # of those before
+                site.database.end_conversation(message.conversation_handle)
+                continue
+            body = bytes(message.message_body or b"")
+            assert message.message_sequence_number == len(found.setdefault(message.conversation_handle, []))
+            found[message.conversation_handle].append(body)
+            if answers:
+                site.database.send(message.conversation_handle, REPLY, b"%d" % len(body))
+    assert sorted(found.values()) == sorted(expected)
+
+
+def test_messages_large_and_small_come_once_and_in_order(make_instance_url: Callable[..., str], tmp_path: Path) -> None:
+    with sites(2, make_instance_url, tmp_path) as (west, east):
+        west.route(STOCK, east)
+        east.route(ORDERS, west)
+        converse(west, east, large=3_000_000)
+        assert west.sessions == SHARES + 1
+        with psycopg.connect(east.url, autocommit=True) as other:  # one of them alone: all begin anew
+            other.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'servicebroker serve' "
+                "and datname = current_database() and query like '%look_divided%' limit 1"
+            )
+        converse(west, east)
+
+
+def test_conversations_that_are_secured(make_instance_url: Callable[..., str], tmp_path: Path) -> None:
+    with sites(2, make_instance_url, tmp_path) as (west, east):
+        east.database.revoke("SEND", "public", service=STOCK)
+        for site, name in ((west, "orders"), (east, "stock")):
+            site.database.create_master_key(PASSWORD)
+            site.database.create_certificate(name)
+            site.database.backup_certificate(name, tmp_path / name)
+        for site, name, user in ((west, "stock", "Stock"), (east, "orders", "Orders")):
+            site.database.create_user(user)
+            site.database.create_certificate(f"{name}!", file=tmp_path / name, authorization=user)
+        west.database.create_remote_service_binding("ToStock", to_service=STOCK, user="Stock")
+        east.database.grant("SEND", "Orders", service=STOCK)
+        west.route(STOCK, east)
+        east.route(ORDERS, west)
+        converse(west, east, encryption=True)
+        assert set(query(east.database, "select security::text from servicebroker.conversation_endpoints")) == {("F",)}
+
+
+def test_messages_that_are_forwarded(make_instance_url: Callable[..., str], tmp_path: Path) -> None:
+    with sites(3, make_instance_url, tmp_path) as (west, middle, east):
+        watch = middle.daemon._watch
+        assert watch.listener is not None
+        watch.listener = watch.listener._replace(forwards=True)
+        for here, service, there in (
+            (west, STOCK, middle),
+            (middle, STOCK, east),
+            (middle, ORDERS, west),
+            (east, ORDERS, middle),
+        ):
+            if here is middle:
+                here.database.drop_service(service)
+                here.instance.database("msdb").create_route(
+                    f"To {service}", service_name=service, address=f"TCP://127.0.0.1:{there.port}"
+                )
+            else:
+                here.route(service, there)
+        converse(west, east)
+
+
+def test_every_share_finds_its_own(make_instance_url: Callable[..., str]) -> None:
+    url = make_instance_url(1)
+    with sb.open(url, upkeep=None) as instance, connect(url) as connection:
+        database = standard_database(instance)
+        database.drop_service(STOCK)
+        database.create_route("ToStock", service_name=STOCK, address="TCP://nowhere:4022")
+        stores = [PostgresStore(connection, lambda: datetime.now(UTC), Division(n, SHARES)) for n in range(SHARES)]
+        whole = PostgresStore(connection, lambda: datetime.now(UTC))
+        seen = whole.look(None).snapshot
+        for _ in range(30):
+            database.send(database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
+        conversations = dict(
+            query(database, "select conversation_handle, conversation_id from servicebroker.conversation_endpoints")
+        )
+        parts = [store.look(seen).waiting for store in stores]
+        assert sorted(one for part in parts for one in part) == sorted(whole.look(seen).waiting)
+        for number, (part, store) in enumerate(zip(parts, stores, strict=True)):
+            mine = sorted(one.conversation_handle for one in part)
+            assert {share_of(conversations[handle], SHARES) for handle in mine} == {number}
+            first = store.page(UUID(int=0), 4)
+            assert first + store.page(first[-1], 100) == mine
+
+
+class Slow(PostgresStore):
+    """A server on other cores, which needs some time for each message that it stores."""
+
+    def store(self, batches: Mapping[UUID, Batch]) -> Result:
+        """As PostgreSQL's; and then it takes a while."""
+        result = super().store(batches)
+        time.sleep(EACH * sum(batch.reached - batch.expected for batch in batches.values()))
+        return result
+
+
+@pytest.mark.full
+def test_what_servers_do_for_shares_takes_place_at_the_same_time(
+    make_instance_url: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "PostgresStore", Slow)
+    monkeypatch.setattr(shares, "PostgresStore", Slow)
+    alone, together = (_seconds(count, make_instance_url, tmp_path / str(count)) for count in (1, SHARES))
+    assert alone > EACH * MESSAGES
+    assert together < alone / 1.5
+
+
+def _seconds(shares: int, make_instance_url: Callable[..., str], folder: Path) -> float:
+    """Until what waits at the sender has arrived."""
+    with sites(2, make_instance_url, folder, shares) as (west, east):
+        handles = [
+            west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+            for _ in range(2 * CONVERSATIONS)
+        ]
+        for handle in handles:
+            west.database.send_batch(handle, ORDER, [b"x"] * (MESSAGES // len(handles)))
+        began = time.monotonic()
+        west.route(STOCK, east)
+        east.route(ORDERS, west)
+        eventually(lambda: west.waiting == 0)
+        return time.monotonic() - began
