@@ -12,6 +12,10 @@ A page has prose and examples of its own, and marks where a description stands:
     <!-- command: queue create -->
     ...
     <!-- end -->
+
+    <!-- errors: all -->
+    ...
+    <!-- end -->
 """
 
 from __future__ import annotations
@@ -25,11 +29,16 @@ from typing import Any, get_args
 import griffe
 
 from servicebroker.cli.main import COMMANDS, load
+from servicebroker.model.errors import RULES
+from servicebroker.model.remedies import REMEDIES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted(ROOT.glob("docs/reference/api/*.md")), ROOT / "docs/reference/commands.md"]
+PAGES = [
+    *sorted(ROOT.glob("docs/reference/api/*.md")),
+    *(ROOT / f"docs/reference/{one}.md" for one in ("commands", "errors")),
+]
 
-_MARK = re.compile(r"<!-- (api|command): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+_MARK = re.compile(r"<!-- (api|command|errors): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 _HIDDEN = {"--help", "--install-completion", "--show-completion"}
 
 
@@ -51,6 +60,20 @@ def found(module: griffe.Module, path: str) -> Any:
         if member.is_alias:
             member = member.final_target
     return member
+
+
+def made_of_steps(module: griffe.Module, thing: Any) -> griffe.Function:
+    """The method as its caller sees it that is made of steps: `drop_role = defined(principals.drop_role)`."""
+    steps = found(module, thing.value.arguments[0].canonical_path.removeprefix("servicebroker."))
+    own = list(steps.parameters)[str(thing.value).startswith("defined(") :]  # without the user that its object works as
+    method = griffe.Function(steps.name, parameters=griffe.Parameters(*own), returns="None", parent=steps.parent)
+    method.docstring = steps.docstring
+    return method
+
+
+def _is_made(thing: Any) -> bool:
+    """Whether it is such a method."""
+    return thing.is_attribute and str(thing.value).startswith(("defined(", "administered("))
 
 
 def public_names(module: griffe.Module) -> list[str]:
@@ -90,16 +113,20 @@ def methods(thing: Any) -> list[str]:
 
 def _is_method(member: Any) -> bool:
     target = member.final_target if member.is_alias else member
-    return bool(target.is_function and target.docstring)
+    return bool(target.is_function and target.docstring) or _is_made(target)
 
 
 def described(module: griffe.Module, path: str) -> str:
     """The signature and the docstring of a name, in Markdown."""
     thing = found(module, path)
+    if _is_made(thing):
+        thing = made_of_steps(module, thing)
     parts = []
     if thing.is_function or thing.is_class:
         parts.append(f"```py\n{signature(thing, path)}\n```")
-    for section in thing.docstring.parsed if thing.docstring else ():
+    if thing.docstring is None:
+        raise ValueError(f"{path} has no docstring.")
+    for section in thing.docstring.parsed:
         parts.append(_section(section))
     return "\n\n".join(part for part in parts if part)
 
@@ -142,7 +169,7 @@ def _section(section: Any) -> str:
                 [(f"`{one.name}`", one.description) for one in section.value],
             )
         case griffe.DocstringSectionKind.raises:
-            return _rows("Raises", [(f"`{one.annotation}`", one.description) for one in section.value])
+            return _rows("Raises", [(f"`{one.annotation}`", _linked(one.description)) for one in section.value])
         case griffe.DocstringSectionKind.returns:
             return "**Returns:** " + " ".join(" ".join(one.description.split()) for one in section.value)
         case _:
@@ -167,6 +194,32 @@ def _rows(head: str, rows: list[tuple[str, str]]) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
+
+
+# ---------------------------------------------------------------- the errors
+
+
+def errors() -> str:
+    """Every number with its text and what mends it, each with an anchor."""
+    rows = "".join(
+        f'| <a id="{number}"></a>{number} | {_said(RULES[number].text)} | {_cell(REMEDIES.get(number, ""))} |\n'
+        for number in sorted(RULES)
+    )
+    return f"| number | it says | what to do |\n|---|---|---|\n{rows}".rstrip()
+
+
+def _said(text: str) -> str:
+    """The text with `…` for what is filled in, and nothing in it that Markdown takes for its own."""
+    return re.sub(r"([*_<>\[\]])", r"\\\1", re.sub(r"['\"]?\{\d\}['\"]?", "…", _cell(text)))
+
+
+def _linked(text: str) -> str:
+    """With a link at each number of an error."""
+    return re.sub(
+        r"(?<![\w,.])\d{3,5}(?![\w,.]\d|\w)",
+        lambda found: f"[{found[0]}](../errors.md#{found[0]})" if int(found[0]) in RULES else found[0],
+        text,
+    )
 
 
 # ---------------------------------------------------------------- the commands
@@ -231,7 +284,13 @@ def made(text: str, module: griffe.Module, known: dict[str, Any]) -> str:
     """A page with its descriptions as they are now."""
 
     def fill(mark: re.Match[str]) -> str:
-        what = described(module, mark[2]) if mark[1] == "api" else told(mark[2], known[mark[2]])
+        match mark[1]:
+            case "api":
+                what = described(module, mark[2])
+            case "command":
+                what = told(mark[2], known[mark[2]])
+            case _:
+                what = errors()
         return f"<!-- {mark[1]}: {mark[2]} -->\n\n{what}\n\n<!-- end -->"
 
     return _MARK.sub(fill, text)

@@ -18,13 +18,18 @@ def open_instance(
     maximum_body: int = MAXIMUM_BODY,
     keys: str | os.PathLike[str] | None = None,
 ) -> Instance:
-    """Open an instance: a data folder (an embedded PostgreSQL is made or joined there) or a PostgreSQL URL.
+    """Open an instance, and make it where there is none.
 
-    Every `upkeep` seconds a thread of it fires timers and ends lifetimes that are due in queues that nobody receives
-    from, and removes closed endpoints; None for no such thread. A body of more than `maximum_body` bytes, 512 MB
-    unless given and 900 MB at most, is refused by SEND (8459). `keys` is the folder of private keys; `keys` in the data
-    folder when it is not given, for a server one in the user's own data. Every rule goes by the time of the PostgreSQL
-    server; `clock` replaces it in tests (docs/how-to/testing.md).
+    Close it at the end, by a `with` block or `close()`. One instance serves all threads of a process.
+
+    Args:
+        target: a folder, in which an embedded PostgreSQL is made or joined; or a PostgreSQL database, as
+            `postgresql://...` or `key=value ...`.
+        clock: whose time every rule goes by, in tests (docs/how-to/testing.md). It is that of the PostgreSQL server.
+        upkeep: every so many seconds a thread fires timers and ends lifetimes that are due in queues that nobody
+            receives from, and removes closed endpoints. None for no such thread.
+        maximum_body: SEND refuses a body of more bytes (8459). 512 MB, and 900 MB at most.
+        keys: the folder of private keys; `keys` in the data folder, for a server one in the user's own data.
 
     Raises:
         BrokerError: 402 an impossible `maximum_body`.

@@ -20,9 +20,13 @@ _BROKER = "http://schemas.microsoft.com/SQL/ServiceBroker/"
 _NOTIFICATIONS = "http://schemas.microsoft.com/SQL/Notifications/"
 
 DEFAULT = "DEFAULT"
+"""`DEFAULT`: the message type and the contract that every database has; its messages may carry anything, either way."""
 ERROR = _BROKER + "Error"
+"""The type of the message that says why a conversation has failed; `read_error` reads its body."""
 END_DIALOG = _BROKER + "EndDialog"
+"""The type of the message that says that the other side has ended the conversation; it has no body."""
 DIALOG_TIMER = _BROKER + "DialogTimer"
+"""The type of the message that a conversation timer puts into the own queue; it has no body."""
 
 EVENT_NOTIFICATION = _NOTIFICATIONS + "EventNotification"
 POST_EVENT_NOTIFICATION = _NOTIFICATIONS + "PostEventNotification"

@@ -144,7 +144,9 @@ class Reply:
 
 
 Verdict: TypeAlias = Retry | EndWithError | SetAside | Ignore | Reply
+"""What a policy may answer: `Retry`, `EndWithError`, `SetAside`, `Ignore` or `Reply`."""
 Policy: TypeAlias = Callable[[Failure], Verdict]
+"""A function that is given a `Failure` and returns a `Verdict`; what it raises counts as a rollback."""
 
 
 def give_up_after(failures: int = 3, verdict: Verdict | None = None, *, pause: float = 0.0) -> Policy:

@@ -148,21 +148,27 @@ class AsyncVerbs(ABC):
         lifetime: int = MAXIMUM_LIFETIME,
         encryption: bool = True,
     ) -> UUID:
-        """BEGIN DIALOG: returns the handle of a new conversation. The target is neither told nor looked for.
+        """BEGIN DIALOG: begin a conversation, and return its handle.
+
+        The target is not told, and not looked for: that happens with the first message. So a name that is wrong there
+        is no error here; the message waits (`servicebroker doctor`).
 
         Args:
-            from_service: a service of this database.
-            to_service: the target's name, compared byte by byte.
-            broker_instance: identifier of the target's database, or "CURRENT DATABASE".
-            contract: a contract of this database.
-            related_conversation: a handle whose group the new conversation joins.
-            related_conversation_group: the group to join; made under this id when it does not exist.
-            lifetime: seconds, 1 to 2,147,483,647.
-            encryption: whether dialog security is wanted; it matters only between instances.
+            from_service: a service of this database. Answers come into its queue.
+            to_service: the service at the other end, here or in another instance. The name is compared byte by byte.
+            broker_instance: identifier of the target's database, where several have such a service; or
+                "CURRENT DATABASE".
+            contract: a contract of this database: what each side may send.
+            related_conversation: a handle. The new conversation joins the conversation group of that one.
+            related_conversation_group: the conversation group to join. It is made when it does not exist.
+            lifetime: seconds after which both sides get an Error (-8489), 1 to 2,147,483,647.
+            encryption: whether dialog security is wanted. It matters only between instances.
 
         Raises:
-            BrokerError: 8406, 8411, 8413, 8414, 8417, 8421, 8423, 8425, 8426, 9610, 1093; 8494 without RECEIVE on the
-                service's queue, 229 without REFERENCES on the contract.
+            BrokerError: 8423 no such service, 8425 no such contract, 8426 no such related conversation, 9610 that is
+                one of another service, 8411 the lifetime is out of range, 8494 without RECEIVE on the service's
+                queue, 229 without REFERENCES on the contract; 8406, 8413, 8414, 8417, 8421, 1093 for arguments that
+                nothing can be called.
         """
         handles = [] if related_conversation is None else [related_conversation]
         groups = [] if related_conversation_group is None else [related_conversation_group]
@@ -189,16 +195,23 @@ class AsyncVerbs(ABC):
     async def send(
         self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: object = OMITTED
     ) -> int | list[int]:
-        """SEND one message; returns its sequence number, from 0 in each direction. For a `pipeline()` see there.
+        """SEND one message, and return its sequence number: 0, 1, 2 ... in each direction of a conversation.
 
-        A list of handles sends it on each of these conversations, or on none when one of them is refused, and
-        stores its body once; the numbers come back in their order. A body that is omitted or empty is received as
-        None; a str is sent as UTF-8; other objects as `servicebroker.codec` says for their message type.
+        It counts from COMMIT on. Within `pipeline()` the place in the block is returned instead.
+
+        Args:
+            handle: the conversation. With a list of handles the message goes on each of them, or on none when one is
+                refused; its body is stored once, and the numbers come back in their order.
+            message_type: one that the contract lets this side send.
+            body: bytes; a str, which is sent as UTF-8; or an object for which there is a `servicebroker.codec` of that
+                message type. One that is omitted or empty is received as None.
 
         Raises:
             BodyError: the body is not what messages of this type carry.
-            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459, 8494, 9618; 402 for a list of handles
-                that is empty, holds one twice, or more than 10,000.
+            BrokerError: 8426 no such conversation, 8429 it has ended or failed, 8428 no such message type, 8431 it is
+                not in the contract, 8432 and 8434 only the other side may send it, 8433 the body is None, 8459 it is
+                too large, 8494 no permission, 9618 the own queue is off and has RETENTION, 8418 the handle is missing,
+                402 the list of handles is empty, has one twice, or more than 10,000.
         """
         content = encoded(message_type, body)
         if not isinstance(handle, UUID | None):
@@ -230,12 +243,20 @@ class AsyncVerbs(ABC):
         )
 
     async def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[object]) -> int:
-        """SEND many messages of one type, in their order; returns the first sequence number.
+        """SEND many messages of one type, in their order, and return the first sequence number.
 
-        What raises sends none. A body that the peer does not take fails the conversation, as with `send`: those before
-        it are delivered, those behind it dropped.
+        It is one statement, and many times as fast as as many calls of `send`. When it raises, none was sent.
+
+        A body that the *receiver* refuses fails the conversation, as with `send`: the messages before it are
+        delivered, those behind it are dropped.
+
+        Args:
+            handle: the conversation.
+            message_type: one that the contract lets this side send.
+            bodies: of each message, as for `send`.
 
         Raises:
+            BodyError: as `send`.
             BrokerError: as `send`.
         """
         database = self.database
@@ -310,7 +331,10 @@ class AsyncVerbs(ABC):
         conversation_group_id: UUID | None = None,
         wait: float = 0.0,
     ) -> list[Message]:
-        """RECEIVE: messages of one conversation group, in order; an empty list when there is nothing to take.
+        """RECEIVE: take messages of one conversation group, in order. An empty list when there is nothing to take.
+
+        The group is locked until the transaction ends: other readers take from other groups meanwhile. A ROLLBACK
+        puts the messages back.
 
         Args:
             queue: its name, compared without case; `schema.queue` when the schema is not dbo.
@@ -320,8 +344,8 @@ class AsyncVerbs(ABC):
             wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
 
         Raises:
-            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue, 229 no permission; while waiting also
-                8468 when a service of the queue was altered or dropped.
+            BrokerError: 15151 no such queue, 9617 it is off, 229 no permission, 8426 no such conversation, 8436 no such
+                group; while waiting also 8468 a service of the queue was altered or dropped.
         """
         check_wait(wait)
         engine, catalog = self.database.engine, self.database.catalog
@@ -380,7 +404,8 @@ class AsyncVerbs(ABC):
         Both groups are locked until the transaction ends.
 
         Raises:
-            BrokerError: 8418, 8420, 8426, 8436, 8438, 8439, 8494.
+            BrokerError: 8426 no such conversation, 8436 no such group, 8439 it is one of another service, 8438 the
+                conversation has ended or failed, 8494 no permission, 8418 and 8420 an argument is missing.
         """
         engine = self.database.engine
         await self._run(Verb(lambda: engine.move_conversation(handle, group), handles=[handle]))
@@ -461,11 +486,21 @@ class AsyncVerbs(ABC):
     async def end_conversation(
         self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False
     ) -> None:
-        """END CONVERSATION, plain, WITH ERROR = (code, description) or WITH CLEANUP.
+        """END CONVERSATION: this side is done. Its messages that nobody has received are dropped.
+
+        The other side gets an EndDialog message, or the error, behind what was sent before. Each side ends the
+        conversation for itself.
+
+        Args:
+            handle: the conversation.
+            error: WITH ERROR: a code above 0 and a description, which the other side receives as an Error message.
+            cleanup: WITH CLEANUP: the other side is not told anything. For a conversation whose other side is gone for
+                good.
 
         Raises:
-            BrokerError: 8418, 8419, 8422, 8424, 8426, 8427, 8494; 28006 for WITH CLEANUP of a conversation that has
-                ended on this side, by others than db_owner.
+            BrokerError: 8426 no such conversation, 8427 it has ended on this side already, 8494 no permission, 8418 the
+                handle is missing, 8419, 8422 and 8424 the code or the description is; 28006 WITH CLEANUP of a
+                conversation that has ended on this side is for db_owner.
         """
 
         deed = Deed.END_WITH_CLEANUP if cleanup else Deed.END if error is None else Deed.END_WITH_ERROR
@@ -486,8 +521,12 @@ class AsyncVerbs(ABC):
     async def begin_conversation_timer(self, handle: UUID, timeout: int) -> None:
         """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue.
 
+        A conversation has one timer: setting it again replaces it. It is a row of PostgreSQL, so it comes also when
+        this program has ended meanwhile.
+
         Raises:
-            BrokerError: 8410, 8418, 8426, 8458, 8494 without SEND on the conversation's own service.
+            BrokerError: 8426 no such conversation, 8410 the conversation's lifetime ends before, 8458 it has ended or
+                failed, 8494 no SEND on the conversation's own service, 8418 the handle is missing.
         """
         engine = self.database.engine
         await self._run(Verb(lambda: engine.begin_conversation_timer(handle, timeout)))
