@@ -113,6 +113,7 @@ bench: install
 docs: install
 	$(BIN)/python tools/make_pictures.py --check
 	$(BIN)/python tools/make_reference.py --check
+	$(BIN)/python -m pytest -q --full tests/integration/test_dashboard_in_a_browser.py -k pictures
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python -m pytest -q --full tests/integration/test_pages.py
 

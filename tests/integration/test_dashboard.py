@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from support import (
     query,
     queue_number,
     state,
+    together,
 )
 
 HERE = "http://127.0.0.1"
@@ -294,6 +296,69 @@ def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, brow
     assert f"{database.name}.dbo.{STOCK_QUEUE} with 0 messages" in browser.text("i/0/poison")
 
 
+def test_a_message_is_replayed_after_an_edit(database: sb.Database, browser: Browser) -> None:
+    poisoned(database, b"\n<b>bad</b>\nline")
+    page = browser.page("i/0/poison")
+    (shown_text,) = page.xpath("//textarea/text()")
+    assert shown_text == "\n<b>bad</b>\nline"  # the browser's parser has dropped the first line end
+    assert "with another body" in browser.press(page, "replay-edited", body="good\r\nline")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"good\nline"]
+    assert "body edited" in browser.text("i/0/audit").replace(": ", " ")
+    for body in (b"\x00", b"a\r\nb", b"\xff", b"x" * 5000):  # what a form would change, or has not whole
+        poisoned(database, body)
+    assert browser.page("i/0/poison").xpath("//textarea") == []
+
+
+def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Browser) -> None:
+    for body in (b"1", b"2", b"3"):
+        poisoned(database, body)
+    page = browser.page("i/0/poison")
+    (handle,) = {one.conversation_handle for one in database.set_aside_messages()[:1]}
+    database.end_conversation(handle)
+    said = browser.press(page, "replay-all")
+    assert "2 messages are in their queues again. Message" in said
+    assert "cannot be replayed" in said
+    assert sorted(str(one) for _ in range(2) for one in bodies(database.receive(STOCK_QUEUE))) == ["b'2'", "b'3'"]
+
+
+def test_the_activation_of_a_queue_is_changed(database: sb.Database, browser: Browser) -> None:
+    def press(**typed: str) -> str:
+        page = browser.page("i/0/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}")
+        return browser.press(page, "activation", **typed)
+
+    assert "9613" in press(status="on")  # the user of EXECUTE AS is missing
+    assert "is ON" in press(status="on", procedure="usp_Stock", readers="3", execute_as="OWNER")
+    assert "dbo.usp_Stock, at most 3 readers" in browser.queue(database)
+    assert "is OFF" in press(status="off")
+    assert "must be a number" in press(readers="many")
+
+
+def by_two(browse: Callable[..., Browser], act: str, path: str, **asked: object) -> list[str]:
+    """Two people look at a page, and both press the same at once; what each is told."""
+    people = [browse(), browse()]
+    pages = [one.page(path, **asked) for one in people]
+    said: list[str] = []
+    together(*(partial(lambda who: said.append(people[who].press(pages[who], act)), who) for who in (0, 1)))
+    return said
+
+
+@pytest.mark.parametrize(
+    ("act", "done", "left"), [("replay", "is in its queue again.", [b"bad"]), ("discard", "is gone.", [])]
+)
+def test_of_two_people_who_act_on_one_message_one_does(
+    database: sb.Database, browse: Callable[..., Browser], act: str, done: str, left: list[bytes]
+) -> None:
+    poisoned(database, b"bad")
+    said = by_two(browse, act, "i/0/poison")
+    assert [sum(text in one for one in said) for text in (done, "must be one that was set aside")] == [1, 1]
+    assert bodies(database.receive(STOCK_QUEUE)) == left
+
+
+def test_of_two_people_who_end_a_conversation_one_does(database: sb.Database, browse: Callable[..., Browser]) -> None:
+    said = by_two(browse, "end", "i/0/conversation", handle=sent(database, (ORDER, b"1")))
+    assert [sum(text in one for one in said) for text in ("has ended on this side", "not in a valid state")] == [1, 1]
+
+
 def test_what_is_on_the_way_and_why(database: sb.Database, browser: Browser) -> None:
     database.send(begin(database, "//nowhere/Stock"), ORDER, b"1")
     text = browser.text("i/0/way")
@@ -348,6 +413,17 @@ def test_of_a_large_body_the_beginning_is_fetched(database: sb.Database, browser
     with database.instance.connection() as connection:
         (head,) = run(connection, looks.message_heads(queue_number(database, STOCK_QUEUE), "", ""))
     assert (len(head.head or b""), head.size) == (looks.SHOWN, 20_000_000)
+
+
+@pytest.mark.full
+def test_of_a_body_of_500_mb_too(database: sb.Database, browser: Browser) -> None:
+    handle = sent(database, (ORDER, b"y" * 500_000_000))
+    far = str(far_handle(database, handle))
+    begun = time.monotonic()
+    for text in (browser.text("i/0/conversation", handle=far), browser.queue(database, text="yyy")):
+        assert "text, 500.0 MB, of which the beginning is shown" in text
+        assert len(text) < 20_000
+    assert time.monotonic() - begun < 5  # nobody has read the body
 
 
 def test_bodies_of_a_multicast_are_shown(database: sb.Database, browser: Browser) -> None:

@@ -1,6 +1,6 @@
 """The dashboard in a real browser: what it looks like, by keyboard, and that markup in names is text.
 
-Needs Chromium with its driver (Debian: chromium, chromium-driver) and `pip install selenium`. What axe-core finds is
+Needs Chromium with its driver (Debian: chromium, chromium-driver) and selenium, of the extra `docs`. What axe-core finds is
 asked where it is (`npm install axe-core` in the project's folder).
 """
 
@@ -11,13 +11,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+from uuid import UUID
 
 import pytest
+from typer.testing import CliRunner
 
 import servicebroker as sb
+from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, Role
 from support import ORDER, STOCK_QUEUE, begin, far_handle
 
@@ -31,6 +35,7 @@ pytestmark = [
 AXE = Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"
 TOKEN = "a-token-that-is-long-enough"
 PHONE, DESK = (360, 740), (1280, 900)
+SCREENS = Path(__file__).parents[2] / "docs/screens"
 HIT = "<img src=x onerror='window.hit=1'>"
 
 
@@ -45,12 +50,12 @@ def chromium() -> Iterator[Any]:
     driver.quit()
 
 
-@pytest.fixture
-def address(database: sb.Database) -> Iterator[str]:
-    """A dashboard that is served."""
+@contextmanager
+def served(url: str) -> Iterator[str]:
+    """The dashboard of an instance; its address."""
     import uvicorn
 
-    app = Dashboard([database.instance.url], token=TOKEN, role=Role.ACT)
+    app = Dashboard([url], token=TOKEN, role=Role.ACT)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1))
         running = threading.Thread(target=server.run, args=([listening],))
@@ -61,9 +66,19 @@ def address(database: sb.Database) -> Iterator[str]:
 
 
 @pytest.fixture
-def signed_in(chromium: Any, address: str) -> Any:
+def address(database: sb.Database) -> Iterator[str]:
+    with served(database.instance.url) as there:
+        yield there
+
+
+def sign_in(chromium: Any, address: str) -> None:
     chromium.get(f"{address}/login#{TOKEN}")
     within(5, lambda: not chromium.current_url.partition("#")[0].endswith("/login"))
+
+
+@pytest.fixture
+def signed_in(chromium: Any, address: str) -> Any:
+    sign_in(chromium, address)
     return chromium
 
 
@@ -83,6 +98,70 @@ def pages(database: sb.Database) -> list[str]:
         f"/i/0/queue?{urlencode(named)}",
         f"/i/0/conversation?{urlencode({'handle': str(far_handle(database, handle))})}",
     ]
+
+
+SHOP = {
+    "message_types": {"//shop/Order": "NONE", "//shop/Confirmation": "NONE"},
+    "contracts": {"//shop/Ordering": {"//shop/Order": "INITIATOR", "//shop/Confirmation": "TARGET"}},
+    "queues": {"OrderQueue": {}, "StockQueue": {}, "ReturnsQueue": {}},
+    "services": {
+        "//shop/Orders": {"queue": "OrderQueue"},
+        "//shop/Stock": {"queue": "StockQueue", "contracts": ["//shop/Ordering"]},
+        "//shop/Returns": {"queue": "ReturnsQueue", "contracts": ["//shop/Ordering"]},
+    },
+}
+
+
+@pytest.fixture
+def shop(fresh_instance: sb.Instance) -> dict[str, str]:
+    """A shop in which this and that has happened; its pages by the names of their pictures."""
+    CliRunner().invoke(command, ["trail", "on", "--instance", fresh_instance.url], catch_exceptions=False)
+    database = fresh_instance.database("Shop", create=True)
+    database.define(SHOP)
+
+    def order(to_service: str, *items: str) -> UUID:
+        handle = database.begin_dialog("//shop/Orders", to_service, contract="//shop/Ordering", encryption=False)
+        for item in items:
+            database.send(handle, "//shop/Order", f'{{"item": "{item}", "pieces": 2}}')
+        return handle
+
+    def ship(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        for message in messages:
+            if b"saucer" in (message.message_body or b""):
+                raise LookupError("nobody knows what a saucer costs")
+            transaction.send(message.conversation_handle, "//shop/Confirmation", '{"shipped": "today"}')
+
+    handle = order("//shop/Stock", "teapot", "saucer", "cup")
+    database.process("StockQueue", ship, poison=lambda failure: sb.SetAside())
+    database.send(handle, "//shop/Order", '{"item": "spoon", "pieces": 6}')
+    for number in range(40):
+        order("//shop/Returns", f"cup {number}")
+    order("//shop/Stok", "teapot")  # nobody has that service
+    database.alter_queue("ReturnsQueue", status=False)
+    return {
+        "overview": "/",
+        "queues": "/i/0/queues",
+        "queue": f"/i/0/queue?{urlencode({'database': 'Shop', 'queue': 'dbo.StockQueue'})}",
+        "conversation": f"/i/0/conversation?{urlencode({'handle': str(far_handle(database, handle))})}",
+        "way": "/i/0/way",
+        "poison": "/i/0/poison",
+    }
+
+
+def test_pictures_of_the_documentation(chromium: Any, fresh_instance: sb.Instance, shop: dict[str, str]) -> None:
+    """They are written to docs/screens, where the site has them from (tools/screens.py)."""
+    SCREENS.mkdir(exist_ok=True)
+    with served(fresh_instance.url) as address:
+        shown_in(chromium, DESK, "light")
+        sign_in(chromium, address)
+        for name, page in shop.items():
+            shown_in(chromium, DESK, "light")
+            chromium.get(address + page)
+            for first in chromium.find_elements("css selector", "details.message > summary")[:1]:
+                first.click()
+            height = chromium.execute_script("return document.documentElement.scrollHeight")
+            shown_in(chromium, (DESK[0], min(height, 1400)), "light")
+            assert chromium.save_screenshot(str(SCREENS / f"{name}.png"))
 
 
 def within(seconds: float, holds: Callable[[], bool]) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.activation import procedures
 from servicebroker.cli.main import app
+from servicebroker.dashboard import Dashboard, pages
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.store import migrations
 from servicebroker.store.running import run
@@ -48,6 +50,23 @@ def test_who_looks_at_all_queues_does_not_ask_for_each(database: sb.Database, as
     assert [queue.messages for queue in facts.queues if queue.name.endswith("Queue7")] == [1]
     often = {name: times for name, times in asked.items() if times > MANY / 2}
     assert not often
+
+
+def test_no_page_of_the_dashboard_asks_for_each_queue(
+    database: sb.Database, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "MOST_QUEUES", 3)
+    dashboard = Dashboard([database.instance.url], token=None)
+    client = TestClient(dashboard, base_url="http://127.0.0.1")
+    for page in ("", *(f"i/0/{name}" for name in ("queues", "conversations", "way", "poison", "statements", "audit"))):
+        asked.clear()
+        answer = client.get(f"/{page}")
+        assert answer.status_code == 200, answer.text
+        assert asked.total() < MANY, (page, asked)
+        if page == "i/0/queues":  # some of them, those with the most messages first
+            assert f"3 of {MANY + 2} queues, those with the most messages" in answer.text
+            assert "dbo.Queue7" in answer.text
+    dashboard.close()
 
 
 def test_a_queue_is_made_in_a_few_round_trips(database: sb.Database, asked: Counter[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,19 +133,23 @@ def test_retry_switches_on_and_forgets_what_has_failed(database: sb.Database, ru
     assert query(database, counted, queue_number(database, STOCK_QUEUE)) == []
 
 
-def test_what_was_set_aside_is_listed_replayed_and_discarded(database: sb.Database, run: Any) -> None:
+def test_what_was_set_aside_is_listed_replayed_and_discarded(database: sb.Database, run: Any, tmp_path: Path) -> None:
     def failing(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
         raise ValueError("unknown part")
 
-    database.send_batch(begin(database), ORDER, [b"1", b"2"])
+    database.send_batch(begin(database), ORDER, [b"1", b"2", b"3", b"4"])
     database.process(STOCK_QUEUE, failing, poison=lambda failure: sb.SetAside())
-    first, second = (one.set_aside_id for one in database.set_aside_messages())
+    first, second, third, fourth = (one.set_aside_id for one in database.set_aside_messages())
     shown = run("set-aside", "--queue", STOCK_QUEUE)
-    assert shown.count("ValueError: unknown part") == 2
+    assert shown.count("ValueError: unknown part") == 4
     assert json.loads(run("set-aside", "--json"))["messages"][0]["message_body"] == b"1".hex()
-    run("replay", first)
+    mended = tmp_path / "mended"
+    mended.write_bytes(b"mended")
+    run("replay", first, "--body", mended)
+    assert run("replay", third, fourth).count("is in its queue again") == 2
+    run("replay", third, fourth, "--body", mended, fails=True)
     run("discard", second)
-    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+    assert sorted(bodies(database.receive(STOCK_QUEUE)), key=str) == [b"3", b"4", b"mended"]
     assert run("set-aside") == "Nothing was set aside.\n"
 
 

@@ -290,6 +290,28 @@ def test_set_aside_keeps_everything_and_can_be_replayed(database: sb.Database, t
     assert not database.instance.check().findings
 
 
+def test_a_message_is_replayed_with_another_body_that_its_type_takes(database: sb.Database, table: str) -> None:
+    database.create_message_type("//test/Xml", "WELL_FORMED_XML")
+    database.create_contract("//test/XmlContract", {"//test/Xml": "INITIATOR"})
+    database.alter_service(STOCK, add_contracts=["//test/XmlContract"])
+    handle = database.begin_dialog(ORDERS, STOCK, contract="//test/XmlContract")
+    database.send(handle, "//test/Xml", b"<bad/>")
+
+    def refuse(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        raise ValueError("no")
+
+    database.process(STOCK_QUEUE, refuse, poison=lambda failure: sb.SetAside())
+    (kept,) = database.set_aside_messages()
+    with refused(402, "the new body is refused by the message type"):
+        database.replay_message(kept.set_aside_id, body=b"<good>")
+    with refused(402):
+        database.replay_message(kept.set_aside_id, body=7)  # type: ignore[arg-type]
+    with refused(8433):
+        database.replay_message(kept.set_aside_id, body=None)  # type: ignore[arg-type]
+    database.replay_message(kept.set_aside_id, body="<good/>")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"<good/>"]
+
+
 def test_a_message_of_an_ended_conversation_is_not_replayed_but_discarded(database: sb.Database, table: str) -> None:
     handle = send(database, b"bad")
     database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -16,6 +18,7 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, Instance
 from servicebroker.cli.texts import as_json_text, shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis import poison_report
+from servicebroker.model.arguments import OMITTED
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
@@ -24,7 +27,7 @@ PATIENCE = 2.0  # seconds that --receive waits for the message
 app = typer.Typer(no_args_is_help=True, help="Messages that cannot be processed: look, end, try again.")
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
-NumberArgument = Annotated[int, typer.Argument(metavar="N", help="Its number in the list.")]
+NumbersArgument = Annotated[list[int], typer.Argument(metavar="N...", help="Their numbers in the list.")]
 
 
 class _Undo(Exception):
@@ -141,19 +144,32 @@ def set_aside(
 
 
 @app.command()
-def replay(number: NumberArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Put a message that was set aside into its queue again."""
+def replay(
+    numbers: NumbersArgument,
+    database: DatabaseOption,
+    body: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What it carries from now on, - for standard input; the audit notes that."),
+    ] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """Put messages that were set aside into their queues again."""
+    if body is not None and len(numbers) > 1:
+        raise typer.BadParameter("--body is for one message")
+    content = OMITTED if body is None else sys.stdin.buffer.read() if str(body) == "-" else body.read_bytes()
     with open_database(instance, database) as opened:
-        opened.replay_message(number)
-    typer.echo(f"Message {number} is in its queue again.")
+        for number in numbers:
+            opened.replay_message(number, body=content)
+            typer.echo(f"Message {number} is in its queue again.")
 
 
 @app.command()
-def discard(number: NumberArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Remove a message that was set aside."""
+def discard(numbers: NumbersArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
+    """Remove messages that were set aside."""
     with open_database(instance, database) as opened:
-        opened.discard_message(number)
-    typer.echo(f"Message {number} is gone.")
+        for number in numbers:
+            opened.discard_message(number)
+            typer.echo(f"Message {number} is gone.")
 
 
 def _received(database: Database, queue: str, conversation: UUID | None) -> list[dict[str, Any]]:

@@ -9,9 +9,10 @@ from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.cli.operating import operating
+from servicebroker.engine.activation.clause import Activation
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis.poison_report import forget_failures
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import BrokerError, ServiceBrokerError
 from servicebroker.model.wording import counted
 
 Fields = Mapping[str, str]
@@ -75,9 +76,36 @@ def _set_timer(database: Database, fields: Fields) -> str:
     return f"A DialogTimer message comes in {counted(seconds, 'second')}."
 
 
+def _set_activation(database: Database, fields: Fields) -> str:
+    activation = Activation(
+        fields["procedure"].strip() or None,
+        _number(fields, "readers"),
+        fields["execute_as"].strip() or None,
+        fields["status"] == "on",
+    )
+    database.alter_queue(fields["queue"], activation=activation)
+    return f"The activation of {fields['queue']} is {'ON' if activation.status else 'OFF'}."
+
+
 def _replay(database: Database, fields: Fields) -> str:
     database.replay_message(_number(fields, "number"))
     return f"Message {fields['number']} is in its queue again."
+
+
+def _replay_edited(database: Database, fields: Fields) -> str:
+    database.replay_message(_number(fields, "number"), body=fields["body"].replace("\r\n", "\n"))  # as browsers send it
+    return f"Message {fields['number']} is in its queue again, with another body."
+
+
+def _replay_all(database: Database, fields: Fields) -> str:
+    refused, numbers = [], [int(number) for number in fields["numbers"].split()]
+    for number in numbers:
+        try:
+            database.replay_message(number)
+        except ServiceBrokerError as problem:
+            refused.append(f"Message {number}: {problem}")
+    done = counted(len(numbers) - len(refused), "message is in its queue again.", "messages are in their queues again.")
+    return " ".join([done, *refused])
 
 
 def _discard(database: Database, fields: Fields) -> str:
@@ -105,7 +133,10 @@ ACTS = {
     "clean-up": Act(_clean_up, _conversation),
     "move": Act(_move, _conversation),
     "timer": Act(_set_timer, _conversation),
+    "activation": Act(_set_activation, _queue),
     "replay": Act(_replay, _poison),
+    "replay-edited": Act(_replay_edited, _poison),
+    "replay-all": Act(_replay_all, _poison),
     "discard": Act(_discard, _poison),
 }
 

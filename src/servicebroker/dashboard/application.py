@@ -29,7 +29,7 @@ from servicebroker.cli.texts import printable
 from servicebroker.cli.trail import told
 from servicebroker.dashboard import pages
 from servicebroker.dashboard.acts import ACTS
-from servicebroker.dashboard.bodies import shown
+from servicebroker.dashboard.bodies import editable, shown
 from servicebroker.dashboard.door import LOOPBACK, Door, Proxy, Sessions, TooManyGuesses, cookie_for
 from servicebroker.dashboard.observed import Observed, sentence
 from servicebroker.dashboard.pipelines import WatchedPipeline
@@ -369,6 +369,7 @@ def _environment() -> Environment:
         "changed": changed,
         "happened": told,
         "body": lambda message: shown(message.validation, message.head, message.size),
+        "editable": lambda message: editable(message.head, message.size),
     }
     made.globals["ago"] = lambda seen: _age(seen.at, datetime.now(UTC))
     made.globals["clock"] = lambda: datetime.now(UTC).isoformat()

@@ -35,6 +35,16 @@ def shown(validation: str, head: bytes | None, size: int) -> ShownBody:
     return ShownBody("text", printable(text.replace("\r\n", "\n")), more)
 
 
+def editable(head: bytes | None, size: int) -> str | None:
+    """A body as text that a form gives back as it is; None of one that is cut, or is no such text."""
+    try:
+        text = (head or b"").decode()
+    except UnicodeDecodeError:
+        return None
+    is_whole = len(head or b"") == size
+    return text if is_whole and all(character >= " " or character in "\n\t" for character in text) else None
+
+
 def _whole_characters(head: bytes, *, cut: bool) -> str:
     """The bytes as UTF-8; a character that the cut has broken is left out."""
     for left_out in range(4 if cut else 1):

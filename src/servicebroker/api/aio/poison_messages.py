@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from typing import TypeVar
 
 from servicebroker.engine.catalog import catalog
+from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation import failed_messages
 from servicebroker.engine.conversation.failed_messages import SetAsideMessage
 from servicebroker.engine.diagnosis.audit import note
 from servicebroker.engine.security import authorization as rights
-from servicebroker.model.arguments import check_count
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Steps
 
@@ -23,6 +24,7 @@ class AsyncPoisonMessages(ABC):
     database_id: int
     name: str
     user: User
+    catalog: Catalog
 
     @abstractmethod
     async def _alone(self, steps: Steps[T]) -> T:
@@ -42,19 +44,25 @@ class AsyncPoisonMessages(ABC):
 
         return await self._alone(steps())
 
-    async def replay_message(self, set_aside_id: int) -> None:
+    async def replay_message(self, set_aside_id: int, *, body: Body | Omitted = OMITTED) -> None:
         """Put a message that was set aside into its queue again, behind what is there.
 
+        Args:
+            set_aside_id: its number among those that were set aside.
+            body: what it carries from now on, instead of what it carried. The audit has that it was edited, by whom,
+                and neither body.
+
         Raises:
-            BrokerError: 402 there is none of that number, 5011 no permission.
+            BrokerError: 402 there is none of that number, or its message type refuses the body; 5011 no permission.
             InstanceError: its conversation has ended.
         """
         check_count("set_aside_id", set_aside_id)
 
         def steps() -> Steps[None]:
             yield from rights.demand(self.user, "ALTER DATABASE")
-            message = yield from failed_messages.replay(self.database_id, set_aside_id)
-            yield from note("REPLAY MESSAGE", self.name, str(set_aside_id), message._asdict())
+            message = yield from failed_messages.replay(self.catalog, self.database_id, set_aside_id, body)
+            edited = {} if isinstance(body, Omitted) else {"body": "edited"}
+            yield from note("REPLAY MESSAGE", self.name, str(set_aside_id), message._asdict() | edited)
 
         await self._alone(steps())
 

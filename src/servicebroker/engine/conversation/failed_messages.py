@@ -10,11 +10,14 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.catalog.catalog import Catalog, find_usages
 from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.conversation.endpoints import lock_conversation
+from servicebroker.engine.conversation.endpoints import Endpoint, lock_conversation
 from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED, Body, Omitted, stored_body
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.model.xml import validation_failure
 from servicebroker.store.sql_verbs import ERROR_KEPT
 from servicebroker.store.statements import Statement, Steps
 
@@ -180,22 +183,22 @@ class Handled(NamedTuple):
     message_type: str
 
 
-def replay(database_id: int, set_aside_id: int) -> Steps[Handled]:
-    """Put a message that was set aside into its queue again, behind what is there.
+def replay(catalog: Catalog, database_id: int, set_aside_id: int, instead: Body | Omitted = OMITTED) -> Steps[Handled]:
+    """Put a message that was set aside into its queue again, behind what is there, with another body if one is given.
 
     Raises:
-        BrokerError: 402 there is none of that number.
+        BrokerError: 402 there is none of that number, or its message type refuses the body.
         InstanceError: its conversation has ended.
     """
     rows = yield Statement(
         "failed_messages.replay.find_message",
-        "select conversation_handle, message_sequence_number, message_type_id, validation, message_body "
-        "from servicebroker.set_aside_messages where database_id = $1 and set_aside_id = $2 for update",
+        "select conversation_handle, message_sequence_number, message_type_id, message_type_name, validation::text, "
+        "message_body from servicebroker.set_aside_messages where database_id = $1 and set_aside_id = $2 for update",
         (database_id, set_aside_id),
     )
     if not rows:
         raise _unknown(set_aside_id)
-    handle, number, type_id, validation, body = rows[0]
+    handle, number, type_id, message_type, validation, body = rows[0]
     try:
         endpoint, _ = yield from lock_conversation(handle)
     except BrokerError as gone:
@@ -205,12 +208,29 @@ def replay(database_id: int, set_aside_id: int) -> Steps[Handled]:
     rank = _RANKS.get(type_id, enqueue.RANK_DATA)
     if endpoint.state in ("DO", "CD"):
         raise InstanceError("The message cannot be replayed: its conversation has ended on this side.")
+    if not isinstance(instead, Omitted):
+        body = stored_body(instead)
+        yield from _check(catalog, endpoint, message_type, validation, body)
     yield Statement(
         "failed_messages.replay.enqueue",
         enqueue.replay(endpoint.queue_id),
         (handle, number, type_id, validation, body, rank),
     )
     return (yield from discard(database_id, set_aside_id))
+
+
+def _check(catalog: Catalog, endpoint: Endpoint, message_type: str, validation: str, body: bytes | None) -> Steps[None]:
+    """Refuse a body that the message type does not take, as the receiver would have done."""
+    rows = yield Statement(
+        "failed_messages.check",
+        "select catalog_version from servicebroker.queues where queue_id = $1",
+        (endpoint.queue_id,),
+    )
+    usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id, rows[0][0])
+    usage = usages.get(message_type)
+    failure = validation_failure(validation, body, usage.schemas if usage else None)
+    if failure is not None:
+        raise BrokerError(402, "the new body", f"refused by the message type: {failure}", "valid")
 
 
 def discard(database_id: int, set_aside_id: int) -> Steps[Handled]:
