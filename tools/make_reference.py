@@ -20,8 +20,10 @@ A page has prose and examples of its own, and marks where a description stands:
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
@@ -37,6 +39,8 @@ PAGES = [
     *sorted(ROOT.glob("docs/reference/api/*.md")),
     *(ROOT / f"docs/reference/{one}.md" for one in ("commands", "errors")),
 ]
+
+EXAMPLES = ROOT / "src/servicebroker/cli/examples.py"
 
 _MARK = re.compile(r"<!-- (api|command|errors): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 _HIDDEN = {"--help", "--install-completion", "--show-completion"}
@@ -296,6 +300,32 @@ def made(text: str, module: griffe.Module, known: dict[str, Any]) -> str:
     return _MARK.sub(fill, text)
 
 
+def examples(page: str) -> str:
+    """The module of the commands' examples: of each the first line that the page runs under it."""
+    rows = "".join(f"    {_text_of(words)}: {_text_of(line)},\n" for words, line in _shown(page))
+    return (
+        "# Made from docs/reference/commands.md by tools/make_reference.py: change that page.\n"
+        '"""An example of each command, for its help."""\n\n'
+        f"EXAMPLES = {{\n{rows}}}\n"
+    )
+
+
+def _shown(page: str) -> Iterator[tuple[str, str]]:
+    for part in re.split(r"(?=<!-- command: )", page)[1:]:
+        words, _, rest = part.partition(" -->")
+        words = words.removeprefix("<!-- command: ")
+        run = re.search(
+            rf"^(?:\w*\$ )?(servicebroker {re.escape(words)}\b[^\n]*)", rest.partition("<!-- end -->")[2], re.MULTILINE
+        )
+        if run is None:
+            raise ValueError(f"{words} has no example.")
+        yield words, run[1].removeprefix("servicebroker ").partition("  #")[0].strip()
+
+
+def _text_of(line: str) -> str:
+    return f"'{line}'" if '"' in line and "'" not in line else json.dumps(line)
+
+
 def left_out(module: griffe.Module, known: dict[str, Any]) -> list[str]:
     """What is public and no page tells of."""
     marked = {(kind, name) for page in PAGES for kind, name in _MARK.findall(page.read_text())}
@@ -308,6 +338,7 @@ def main(arguments: list[str]) -> int:
     only_look = "--check" in arguments
     module, known = package(), commands()
     pages = {page: made(page.read_text(), module, known) for page in PAGES}
+    pages[EXAMPLES] = examples((ROOT / "docs/reference/commands.md").read_text())
     stale = {page: text for page, text in pages.items() if page.read_text() != text}
     for page, text in stale.items():
         print("out of date:" if only_look else "written:", page.relative_to(ROOT))

@@ -1,7 +1,7 @@
 """The dashboard in a real browser: what it looks like, by keyboard, and that markup in names is text.
 
-Needs Chromium with its driver (Debian: chromium, chromium-driver) and selenium, of the extra `docs`. What axe-core finds is
-asked where it is (`npm install axe-core` in the project's folder).
+Needs Chromium with its driver (Debian: chromium, chromium-driver) and selenium, of the extra `docs`. What axe-core
+finds is asked where it is (`npm install axe-core` in the project's folder).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli import main
+from servicebroker.cli.examples import EXAMPLES
 from servicebroker.cli.main import app as command
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE
 
@@ -37,8 +38,8 @@ def chosen(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.undo()
 
 
-def run(*arguments: str, given: str | None = None) -> str:
-    done = CliRunner().invoke(command, list(arguments), input=given)
+def run(*arguments: str, given: str | None = None, columns: int = 80) -> str:
+    done = CliRunner().invoke(command, list(arguments), input=given, env={"COLUMNS": str(columns)})
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     return done.output
 
@@ -201,3 +202,17 @@ def test_a_mistake_is_one_sentence(
     assert re.fullmatch(r"servicebroker: .+\n", said.err), said.err
     assert words in said.err
     assert "Traceback" not in said.err + said.out
+
+
+def test_every_command_stands_in_one_group_of_the_help() -> None:
+    assert sorted(name for names in main.GROUPS.values() for name in names) == sorted(main.COMMANDS)
+
+
+@pytest.mark.parametrize("words", sorted(EXAMPLES))
+def test_the_help_of_a_command_ends_with_its_example(words: str) -> None:
+    """Which the page of all commands runs; a flag of it is shown without a value."""
+    said = " ".join(run(*words.split(), "--help", columns=120).split())
+    assert f"Example: servicebroker {' '.join(EXAMPLES[words].split())}" in said
+    assert EXAMPLES[words].startswith(words)
+    if "--json" in said:
+        assert "--json Print" in said or "--json Write" in said

@@ -62,7 +62,7 @@ def test_no_page_of_the_dashboard_asks_for_each_queue(
         asked.clear()
         answer = client.get(f"/{page}")
         assert answer.status_code == 200, answer.text
-        assert asked.total() < MANY, (page, asked)
+        assert max(asked.values()) < MANY / 2, (page, asked)
         if page == "i/0/queues":  # some of them, those with the most messages first
             assert f"3 of {MANY + 2} queues, those with the most messages" in answer.text
             assert "dbo.Queue7" in answer.text

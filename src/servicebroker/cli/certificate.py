@@ -29,7 +29,11 @@ from servicebroker.model.authentication import Method
 from servicebroker.store.running import run
 from servicebroker.store.x509_certificates import DAYS, as_pem
 
-app = typer.Typer(no_args_is_help=True, help="Certificates: who this instance is to others, and whom it lets in.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Certificates: who this instance is to others, and whom it lets in.",
+)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The certificate's name in this instance.")]
 

@@ -12,7 +12,11 @@ from servicebroker.cli.texts import as_json_text
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.running import execute
 
-app = typer.Typer(no_args_is_help=True, help="Broker databases: what there is, and whether their brokers are on.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Broker databases: what there is, and whether their brokers are on.",
+)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name, compared without case.")]
 RollbackOption = Annotated[

@@ -13,7 +13,11 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, Instance
 from servicebroker.cli.texts import as_json_text
 from servicebroker.model.application import written
 
-app = typer.Typer(no_args_is_help=True, help="A whole application as one file: types, contracts, queues, rights.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="A whole application as one file: types, contracts, queues, rights.",
+)
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The definition, in TOML.")]
 

@@ -30,7 +30,7 @@ from servicebroker.store.server import check_server
 
 KEEP, NEW, ERROR = "keep", "new", "error"
 
-app = typer.Typer(no_args_is_help=True, help="An instance as a whole.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="An instance as a whole.")
 
 
 @app.callback()

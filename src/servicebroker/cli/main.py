@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from servicebroker.cli import stopping
+from servicebroker.cli.examples import EXAMPLES
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.faces import working_by
 
@@ -118,13 +119,30 @@ EXTRAS = {  # modules that a command may miss, and what brings them
 }
 
 
+GROUPS = {  # as the help shows them
+    "Begin": ("init", "define", "demo"),
+    "Messages": ("send", "receive", "peek", "poison"),
+    "Programs that run": ("worker", "serve", "activator", "pipeline", "dashboard"),
+    "See what happens": ("status", "doctor", "check", "audit", "trail"),
+    "What there is": ("database", "queue", "service", "route", "endpoint", "instance"),
+    "Who may": ("rights", "people", "certificate", "domain"),
+    "T-SQL": ("sql", "tsql"),
+    "Measure and try": ("bench", "simulate"),
+}
+
+
 class Commands(TyperGroup):
     """The commands of the table: the help shows what stands there, and the one that runs is loaded."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, place in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=place.help))
+        for group, names in GROUPS.items():
+            for name in names:
+                self.add_command(TyperCommand(name, help=COMMANDS[name].help, rich_help_panel=group))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of the groups, not of the alphabet."""
+        return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called, loaded."""
@@ -140,7 +158,19 @@ def load(name: str) -> Any:
         alone = typer.Typer(add_completion=False)
         alone.command(name)(found)
         found = alone
-    return typer.main.get_command(found)
+    command = typer.main.get_command(found)
+    _finish(name, command)
+    return command
+
+
+def _finish(words: str, command: Any) -> None:
+    """A flag takes no value, so its help shows none; and the help ends with an example."""
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    command.epilog = f"Example: servicebroker {EXAMPLES[words]}" if words in EXAMPLES else None
+    for word, one in getattr(command, "commands", {}).items():
+        _finish(f"{words} {word}", one)
 
 
 app = typer.Typer(
@@ -198,7 +228,7 @@ def _sentence(problem: Exception) -> str:
 
 @app.callback(invoke_without_command=True)
 def options(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    show_version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and exit.")] = False,
 ) -> None:
     """Service Broker for Python and PostgreSQL: conversations, exactly once, in order."""
     if show_version:

@@ -14,7 +14,11 @@ from servicebroker.cli.options import JsonOption
 from servicebroker.cli.people_file import People, Role
 from servicebroker.cli.texts import as_json_text
 
-app = typer.Typer(no_args_is_help=True, help="Who may sign in to the dashboard by name, and what each may do there.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Who may sign in to the dashboard by name, and what each may do there.",
+)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Their name, as they or the proxy write it.")]
 FileOption = Annotated[Path, typer.Option("--people", metavar="FILE", help="The file for servicebroker dashboard.")]

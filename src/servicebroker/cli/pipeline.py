@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from servicebroker.pipeline.queue_run import QueueRun
     from servicebroker.pipeline.run import Run
 
-app = typer.Typer(no_args_is_help=True, help="Queues into tables of a warehouse, through Spark.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Queues into tables of a warehouse, through Spark.")
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline file (TOML).")]
 WATCH = 2.0  # seconds between two looks of status --watch

@@ -24,10 +24,12 @@ from servicebroker.store.running import run
 
 PATIENCE = 2.0  # seconds that --receive waits for the message
 
-app = typer.Typer(no_args_is_help=True, help="Messages that cannot be processed: look, end, try again.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Messages that cannot be processed: look, end, try again."
+)
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
-NumbersArgument = Annotated[list[int], typer.Argument(metavar="N...", help="Their numbers in the list.")]
+NumbersArgument = Annotated[list[int], typer.Argument(metavar="N", help="Their numbers in the list.")]
 
 
 class _Undo(Exception):

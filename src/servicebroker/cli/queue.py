@@ -16,7 +16,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
-app = typer.Typer(no_args_is_help=True, help="Queues: what there is, and how they stand.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Queues: what there is, and how they stand.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
 

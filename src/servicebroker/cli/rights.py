@@ -16,7 +16,9 @@ from servicebroker.engine.security.role_rights import RoleRights, Wanted, granti
 from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
 
-app = typer.Typer(no_args_is_help=True, help="PostgreSQL roles that may do the verbs and nothing else.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="PostgreSQL roles that may do the verbs and nothing else."
+)
 
 RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help="A PostgreSQL role; whoever may, creates it before.")]
 DatabaseOption = Annotated[str | None, typer.Option("--database", metavar="D", help="The broker database.")]

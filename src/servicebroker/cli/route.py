@@ -17,7 +17,9 @@ from servicebroker.protocol.explanation import Explanation, words
 from servicebroker.protocol.routing import Decision
 from servicebroker.store.running import execute
 
-app = typer.Typer(no_args_is_help=True, help="Routes: where services are reached, and why a message goes there.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Routes: where services are reached, and why a message goes there."
+)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The route's name in its database.")]
 ServiceOption = Annotated[str | None, typer.Option("--service", help="Of this service; without it, of any.")]

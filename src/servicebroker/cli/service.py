@@ -11,7 +11,7 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, Instance
 from servicebroker.cli.texts import as_json_text
 from servicebroker.engine.catalog.present import find_present
 
-app = typer.Typer(no_args_is_help=True, help="Services: their queues, and what they answer to.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Services: their queues, and what they answer to.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="SERVICE", help="Its name, compared byte by byte.")]
 

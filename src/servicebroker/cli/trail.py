@@ -19,7 +19,9 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
 from servicebroker.store.running import in_transaction, run
 
-app = typer.Typer(no_args_is_help=True, help="The life of conversations, written while it happens.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="The life of conversations, written while it happens."
+)
 
 _PATIENCE = 30.0  # seconds to get each table for a moment
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from servicebroker.tsql.check import Finding
 
 
-app = typer.Typer(no_args_is_help=True, help="T-SQL scripts: what runs here.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="T-SQL scripts: what runs here.")
 
 
 @app.callback()
