@@ -113,54 +113,56 @@ SHOP = {
 
 
 @pytest.fixture
-def shop(fresh_instance: sb.Instance) -> dict[str, str]:
-    """A shop in which this and that has happened; its pages by the names of their pictures."""
-    CliRunner().invoke(command, ["trail", "on", "--instance", fresh_instance.url], catch_exceptions=False)
-    database = fresh_instance.database("Shop", create=True)
-    database.define(SHOP)
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """A shop in `./shop` in which this and that has happened; its pages by the names of their pictures."""
+    monkeypatch.chdir(tmp_path)
+    with sb.open("shop") as instance:
+        database = instance.database("Shop", create=True)
+        database.define(SHOP)
+        CliRunner().invoke(command, ["trail", "on", "--instance", "shop"], catch_exceptions=False)
 
-    def order(to_service: str, *items: str) -> UUID:
-        handle = database.begin_dialog("//shop/Orders", to_service, contract="//shop/Ordering", encryption=False)
-        for item in items:
-            database.send(handle, "//shop/Order", f'{{"item": "{item}", "pieces": 2}}')
-        return handle
+        def order(to_service: str, *items: str) -> UUID:
+            handle = database.begin_dialog("//shop/Orders", to_service, contract="//shop/Ordering", encryption=False)
+            for item in items:
+                database.send(handle, "//shop/Order", f'{{"item": "{item}", "pieces": 2}}')
+            return handle
 
-    def ship(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
-        for message in messages:
-            if b"saucer" in (message.message_body or b""):
-                raise LookupError("nobody knows what a saucer costs")
-            transaction.send(message.conversation_handle, "//shop/Confirmation", '{"shipped": "today"}')
+        def ship(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+            for message in messages:
+                if b"saucer" in (message.message_body or b""):
+                    raise LookupError("nobody knows what a saucer costs")
+                transaction.send(message.conversation_handle, "//shop/Confirmation", '{"shipped": "today"}')
 
-    handle = order("//shop/Stock", "teapot", "saucer", "cup")
-    database.process("StockQueue", ship, poison=lambda failure: sb.SetAside())
-    database.send(handle, "//shop/Order", '{"item": "spoon", "pieces": 6}')
-    for number in range(40):
-        order("//shop/Returns", f"cup {number}")
-    order("//shop/Stok", "teapot")  # nobody has that service
-    database.alter_queue("ReturnsQueue", status=False)
-    return {
-        "overview": "/",
-        "queues": "/i/0/queues",
-        "queue": f"/i/0/queue?{urlencode({'database': 'Shop', 'queue': 'dbo.StockQueue'})}",
-        "conversation": f"/i/0/conversation?{urlencode({'handle': str(far_handle(database, handle))})}",
-        "way": "/i/0/way",
-        "poison": "/i/0/poison",
-    }
+        handle = order("//shop/Stock", "teapot", "saucer", "cup")
+        database.process("StockQueue", ship, poison=lambda failure: sb.SetAside())
+        database.send(handle, "//shop/Order", '{"item": "spoon", "pieces": 6}')
+        for number in range(40):
+            order("//shop/Returns", f"cup {number}")
+        order("//shop/Stok", "teapot")  # nobody has that service
+        database.alter_queue("ReturnsQueue", status=False)
+        yield {
+            "overview": "/",
+            "queues": "/i/0/queues",
+            "queue": f"/i/0/queue?{urlencode({'database': 'Shop', 'queue': 'dbo.StockQueue'})}",
+            "conversation": f"/i/0/conversation?{urlencode({'handle': str(far_handle(database, handle))})}",
+            "way": "/i/0/way",
+            "poison": "/i/0/poison",
+        }
 
 
-def test_pictures_of_the_documentation(chromium: Any, fresh_instance: sb.Instance, shop: dict[str, str]) -> None:
+def test_pictures_of_the_documentation(chromium: Any, shop: dict[str, str]) -> None:
     """They are written to docs/screens, where the site has them from (tools/screens.py)."""
     SCREENS.mkdir(exist_ok=True)
-    with served(fresh_instance.url) as address:
-        shown_in(chromium, DESK, "light")
+    with served("./shop") as address:
         sign_in(chromium, address)
         for name, page in shop.items():
             shown_in(chromium, DESK, "light")
             chromium.get(address + page)
             for first in chromium.find_elements("css selector", "details.message > summary")[:1]:
                 first.click()
-            height = chromium.execute_script("return document.documentElement.scrollHeight")
-            shown_in(chromium, (DESK[0], min(height, 1400)), "light")
+            height = chromium.execute_script("return document.body.getBoundingClientRect().height")
+            shown_in(chromium, (DESK[0], min(int(height) + 1, 1800)), "light")
+            chromium.execute_script("scrollTo(0, 0)")
             assert chromium.save_screenshot(str(SCREENS / f"{name}.png"))
 
 

@@ -18,7 +18,8 @@ STORIES = [page for page in PAGES if page.startswith("docs/stories/")]
 
 
 def follow(page: str, folder: Path) -> None:
-    folder.chmod(0o755)  # an embedded server of root runs as somebody else
+    for one in (folder, *folder.parents[:2]):
+        one.chmod(0o755)  # an embedded server of root runs as somebody else, who has to come through
     here = folder / "fresh"
     here.mkdir()
     with newcomer(here) as one:
