@@ -12,7 +12,8 @@ from servicebroker.tsql.statement_errors import SYNTAX, TsqlError
 from servicebroker.tsql.tokens import Batch, batches
 
 FOLDER = Path(__file__).parent.parent / "grammar"
-VALID = [FOLDER / f"{name}.sql" for name in ("definitions", "storage", "statements", "variants", "broker")]
+NAMES = ("definitions", "storage", "statements", "variants", "broker", "queries", "administration", "programs")
+VALID = [FOLDER / f"{name}.sql" for name in NAMES]
 
 
 def sentences(file: Path) -> list[Batch]:
@@ -57,3 +58,19 @@ def test_every_broken_sentence_is_a_syntax_error() -> None:
     found = sentences(FOLDER / "broken.sql")
     assert len(found) > 150
     assert [text_of(one) for one in found if str(SYNTAX) not in told(text_of(one))] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("SELECT 'it's' FROM dbo.Orders", "105"),
+        ("SELECT [Id FROM dbo.Orders", "105"),
+        ('SELECT "Id FROM dbo.Orders', "105"),
+        ("SELECT N'open", "105"),
+        ("SELECT 1 /* open /* closed */", "113"),
+        ("SELECT \u00a7 FROM dbo.Orders", "102"),
+        ("SELECT @ FROM dbo.Orders", "102"),
+    ],
+)
+def test_a_text_without_its_end_is_no_batch(text: str, number: str) -> None:
+    assert [one.note.split(":")[0] for one in check(text)] == [number]

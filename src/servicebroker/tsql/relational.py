@@ -21,6 +21,7 @@ from servicebroker.tsql.translation.reading.foreign_clauses import foreign_claus
 from servicebroker.tsql.translation.reading.optimizer_hints import most_levels
 from servicebroker.tsql.translation.reading.parts import values_in
 from servicebroker.tsql.translation.reading.text_to_tree import LONG, Slice, parsed, read
+from servicebroker.tsql.translation.reading.well_formed import check_form
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.rows import current_rows  # noqa: F401 # as aggregates
 from servicebroker.tsql.translation.text_writer import Writer
@@ -135,9 +136,8 @@ def _answer(scope: Scope, kind: str, name: str) -> object:
 
 def _expression(writer: Writer, piece: Slice) -> Translated:
     piece = without_namespaces(writer, piece)
-    inside, *others = values_in(piece)
-    if others:
-        raise syntax_error(piece.text[:40], piece.line())
+    check_form(piece.alone(), "SELECT 1 WHERE")  # one value or condition, without a name behind it
+    (inside,) = values_in(piece)
     if isinstance(inside, exp.Alias):  # name = value, as in IF x = 1 with a column x
         raise TsqlError(207, f"Invalid column name '{inside.alias}'.")
     value = condition_or_value(writer, inside)

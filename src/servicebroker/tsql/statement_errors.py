@@ -76,6 +76,12 @@ def syntax_error(near: str, line: int) -> TsqlError:
     return TsqlError(SYNTAX, f"Incorrect syntax near '{near}'.", severity=15, line=line)
 
 
+def no_condition(near: str = "") -> TsqlError:
+    """4145: a value stands where a condition is expected."""
+    text = "An expression of non-boolean type specified in a context where a condition is expected"
+    return TsqlError(4145, f"{text}, near '{near[-20:]}'." if near else f"{text}.", severity=15)
+
+
 SYNTAX = 102
 UNSUPPORTED = 40515
 

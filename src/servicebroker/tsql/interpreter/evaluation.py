@@ -8,7 +8,7 @@ from uuid import UUID
 
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.simple import NotSimple, Value, compiled
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import no_condition
 from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Variable
 from servicebroker.tsql.types import INT, UNIQUEIDENTIFIER, SqlType
 
@@ -42,10 +42,7 @@ def condition(machine: Machine, expression: Expression) -> bool:
         else:
             if value.type is None and isinstance(value.value, bool | None):
                 return value.value is True
-            raise TsqlError(
-                4145, "An expression of non-boolean type specified in a context where a condition is expected, near "
-                f"'{expression.text[-20:]}'.", severity=15,
-            )  # fmt: skip
+            raise no_condition(expression.text)
     return machine.queries.condition(expression.text)
 
 

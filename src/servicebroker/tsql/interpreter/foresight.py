@@ -23,7 +23,7 @@ from servicebroker.tsql.interpreter.transport import check_alteration
 from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.relational import translate, translate_expression
 from servicebroker.tsql.scope import Scope, UserType
-from servicebroker.tsql.statement_errors import unsupported
+from servicebroker.tsql.statement_errors import no_condition, unsupported
 from servicebroker.tsql.syntax import (
     Declarations,
     DeclareTable,
@@ -32,6 +32,7 @@ from servicebroker.tsql.syntax import (
     Execute,
     Expression,
     Function,
+    If,
     InsertExecute,
     Name,
     Permission,
@@ -42,16 +43,18 @@ from servicebroker.tsql.syntax import (
     Trigger,
     Unsupported,
     Variable,
+    While,
 )
 from servicebroker.tsql.syntax import Use as UseDatabase
 from servicebroker.tsql.translation.definitions.function_bodies import check_body
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
+from servicebroker.tsql.translation.values.expressions import CONDITION
 from servicebroker.tsql.types import SqlType, parse_type, type_key
 
 T = TypeVar("T")
 
 # what no table, variable or type that comes later can mend
-_NEVER = frozenset({102, 156, 174, 195, 40515})
+_NEVER = frozenset({102, 156, 174, 195, 4145, 40515})
 
 
 # what refuses a call of a procedure of the system, by its name, for the constants that it is given
@@ -155,7 +158,9 @@ def foresee(statement: Statement, declared: Declared) -> None:
     elif isinstance(statement, InsertExecute):
         return
     for expression in _parts(statement, Expression):
-        translate_expression(expression.text, scope)
+        done = translate_expression(expression.text, scope)
+        if isinstance(statement, If | While) and done.types != (CONDITION,):
+            raise no_condition(expression.text)
 
 
 def _refuse(statement: Statement, declared: Declared) -> None:

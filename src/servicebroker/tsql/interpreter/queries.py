@@ -27,9 +27,10 @@ from servicebroker.tsql.interpreter.violations import violation
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
-from servicebroker.tsql.statement_errors import TsqlError, unsupported
+from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, schema_of, string
+from servicebroker.tsql.translation.values.expressions import CONDITION
 from servicebroker.tsql.types import VARIANT, SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
@@ -160,12 +161,9 @@ class Queries:
         Raises:
             TsqlError: 4145 it is no condition.
         """
-        value, _ = self.scalar(text)
-        if not isinstance(value, bool | None):
-            raise TsqlError(
-                4145, "An expression of non-boolean type specified in a context where a condition is expected, near "
-                f"'{text[-20:]}'.", severity=15,
-            )  # fmt: skip
+        value, of = self.scalar(text)
+        if of != CONDITION:
+            raise no_condition(text)
         return value is True
 
     def _allow(self, done: Translated) -> None:

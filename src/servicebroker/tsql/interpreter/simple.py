@@ -15,9 +15,9 @@ from uuid import uuid4
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.function_table import type_of_session
 from servicebroker.tsql.interpreter.session_functions import KNOWN
-from servicebroker.tsql.parser.token_reader import number
+from servicebroker.tsql.parser.token_reader import Reader, number
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, WORD, Tokens, string_value, tokenize
+from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, WORD, string_value, tokenize
 from servicebroker.tsql.translation.values.alternatives import joined
 from servicebroker.tsql.types import BINARIES, INT, STRINGS, UNIQUEIDENTIFIER, SqlType, parse_type
 
@@ -70,24 +70,8 @@ def compiled(text: str) -> Compiled | None:
         return None
 
 
-class _Compiler:
-    def __init__(self, tokens: Tokens) -> None:
-        self.tokens = tokens
-        self.at = 0
-
-    @property
-    def word(self) -> str:
-        return self.tokens.words[self.at]
-
-    def take(self, word: str) -> bool:
-        if self.word != word:
-            return False
-        self.at += 1
-        return True
-
-    def expect(self, word: str) -> None:
-        if not self.take(word):
-            raise NotSimple
+class _Compiler(Reader):
+    """Values and conditions by the precedence of their operators."""
 
     def disjunction(self) -> Compiled:
         left = self.conjunction()
@@ -176,9 +160,11 @@ class _Compiler:
         if name == "CAST":
             value = self.sum()
             self.expect("AS")
-            return _converted(value, self._type())
+            target = parse_type(self.type_name(), 30)
+            self.expect(")")
+            return _converted(value, target)
         if name == "CONVERT":
-            target = self._type(",")
+            target = parse_type(self.type_name(), 30)
             self.expect(",")
             value = self.sum()
             self.expect(")")
@@ -187,19 +173,6 @@ class _Compiler:
         if name == "NEWID":
             return lambda machine: Value(uuid4(), UNIQUEIDENTIFIER)
         return _known(name.lower())
-
-    def _type(self, end: str = ")") -> SqlType:
-        """A type up to `end`; of CAST, which goes behind it."""
-        begin, depth = self.at, 0
-        while self.word != end or depth:
-            if self.word == "":
-                raise NotSimple
-            depth += (self.word == "(") - (self.word == ")")
-            self.at += 1
-        text = self.tokens.source[self.tokens.starts[begin] : self.tokens.ends[self.at - 1]]
-        if end == ")":
-            self.at += 1
-        return parse_type(text, 30)
 
 
 def _constant(value: Value) -> Compiled:

@@ -121,7 +121,7 @@ class Parser(Objects):
         if word == "WITH" and self._is_before_merge():
             self.at += 1
             return self._merge(line)
-        if word in ("UPDATE", "DELETE", "TRUNCATE", "WITH"):
+        if word in ("UPDATE", "DELETE", "TRUNCATE", "WITH") or (word == "(" and self._is_before_query()):
             return self.relational(line)
         if word == "INSERT":
             return self.insert(line)
@@ -299,6 +299,13 @@ class Parser(Objects):
         while self.word not in ("", ";"):
             self.at += 1
         return Relational(line, "MERGE", self.slice(begin, self.at))
+
+    def _is_before_query(self) -> bool:
+        """Whether the parentheses that open here hold a query."""
+        place = self.at
+        while self.words[place] == "(":
+            place += 1
+        return self.words[place] == "SELECT"
 
     def _is_before_merge(self) -> bool:
         """Whether the common table expressions that begin here are those of a MERGE."""

@@ -340,6 +340,8 @@ class Control(Dialogs):
         options = [self.own_name().own.upper()]
         while self.take(","):
             options.append(self.own_name().own.upper())
+        if self.word == "=":
+            self.fail()
         return SetOption(line, tuple(options), self._option_value())
 
     def _option_value(self) -> str:

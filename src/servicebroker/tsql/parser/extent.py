@@ -57,7 +57,7 @@ def statement_end(tokens: Tokens, at: int) -> int:
     awaits_set = verb == "UPDATE"
     is_table = verb == "ALTER"
     depth = cases = 0
-    at += 1
+    at += verb != "("
     if is_table and words[at] == "TABLE":
         at = _behind_action(words, at)
     while True:
@@ -111,6 +111,8 @@ def _behind_action(words: list[str], at: int) -> int:
 def _goes_on(words: list[str], at: int, *, is_table: bool) -> bool:
     """A word that begins statements, and here is a part of one."""
     word, before = words[at], words[at - 1]
+    if word == "END":  # of the period of a row
+        return before in ("ROW", "TRANSACTION_ID", "SEQUENCE_NUMBER")
     if word == "SELECT":
         return before in _JOINERS
     if word == "FETCH":

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from servicebroker.tsql.parser.words import STARTERS, begins_statement, words
-from servicebroker.tsql.tokens import VARIABLE, Tokens
+from servicebroker.tsql.tokens import VARIABLE, WORD, Tokens
 
 
 class Feature(NamedTuple):
@@ -109,7 +109,7 @@ _STATEMENTS_REFUSED = {
 _STATEMENTS_REFUSED |= {
     f"{verb} {what}": "Back up the PostgreSQL database, see the page on backups."
     for verb in ("BACKUP", "DUMP")
-    for what in ("DATABASE", "LOG", "TRANSACTION", "TRAN", "SYMMETRIC KEY", "GROUP")
+    for what in ("DATABASE", "LOG", "TRANSACTION", "TRAN", "SYMMETRIC KEY", "GROUP", "SERVER")
 }
 _STATEMENTS_REFUSED |= {
     f"{verb} {what}": "Restore PostgreSQL's backup, see the page on backups."
@@ -166,7 +166,7 @@ SET_OPTIONS = words(
 def feature_at(tokens: Tokens, at: int) -> Feature | None:
     """The statement without anything behind it that begins at this place; the longest name counts."""
     if tokens.words[at] == "DBCC":
-        command = tokens.words[at + 1]
+        command = tokens.words[at + 1] if tokens.kinds[at + 1] == WORD else ""
         name = f"DBCC {tokens.text(at + 1)}"
         instead = "servicebroker check and doctor look whether all that is stored holds together."
         return Feature(name, "" if command in _DBCC_WITHOUT_EFFECT else instead) if command else None
@@ -211,7 +211,7 @@ def _goes_on(tokens: Tokens, at: int) -> bool:
     if word in ("GRANT", "DENY"):
         return before == "WITH" or tokens.words[at + 1 : at + 3] == ["CREATE", "ANY"]
     if word in ("INSERT", "UPDATE", "DELETE", "MERGE"):
-        return before in ("AFTER", "BEFORE", "ON", ",") or following == "RANGE"
+        return before in ("AFTER", "BEFORE", "ON", "START", ",") or following == "RANGE"
     return word == "RECONFIGURE" and before == "GOVERNOR"
 
 

@@ -49,7 +49,7 @@ class Procedures(Control):
         """@name type = default OUTPUT, ..., with or without parentheses."""
         enclosed = self.take("(")
         found: list[Parameter] = []
-        while self.tokens.kinds[self.at] == VARIABLE:
+        while self.tokens.kinds[self.at] == VARIABLE or found:
             name = self.declared_name()
             self.take("AS")
             if self.word == "CURSOR":

@@ -54,6 +54,8 @@ class Securing(Functions):
         """ON (NAME = ..., FILENAME = ...) LOG ON (...) COLLATE: PostgreSQL keeps its files itself."""
         if self.take("CONTAINMENT", "="):
             self.expect_any("NONE", "PARTIAL")
+        if self.word == "(":  # how much of the cloud it gets
+            self.parenthesized()
         while self.word in ("ON", "LOG", "COLLATE", "WITH", "FOR"):
             if self.take("COLLATE"):
                 clauses["collate"] = self.own_name().own
@@ -77,8 +79,6 @@ class Securing(Functions):
             self.refuse("A snapshot of a database", "Say SET TRANSACTION ISOLATION LEVEL SNAPSHOT.")
         if self.take("AS", "COPY"):
             self.refuse("CREATE DATABASE AS COPY", "Restore PostgreSQL's backup, see the page on backups.")
-        if self.word == "(":  # how much of the cloud it gets
-            self.parenthesized()
 
     def _filegroup_options(self) -> None:
         while self.take_any(
@@ -90,12 +90,19 @@ class Securing(Functions):
     def _database_option(self, clauses: Clauses) -> None:
         """One of CREATE DATABASE ... WITH: those of the broker are done, how the rest is kept is PostgreSQL's."""
         option = self.own_name().own.upper()
-        if option in _SWITCHES:
+        if option == "BACKUP_STORAGE_REDUNDANCY":
+            self._redundancy()
+        elif option in _SWITCHES:
             clauses[_SWITCHES[option]] = True
         elif option == "TRUSTWORTHY":
             clauses["trustworthy"] = self.on_off()
         else:
             self._other_option(option)
+
+    def _redundancy(self) -> None:
+        """Where the cloud keeps copies of backups."""
+        self.expect("=")
+        self.string()
 
     def _alter_database(self, clauses: Clauses) -> None:
         if self.take("MODIFY", "NAME"):
@@ -107,7 +114,7 @@ class Securing(Functions):
             clauses["ignored"] = [self._files()]
             self._termination(clauses)
             return
-        moved = self.take_any("FAILOVER", "FORCE_FAILOVER_ALLOW_DATA_LOSS", "REBUILD")
+        moved = self.take_any("FAILOVER", "FORCE_FAILOVER_ALLOW_DATA_LOSS", "REBUILD", "PERFORM")
         if moved:
             self.refuse(f"ALTER DATABASE {moved}", "PostgreSQL's replication and backups do that.")
         self.expect("SET")
@@ -145,6 +152,10 @@ class Securing(Functions):
         verb = self.expect_any("ADD", "REMOVE", "MODIFY")
         if verb == "MODIFY" and self.word == "(":  # how much of the cloud it gets
             self.parenthesized()
+            self.take("WITH", "MANUAL_CUTOVER")
+            return verb
+        if self.take("BACKUP_STORAGE_REDUNDANCY"):
+            self._redundancy()
             return verb
         if self.take("SECONDARY"):
             self.refuse(f"ALTER DATABASE {verb} SECONDARY", "PostgreSQL's replication does that.")
@@ -318,6 +329,8 @@ class Securing(Functions):
                 self._certificate_source(clauses)
             elif self.take("ENCRYPTION", "BY", "PASSWORD", "="):
                 clauses["password"] = self.string()
+            if len(clauses) == ("authorization" in clauses) and self.word != "WITH":
+                self.fail()
         elif verb == "ALTER" and self.take("REMOVE", "PRIVATE", "KEY"):
             clauses["remove_private_key"] = True
         while True:
@@ -346,6 +359,17 @@ class Securing(Functions):
             return
         self.expect("FILE", "=")
         clauses["file"] = self.string()
+        if self.word == "WITH" and self.peek() == "FORMAT":
+            self.at += 1
+            self._format()
+
+    def _format(self) -> None:
+        """FORMAT = 'DER', which all files have."""
+        if self.take("FORMAT", "="):
+            said = self.string()
+            if said.upper() != "DER":
+                self.refuse(f"FORMAT = '{said[:20]}'", "Keep the certificate and its private key in two files.")
+            self.take(",")
 
     def _private_key(self) -> Clauses:
         self.expect("(")
@@ -373,7 +397,7 @@ class Securing(Functions):
             self.expect("TO", "FILE", "=")
             clauses: Clauses = {"file": self.string()}
             if self.take("WITH"):
-                self.take("FORMAT", "=")
+                self._format()
                 self.expect("PRIVATE", "KEY")
                 clauses["private_key"] = self._private_key()
             return Definition(line, "BACKUP", "CERTIFICATE", name, clauses)

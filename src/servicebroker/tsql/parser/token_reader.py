@@ -227,8 +227,10 @@ class Reader:
     def type_name(self) -> str:
         """A data type as it is written: NVARCHAR(MAX), [dbo].[Name], DECIMAL(10, 2)."""
         begin = self.at
+        if self.word == "NATIONAL":
+            self.at += 1
         self.name()
-        if self.word == "PRECISION":
+        while self.word in ("PRECISION", "VARYING", "CHAR", "CHARACTER", "TEXT"):
             self.at += 1
         if self.word == "(":
             self.parenthesized()

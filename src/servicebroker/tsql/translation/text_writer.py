@@ -15,7 +15,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import RULES
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope, UserType
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError, no_condition
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import BINARIES, DATES, NUMBERS, STRINGS, SqlType, parse_type, postgres_type, type_key
 
@@ -322,9 +322,9 @@ def write_predicate(writer: Writer, node: exp.Expression) -> str:
     if handler is not None:
         return str(handler(writer, node))
     if (_VALUE, type(node)) in HANDLERS:
-        raise TsqlError(
-            4145, "An expression of non-boolean type specified in a context where a condition is expected.", severity=15
-        )
+        if isinstance(node, exp.Anonymous):
+            write_value(writer, node)  # which refuses those that are conditions in SQL Server
+        raise no_condition()
     raise unsupported(node)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.relational import translate, translate_expression
 from servicebroker.tsql.scope import Column, Scope, UserFunction
-from servicebroker.tsql.statement_errors import TsqlError, unsupported
+from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
 from servicebroker.tsql.syntax import (
     Block,
     Break,
@@ -262,10 +262,7 @@ class _Body:
     def condition(self, text: str) -> str:
         done = translate_expression(text, self.scope)
         if done.types != (CONDITION,):
-            raise TsqlError(
-                4145, "An expression of non-boolean type specified in a context where a condition is expected.",
-                severity=15,
-            )  # fmt: skip
+            raise no_condition()
         return f"({done.sql})"
 
 

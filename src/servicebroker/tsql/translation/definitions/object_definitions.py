@@ -14,7 +14,6 @@ from servicebroker.tsql.tokens import unquoted
 from servicebroker.tsql.translation.definitions.sequences import alter_sequence, create_sequence, not_inside
 from servicebroker.tsql.translation.definitions.table_columns import (
     Elements,
-    Reader,
     collation,
     column_type_of,
     comments,
@@ -30,6 +29,7 @@ from servicebroker.tsql.translation.queries.selects import output_columns, query
 from servicebroker.tsql.translation.queries.selects_into import TEMPORARY
 from servicebroker.tsql.translation.queries.sources import ObjectName, object_name, table_name
 from servicebroker.tsql.translation.reading.parts import table_in
+from servicebroker.tsql.translation.reading.piece_reader import PieceReader
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.text_writer import Sql, Writer, identifier, refused, schema_of, string
@@ -39,10 +39,10 @@ from servicebroker.tsql.types import BIT, column_type
 
 def definition(writer: Writer, piece: Slice) -> Translated:
     """A definition; statements in a row, without parameters."""
-    reader = Reader(piece)
+    reader = PieceReader(piece)
     done = _statements(writer, reader)
-    if reader.word():
-        raise reader.wrong()
+    if reader.word:
+        raise reader.failure()
     if writer.parameters:
         raise TsqlError(
             111 if piece.words[1:2] == ["VIEW"] else 128,
@@ -52,9 +52,9 @@ def definition(writer: Writer, piece: Slice) -> Translated:
     return Translated("; ".join(done), (), "ddl")
 
 
-def _statements(writer: Writer, reader: Reader) -> list[str]:
-    verb = reader.word()
-    reader.place = 1
+def _statements(writer: Writer, reader: PieceReader) -> list[str]:
+    verb = reader.word
+    reader.at = 1
     if verb == "TRUNCATE" and reader.take("TABLE"):
         return [f"TRUNCATE {_table(writer, reader, 'TRUNCATE TABLE')[0]} RESTART IDENTITY"]
     if verb == "CREATE" and reader.take("TABLE"):
@@ -65,21 +65,21 @@ def _statements(writer: Writer, reader: Reader) -> list[str]:
         return _view(writer, reader, "CREATE OR ALTER VIEW")
     if reader.take("VIEW") and verb != "DROP":
         return _view(writer, reader, f"{verb} VIEW")
-    if verb == "CREATE" and reader.word() in ("UNIQUE", "CLUSTERED", "NONCLUSTERED", "INDEX"):
+    if verb == "CREATE" and reader.word in ("UNIQUE", "CLUSTERED", "NONCLUSTERED", "INDEX"):
         return _create_index(writer, reader)
     if verb == "CREATE" and reader.take("SCHEMA"):
         return _create_schema(writer, reader)
     if verb == "CREATE" and reader.take("SEQUENCE"):
         return create_sequence(writer, reader)
     if verb == "DROP":
-        reader.place = 1
+        reader.at = 1
         return _drop(writer, reader)
     if verb == "ALTER" and reader.take("SEQUENCE"):
         return alter_sequence(writer, reader)
-    raise reader.wrong()
+    raise reader.failure()
 
 
-def _table(writer: Writer, reader: Reader, *statements: str) -> tuple[str, ObjectName]:
+def _table(writer: Writer, reader: PieceReader, *statements: str) -> tuple[str, ObjectName]:
     """The next name as a table's, with which `statements` are done."""
     own = object_name(table_in(reader.dotted()))
     if "CREATE TABLE" in statements and own.name.startswith("#"):
@@ -90,7 +90,7 @@ def _table(writer: Writer, reader: Reader, *statements: str) -> tuple[str, Objec
     return table, own
 
 
-def _create_table(writer: Writer, reader: Reader) -> list[str]:
+def _create_table(writer: Writer, reader: PieceReader) -> list[str]:
     table, own = _table(writer, reader, "CREATE TABLE")
     found = elements(writer, table, reader.inside(), own.name)
     storage(reader)
@@ -135,7 +135,7 @@ def _index_comment(table: str, own: ObjectName, name: str) -> str:
     return f"COMMENT ON INDEX {schema}{_index_name(own, name)} IS {string(name)}"
 
 
-def _alter_table(writer: Writer, reader: Reader) -> list[str]:
+def _alter_table(writer: Writer, reader: PieceReader) -> list[str]:
     table, own = _table(writer, reader, "ALTER TABLE")
     checks = not reader.take("WITH", "NOCHECK")
     checks_again = reader.take("WITH", "CHECK")
@@ -148,21 +148,22 @@ def _alter_table(writer: Writer, reader: Reader) -> list[str]:
     if reader.take("DROP"):
         return _drop_members(writer, reader, table, own.name)
     if reader.take("CHECK", "CONSTRAINT"):  # what is written is checked always; what was there may not have been
-        wanted = [reader.name()]
-        while reader.take(","):
-            wanted.append(reader.name())
+        is_of_all = reader.take("ALL")
+        wanted = [] if is_of_all else [reader.identifier()]
+        while not is_of_all and reader.take(","):
+            wanted.append(reader.identifier())
         if not checks_again:
             return _nothing(table)
-        if [name.upper() for name in wanted] == ["ALL"]:
+        if is_of_all:
             return [_VALIDATE_ALL.format(table=string(table))]
         return [f"ALTER TABLE {table} VALIDATE CONSTRAINT {identifier(name)}" for name in wanted]
-    changed = reader.word(2) if reader.word() == "SET" else ""
+    changed = reader.peek(2) if reader.word == "SET" else ""
     if reader.take("REBUILD") or changed in ("LOCK_ESCALATION", "FILESTREAM_ON"):
-        reader.place = len(reader.piece.words)
+        reader.at = len(reader.piece.words)
         return _nothing(table)
-    if reader.word() not in _INSTEAD:
-        raise reader.wrong()
-    raise refused(f"ALTER TABLE ... {reader.word()} {changed}".rstrip(), _INSTEAD[reader.word()])
+    if reader.word not in _INSTEAD:
+        raise reader.failure()
+    raise refused(f"ALTER TABLE ... {reader.word} {changed}".rstrip(), _INSTEAD[reader.word])
 
 
 _VALIDATE_ALL = (
@@ -188,13 +189,13 @@ def _nothing(table: str) -> list[str]:
     return [f"SELECT {string(table)}::regclass"]
 
 
-def _add(writer: Writer, reader: Reader, table: str, own: ObjectName, *, checks: bool) -> list[str]:
+def _add(writer: Writer, reader: PieceReader, table: str, own: ObjectName, *, checks: bool) -> list[str]:
     """Without `checks`, WITH NOCHECK, the rows that are there may break a new CHECK or FOREIGN KEY."""
-    rest = reader.piece.part(reader.place, len(reader.piece.words))
-    reader.place = len(reader.piece.words)
-    found = elements(writer, table, rest, own.name)
+    rest = reader.piece.part(reader.at, len(reader.piece.words))
+    reader.at = len(reader.piece.words)
+    found = elements(writer, table, rest, own.name, is_added=True)
     if not rest.words:
-        raise reader.wrong()
+        raise reader.failure()
     actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in found.members]
     if not checks:
         actions = [f"{action} NOT VALID" if _UNCHECKED.match(action) else action for action in actions]
@@ -217,14 +218,14 @@ def _is_constraint(member: str) -> bool:
     return member.startswith(("CONSTRAINT ", "PRIMARY KEY", "UNIQUE", "FOREIGN KEY", "CHECK ("))
 
 
-def _alter_column(writer: Writer, reader: Reader, table: str) -> list[str]:
-    name = reader.name()
-    if reader.word() in ("ADD", "DROP"):
-        change = f"{reader.word()} {reader.word(1)}"
-        reader.place += 1
-        if reader.word() not in ("ROWGUIDCOL", "PERSISTED", "NOT", "SPARSE", "HIDDEN"):
-            raise refused(f"ALTER COLUMN ... {change}") if reader.word() == "MASKED" else reader.wrong()
-        reader.place = len(reader.piece.words)
+def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
+    name = reader.identifier()
+    if reader.word in ("ADD", "DROP"):
+        change = f"{reader.word} {reader.peek(1)}"
+        reader.at += 1
+        if reader.word not in ("ROWGUIDCOL", "PERSISTED", "NOT", "SPARSE", "HIDDEN"):
+            raise refused(f"ALTER COLUMN ... {change}") if reader.word == "MASKED" else reader.failure()
+        reader.at = len(reader.piece.words)
         return _nothing(table)
     of, _ = column_type_of(writer, reader)
     if reader.take("COLLATE"):
@@ -244,7 +245,7 @@ def _alter_column(writer: Writer, reader: Reader, table: str) -> list[str]:
     ]
 
 
-def _drop_members(writer: Writer, reader: Reader, table: str, own: str) -> list[str]:
+def _drop_members(writer: Writer, reader: PieceReader, table: str, own: str) -> list[str]:
     """A default belongs to its column in PostgreSQL: the comment of that knows what it is called."""
     defaults = {
         (column.default or f"DF_{own}_{column.name}").lower(): column
@@ -258,7 +259,7 @@ def _drop_members(writer: Writer, reader: Reader, table: str, own: str) -> list[
         elif reader.take("CONSTRAINT"):
             kind = "CONSTRAINT"
         exists = "IF EXISTS " if reader.take("IF", "EXISTS") else ""
-        name = reader.name()
+        name = reader.identifier()
         column = defaults.get(name.lower()) if kind == "CONSTRAINT" else None
         if column is not None:
             actions.append(f"ALTER COLUMN {identifier(column.name)} DROP DEFAULT")
@@ -270,22 +271,22 @@ def _drop_members(writer: Writer, reader: Reader, table: str, own: str) -> list[
             return [f"ALTER TABLE {table} {', '.join(actions)}", *comments(table, changed)]
 
 
-def _view(writer: Writer, reader: Reader, statement: str) -> list[str]:
+def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
     view, own = _table(writer, reader, statement)
     columns = ""
-    if reader.word() == "(":
+    if reader.word == "(":
         columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
     while reader.take("WITH") or reader.take(","):
-        if reader.word() not in ("SCHEMABINDING", "VIEW_METADATA", "ENCRYPTION"):
-            raise refused(f"WITH {reader.word()} of a view")
-        reader.place += 1
+        if reader.word not in ("SCHEMABINDING", "VIEW_METADATA", "ENCRYPTION"):
+            raise refused(f"WITH {reader.word} of a view")
+        reader.at += 1
     if not reader.take("AS"):
-        raise reader.wrong()
-    rest = reader.piece.part(reader.place, len(reader.piece.words))
+        raise reader.failure()
+    rest = reader.piece.part(reader.at, len(reader.piece.words))
     check = ""
     if rest.words[-3:] == ["WITH", "CHECK", "OPTION"]:
         rest, check = rest.part(0, len(rest.words) - 3), " WITH CHECK OPTION"
-    reader.place = len(reader.piece.words)
+    reader.at = len(reader.piece.words)
     if any(rest.words[at : at + 3] == ["NEXT", "VALUE", "FOR"] for at in range(len(rest.words))):
         raise not_inside()
     node = parsed(rest)
@@ -310,48 +311,48 @@ def _view(writer: Writer, reader: Reader, statement: str) -> list[str]:
     return statements + (comments(view, list(known.values())) if known and not columns else [])
 
 
-def _create_index(writer: Writer, reader: Reader) -> list[str]:
+def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
     unique = "UNIQUE " if reader.take("UNIQUE") else ""
     if not reader.take("CLUSTERED"):
         reader.take("NONCLUSTERED")
     if not reader.take("INDEX"):
-        raise refused(f"CREATE {reader.word()} INDEX")
-    name = reader.name()
+        reader.fail()
+    name = reader.identifier()
     if not reader.take("ON"):
-        raise reader.wrong()
+        raise reader.failure()
     table, own = _table(writer, reader, "CREATE INDEX")
     columns = ", ".join("".join(ordered(each)) for each in reader.inside().split())
     text = f"CREATE {unique}INDEX {_index_name(own, name)} ON {table} ({columns})"
     if reader.take("INCLUDE"):
         text += " INCLUDE (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
     if reader.take("WHERE"):
-        end = reader.piece.find("WITH", "ON", after=reader.place)
+        end = reader.piece.find("WITH", "ON", after=reader.at)
         stop = end if end is not None else len(reader.piece.words)
-        wanted = reader.piece.part(reader.place, stop)
-        reader.place = stop
+        wanted = reader.piece.part(reader.at, stop)
+        reader.at = stop
         known = list((writer.table_columns(table) or {}).values())
         text += f" WHERE {condition(writer, wanted, Elements(columns=known))}"
     storage(reader)
     return [text, _index_comment(table, own, name)]
 
 
-def _create_schema(writer: Writer, reader: Reader) -> list[str]:
-    name = reader.name() if reader.word() != "AUTHORIZATION" else ""
+def _create_schema(writer: Writer, reader: PieceReader) -> list[str]:
+    name = reader.identifier() if reader.word != "AUTHORIZATION" else ""
     if reader.take("AUTHORIZATION"):
-        owner = reader.name()
+        owner = reader.identifier()
         if owner.lower() != "dbo":
             raise refused(f"AUTHORIZATION {owner} of a schema", "Schemas belong to dbo.")
-    if not name or reader.word():
+    if not name or reader.word:
         raise refused("CREATE SCHEMA with further statements", "Write them behind it.")
     schema = schema_of(writer.scope.database, name)
     return [f"CREATE SCHEMA {schema}", f"COMMENT ON SCHEMA {schema} IS {string(name)}"]
 
 
-def _drop(writer: Writer, reader: Reader) -> list[str]:
-    kind = reader.word()
+def _drop(writer: Writer, reader: PieceReader) -> list[str]:
+    kind = reader.word
     if kind not in ("TABLE", "VIEW", "SEQUENCE", "SCHEMA", "INDEX"):
         raise refused(f"DROP {kind}")
-    reader.place += 1
+    reader.at += 1
     exists = "IF EXISTS " if reader.take("IF", "EXISTS") else ""
     found = []
     while True:
@@ -360,9 +361,9 @@ def _drop(writer: Writer, reader: Reader) -> list[str]:
             return found
 
 
-def _dropped(writer: Writer, reader: Reader, kind: str, exists: str) -> str:
+def _dropped(writer: Writer, reader: PieceReader, kind: str, exists: str) -> str:
     if kind == "SCHEMA":
-        return f"DROP SCHEMA {exists}{schema_of(writer.scope.database, reader.name())}"
+        return f"DROP SCHEMA {exists}{schema_of(writer.scope.database, reader.identifier())}"
     if kind != "INDEX":
         own = object_name(table_in(reader.dotted()))
         if exists and own.name.startswith("#") and writer.temporary(own.name.lower()) is None:
@@ -370,7 +371,7 @@ def _dropped(writer: Writer, reader: Reader, kind: str, exists: str) -> str:
         table = table_name(writer, own)
         writer.note(table, f"DROP {kind}")
         return f"DROP {kind} {exists}{table}"
-    place = reader.place
+    place = reader.at
     name = reader.dotted()
     if reader.take("ON"):
         table, own = _table(writer, reader, "DROP INDEX")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.tokens import NUMBER
-from servicebroker.tsql.translation.definitions.table_columns import Reader, column_type_of
+from servicebroker.tsql.translation.definitions.table_columns import column_type_of
 from servicebroker.tsql.translation.queries.sources import ObjectName, object_name, table_name
 from servicebroker.tsql.translation.reading.parts import table_in
+from servicebroker.tsql.translation.reading.piece_reader import PieceReader
 from servicebroker.tsql.translation.reading.text_to_tree import read
 from servicebroker.tsql.translation.text_writer import Sql, Writer, schema_of, string, write_value
 from servicebroker.tsql.translation.values.functions import SPECIAL
@@ -22,7 +22,7 @@ _BOUNDS = {
 }
 
 
-def create_sequence(writer: Writer, reader: Reader) -> list[str]:
+def create_sequence(writer: Writer, reader: PieceReader) -> list[str]:
     """CREATE SEQUENCE. Without START WITH it starts at its lowest value, or at the highest when it counts down.
 
     Raises:
@@ -60,7 +60,7 @@ def create_sequence(writer: Writer, reader: Reader) -> list[str]:
     return [*(schema if own.schema.lower() in ("", "dbo") else []), text, comment]
 
 
-def alter_sequence(writer: Writer, reader: Reader) -> list[str]:
+def alter_sequence(writer: Writer, reader: PieceReader) -> list[str]:
     """ALTER SEQUENCE: RESTART, INCREMENT BY, MINVALUE, MAXVALUE, CYCLE and CACHE.
 
     Raises:
@@ -83,7 +83,7 @@ def alter_sequence(writer: Writer, reader: Reader) -> list[str]:
     return [f"SELECT tsql.alter_sequence({string(sequence)}, {string(' '.join(parts))})"]
 
 
-def _sequence(writer: Writer, reader: Reader, statement: str) -> tuple[str, ObjectName]:
+def _sequence(writer: Writer, reader: PieceReader, statement: str) -> tuple[str, ObjectName]:
     own = object_name(table_in(reader.dotted()))
     sequence = table_name(writer, own)
     writer.note(sequence, statement)
@@ -113,10 +113,10 @@ def _bound(said: int | None, own: ObjectName, otherwise: int, bounds: tuple[int,
     return said
 
 
-def _clauses(reader: Reader, own: ObjectName, verb: str) -> dict[str, int | None]:
+def _clauses(reader: PieceReader, own: ObjectName, verb: str) -> dict[str, int | None]:
     """What the clauses say, by their first word; None for NO and for RESTART alone, 1 and 0 for CYCLE."""
     said: dict[str, int | None] = {}
-    while reader.word():
+    while reader.word:
         if reader.take("START", "WITH"):
             if verb == "ALTER":
                 raise TsqlError(11710, "Argument 'START WITH' cannot be used in an ALTER SEQUENCE statement.")
@@ -125,14 +125,14 @@ def _clauses(reader: Reader, own: ObjectName, verb: str) -> dict[str, int | None
             if verb == "CREATE":
                 raise TsqlError(11709, "The 'RESTART WITH' argument cannot be used in a CREATE SEQUENCE statement.")
             said["RESTART"] = _number(reader) if reader.take("WITH") else None
-        elif reader.word() == "AS" and verb == "ALTER":
+        elif reader.word == "AS" and verb == "ALTER":
             raise TsqlError(11711, "Argument 'AS' cannot be used in an ALTER SEQUENCE statement.")
         elif reader.take("INCREMENT", "BY"):
             said["INCREMENT"] = _number(reader)
         elif reader.take("NO", "MINVALUE") or reader.take("NO", "MAXVALUE"):
-            said[reader.word(-1)] = None
+            said[reader.peek(-1)] = None
         elif reader.take("MINVALUE") or reader.take("MAXVALUE"):
-            clause = reader.word(-1)
+            clause = reader.peek(-1)
             said[clause] = _number(reader)
         elif reader.take("NO", "CYCLE"):
             said["CYCLE"] = 0
@@ -141,21 +141,16 @@ def _clauses(reader: Reader, own: ObjectName, verb: str) -> dict[str, int | None
         elif reader.take("NO", "CACHE"):
             said["CACHE"] = None
         elif reader.take("CACHE"):  # PostgreSQL would keep so many for each connection, and leave gaps
-            said["CACHE"] = _number(reader) if reader.word().isdigit() or reader.word() == "-" else None
+            said["CACHE"] = _number(reader) if reader.word.isdigit() or reader.word == "-" else None
             if said["CACHE"] is not None and said["CACHE"] < 1:
                 raise TsqlError(11706, f"The cache size for sequence object '{own}' must be greater than 0.")
         else:
-            raise reader.wrong()
+            raise reader.failure()
     return said
 
 
-def _number(reader: Reader) -> int:
-    sign = -1 if reader.take("-") else 1
-    at = reader.piece.first + reader.place
-    if reader.piece.tokens.kinds[at] != NUMBER or not reader.piece.tokens.text(at).isdigit():
-        raise reader.wrong()
-    reader.place += 1
-    return sign * int(reader.piece.tokens.text(at))
+def _number(reader: PieceReader) -> int:
+    return -reader.integer() if reader.take("-") else reader.integer()
 
 
 # where NEXT VALUE FOR may not stand: 11741, 11720, 11719, 11721

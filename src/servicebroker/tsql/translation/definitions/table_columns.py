@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from servicebroker.tsql.known_columns import noted
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import QUOTED, VARIABLE, WORD, unquoted
+from servicebroker.tsql.tokens import unquoted
+from servicebroker.tsql.translation.documents.shared import UnknownColumns
 from servicebroker.tsql.translation.queries.sources import object_name, table_name
 from servicebroker.tsql.translation.reading.parts import condition_in, table_in, value_in
+from servicebroker.tsql.translation.reading.piece_reader import PieceReader
 from servicebroker.tsql.translation.reading.text_to_tree import Slice
 from servicebroker.tsql.translation.rows.targets import into_column
 from servicebroker.tsql.translation.text_writer import (
@@ -42,69 +44,14 @@ class Elements:
     indexes: list[tuple[str, bool, list[str]]] = field(default_factory=list)
     stamped: list[str] = field(default_factory=list)  # columns of the type rowversion
     constraints: list[str] = field(default_factory=list)  # as they are written
+    is_added: bool = False  # to a table with columns of its own
 
 
-class Reader:
-    """Walks over the words of one element."""
-
-    def __init__(self, piece: Slice) -> None:
-        self.piece, self.place = piece, 0
-
-    def word(self, ahead: int = 0) -> str:
-        """The word that is ahead, "" behind the end."""
-        at = self.place + ahead
-        return self.piece.words[at] if at < len(self.piece.words) else ""
-
-    def take(self, *words: str) -> bool:
-        """Steps over these words when they come next."""
-        if tuple(self.word(ahead) for ahead in range(len(words))) != words:
-            return False
-        self.place += len(words)
-        return True
-
-    def name(self) -> str:
-        """Steps over a name."""
-        at = self.piece.first + self.place
-        if self.place >= len(self.piece.words) or self.piece.tokens.kinds[at] not in (WORD, QUOTED):
-            raise self.wrong()
-        self.place += 1
-        return unquoted(self.piece.tokens.text(at))
-
-    def quoted(self) -> str:
-        """The next word without its brackets, in lower case."""
-        at = self.piece.first + self.place
-        return unquoted(self.piece.tokens.text(at)).lower() if self.word() else ""
-
-    def dotted(self) -> Slice:
-        """Steps over a name of several parts."""
-        start = self.place
-        if self.piece.tokens.kinds[self.piece.first + self.place] != VARIABLE:
-            self.name()
-        else:
-            self.place += 1
-        while self.take("."):
-            while self.take("."):
-                pass
-            self.name()
-        return self.piece.part(start, self.place)
-
-    def inside(self) -> Slice:
-        """Steps over parentheses: what stands between them."""
-        if self.word() != "(":
-            raise self.wrong()
-        start = self.place
-        self.place = self.piece.closing(start) + 1
-        return self.piece.part(start + 1, self.place - 1)
-
-    def wrong(self) -> TsqlError:
-        """102 at the next word."""
-        at = min(self.piece.first + self.place, len(self.piece.tokens.words) - 1)
-        return syntax_error(self.piece.tokens.text(at) or self.piece.text[-20:], self.piece.line(self.place))
-
-
-def elements(writer: Writer, table: str, piece: Slice, own: str) -> Elements:
-    """The elements between the parentheses of a table of this PostgreSQL name, which is written as `own`."""
-    found = Elements(table=own)
+def elements(writer: Writer, table: str, piece: Slice, own: str, *, is_added: bool = False) -> Elements:
+    """The elements between the parentheses of a table of this PostgreSQL name, which is written as `own`, or those that
+    are added to it.
+    """
+    found = Elements(table=own, is_added=is_added)
     pieces = piece.split()
     if not pieces[-1].words:  # a comma may stand behind the last one
         pieces.pop()
@@ -117,7 +64,7 @@ def elements(writer: Writer, table: str, piece: Slice, own: str) -> Elements:
     _computed_columns(writer, pieces, found, table)
     for each in pieces:
         if each.words[0] in _TABLE_WORDS:
-            _constraint(writer, Reader(each), found, table)
+            _constraint(writer, PieceReader(each), found, table)
     return found
 
 
@@ -143,8 +90,8 @@ def _sight(found: Elements, table: str) -> list[Source]:
 
 
 def _column(writer: Writer, piece: Slice, found: Elements) -> None:
-    reader = Reader(piece)
-    name = reader.name()
+    reader = PieceReader(piece)
+    name = reader.identifier()
     is_stamped = reader.quoted() in ROWVERSIONS
     of, may_be_null = column_type_of(writer, reader)
     parts = [identifier(name), column_type(of)]
@@ -165,7 +112,7 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
             )
         found.stamped.append(name)
         parts.append("NOT NULL DEFAULT tsql.next_rowversion()")
-    while reader.word():
+    while reader.word:
         constraint = _constraint_name(reader, found)
         label = _label(constraint)
         if reader.take("NULL"):
@@ -184,10 +131,10 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
             reader.take("WITH", "VALUES")  # the rows that are there have it anyhow
         elif reader.take("COLLATE"):
             collation(reader)
-        elif reader.word() in ("ROWGUIDCOL", "SPARSE", "PERSISTED", "FILESTREAM"):
-            reader.place += 1
-        elif reader.word() in ("PRIMARY", "UNIQUE"):
-            primary = reader.word() == "PRIMARY"
+        elif reader.word in ("ROWGUIDCOL", "SPARSE", "PERSISTED", "FILESTREAM"):
+            reader.at += 1
+        elif reader.word in ("PRIMARY", "UNIQUE"):
+            primary = reader.word == "PRIMARY"
             key = label + _key(reader, "")
             if key.endswith(")"):  # the comma before a constraint of the table may be missing
                 of_table.append(key)
@@ -195,36 +142,38 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
             nullable = nullable and not primary
             parts.append(key)
         elif reader.take("INDEX"):
-            found.indexes.append((reader.name(), reader.take("UNIQUE"), [identifier(name)]))
+            found.indexes.append((reader.identifier(), reader.take("UNIQUE"), [identifier(name)]))
             _clustered(reader)
+            if reader.take("WHERE"):
+                reader.at = reader.piece.find("WITH", "ON", after=reader.at) or len(reader.piece.words)
             storage(reader)
         elif reader.take("CHECK"):
             reader.take("NOT", "FOR", "REPLICATION")
             found.columns.append(Column(name, of))
             parts.append(f"{label}CHECK ({condition(writer, reader.inside(), found)})")
             found.columns.pop()
-        elif reader.take("FOREIGN", "KEY") and reader.word() == "(":
+        elif reader.take("FOREIGN", "KEY") and reader.word == "(":
             of_table.append(f"{label}{_foreign_key(writer, reader)}")
-        elif reader.word() == "REFERENCES":
+        elif reader.word == "REFERENCES":
             parts.append(label + _references(writer, reader))
         else:
-            raise reader.wrong()
+            raise reader.failure()
     found.columns.append(Column(name, of, identity, nullable, default=default))
     found.members.append(" ".join(parts))
     found.behind += of_table
 
 
-def column_type_of(writer: Writer, reader: Reader) -> tuple[SqlType, bool]:
+def column_type_of(writer: Writer, reader: PieceReader) -> tuple[SqlType, bool]:
     """Steps over a type; whether a column of it may be NULL when nothing else is said."""
-    start = reader.place
-    if reader.word() in ("NATIONAL", "CHARACTER", "DOUBLE", "CHAR", "BINARY"):
-        while reader.word() in ("NATIONAL", "CHARACTER", "CHAR", "TEXT", "DOUBLE", "PRECISION", "BINARY", "VARYING"):
-            reader.place += 1
+    start = reader.at
+    if reader.word in ("NATIONAL", "CHARACTER", "DOUBLE", "CHAR", "BINARY"):
+        while reader.word in ("NATIONAL", "CHARACTER", "CHAR", "TEXT", "DOUBLE", "PRECISION", "BINARY", "VARYING"):
+            reader.at += 1
     else:
         reader.dotted()
-    if reader.word() == "(":
+    if reader.word == "(":
         reader.inside()
-    found = writer.type_named(reader.piece.part(start, reader.place).text)
+    found = writer.type_named(reader.piece.part(start, reader.at).text)
     assert found.of is not None
     return found.of, found.is_nullable
 
@@ -240,8 +189,8 @@ def _check_identity(name: str, of: SqlType) -> None:
         )
 
 
-def _seed(reader: Reader) -> str:
-    if reader.word() != "(":
+def _seed(reader: PieceReader) -> str:
+    if reader.word != "(":
         return ""
     numbers = [each.text.replace(" ", "") for each in reader.inside().split()]
     if len(numbers) != 2 or not all(number.lstrip("-+").isdigit() for number in numbers):
@@ -253,12 +202,12 @@ def _seed(reader: Reader) -> str:
     return f" (START WITH {start} INCREMENT BY {step}{least})"
 
 
-def _constraint_name(reader: Reader, found: Elements) -> str:
+def _constraint_name(reader: PieceReader, found: Elements) -> str:
     """The name that CONSTRAINT gives here, "" for none. NULL may have one too, which means nothing."""
     if not reader.take("CONSTRAINT"):
         return ""
-    name = reader.name()
-    if reader.word() in ("PRIMARY", "UNIQUE", "CHECK", "FOREIGN", "REFERENCES"):
+    name = reader.identifier()
+    if reader.word in ("PRIMARY", "UNIQUE", "CHECK", "FOREIGN", "REFERENCES"):
         found.constraints.append(name)
     return name
 
@@ -272,23 +221,25 @@ def _name_of_default(table: str, column: str) -> str:
     return f"DF__{table[:9]}__{column[:5]}__{zlib.crc32(f'{table}.{column}'.encode()):08X}"
 
 
-def _default(writer: Writer, reader: Reader, column: Column) -> str:
-    start = reader.place
-    if reader.word() in ("+", "-"):
-        reader.place += 1
-    if reader.word() == "(":
+def _default(writer: Writer, reader: PieceReader, column: Column) -> str:
+    start = reader.at
+    if reader.word in ("+", "-"):
+        reader.at += 1
+    if reader.word == "(":
         reader.inside()
     elif reader.take("NEXT", "VALUE", "FOR"):
         reader.dotted()
+    elif reader.word == "":
+        reader.fail()
     else:
-        reader.place += 1
+        reader.at += 1
         if reader.take("."):
-            reader.name()
-        if reader.word() == "(":
+            reader.identifier()
+        if reader.word == "(":
             reader.inside()
-    node = value_in(reader.piece.part(start, reader.place))
+    node = value_in(reader.piece.part(start, reader.at))
     if reader.take("FOR"):
-        column = Column(reader.name(), column.type)
+        column = Column(reader.identifier(), column.type)
     text = into_column(write_value(writer, node), column if column.type.name != "unknown" else None)
     return f"({with_settings(writer, text)})"
 
@@ -307,9 +258,9 @@ def _without_parameters(writer: Writer) -> None:
         raise TsqlError(128, f'The name "{writer.parameters[0]}" is not permitted in this context.', severity=15)
 
 
-def collation(reader: Reader) -> None:
+def collation(reader: PieceReader) -> None:
     """Steps over COLLATE name. Strings are compared by their characters; to ignore case or accents is another rule."""
-    name = reader.name()
+    name = reader.identifier()
     if any(rule in name.upper().split("_") for rule in ("CI", "AI")):
         raise refused(
             f"COLLATE {name}",
@@ -317,7 +268,7 @@ def collation(reader: Reader) -> None:
         )
 
 
-def _clustered(reader: Reader) -> None:
+def _clustered(reader: PieceReader) -> None:
     """Steps over how an index is kept, which is one way here."""
     if not reader.take("CLUSTERED"):
         reader.take("NONCLUSTERED")
@@ -325,36 +276,36 @@ def _clustered(reader: Reader) -> None:
         reader.inside()
 
 
-def _key(reader: Reader, columns: str) -> str:
+def _key(reader: PieceReader, columns: str) -> str:
     if reader.take("PRIMARY", "KEY"):
         word = "PRIMARY KEY"
     elif reader.take("UNIQUE"):
         word = "UNIQUE"
     else:
-        raise reader.wrong()
+        raise reader.failure()
     _clustered(reader)
-    if reader.word() == "(":
+    if reader.word == "(":
         columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
     storage(reader)
     return word + columns
 
 
-def storage(reader: Reader) -> None:
+def storage(reader: PieceReader) -> None:
     """Steps over how SQL Server lays a table or an index out: nothing here."""
     while True:
         if reader.take("WITH"):
-            if reader.word() == "(":
+            if reader.word == "(":
                 _check_storage(reader.inside())
             else:
-                while reader.word() and reader.word() != "ON":
-                    reader.place += 1
-        elif (reader.word() == "ON" and reader.word(1) not in ("DELETE", "UPDATE")) or reader.word() in (
+                while reader.word and reader.word != "ON":
+                    reader.at += 1
+        elif (reader.word == "ON" and reader.peek(1) not in ("DELETE", "UPDATE")) or reader.word in (
             "TEXTIMAGE_ON",
             "FILESTREAM_ON",
         ):
-            reader.place += 1
-            reader.name()
-            if reader.word() == "(":  # the column of a partition scheme
+            reader.at += 1
+            reader.identifier()
+            if reader.word == "(":  # the column of a partition scheme
                 reader.inside()
         else:
             return
@@ -376,40 +327,40 @@ def _check_storage(piece: Slice) -> None:
 
 def ordered(piece: Slice) -> tuple[str, str]:
     """A column of a key: its name, quoted, and DESC or nothing."""
-    reader = Reader(piece)
-    name = identifier(reader.name())
+    reader = PieceReader(piece)
+    name = identifier(reader.identifier())
     down = " DESC" if reader.take("DESC") else ""
     reader.take("ASC")
-    if reader.word():
-        raise reader.wrong()
+    if reader.word:
+        raise reader.failure()
     return name, down
 
 
-def _foreign_key(writer: Writer, reader: Reader) -> str:
+def _foreign_key(writer: Writer, reader: PieceReader) -> str:
     columns = ", ".join(ordered(each)[0] for each in reader.inside().split())
     return f"FOREIGN KEY ({columns}) {_references(writer, reader)}"
 
 
-def _references(writer: Writer, reader: Reader) -> str:
+def _references(writer: Writer, reader: PieceReader) -> str:
     if not reader.take("REFERENCES"):
-        raise reader.wrong()
+        raise reader.failure()
     target = table_name(writer, object_name(table_in(reader.dotted())))
     writer.note(target, "REFERENCES")
     columns = ""
-    if reader.word() == "(":
+    if reader.word == "(":
         columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
     text = f"REFERENCES {target}{columns}"
-    while reader.word() == "ON" and reader.word(1) in ("DELETE", "UPDATE"):
-        event = reader.word(1)
-        reader.place += 2
+    while reader.word == "ON" and reader.peek(1) in ("DELETE", "UPDATE"):
+        event = reader.peek(1)
+        reader.at += 2
         if reader.take("NO", "ACTION"):
             text += f" ON {event} NO ACTION"
         elif reader.take("CASCADE"):
             text += f" ON {event} CASCADE"
         elif reader.take("SET", "NULL") or reader.take("SET", "DEFAULT"):
-            text += f" ON {event} SET {reader.word(-1)}"
+            text += f" ON {event} SET {reader.peek(-1)}"
         else:
-            raise reader.wrong()
+            raise reader.failure()
     reader.take("NOT", "FOR", "REPLICATION")
     return text
 
@@ -423,26 +374,29 @@ def condition(writer: Writer, piece: Slice, found: Elements) -> str:
 
 
 def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None:
-    reader = Reader(piece)
-    name = reader.name()
+    reader = PieceReader(piece)
+    name = reader.identifier()
     reader.take("AS")
-    start = reader.place
-    if reader.word() == "(":
+    start = reader.at
+    if reader.word == "(":
         reader.inside()
-    end = piece.find("PERSISTED", "CONSTRAINT", "PRIMARY", "UNIQUE", after=reader.place)
-    reader.place = end if end is not None else len(piece.words)
-    node = value_in(piece.part(start, reader.place))
-    with writer.query(_sight(found, table)):
+    end = piece.find("PERSISTED", "CONSTRAINT", "PRIMARY", "UNIQUE", after=reader.at)
+    reader.at = end if end is not None else len(piece.words)
+    node = value_in(piece.part(start, reader.at))
+    there = (writer.table_columns(table) or {}).values() if found.is_added else ()
+    with writer.query(_sight(Elements(columns=[*there, *found.columns]), table)):
         value = write_value(writer, node)
     _without_parameters(writer)
+    if value.type is None and found.is_added and writer.table_columns(table) is None:
+        raise UnknownColumns("A computed column")
     if value.type is None:
         raise refused(f"The computed column {name}, whose type is not known", "Write CAST(... AS type) around it.")
     reader.take("PERSISTED")
-    label = _label(_constraint_name(reader, found))
     nullable = not reader.take("NOT", "NULL")
-    key = f" {label}{_key(reader, '')}" if reader.word() in ("PRIMARY", "UNIQUE") else ""
-    if reader.word():
-        raise reader.wrong()
+    label = _label(_constraint_name(reader, found))
+    key = f" {label}{_key(reader, '')}" if reader.word in ("PRIMARY", "UNIQUE") else ""
+    if reader.word:
+        raise reader.failure()
     of = value.type._replace(length=-1) if value.kind == "string" else value.type
     text = converted(value, of).text
     found.members.append(
@@ -451,7 +405,7 @@ def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None
     found.columns.append(Column(name, of, is_nullable=nullable, is_computed=True))
 
 
-def _constraint(writer: Writer, reader: Reader, found: Elements, table: str) -> None:
+def _constraint(writer: Writer, reader: PieceReader, found: Elements, table: str) -> None:
     constraint = _constraint_name(reader, found)
     label = _label(constraint)
     if reader.take("FOREIGN", "KEY"):
@@ -460,46 +414,46 @@ def _constraint(writer: Writer, reader: Reader, found: Elements, table: str) -> 
         reader.take("NOT", "FOR", "REPLICATION")
         known_columns = found.columns or list((writer.table_columns(table) or {}).values())
         found.members.append(f"{label}CHECK ({condition(writer, reader.inside(), Elements(columns=known_columns))})")
-    elif reader.word() in ("PRIMARY", "UNIQUE"):
+    elif reader.word in ("PRIMARY", "UNIQUE"):
         found.members.append(label + _key(reader, ""))
     elif reader.take("DEFAULT"):
         known = {column.name.lower(): column for column in (writer.table_columns(table) or {}).values()}
-        place = reader.piece.find("FOR", after=reader.place)
+        place = reader.piece.find("FOR", after=reader.at)
         if place is None:
-            raise reader.wrong()
-        name = unquoted(reader.piece.tokens.text(reader.piece.first + place + 1))
+            raise reader.failure()
+        name = unquoted(reader.tokens.text(place + 1))
         column = known.get(name.lower(), Column(name, SqlType("unknown")))
         if column.default:
             raise TsqlError(1781, "Column already has a DEFAULT bound to it.")
         text = _default(writer, reader, column)
         reader.take("WITH", "VALUES")
-        if reader.word(-1) == "FOR" or reader.word() == "FOR":
-            raise reader.wrong()
+        if reader.peek(-1) == "FOR" or reader.word == "FOR":
+            raise reader.failure()
         found.defaults.append((column._replace(default=constraint or _name_of_default(found.table, name)), text))
     elif reader.take("INDEX"):
         _index(reader, found)
     else:
-        raise reader.wrong()
-    if reader.word():
-        raise reader.wrong()
+        raise reader.failure()
+    if reader.word:
+        raise reader.failure()
 
 
-def _index(reader: Reader, found: Elements) -> None:
+def _index(reader: PieceReader, found: Elements) -> None:
     """INDEX name (columns). One by columns is how SQL Server keeps the table."""
-    name = reader.name()
+    name = reader.identifier()
     unique = reader.take("UNIQUE")
     _clustered(reader)
     is_by_columns = reader.take("COLUMNSTORE")
-    columns = ["".join(ordered(each)) for each in reader.inside().split()] if reader.word() == "(" else []
+    columns = ["".join(ordered(each)) for each in reader.inside().split()] if reader.word == "(" else []
     if not columns and not is_by_columns:
-        raise reader.wrong()
+        raise reader.failure()
     if reader.take("ORDER") or reader.take("INCLUDE"):
         reader.inside()
     if reader.take("WHERE"):
         if unique:
             raise refused("A unique index with WHERE inside of CREATE TABLE", "Use CREATE INDEX.")
-        end = reader.piece.find("WITH", "ON", after=reader.place)
-        reader.place = end if end is not None else len(reader.piece.words)
+        end = reader.piece.find("WITH", "ON", after=reader.at)
+        reader.at = end if end is not None else len(reader.piece.words)
     if not is_by_columns:
         found.indexes.append((name, unique, columns))
     storage(reader)

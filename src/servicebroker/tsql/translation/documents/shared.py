@@ -14,12 +14,12 @@ _MODES = frozenset({"RAW", "AUTO", "PATH"})
 
 
 class UnknownColumns(TsqlError):
-    """A star hides columns that are not known: those of PostgreSQL's own views, or of tables nobody has looked up."""
+    """Columns matter that are not known: those of PostgreSQL's own views, or of tables nobody has looked up."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
             40515,
-            f"A star in {where} over a table whose columns are not known is not supported here. Name the columns.",
+            f"{where} over a table whose columns are not known is not supported here. Name the columns.",
         )
 
 
@@ -64,6 +64,6 @@ def rows_of(writer: Writer, node: exp.Expression) -> Rows:
     plain.set("for_", None)
     done = query(writer, plain, outermost=False)
     if done.outputs is None:
-        raise UnknownColumns("a query with FOR XML or FOR JSON")
+        raise UnknownColumns("A star in a query with FOR XML or FOR JSON")
     names = ", ".join(f"c{number}" for number in range(len(done.outputs)))
     return Rows(done.outputs, f"({done.text}) AS document ({names})")

@@ -64,7 +64,7 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
         word = rest.words[place]
         if word not in _CLAUSES or (word == "FROM" and _is_target(rest, place, starts)):
             continue
-        if any(word == known for _, known in starts):
+        if starts and _CLAUSES.index(word) <= _CLAUSES.index(starts[-1][1]):  # each once, in their order
             raise syntax_error(word, rest.line(place))
         starts.append((place, word))
     ends = [place for place, _ in starts[1:]] + [len(rest.words)]

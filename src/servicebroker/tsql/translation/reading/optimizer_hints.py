@@ -16,7 +16,7 @@ _OPTIONS = words(
 )
 _WITH_ARGUMENTS = words("INDEX FORCESEEK FASTFIRSTROW SPATIAL_WINDOW_MAX_CELLS")
 HIGHEST = 32_767  # levels that MAXRECURSION may say
-_JOINS = words("LOOP HASH MERGE REMOTE")
+_JOINS = words("LOOP HASH MERGE REMOTE REDUCE REPLICATE REDISTRIBUTE")
 _BEFORE_JOIN = words("INNER LEFT RIGHT FULL OUTER")
 
 
@@ -39,6 +39,8 @@ def left_out(tokens: Tokens, first: int, last: int) -> set[int]:
             found.update(range(at + 1, end))
         elif word == "INTO":
             found.update(_filegroup(tokens, at + 1))
+        elif word == "{" and said[at + 1] in ("OJ", "ESCAPE"):
+            found.update(_braces(said, at))
     return found
 
 
@@ -78,6 +80,17 @@ def _closing(tokens: Tokens, opening: int) -> int:
     if place is None:
         raise syntax_error("(", tokens.line(opening))
     return place
+
+
+def _braces(said: list[str], at: int) -> Iterator[int]:
+    """{oj a LEFT JOIN b ON ...} and {escape '!'}, which mean what they mean without braces."""
+    depth, place = 1, at + 1
+    while depth and said[place]:
+        depth += (said[place] == "{") - (said[place] == "}")
+        place += 1
+    yield from (at, place - 1)
+    if said[at + 1] == "OJ":
+        yield at + 1
 
 
 def _filegroup(tokens: Tokens, at: int) -> Iterator[int]:

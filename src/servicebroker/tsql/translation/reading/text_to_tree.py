@@ -18,6 +18,7 @@ from servicebroker.tsql.function_table import CALLS
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.tokens import (
     COMPOUND,
+    END,
     NUMBER,
     STRING,
     VARIABLE,
@@ -29,6 +30,7 @@ from servicebroker.tsql.tokens import (
     unquoted,
 )
 from servicebroker.tsql.translation.reading.optimizer_hints import left_out
+from servicebroker.tsql.translation.reading.well_formed import check_form
 from servicebroker.tsql.types import DATES, NUMBERS, parse_type
 
 LONG = 20_000  # characters of a text that is not worth to be kept
@@ -41,6 +43,8 @@ _HINTS = frozenset(
     {"NOLOCK", "READUNCOMMITTED", "READCOMMITTED", "REPEATABLEREAD", "SERIALIZABLE", "HOLDLOCK", "UPDLOCK", "XLOCK"}
     | {"ROWLOCK", "PAGLOCK", "TABLOCK", "TABLOCKX", "READPAST", "NOWAIT"}
 )
+_BEFORE_HINT = _HINTS | {")"}
+_BEHIND_HINT = _HINTS | {")", ","}
 _SOURCES_BEFORE = frozenset(
     {"FROM", "JOIN", "APPLY"}
 )  # behind which a function of users may be called as one of sqlglot
@@ -77,6 +81,19 @@ class Slice(NamedTuple):
         if self.first >= self.last:
             return ""
         return self.tokens.source[self.tokens.starts[self.first] : self.tokens.ends[self.last - 1]]
+
+    def alone(self) -> Tokens:
+        """Its tokens, and an end behind them; they keep their places in the text."""
+        of, part = self.tokens, slice(self.first, self.last)
+        end = of.ends[self.last - 1] if self.last else 0
+        return Tokens(
+            of.source,
+            [*of.words[part], ""],
+            [*of.kinds[part], END],
+            [*of.starts[part], end],
+            [*of.ends[part], end],
+            of.lines,
+        )
 
     def part(self, first: int, last: int) -> Slice:
         """Some of it, by places in `words`."""
@@ -135,8 +152,16 @@ def parsed(piece: Slice, before: str = "") -> exp.Expression:
     Raises:
         TsqlError: 102 for what cannot be read.
     """
+    try:
+        check_form(piece.alone(), before)
+    except RecursionError:
+        raise _too_deep() from None
     text = f"{before} {_respelled(piece)}"
     return _kept_tree(text) if len(text) <= LONG else _tree(text)
+
+
+def _too_deep() -> TsqlError:
+    return TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15)
 
 
 def _tree(text: str) -> exp.Expression:
@@ -147,7 +172,7 @@ def _tree(text: str) -> exp.Expression:
     except SqlglotError as problem:
         raise _syntax_error(problem) from None
     except RecursionError:
-        raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
+        raise _too_deep() from None
     except Exception:  # some text it does not expect makes it stumble: TypeError, AttributeError ...
         raise syntax_error(text.split()[0], 0) from None
     finally:
@@ -216,6 +241,8 @@ def _respelled(piece: Slice) -> str:
             out.append(f"[{text}]")
         elif _is_hint(words, at) and words[at - 1] != "WITH":
             out.append(" WITH (")
+        elif word in _HINTS and at > piece.first and words[at - 1] in _BEFORE_HINT and words[at + 1] in _BEHIND_HINT:
+            out.append(f", {text}")  # hints may stand without commas
         elif word in ("!<", "!>"):
             out.append(">=" if word == "!<" else "<=")
         elif word in COMPOUND:

@@ -106,6 +106,8 @@ def _columns(writer: Writer, name: str, table: str, known: dict[str, Column] | N
 def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | None], top: exp.Expression | None) -> str:
     first = rest.words[0] if rest.words else ""
     if first == "DEFAULT":
+        if rest.words[1:2] != ["VALUES"] or rest.words[2:3] not in ([], ["OPTION"]):
+            raise syntax_error("DEFAULT", rest.line())
         return "DEFAULT VALUES"
     if first in ("EXEC", "EXECUTE"):
         raise refused("INSERT ... EXEC inside another statement")

@@ -200,7 +200,7 @@ def _setting(piece: Slice) -> Setting:
         changed = read(f"{column.text}.{MUTATOR}{piece.part(3, len(words)).text}")
         return Setting(names_in(column)[0], variable, value_in(changed))
     place = piece.find("=", *COMPOUND)
-    if place is None or place == 0:
+    if place is None or place == 0 or words[0] == "(":
         raise syntax_error(piece.text[:40], piece.line())
     target = value_in(piece.part(0, place))
     if not isinstance(target, exp.Column):
@@ -373,6 +373,6 @@ def _listed(
         listed = returning(writer, change.outputs, found)
     if any(each.name == STAR for each in listed):
         if target.common is not None:
-            raise UnknownColumns("OUTPUT")
+            raise UnknownColumns("A star in OUTPUT")
         return listed, (None, None)
     return listed, (tuple(each.name for each in listed), tuple(each.type for each in listed))

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 
 from sqlglot import exp
 
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError, no_condition
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
@@ -544,9 +544,7 @@ def _subquery(writer: Writer, node: exp.Subquery) -> Sql:
 
 @value_of(exp.Tuple)
 def _tuple(writer: Writer, node: exp.Tuple) -> Sql:
-    raise TsqlError(
-        4145, "An expression of non-boolean type specified in a context where a condition is expected.", severity=15
-    )
+    raise no_condition()
 
 
 @value_of(exp.Cast, exp.TryCast)

@@ -1,0 +1,34 @@
+"""The parser's reader within a piece of a statement: elements of tables, options, names."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.parser.token_reader import Reader
+from servicebroker.tsql.tokens import VARIABLE, unquoted
+from servicebroker.tsql.translation.reading.text_to_tree import Slice
+
+
+class PieceReader(Reader):
+    """Goes along the tokens of a piece, and gives parts of it to those that read trees."""
+
+    def __init__(self, piece: Slice) -> None:
+        super().__init__(piece.alone())
+        self.piece = piece
+
+    def quoted(self) -> str:
+        """The next word without its brackets, in lower case; "" behind the end."""
+        return unquoted(self.tokens.text(self.at)).lower() if self.word else ""
+
+    def dotted(self) -> Slice:
+        """Steps over a name of several parts, or over a variable."""
+        start = self.at
+        if self.tokens.kinds[start] == VARIABLE:
+            self.at += 1
+        else:
+            self.name()
+        return self.piece.part(start, self.at)
+
+    def inside(self) -> Slice:
+        """Steps over parentheses: what stands between them."""
+        start = self.at
+        self.parenthesized()
+        return self.piece.part(start + 1, self.at - 1)

@@ -1,0 +1,668 @@
+"""Whether a text is a query, a list of values, a condition or a list of sources of T-SQL.
+
+sqlglot makes trees of more than T-SQL: it takes LIMIT, joins without ON, clauses in any order and CASE without THEN.
+This goes along the text by T-SQL's own grammar, all of it, also where nothing stands behind a clause, and makes nothing.
+"""
+
+from __future__ import annotations
+
+from servicebroker.tsql.parser.token_reader import Reader
+from servicebroker.tsql.parser.words import RESERVED
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.tokens import COMPOUND, NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens
+
+_SIGNS = frozenset("+-~")
+_OPERATORS = frozenset("+-*/%&|^")
+_COMPARISONS = frozenset(("=", "<", ">", "<=", ">=", "<>", "!=", "!<", "!>"))
+_SETS = ("UNION", "EXCEPT", "INTERSECT")
+_JOINS = frozenset(("JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "OUTER"))
+_HOW = ("LOOP", "HASH", "MERGE", "REMOTE", "REDUCE", "REPLICATE", "REDISTRIBUTE")
+_CALLED = frozenset(("LEFT", "RIGHT", "CONVERT", "IDENTITY", "UPDATE", "USER"))  # reserved words that are functions too
+_WITH_TYPE = frozenset(("CAST", "TRY_CAST", "PARSE", "TRY_PARSE"))
+_CONVERTING = frozenset(("CONVERT", "TRY_CONVERT"))
+_NUMBERED = frozenset(("MAXDOP", "MAXRECURSION", "FAST", "QUERYTRACEON"))
+_MODES = {"XML": ("RAW", "AUTO", "EXPLICIT", "PATH"), "JSON": ("PATH", "AUTO")}
+_XML_OPTIONS = ("TYPE", "ROOT", "ELEMENTS", "XMLDATA", "XMLSCHEMA", "BINARY")
+_JSON_OPTIONS = ("ROOT", "INCLUDE_NULL_VALUES", "WITHOUT_ARRAY_WRAPPER")
+_NO_NAMES = ("LIMIT", "MINUS")  # which no other dialect's text shall pass as
+_NO_ALIAS = frozenset(("WINDOW", "TABLESAMPLE", "OFFSET", "GO", "WITHIN", "LIMIT", "USING", "MINUS", "NATURAL"))
+
+
+def check_form(tokens: Tokens, before: str) -> None:
+    """That the tokens are what may follow the words `before`: nothing, SELECT, SELECT *, SELECT * FROM, SELECT 1 WHERE.
+
+    Raises:
+        TsqlError: 102 and the word that they cannot go on with.
+    """
+    form = _Form(tokens)
+    try:
+        {
+            "": form.query,
+            "SELECT": form.items,
+            "SELECT *": form.tail,
+            "SELECT * FROM": form.sources,
+            "SELECT 1 WHERE": form.operation,
+        }[before]()
+        if form.word:
+            form.fail()
+    except TsqlError as error:
+        error.line = 0  # the tokens are of a statement, whose line is known to who runs it
+        raise
+
+
+class _Form(Reader):
+    """Each method goes behind what it is called after, or fails."""
+
+    # ------------------------------------------------------------ queries
+
+    def query(self) -> None:
+        if self.take("WITH"):
+            self._common()
+        self._term()
+        while self.word in _SETS:
+            self.at += 1
+            self.take("ALL")
+            self._term()
+        self._end_of_query()
+
+    def _common(self) -> None:
+        while True:
+            if self.take("XMLNAMESPACES") or self.take("CHANGE_TRACKING_CONTEXT"):
+                self.parenthesized()
+            else:
+                self.identifier()
+                if self.word == "(":
+                    self._names()
+                self.expect("AS", "(")
+                self.query()
+                self.expect(")")
+            if not self.take(","):
+                return
+
+    def _term(self) -> None:
+        if self.take("("):
+            self.query()
+            self.expect(")")
+        elif self.take("VALUES"):
+            self._rows()
+        else:
+            self.expect("SELECT")
+            self._select()
+
+    def _rows(self) -> None:
+        while True:
+            self.expect("(")
+            self._values(")")
+            if not self.take(","):
+                return
+
+    def _values(self, end: str) -> None:
+        """Values between commas, of which some may be DEFAULT, and what closes them."""
+        while True:
+            if not self.take("DEFAULT"):
+                self.operation()
+            if not self.take(","):
+                self.expect(end)
+                return
+
+    def _select(self) -> None:
+        if not self.take("ALL"):
+            self.take("DISTINCT")
+        if self.take("TOP"):
+            self._top()
+        self.items()
+        if self.take("INTO"):
+            self.name()
+            if self.take("ON"):
+                self.own_name()
+        self.tail()
+
+    def _top(self) -> None:
+        if self.take("("):
+            self._in_parentheses()
+        elif self.tokens.kinds[self.at] in (NUMBER, VARIABLE):
+            self.at += 1
+        else:
+            self.fail()
+        self.take("PERCENT")
+        if self.take("WITH"):
+            self.expect("TIES")
+
+    def tail(self) -> None:
+        """FROM to HAVING; where no select list was read also OPTION."""
+        if self.take("FROM"):
+            self.sources()
+        if self.take("WHERE"):
+            self.operation()
+        if self.take("GROUP"):
+            self.expect("BY")
+            self._groups()
+        if self.take("HAVING"):
+            self.operation()
+        if self.word == "WINDOW" and self.peek(2) == "AS":
+            self._windows()
+        if self.word == "OPTION":
+            self._options()
+
+    def _end_of_query(self) -> None:
+        if self.take("ORDER"):
+            self.expect("BY")
+            self._order()
+            if self.take("OFFSET"):
+                self._offset()
+        if self.word == "FOR":
+            self._rendering()
+        if self.word == "OPTION":
+            self._options()
+
+    def _offset(self) -> None:
+        self.operation()
+        self.expect_any("ROW", "ROWS")
+        if self.take("FETCH"):
+            self.expect_any("FIRST", "NEXT")
+            self.operation()
+            self.expect_any("ROW", "ROWS")
+            self.expect("ONLY")
+
+    def _rendering(self) -> None:
+        self.at += 1
+        kind = self.expect_any("XML", "JSON")
+        self.expect_any(*_MODES[kind])
+        if self.word == "(":
+            self.parenthesized()
+        while self.take(","):
+            option = self.expect_any(*(_XML_OPTIONS if kind == "XML" else _JSON_OPTIONS))
+            if option == "BINARY":
+                self.expect("BASE64")
+            if option == "ELEMENTS":
+                self.take_any("XSINIL", "ABSENT")
+            if self.word == "(":
+                self.parenthesized()
+
+    def _options(self) -> None:
+        self.at += 1
+        opening = self.at
+        self.parenthesized()
+        for place in range(opening, self.at - 1):
+            is_first = self.words[place] in ("(", ",")
+            following = self.words[place + 1]
+            lacks = is_first and following in _NUMBERED and self.tokens.kinds[place + 2] not in (NUMBER, VARIABLE)
+            if lacks or (is_first and following in (")", ",")):
+                self.at = place + 1
+                self.fail()
+
+    def items(self) -> None:
+        """The select list."""
+        while True:
+            self._item()
+            if not self.take(","):
+                return
+
+    def _item(self) -> None:
+        kind = self.tokens.kinds[self.at]
+        if self.take("*"):
+            return
+        if kind == VARIABLE and (self.peek() == "=" or self.peek() in COMPOUND):
+            self.at += 2
+            self.operation()
+            return
+        if (self.is_identifier() or kind == STRING) and self.peek() == "=":
+            self.at += 2
+            self.operation()
+            return
+        if self._is_star():
+            return
+        self.operation()
+        if self.take("AS") or self.is_identifier() or self.tokens.kinds[self.at] == STRING:
+            self._alias()
+
+    def _is_star(self) -> bool:
+        """Goes behind name.*."""
+        place = self.at
+        while self.tokens.kinds[place] in (WORD, QUOTED) and self.words[place + 1] == ".":
+            place += 2
+            if self.words[place] == "*":
+                self.at = place + 1
+                return True
+        return False
+
+    def _alias(self) -> None:
+        if self.word in _NO_NAMES:
+            self.fail()
+        if self.tokens.kinds[self.at] == STRING:
+            self.at += 1
+        else:
+            self.identifier()
+
+    def _groups(self) -> None:
+        while True:
+            self._group()
+            if not self.take(","):
+                break
+        if self.word == "WITH" and self.peek() in ("CUBE", "ROLLUP"):
+            self.at += 2
+
+    def _group(self) -> None:
+        if self.word in ("ROLLUP", "CUBE") and self.peek() == "(":
+            self.at += 1
+        elif self.word == "GROUPING" and self.peek() == "SETS":
+            self.at += 2
+        elif self.word != "(" or self._goes_on_behind_parentheses():
+            self.operation()
+            return
+        self.expect("(")
+        if self.take(")"):
+            return
+        while True:
+            self._group()
+            if not self.take(","):
+                self.expect(")")
+                return
+
+    def _goes_on_behind_parentheses(self) -> bool:
+        """Whether the parentheses that open here are the beginning of a value."""
+        begin = self.at
+        self.parenthesized()
+        following, self.at = self.word, begin
+        return following not in (",", ")", "", "HAVING", "ORDER", "WITH", "FOR", "OPTION", *_SETS)
+
+    def _order(self) -> None:
+        while True:
+            self.operation()
+            self.take_any("ASC", "DESC")
+            if not self.take(","):
+                return
+
+    def _windows(self) -> None:
+        self.at += 1
+        while True:
+            self.identifier()
+            self.expect("AS", "(")
+            self._window()
+            if not self.take(","):
+                return
+
+    # ------------------------------------------------------------ sources
+
+    def sources(self) -> None:
+        """What stands behind FROM."""
+        while True:
+            self._joined()
+            if not self.take(","):
+                return
+
+    def _joined(self) -> None:
+        self._source()
+        while self.word in _JOINS:
+            self._join()
+        self._pivots()
+
+    def _join(self) -> None:
+        if self.take("CROSS"):
+            self.expect_any("JOIN", "APPLY")
+            self._source()
+            return
+        if self.take("OUTER"):
+            self.expect("APPLY")
+            self._source()
+            return
+        if not self.take("INNER") and self.take_any("LEFT", "RIGHT", "FULL"):
+            self.take("OUTER")
+        self.take_any(*_HOW)
+        self.expect("JOIN")
+        self._joined_up_to_on()
+        self.expect("ON")
+        self.operation()
+
+    def _joined_up_to_on(self) -> None:
+        self._source()
+        while self.word in _JOINS:
+            self._join()
+
+    def _source(self) -> None:
+        if self.take("("):
+            self._derived()
+        elif self.take("{", "OJ"):
+            self._joined()
+            self.expect("}")
+        elif self.tokens.kinds[self.at] == VARIABLE:
+            self.at += 1
+            self._methods()
+            self._named()
+        else:
+            if not self.is_identifier():
+                self.fail()
+            self.name()
+            if self.word == "(" and not self._are_hints():
+                self._arguments("")
+                self._methods()
+                if self.word == "WITH" and self.peek() == "(":
+                    self.at += 1
+                    self.parenthesized()
+            self._named()
+        self._pivots()
+
+    def _derived(self) -> None:
+        if self.word in ("INSERT", "UPDATE", "DELETE", "MERGE"):
+            self.refuse(f"{self.word} inside of FROM", "Write OUTPUT ... INTO a table variable, and select from that.")
+        if self.word in ("SELECT", "VALUES", "WITH") or (self.word == "(" and self._begins_query()):
+            self.query()
+            self.expect(")")
+            self.take("AS")
+            self.identifier()
+            if self.word == "(":
+                self._names()
+            return
+        self._joined()
+        self.expect(")")
+
+    def _are_hints(self) -> bool:
+        return self.peek() in ("NOLOCK", "INDEX") or (self.peek().endswith("LOCK") and self.peek(2) in (")", ","))
+
+    def _named(self) -> None:
+        """The alias of a source, the names of its columns, its hints."""
+        if self.take("AS"):
+            self.identifier()
+        elif self.is_identifier() and self.word not in _NO_ALIAS:
+            self.at += 1
+        if self.word == "(":
+            self.parenthesized()
+        if self.word == "WITH" and self.peek() == "(":
+            self.at += 1
+            self.parenthesized()
+        else:
+            self.take("HOLDLOCK")
+
+    def _pivots(self) -> None:
+        while verb := self.take_any("PIVOT", "UNPIVOT"):
+            self.expect("(")
+            if verb == "PIVOT":
+                self.operation()
+            else:
+                self.identifier()
+            self.expect("FOR")
+            self.name()
+            self.expect("IN")
+            self._names()
+            self.expect(")")
+            self.take("AS")
+            self.identifier()
+
+    def _names(self) -> None:
+        self.expect("(")
+        while True:
+            self.own_name()
+            if not self.take(","):
+                self.expect(")")
+                return
+
+    # ------------------------------------------------------------ values and conditions
+
+    def operation(self) -> None:
+        """Values with operators between them, conditions too; which is which the translation says."""
+        betweens = 0
+        is_list = False  # what IN stands before
+        while True:
+            while self.word in _SIGNS or self.word == "NOT":
+                self.at += 1
+            self._list() if is_list else self._operand()
+            is_list = False
+            while self.take("COLLATE"):
+                self.own_name()
+            if self.take("{", "ESCAPE"):
+                self.string()
+                self.expect("}")
+            while self.take("IS"):
+                self.take("NOT")
+                if self.take("DISTINCT"):
+                    self.expect("FROM")
+                    self._operand()
+                else:
+                    self.expect("NULL")
+            word = self.word
+            if word == "AND" and betweens:
+                betweens -= 1
+                self.at += 1
+            elif word in ("AND", "OR"):
+                if betweens:
+                    self.fail()
+                self.at += 1
+            elif word in _OPERATORS or word in _COMPARISONS:
+                self._operator(word)
+                if word in _COMPARISONS and self.word in ("ALL", "ANY", "SOME"):
+                    self.at += 1
+                    if self.word != "(":
+                        self.fail()
+            elif word == "AT":
+                self.expect("AT", "TIME", "ZONE")
+            else:
+                if word == "NOT":
+                    self.at += 1
+                    word = self.expect_any("LIKE", "IN", "BETWEEN")
+                elif word in ("LIKE", "IN", "BETWEEN", "ESCAPE"):
+                    self.at += 1
+                else:
+                    if betweens:
+                        self.fail()
+                    return
+                betweens += word == "BETWEEN"
+                is_list = word == "IN"
+                if is_list and self.word != "(":
+                    self.fail()
+
+    def _operator(self, word: str) -> None:
+        """One sign, or two that stand together: ||, << and >>."""
+        self.at += 1
+        if (
+            word in ("|", "<", ">")
+            and self.word == word
+            and self.tokens.starts[self.at] == self.tokens.ends[self.at - 1]
+        ):
+            self.at += 1
+
+    def _operand(self) -> None:
+        kind, word = self.tokens.kinds[self.at], self.word
+        if kind in (NUMBER, STRING):
+            self.at += 1
+        elif kind == VARIABLE:
+            self.at += 1
+            self._methods()
+        elif word == "NULL":
+            self.at += 1
+        elif word == "(":
+            self.at += 1
+            self._in_parentheses()
+            self._methods()
+        elif word == "CASE":
+            self._case()
+        elif word == "EXISTS":
+            self.at += 1
+            self.expect("(")
+            self.query()
+            self.expect(")")
+        elif word == "{":
+            self._escape()
+        elif word == "NEXT" and self.peek() == "VALUE" and self.peek(2) == "FOR":
+            self.at += 3
+            self.name()
+            self._over()
+        elif kind in (WORD, QUOTED):
+            self._column_or_call()
+        elif word == "$":  # $action, $PARTITION.f(x), or no money
+            self.at += 1
+            if self.tokens.kinds[self.at] == WORD:
+                self.own_name()
+                self._methods()
+        else:
+            self.fail()
+
+    def _in_parentheses(self) -> None:
+        """A query or a value, and the closing parenthesis."""
+        if self._begins_query():
+            self.query()
+        else:
+            self.operation()
+        self.expect(")")
+
+    def _list(self) -> None:
+        """(query), or (value, ...)."""
+        self.at += 1
+        if not self._begins_query():
+            self.operation()
+            while self.take(","):
+                self.operation()
+            self.expect(")")
+        else:
+            self._in_parentheses()
+
+    def _begins_query(self) -> bool:
+        place = self.at
+        while self.words[place] == "(":
+            place += 1
+        if self.words[place] not in ("SELECT", "WITH"):
+            return False
+        begin, self.at = self.at, place
+        for _ in range(place - begin):  # ((SELECT 1) + 1) is a value
+            self.at = begin
+            self.parenthesized()
+            following = self.word
+            self.at = begin
+            return following in (")", *_SETS)
+        self.at = begin
+        return True
+
+    def _case(self) -> None:
+        self.at += 1
+        if self.word != "WHEN":
+            self.operation()
+        if self.word != "WHEN":
+            self.fail()
+        while self.take("WHEN"):
+            self.operation()
+            self.expect("THEN")
+            self.operation()
+        if self.take("ELSE"):
+            self.operation()
+        self.expect("END")
+
+    def _escape(self) -> None:
+        """{fn NOW()}, {d '2020-01-01'}, {escape '!'}."""
+        self.at += 1
+        if self.take_any("D", "T", "TS", "GUID"):
+            self.string()
+        else:
+            self.expect("FN")
+            self.operation()
+        self.expect("}")
+
+    def _column_or_call(self) -> None:
+        word = self.word
+        if self.tokens.kinds[self.at] == WORD and word in RESERVED and word not in _CALLED:
+            self.fail()
+        if word in _CALLED and word != "USER" and self.peek() != "(":
+            self.fail()
+        self.at += 1
+        if self.word == "(":
+            self._arguments(word)
+            self._behind_call()
+        self._methods()
+
+    def _methods(self) -> None:
+        """.name, .name(...) and so on."""
+        while self.take("."):
+            while self.take("."):
+                pass
+            self.take("$")
+            if self.tokens.kinds[self.at] not in (WORD, QUOTED):
+                self.fail()
+            self.at += 1
+            if self.word == "(":
+                self._arguments("")
+                self._behind_call()
+
+    def _behind_call(self) -> None:
+        if self.word == "WITHIN" and self.peek() == "GROUP":
+            self.at += 2
+            self.expect("(", "ORDER", "BY")
+            self._order()
+            self.expect(")")
+        if self.word in ("IGNORE", "RESPECT") and self.peek() == "NULLS":
+            self.at += 2
+        self._over()
+
+    def _over(self) -> None:
+        if not self.take("OVER"):
+            return
+        if self.take("("):
+            self._window()
+        else:
+            self.identifier()
+
+    def _window(self) -> None:
+        """What stands between the parentheses of OVER, and the closing one."""
+        if self.is_identifier() and self.word not in ("PARTITION", "ROWS", "RANGE"):
+            self.at += 1
+        if self.take("PARTITION"):
+            self.expect("BY")
+            self.operation()
+            while self.take(","):
+                self.operation()
+        if self.take("ORDER"):
+            self.expect("BY")
+            self._order()
+        if self.take_any("ROWS", "RANGE"):
+            if self.take("BETWEEN"):
+                self._bound()
+                self.expect("AND")
+            self._bound()
+        self.expect(")")
+
+    def _bound(self) -> None:
+        if self.take("CURRENT"):
+            self.expect("ROW")
+            return
+        if not self.take("UNBOUNDED"):
+            self.integer()
+        self.expect_any("PRECEDING", "FOLLOWING")
+
+    def _arguments(self, function: str) -> None:
+        self.expect("(")
+        if self.take(")"):
+            return
+        if function in _CONVERTING:
+            self._type()
+            if self.word != ",":
+                self.fail()
+            self.at += 1
+        elif function == "TRIM":
+            self.take_any("LEADING", "TRAILING", "BOTH")
+        while True:
+            if not self.take("*"):
+                if self.word in ("DISTINCT", "ALL"):
+                    self.at += 1
+                self.operation()
+                self._behind_argument(function)
+            if not self.take(","):
+                self.expect(")")
+                return
+
+    def _behind_argument(self, function: str) -> None:
+        """What functions with a grammar of their own say behind a value."""
+        if function in _WITH_TYPE:
+            self.expect("AS")
+            self._type()
+            if self.take("USING"):
+                self.operation()
+            return
+        if self.take(":") or (function in ("TRIM", "EXTRACT") and self.take("FROM")):
+            self.operation()
+        if self.take("ORDER"):
+            self.expect("BY")
+            self._order()
+        if self.take_any("NULL", "ABSENT"):
+            self.expect("ON", "NULL")
+        if self.take("RETURNING"):
+            self._type()
+
+    def _type(self) -> None:
+        self.type_name()
