@@ -351,3 +351,62 @@ def test_grouping_is_of_what_is_grouped(db: sb.Database) -> None:
     assert set(db.execute_tsql(f"SELECT {types} FROM {SALES} GROUP BY CUBE(Kind, Day)").rows) == {("tinyint", "int")}
     assert number(db, f"SELECT GROUPING(Price) FROM {SALES} GROUP BY ROLLUP(Kind)") == 8161
     assert number(db, f"SELECT Day FROM {SALES} GROUP BY ROLLUP(Kind)") == 8120
+
+
+CURED = """
+CREATE TABLE Moved (Id int PRIMARY KEY, At datetime2(0) NULL, Who uniqueidentifier NULL, Price money NULL)
+CREATE TABLE Beside (Id int PRIMARY KEY REFERENCES Moved)
+GO
+CREATE VIEW Dear AS SELECT Id, Price FROM Moved WHERE Price > 10 WITH CHECK OPTION
+GO
+INSERT Moved VALUES (1, '2024-03-01', NEWID(), 20)
+INSERT Beside VALUES (1)
+"""
+
+
+def test_what_a_join_sets_to_null_has_the_type_of_its_column(db: sb.Database) -> None:
+    db.execute_tsql(CURED)
+    join = "FROM Moved m JOIN Beside b ON b.Id = m.Id"
+    db.execute_tsql(f"UPDATE m SET At = NULL, Who = '6F9619FF-8B86-D011-B42D-00C04FC964FF', Price = NULL {join}")
+    found = db.execute_tsql("SELECT At, Who, Price FROM Moved").rows
+    assert [str(value) for value in found[0]] == ["None", "6f9619ff-8b86-d011-b42d-00c04fc964ff", "None"]
+    db.execute_tsql("ALTER TABLE Moved ADD Tax AS (Price * 0.5) PERSISTED, Note varchar(9) NULL")
+    db.execute_tsql("UPDATE Moved SET Price = 20")
+    assert db.execute_tsql("SELECT Tax FROM Moved").rows == [(10,)]
+    for script, number in (("TRUNCATE TABLE Moved", 4712), ("INSERT Dear VALUES (2, 5)", 550)):
+        with pytest.raises(sb.TsqlError) as caught:
+            db.execute_tsql(script)
+        assert caught.value.number == number
+
+
+@pytest.mark.parametrize(
+    ("script", "number"),
+    [
+        ("DECLARE @d datetime SET @d = '20240231'", 241),
+        ("DECLARE @d date = '20249999'", 241),
+        ("DECLARE @m smallmoney = 200000 SET @m = @m * @m", 8115),
+        ("DECLARE @m money = 900000000000000, @t varchar(90) SET @t = @m + @m", 8115),
+        ("DECLARE @m smallmoney SET @m = 12345678", 8115),
+        ("DECLARE @b bit = 1 IF @b PRINT 'x'", 4145),
+        ("DECLARE @b bit = 1 WHILE CAST(@b AS bit) BREAK", 4145),
+        ("IF 1 = 1 DO PRINT 'x'", 102),
+        ("SELECT name FROM sys.databases LIMIT 5", 102),
+        ("SELECT a.name FROM sys.databases a JOIN sys.objects b", 102),
+    ],
+)
+def test_what_is_wrong_is_not_taken(db: sb.Database, script: str, number: int) -> None:
+    with pytest.raises(sb.TsqlError) as caught:
+        db.execute_tsql(script)
+    assert caught.value.number == number
+    said = [int(one.note.split(":")[0]) for one in check(script) if one.verdict is Verdict.REFUSED]
+    assert said == ([number] if number in (102, 4145) else [])
+
+
+def test_queries_in_parentheses_and_braces(db: sb.Database) -> None:
+    assert db.execute_tsql("(SELECT 2 AS n) UNION ALL (SELECT 1) ORDER BY n").rows == [(1,), (2,)]
+    joined = "{oj (VALUES (1), (2)) AS a (n) LEFT OUTER JOIN (VALUES (2)) AS b (n) ON b.n = a.n}"
+    assert db.execute_tsql(f"SELECT a.n FROM {joined} WHERE b.n IS NULL").rows == [(1,)]
+    assert db.execute_tsql("SELECT 1 WHERE '5%' LIKE '_!%' {escape '!'} AND 'x' <> 'y'").rows == [(1,)]
+    assert db.execute_tsql(
+        "DECLARE @a national char varying(5) = 'abcdef', @d double precision = 1.5 SELECT @a, @d"
+    ).rows == [("abcde", 1.5)]

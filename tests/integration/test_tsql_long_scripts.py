@@ -181,3 +181,164 @@ def test_what_is_defined_is_audited_but_for_the_window_in_which_nothing_is(db: s
     assert unpaid == [(2,)]
     assert invoices == [(1, Decimal("10.00"), True), (2, Decimal("20.00"), False)]
     assert (left, endpoints) == ([(0,)], [("CLOSED", 3)])
+
+
+def test_files_are_imported_with_cursors_and_answered(db: sb.Database) -> None:
+    results = run(db, "nightly_import")
+    assert [(error.number, error.text) for error in results.errors] == [
+        (50000, "Line 6 of bad.txt would sell what is not there.")
+    ]
+    done, articles, problems, files, kept, endpoints, columns = rows(results)
+    assert done == [("bad.txt", 1, None), ("one.txt", 0, 505), ("two.txt", 0, 500)]
+    assert [(article, stock, worth) for article, stock, _, worth in articles] == [
+        ("A00001", 15, Decimal("26.25")),
+        ("A00002", 100, Decimal(1999)),
+        ("A00003", 10, Decimal(3)),
+    ]
+    assert problems == [("one.txt", "A00009", "unknown article"), ("two.txt", "A00003", "no number")]
+    assert files == [
+        ("two.txt", 2, 1, 500, "file two.txt: 1 lines, 3 pieces"),
+        ("one.txt", 3, 1, 505, "file one.txt: 2 lines, 105 pieces"),
+    ]
+    assert (kept, endpoints, columns) == ([(0,)], [("CLOSED", 2)], [(15, 100, 10)])
+    assert [one.text for one in results.messages if one.number != 5701] == ["lines with a problem: 2", "2 answers"]
+
+
+def test_what_belongs_to_a_claim_is_one_group(db: sb.Database) -> None:
+    results = run(db, "claims_desk")
+    assert [error.number for error in results.errors] == [547]
+    priorities, refused, claims, opinions, history, endpoints, urgent, stamp = rows(results)
+    assert priorities == [(9, 2), (5, 4)]
+    assert refused == [(8432, 16, 1, None)]
+    assert [(number, str(granted), state) for number, _, granted, state in claims] == [
+        ("C-1", "80.00", 3),
+        ("C-2", "4000.00", 4),
+        ("C-3", "56.40", 3),
+    ]
+    assert opinions[1] == ("C-2", "gineer=4000.00, lawyer=?")
+    assert history[:2] == [("C-1", None, 1, "insert"), ("C-1", 1, 3, "update")]
+    assert endpoints == [(0, "CLOSED", 5, 4, 4), (0, "CLOSED", 9, 2, 2)]
+    assert (urgent, stamp) == ([("UrgentFirst", 9)], [("stamped",)])
+    judged = [one.text for one in results.messages if "judged" in one.text]
+    assert judged[:2] == ["urn:claims:engineer judged C-3", "urn:claims:lawyer judged C-3"]  # the urgent one
+
+
+SEEN = {
+    **dict.fromkeys(("key", "unique"), 2627),
+    **dict.fromkeys(("check", "reference", "referenced"), 547),
+    **{"null": 515, "long": 8152, "trigger": 50000, "truncate": 4712, "text to int": 245, "date": 241},
+    **dict.fromkeys(("tinyint", "overflow", "decimal"), 8115),
+    **dict.fromkeys(("zero", "in a procedure", "beside a function"), 8134),
+    **{"two rows": 512, "guid": 8169, "xml": 9400, "no table": 208, "no column": 207, "no procedure": 2812},
+    **{"no variable": 137, "no statement": 102, "no end": 105, "no argument": 201, "three arguments": 8144},
+    **{"other argument": 8145, "table again": 2714, "column again": 2705, "drop nothing": 3701},
+    **{"drop no constraint": 3701, "inner": 50000, "outer": 50000, "thrown": 51234, "no savepoint": 6401},
+    **{"after the rollback": 2627, "nothing to commit": 3902, "no service": 8423, "no contract": 8425},
+    **{"other side": 8432, "no type": 8428, "no conversation": 8426, "timer": 402, "error code": 402},
+    **{"no queue": 208, "queue in use": 3716, "not by insert": 416, "ended": 8426, "queue is off": 9617},
+}
+
+
+def test_every_error_is_heard_under_its_number(db: sb.Database) -> None:
+    results = run(db, "error_clinic")
+    assert [error.text for error in results.errors] == ["said and gone on"]
+    tried, open_, doomed, refused, seen, said, wards, told, bed = rows(results)
+    assert tried == [(None, None, None)]
+    assert (open_, doomed, refused) == ([(1, 2)], [(-1, 1, 2627)], [(3930,)])
+    assert {patient: number for patient, number, *_ in seen} == SEEN
+    assert {row[0]: row[4] for row in seen if row[4]} == {"trigger": "Ward_NotSmaller", "in a procedure": "Divide"}
+    assert dict(said)["inner"] == "Ward has 2 of 4, ff in hex, %"
+    assert [ward[0] for ward in wards] == [1, 2, 5, 7]
+    assert told[0][1] == -9616
+    assert bed == []
+    assert [one.text for one in results.messages if one.number != 5701] == ["only said", "after it: 50000"]
+
+
+def test_readings_are_taken_out_of_json(db: sb.Database) -> None:
+    results = run(db, "sensor_log")
+    assert results.errors == []
+    readings, paths, latest, totals, hours, tags, report, batches, words, span, weeks, alarms, left = rows(results)
+    assert [(code, str(value), times) for code, _, value, times in readings][1::2] == [
+        ("HALL-T1", "22.000", 2),
+        ("HALL-T2", "18.500", 2),
+        ("YARD-W", "5.500", 1),
+    ]
+    assert paths == [("ROOT/HALL/HALL-T1", 2), ("ROOT/HALL/HALL-T2", 2), ("ROOT/YARD", 1)]
+    assert latest[0] == ("HALL-T1", Decimal(19), Decimal(-3), Decimal("61.5"))
+    assert totals[-1] == ("all", "-", 6, Decimal("14.77"), 3)
+    assert hours[2] == ("YARD-W", Decimal("3.125"), Decimal("5.5"))
+    assert tags[0] == ("temp", 2, "HALL-T1, HALL-T2")
+    assert report[0][0].endswith('{"device":{"code":"YARD-W"},"tags":["new"],"readings":2}]}')
+    assert (batches, words) == ([(4, "g1", 651)], [("temp", 3), ("temp", 1)])
+    assert span == [(1445, "Saturday", date(2024, 3, 31), "2024-03-01 10:00")]
+    assert [count for _, count, _ in weeks] == [6, 0, 0]
+    assert (alarms, left) == ([("ROOT/HALL/HALL-T2", Decimal(61))], [(0,)])
+
+
+def test_a_release_alters_what_is_in_use_and_runs_again(db: sb.Database) -> None:
+    for waiting, orders in ((3, ["order 1", "order 2"]), (2, ["order 3", "new"])):
+        results = run(db, "release")
+        assert [error.text[:25] for error in results.errors] == ["Step 6 failed with 547: T"]
+        steps, columns, indexes, constraints, totals, usages, queues, types, keys, there, told, *taken, _ = rows(
+            results
+        )
+        assert [step for step, _, _ in steps] == [1, 2, 3, 4, 5]
+        assert [column[0] for column in columns] == ["SaleId", "CustomerId", "Total", "Tax"]
+        assert len(indexes) == 3
+        assert [name for name, _ in constraints] == ["CK_Purchase_Total", "FK_Purchase_Customer", "PK_Purchase"]
+        assert totals[0] == ("Ada", Decimal(27), 2, Decimal(10))
+        assert usages == [("shop/orders", "shop/v2")]
+        assert queues == [("Orders", 1, 0, 0), ("Site", 1, 0, 1)]
+        assert types == [("shop/order", "NONE"), ("shop/paid", "EMPTY")]
+        assert [key[0] for key in keys][:2] == ["CK_Purchase_Total", "FK_Purchase_Customer"]
+        assert there == [(waiting,)]
+        assert told[0][1] == -8408
+        assert [body for each in taken for _, body in each] == orders
+    db.execute_tsql("USE master; DROP DATABASE Shop9")
+
+
+def test_seats_are_sold_once(db: sb.Database) -> None:
+    results = run(db, "ticket_office")
+    assert results.errors == []
+    *held, told, rows_held, sales, sold, answers, refused, free, states, endpoints, numbers = rows(results)
+    assert [len(each) for each in held] == [2, 3, 2, 1]
+    assert [kind for kind, _ in told].count("tickets/held") == 3
+    assert rows_held == [("A", 2), ("B", 3), ("C", 1)]
+    assert sales == [(1, "Lea", 2, Decimal(100)), (2, "Max", 3, Decimal(90))]
+    assert [row[:3] for row in sold][2:] == [("Max", "B", 1), ("Max", "B", 2), ("Max", "B", 3)]
+    assert dict(answers)["http://schemas.microsoft.com/SQL/ServiceBroker/Error"] == 1
+    assert refused == [(550,)]
+    assert (free, states) == ([(8,)], [("free", 8), ("sold", 4)])
+    assert (endpoints, numbers) == ([("DI", 3), ("ER", 1)], [(2,)])
+    said = [one.text for one in results.messages if one.number != 5701]
+    assert said == ["Lea pays; Max pays; ", "given back: 1"]
+
+
+def test_keepers_do_what_they_may(db: sb.Database) -> None:
+    results = run(db, "keepers")
+    assert results.errors == []
+    who, labels, robot, again, total, chief, boxes, heavy, body, refused, ledger, looked, signed, *others = rows(
+        results
+    )
+    owners, people, later, still, permissions, members = others
+    assert who[0][:2] == ("Clerk", "Keep9Clerk")
+    assert (labels, robot, again) == ([("plates",), ("clock",)], [("Robot", "Robot")], [("Clerk",)])
+    assert total == [(3, Decimal("792.5"), "dbo")]
+    assert (chief, heavy, body) == ([("Chief", 0)], [(2,), (3,)], [("three boxes",)])
+    assert boxes == [(1, "plates", "Clerk"), (2, "clock", "Clerk"), (3, "lamp", "Robot")]
+    assert {(who, what): number for who, what, number in refused} == {
+        **{("Chief", what): 229 for what in ("delete", "pack")},
+        **{("Clerk", what): 229 for what in ("delete", "read a table", "receive", "text in a module")},
+        **{("Clerk", what): 15517 for what in ("be chief", "be dbo")},
+        ("Chief", "deny"): 15151,
+        ("Chief", "send"): 8494,
+        ("Clerk", "create"): 262,
+    }
+    assert ledger[2] == (3, "Robot", "Robot")
+    assert (looked, signed) == ([(3, "Clerk")], [("LedgerCert", "Look", "SIGNATURE BY CERTIFICATE")])
+    assert owners == [("keep/in", "Chief"), ("keep/out", "dbo")]
+    assert [name for name, _ in people] == ["Chief", "Clerk", "Packers", "Robot"]
+    assert later == [("after REVOKE", 229), ("denied beside public", 229), ("drop an owner", 15138)]
+    assert still == [("Clerk",)]
+    assert len(permissions) == 6
+    assert members == [("Packers", "Clerk"), ("Packers", "Robot"), ("Readers", "Robot")]

@@ -222,6 +222,8 @@ def _to_decimal(value: object, source: SqlType | None, target: SqlType) -> Decim
     except (InvalidOperation, TypeError, ValueError):
         raise TsqlError(8114, f"Error converting data type {source or 'value'} to {target.name}.", state=5) from None
     if target.name != "decimal":
+        if abs(number) >= (10**15 if target.name == "money" else 10**6):
+            raise TsqlError(8115, f"Arithmetic overflow error converting {source or 'value'} to {target.name}.")
         return number.quantize(Decimal("0.0001"), ROUND_HALF_UP)
     precision, scale = target.precision or 18, target.scale or 0
     if not number.is_finite() or abs(number) >= Decimal(10) ** (precision - scale):
@@ -289,6 +291,8 @@ def _read_time(text: str) -> datetime:
         except ValueError:
             continue
     try:
+        if ":" not in text:  # 20240231, of which Python makes a time
+            raise ValueError(text)
         return datetime.combine(_BASE.date(), time.fromisoformat(text))
     except ValueError:
         raise TsqlError(241, "Conversion failed when converting date and/or time from character string.") from None

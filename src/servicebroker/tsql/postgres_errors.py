@@ -30,6 +30,12 @@ _NUMBERS: dict[str, tuple[int, int, str]] = {
     ),
     "23503": (547, 16, 'The statement conflicted with the FOREIGN KEY constraint "{constraint}" of table "{table}".'),
     "23514": (547, 16, 'The statement conflicted with the CHECK constraint "{constraint}" of table "{table}".'),
+    "44000": (
+        550, 16,
+        "The attempted insert or update failed because the target view either specifies WITH CHECK OPTION or spans a "
+        "view that specifies WITH CHECK OPTION and one or more rows resulting from the operation did not qualify under "
+        "the CHECK OPTION constraint.",
+    ),
     "42P01": (208, 16, "Invalid object name '{name}'."),
     "3F000": (208, 16, "Invalid object name: {message}."),
     "42703": (207, 16, "Invalid column name '{name}'."),

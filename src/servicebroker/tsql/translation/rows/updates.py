@@ -36,13 +36,14 @@ from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
     identifier,
+    kind_of,
     label,
     refused,
     write_predicate,
     write_value,
 )
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import SqlType
+from servicebroker.tsql.types import SqlType, postgres_type
 
 
 class Change(NamedTuple):
@@ -279,14 +280,19 @@ def _plain(writer: Writer, change: Change, target: _Target, settings: list[Setti
     return text, {"inserted": target.source.alias, "deleted": target.source.alias}
 
 
-def _new(writer: Writer, setting: Setting, target: _Target) -> str:
+def _new(writer: Writer, setting: Setting, target: _Target, *, is_alone: bool = False) -> str:
+    """The value for a column; `is_alone` where the column does not say to PostgreSQL what NULL and '...' are."""
     if setting.value is None:
         return "DEFAULT"
     column = (target.source.columns or {}).get(setting.column.lower())
     if column is not None and (column.is_identity or column.is_computed):
         number, kind = (8102, "identity") if column.is_identity else (271, "computed")
         raise TsqlError(number, f"Cannot update {kind} column '{setting.column}'.")
-    return into_column(write_value(writer, setting.value), column)
+    value = write_value(writer, setting.value)
+    text = into_column(value, column)
+    if is_alone and value.is_open and column is not None and kind_of(column.type) != "string":
+        return f"({text})::{postgres_type(column.type)}"
+    return text
 
 
 def _by_address(
@@ -299,7 +305,7 @@ def _by_address(
         if each.column:
             if each.value is None:
                 raise refused("DEFAULT in an UPDATE with FROM or TOP", "Write the value.")
-            fields.append(f"{_new(writer, each, target)} AS tsql_{number}")
+            fields.append(f"{_new(writer, each, target, is_alone=True)} AS tsql_{number}")
             members.append(f"{target.column(each.column)} = deleted.tsql_{number}")
         else:
             assert each.value is not None

@@ -33,9 +33,11 @@ from servicebroker.tsql.types import (
     FLOAT,
     INT,
     INTEGERS,
+    MONEY,
     NVARCHAR,
     VARIANT,
     SqlType,
+    postgres_type,
 )
 
 CONDITION = SqlType("boolean")  # of no value
@@ -228,15 +230,21 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
     else:
         texts = [left.text, right.text]
     if sign in "*/" and number is not None and number.name in EXACT:
-        return Sql(_to_scale(sign, texts, number), number)
+        return _calculated(_to_scale(sign, texts, number), number)
     if sign == "%" and number is not None and number.name in ("float", "real"):
         texts = [f"{text}::numeric" for text in texts]
     return _calculated(f"({texts[0]} {sign} {texts[1]})", number)
 
 
 def _calculated(text: str, of: SqlType | None) -> Sql:
-    """A result with the bounds of its type: tinyint is a smallint of PostgreSQL, which would let 300 pass."""
-    return Sql(f"tsql.to_tinyint({text})" if of is not None and of.name == "tinyint" else text, of)
+    """A result with the bounds of its type: tinyint is a smallint of PostgreSQL, which would let 300 pass, and money
+    a numeric without an end.
+    """
+    if of is not None and of.name == "tinyint":
+        return Sql(f"tsql.to_tinyint({text})", of)
+    if of is not None and of.name in MONEY:
+        return Sql(f"({text})::{postgres_type(of)}", of)
+    return Sql(text, of)
 
 
 def _to_scale(sign: str, texts: Sequence[str], of: SqlType) -> str:
