@@ -132,7 +132,10 @@ class _Form(Reader):
         """FROM to HAVING; where no select list was read also OPTION."""
         if self.take("FROM"):
             self.sources()
-        if self.take("WHERE"):
+        if self.take("WHERE", "CURRENT", "OF"):
+            self.take("GLOBAL")
+            self._cursor()
+        elif self.take("WHERE"):
             self.operation()
         if self.take("GROUP"):
             self.expect("BY")
@@ -143,6 +146,12 @@ class _Form(Reader):
             self._windows()
         if self.word == "OPTION":
             self._options()
+
+    def _cursor(self) -> None:
+        if self.tokens.kinds[self.at] == VARIABLE:
+            self.at += 1
+        else:
+            self.identifier()
 
     def _end_of_query(self) -> None:
         if self.take("ORDER"):
@@ -367,6 +376,11 @@ class _Form(Reader):
             self.at += 1
         if self.word == "(":
             self.parenthesized()
+        if self.take("TABLESAMPLE"):
+            self.take("SYSTEM")
+            self.parenthesized()
+            if self.take("REPEATABLE"):
+                self.parenthesized()
         if self.word == "WITH" and self.peek() == "(":
             self.at += 1
             self.parenthesized()
