@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -741,6 +742,65 @@ def test_a_pattern_finds_queues_that_come_later(database):
     feeds[0].dialog(b"on")
     assert by_queue(loose, end, loose.latestOffset(end, ALL)) == {feeds[0].queue: [b"on"]}
     loose.stop()
+
+
+def test_a_queue_that_is_dropped_and_made_again_under_its_reader_is_another_one(database):
+    feed = Feed(database)
+    feed.dialog(b"a")
+    reader = attach(feed)
+    at = reader.latestOffset(reader.initialOffset(), ALL)
+    database.drop_service(feed.far)
+    database.drop_queue(feed.queue)
+    with pytest.raises(
+        InstanceError, match=f"queue '{feed.queue}' was dropped while it was read: one of the same name"
+    ):
+        reader.latestOffset(at, ALL)
+    database.create_queue(feed.queue)
+    database.create_service(feed.far, feed.queue, ["Lines"])
+    with pytest.raises(InstanceError, match="was dropped while it was read"):
+        reader.latestOffset(at, ALL)
+    reader.stop()
+    again = attach(feed)
+    with pytest.raises(InstanceError, match="belongs to another queue, or to one that was dropped and created again"):
+        again.latestOffset(at, ALL)
+    again.stop()
+    feed.dialog(b"b")
+    anew = attach(feed, failOnDataLoss="false")
+    assert bodies(anew, at, anew.latestOffset(at, ALL)) == [b"b"]
+    anew.stop()
+
+
+def test_a_conversation_is_not_moved_while_it_is_read_and_an_end_takes_what_is_not_read(feed, reader, database):
+    feed.dialog(b"a", b"b")
+    feed.dialog(b"c")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(1))
+    rows = [row for batch in batches(reader, start, reader.latestOffset(start, ALL)) for row in batch.to_pylist()]
+    one = UUID(rows[0]["conversation_handle"])
+    group = UUID(rows[2]["conversation_group_id"])
+    with pytest.raises(InstanceError, match="is being read by a pipeline: nobody else can RECEIVE from it, or move"):
+        database.move_conversation(one, group)
+    assert bodies(reader, start, end) == [b"a"]
+    at = reader.latestOffset(end, ReadMaxRows(1))  # the first one is acknowledged, the second planned
+    assert bodies(reader, end, at) == [b"b"]
+    database.end_conversation(one)
+    assert bodies(reader, end, at) == []  # as every END, by whoever has the right to it
+    at = reader.latestOffset(at, ALL)
+    assert bodies(reader, end, at) == [b"c"]
+    assert reader.latestOffset(at, ALL) is at
+    assert feed.left() == 0
+
+
+def test_bodies_from_nothing_to_twenty_megabytes_arrive(feed, reader):
+    given = [b"x" * size for size in (0, 1, 1_999, 2_001, 1_000_000, 20_000_000)]
+    feed.dialog(*given)
+    at, seen = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, ReadMaxRows(4))) is not at:
+        seen += bodies(reader, at, end)
+        at = end
+    assert [len(body or b"") for body in seen] == [len(body) for body in given]
+    assert seen[1:] == given[1:]
+    assert feed.left() == 0
 
 
 def test_a_checkpoint_of_one_queue_is_none_of_several(feeds, feed):

@@ -150,6 +150,15 @@ def test_messages_that_come_again_under_another_query_are_known(tmp_path):
         assert sorted(row[column] for row in table(pipe, name)) == list(range(60))
 
 
+def test_messages_that_were_moved_while_nothing_ran_are_known(tmp_path):
+    """MOVE CONVERSATION gives what has landed and is not acknowledged new places behind all others."""
+    pipe = pipeline(tmp_path)
+    land(pipe, "q", 0, batch(*(order(n, minutes=n) for n in range(4)), order(4, handle="other", minutes=4)))
+    moved = [message(10 + n, b'{"id": %d}' % n, number=n, minutes=n) for n in range(1, 4)]
+    land(pipe, "q", 1, batch(*moved, order(20, minutes=9), order(21, handle="other", minutes=9)))
+    assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3, 4, 20, 21]
+
+
 def test_another_conversation_with_the_same_places_is_no_replay(tmp_path):
     pipe = pipeline(tmp_path)
     land(pipe, "q", 0, batch(order(1, handle="a"), order(2, handle="a")))

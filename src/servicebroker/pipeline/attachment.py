@@ -103,11 +103,19 @@ class Attachment:
         execute(self.connection, "attachment.claim.reset_timeout", "set lock_timeout = 0")
 
     def now(self) -> Now:
-        """How far the server and the queue are."""
-        drawn = f"servicebroker.queue_{self.queue_id}_order"
-        return Now(
-            *execute(self.connection, "attachment.now", f"select {frontier.FRONTIER}, last_value from {drawn}")[0]
-        )
+        """How far the server and the queue are.
+
+        Raises:
+            InstanceError: the queue is not there any more.
+        """
+        look = f"select {frontier.FRONTIER}, last_value from servicebroker.queue_{self.queue_id}_order"
+        try:
+            return Now(*execute(self.connection, "attachment.now", look)[0])
+        except psycopg.errors.UndefinedTable:
+            raise InstanceError(
+                f"The queue '{self.queue_name}' was dropped while it was read: one of the same name that was made "
+                "since is another queue, and needs a checkpoint of its own."
+            ) from None
 
     def keep_frontier(self) -> None:
         """The frontier that `now` has told stays below us beyond a crash of the server."""

@@ -207,13 +207,16 @@ class OpenIceberg:
 
     def _file(self, task: FileScanTask) -> TableFile:
         from pyiceberg.conversions import from_bytes
-        from pyiceberg.types import PrimitiveType
+        from pyiceberg.types import PrimitiveType, TimestamptzType
+        from pyiceberg.utils.datetime import micros_to_timestamptz
 
         told: dict[str, Any] = {}
         for field in self.table.schema().fields:
             for edge, bounds in (("min", task.file.lower_bounds), ("max", task.file.upper_bounds)):
                 if isinstance(field.field_type, PrimitiveType) and (bound := (bounds or {}).get(field.field_id)):
-                    told[f"{edge}.{field.name}"] = from_bytes(field.field_type, bound)
+                    value: Any = from_bytes(field.field_type, bound)
+                    is_time = isinstance(field.field_type, TimestamptzType)
+                    told[f"{edge}.{field.name}"] = micros_to_timestamptz(value) if is_time else value
         file = task.file
         return TableFile(file.file_path, file.file_size_in_bytes, file.record_count, {}, told)
 

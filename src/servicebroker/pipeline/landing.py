@@ -40,7 +40,8 @@ class Target:
         folder: where files lie that do not count yet; of plain Parquet files the table.
         place: the table, None of plain Parquet files.
         optional: columns that may be null.
-        handle, number, order: columns that name a message, and its place in the queue `queue`.
+        handle, number: columns that name a message.
+        order, time: its place in the queue `queue`, and since when it is there.
     """
 
     folder: Folder
@@ -53,6 +54,7 @@ class Target:
     handle: str = "_conversation_handle"
     number: str = "_message_sequence_number"
     order: str = "_queuing_order"
+    time: str = "_message_enqueue_time"
 
     @property
     def staged(self) -> Folder:
@@ -133,7 +135,7 @@ def target(pipeline: Pipeline, table: str) -> Target:
     schema = arrow_schema(columns)
     folder, place = pipeline.folder(table), place_of(pipeline, table)
     if table in (pipeline.bronze, pipeline.quarantine):
-        names = ("queue", "conversation_handle", "queuing_order", "queuing_order")
+        names = ("queue", "conversation_handle", "queuing_order", "queuing_order", "message_enqueue_time")
         return Target(folder, place, schema, frozenset(schema.names), (), (), *names)
     (rule,) = (rule for rule in pipeline.messages if rule.table == table)
     optional = frozenset(column.name for column in columns if column.is_optional)
@@ -146,19 +148,15 @@ def target(pipeline: Pipeline, table: str) -> Target:
 def _without_known(target: Target, table: Table, files: list[DataFile]) -> list[DataFile]:
     """The files without messages that the table has, as when a lost checkpoint brings an archive again.
 
-    Only files of the table whose range of arrival meets that of the new ones are looked into; without replays
-    hardly any does.
+    Only files of the table whose range of arrival meets that of the new ones are looked into, or whose range of time:
+    who has been moved to another group has a new place and its old time. Without replays few do.
     """
     import pyarrow as pa
 
     names = [target.handle, target.number]
-    fresh = [_columns(file, [target.order, *names]) for file in files]
-    arrived: list[Any] = [number for rows in fresh for number in rows.column(target.order).to_pylist()]
-    queue = _queue_of(target, files)
-    known = [
-        read_columns(table, file, names)
-        for file in _meeting(target, table, queue, min(arrived, default=0), max(arrived, default=-1))
-    ]
+    fresh = [_columns(file, [*dict.fromkeys([target.order, target.time, *names])]) for file in files]
+    arrived = pa.concat_tables([rows.select([target.order, target.time]) for rows in fresh]) if fresh else None
+    known = [read_columns(table, file, names) for file in _meeting(target, table, _queue_of(target, files), arrived)]
     if not known:
         return files
     there = pa.concat_tables(known).group_by(names).aggregate([])
@@ -169,15 +167,24 @@ def _without_known(target: Target, table: Table, files: list[DataFile]) -> list[
     return found
 
 
-def _meeting(target: Target, table: Table, queue: str | None, first: int, last: int) -> Iterable[TableFile]:
-    """Files of the table that may hold messages of the queue from `first` to `last`."""
+def _meeting(target: Target, table: Table, queue: str | None, arrived: pa.Table | None) -> Iterable[TableFile]:
+    """Files of the table that may hold messages of the queue with such places in it, or from such a time."""
+    from pyarrow import compute
+
+    if arrived is None or not arrived.num_rows:
+        return
+    ranges: dict[str, Any] = {name: compute.min_max(arrived.column(name)).as_py() for name in arrived.schema.names}
     for file in table.files():
-        lowest, highest = file.range_of(target.order)
         one, other = file.range_of(target.queue)
-        apart = lowest is not None and highest is not None and (highest < first or lowest > last)
         elsewhere = bool(one and other and queue) and not one <= queue <= other
-        if not apart and not elsewhere:
+        if not elsewhere and any(_meets(file.range_of(name), here) for name, here in ranges.items()):
             yield file
+
+
+def _meets(there: tuple[Any, Any], here: dict[str, Any]) -> bool:
+    """Whether two ranges have something in common, as far as anybody knows."""
+    lowest, highest = there
+    return lowest is None or highest is None or not (highest < here["min"] or lowest > here["max"])
 
 
 def _queue_of(target: Target, files: list[DataFile]) -> str | None:
