@@ -325,9 +325,10 @@ def test_what_cannot_work_is_said_before_spark_starts(feed, write, tmp_path):
     path.write_text(path.read_text().replace(feed.queue, "Nowhere"))
     assert "Nowhere" in pipeline("check", path, code=1).stderr
     assert "could run" in pipeline("check", write(feed, head='format = "parquet"')).stdout
-    assert "only Delta" in pipeline("compact", write(feed, head='format = "parquet"'), code=1).stderr.replace(
-        "Only", "only"
-    )
+    plain = pipeline("compact", write(feed, head='format = "parquet"'), code=1)
+    assert "Only tables of Delta or Iceberg can be compacted" in plain.stderr
+    iceberg = write(feed, head='format = "iceberg"\ncatalog = "nowhere"\nnamespace = "shop"')
+    assert "PYICEBERG_CATALOG__NOWHERE__URI" in pipeline("check", iceberg, code=1).stderr
     assert Path(path).exists()
 
 
