@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -41,6 +42,42 @@ from support import (
 )
 
 # ---------------------------------------------------------------- opening
+
+
+def test_who_borrows_again_does_not_ask_the_pool(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"")
+    pool = database.instance._pool
+    asked = pool.get_stats()["requests_num"]
+    for _ in range(50):
+        database.send(handle, ORDER, b"")
+    assert pool.get_stats()["requests_num"] <= asked + 1  # once a minute
+
+
+def test_nobody_waits_for_a_connection_that_lies_at_hand(make_instance_url: Callable[..., str]) -> None:
+    """More threads than connections, which come and go."""
+    with sb.Instance(make_instance_url(1), upkeep=None, connections=2) as instance:
+        database = instance.database("Test")
+        handles = [begin(database) for _ in range(6)]
+
+        def send(handle: UUID) -> int:
+            return max(database.send(handle, ORDER, b"") for _ in range(50))
+
+        sending = [in_thread(send, handle) for handle in handles]
+        assert [sent.result(timeout=20) for sent in sending] == [49] * 6
+
+
+def test_what_lies_at_hand_is_closed_with_the_instance(make_instance_url: Callable[..., str]) -> None:
+    with sb.open(make_instance_url(1), upkeep=None) as instance:
+        url, pool = instance.url, instance._pool
+        database = instance.database("Test")
+        begin(database)
+    ours = "select from pg_stat_activity where datname = current_database() and application_name = 'servicebroker'"
+    with psycopg.connect(url, autocommit=True) as other:
+        eventually(lambda: not other.execute(ours).fetchall())
+    assert pool.get_stats()["pool_available"] == 0
+    with pytest.raises(sb.InstanceError, match="closed"):
+        database.send(UUID(int=1), ORDER, b"")
 
 
 def test_two_processes_open_a_new_instance_at_once(make_url: Callable[[], str]) -> None:

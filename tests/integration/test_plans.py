@@ -169,5 +169,31 @@ def test_so_it_does_where_there_is_only_one(make_instance_url: Callable[..., str
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
 
 
+@pytest.mark.parametrize("write", _WRITES[:3], ids=lambda one: one.__name__)
+def test_whether_the_queue_takes_messages_is_no_step_of_the_plan(
+    filled: sb.Database, write: Callable[[int], str]
+) -> None:
+    """It is asked where the endpoint's row is looked at: a step more costs as much as the question."""
+    steps = query(filled, f"explain (generic_plan) {write(queue_number(filled, STOCK_QUEUE))}")
+    assert not [step for (step,) in steps if "One-Time Filter" in step]
+
+
+def test_what_send_writes_has_no_check(filled: sb.Database) -> None:
+    """PostgreSQL reads and compiles it anew for each statement."""
+    tables = ["conversation_endpoints", "transmission_queue", f"queue_{queue_number(filled, STOCK_QUEUE)}"]
+    checks = "select conname from pg_constraint where contype = 'c' and conrelid = to_regclass('servicebroker.' || %s)"
+    assert [found for table in tables for found in query(filled, checks, table)] == []
+
+
+def test_how_a_conversation_is_secured_is_checked_where_that_is_written(filled: sb.Database) -> None:
+    handle = begin(filled)
+    write = "update servicebroker.conversation_endpoints set security = %s where conversation_handle = %s"
+    with filled.instance.connection() as connection:
+        for security in (None, "N", "A", "F"):
+            connection.execute(write, (security, handle))
+        with pytest.raises(psycopg.errors.CheckViolation, match="secured by N, A or F, not by 'Q'"):
+            connection.execute(write, ("Q", handle))
+
+
 def test_the_table_is_still_filled(database: sb.Database) -> None:
     assert query(database, "select count(*) from plans_dbo.stockqueue") == [(20_000,)]

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +36,7 @@ from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.permissions import User
+from servicebroker.store import kept
 from servicebroker.store.concurrency import Lock, in_thread
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.direct import DirectConnection, DirectPool
@@ -274,8 +273,10 @@ class Instance(Network, Rights):
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
             _LOG.debug("totals: %s", problem)
 
-    @contextlib.contextmanager
-    def _borrowed(self) -> Iterator[DirectConnection]:
+    def _borrowed(self) -> AbstractContextManager[DirectConnection]:
+        return _Borrowed(self)
+
+    def _lend(self) -> DirectConnection:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
         self.check_process()
@@ -291,9 +292,18 @@ class Instance(Network, Rights):
             ) from None
         try:
             follow(self.clock, connection)
-            yield connection
-        finally:
-            self._put(self._pool, connection)
+        except BaseException:
+            self._take_back(connection)
+            raise
+        return connection
+
+    def _take_back(self, connection: DirectConnection) -> None:
+        assert self._pool is not None
+        connection.ahead.clear()  # an interruption may have left a BEGIN there
+        connection.waiting.verbs = None
+        left = connection if kept.is_kept(connection) else self._pool.keep(connection)
+        if left is not None:
+            self._put(self._pool, left)
 
     def _get(self, connections: DirectPool) -> DirectConnection:
         try:
@@ -316,8 +326,6 @@ class Instance(Network, Rights):
                 self._looked = time.monotonic()
 
     def _put(self, connections: DirectPool, connection: DirectConnection) -> None:
-        connection.ahead.clear()  # an interruption may have left a BEGIN there
-        connection.waiting.verbs = None
         release_kept(connection)
         lost = connection.closed
         connections.putconn(connection)
@@ -331,3 +339,19 @@ class Instance(Network, Rights):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Borrowed(AbstractContextManager[DirectConnection]):
+    """A connection of an instance's pool for the length of a `with` block; a class, since each verb has one."""
+
+    __slots__ = ("_connection", "_instance")
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+
+    def __enter__(self) -> DirectConnection:
+        self._connection = self._instance._lend()
+        return self._connection
+
+    def __exit__(self, *raised: object) -> None:
+        self._instance._take_back(self._connection)

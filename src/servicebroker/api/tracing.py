@@ -10,8 +10,8 @@ opentelemetry-api is not imported here: a process that has not imported it trace
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.messages import Message
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _NAME = "servicebroker"
 _SYSTEM = {"messaging.system": "servicebroker"}
+_NO_SPAN = nullcontext()
 
 
 def _trace() -> Any:
@@ -82,14 +83,12 @@ def begin_receive(queue: str, messages: Sequence[Message], contexts: Sequence[by
     return span
 
 
-@contextmanager
-def current(span: Span | None) -> Iterator[None]:
+def current(span: Span | None) -> AbstractContextManager[object]:
     """The span is the current one in the block, for whatever is traced there."""
     if span is None or (trace := _trace()) is None:
-        yield
-        return
-    with trace.use_span(span, record_exception=False, set_status_on_exception=False):
-        yield
+        return _NO_SPAN
+    found: AbstractContextManager[object] = trace.use_span(span, record_exception=False, set_status_on_exception=False)
+    return found
 
 
 def fail(span: Span | None, problem: BaseException) -> None:

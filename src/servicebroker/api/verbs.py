@@ -214,9 +214,9 @@ class Verbs(ABC):
                 402 the list of handles is empty, has one twice, or more than 10,000.
         """
         content = encoded(message_type, body)
-        if not isinstance(handle, UUID | None):
-            return self._multicast(handle, message_type, content)
-        return self._send(handle, message_type, content)
+        if isinstance(handle, UUID) or handle is None:
+            return self._send(handle, message_type, content)
+        return self._multicast(handle, message_type, content)
 
     def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
         engine, catalog = self.database.engine, self.database.catalog

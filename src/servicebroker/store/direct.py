@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import struct
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from time import monotonic, perf_counter
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg import generators
 from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import AdaptersMap, Dumper, Loader, PyFormat, Transformer
-from psycopg.pq import ConnStatus, ExecStatus, Format, PipelineStatus, TransactionStatus
+from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
@@ -32,6 +33,7 @@ from servicebroker.store.statements import Bodies, Row, Statement, Steps, text_o
 T = TypeVar("T")
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
+_OUT = 60.0  # seconds that a connection goes from hand to hand until its pool sees it, which replaces old ones
 SPOIL = "do $$ begin raise 'a verb of servicebroker was cancelled'; end $$"
 _PREPARED_KEPT = 500  # on each connection
 
@@ -130,19 +132,19 @@ class PreparedStatements:
     def _result_steps(
         self, connection: AnyConnection, sql: str, parameters: tuple[object, ...], then: bytes = b""
     ) -> PQGen[tuple[PGresult, Any]]:
-        yield from self._verbs_that_wait(connection)
+        if self._waiting.verbs is not None:
+            yield from self._verbs_that_wait(connection)
         transformer = self._transformer = self._transformer or Transformer(connection)
         values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
         types = tuple(transformer.types or ())
         begins = bool(self._ahead)
-        alone = connection.pgconn.transaction_status == TransactionStatus.IDLE
         try:
             result = yield from self._run(connection, sql, types, values, transformer.formats, then)
         except psycopg.errors.InvalidSqlStatementName:  # the application said DISCARD ALL
             self._names.clear()
             if begins:
                 yield from command_steps(connection, b"rollback and chain")
-            elif not alone:
+            elif connection.pgconn.transaction_status != TransactionStatus.IDLE:
                 raise InstanceError(
                     "The prepared statements of this connection were discarded (DEALLOCATE ALL), so PostgreSQL has "
                     "undone the transaction: begin it again."
@@ -216,6 +218,7 @@ class DirectConnection(psycopg.Connection[Row]):
     Attributes:
         ahead: what is still to be sent before the next statement, whoever runs that.
         waiting: verbs that are to be done before it, too.
+        due: the moment at which the pool is to see it again.
     """
 
     def __init__(self, pgconn: PGconn) -> None:
@@ -223,6 +226,7 @@ class DirectConnection(psycopg.Connection[Row]):
         adapt(self.adapters)
         self.ahead: list[Ahead] = []
         self.waiting = Waiting()
+        self.due = 0.0
         self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
     def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
@@ -244,7 +248,94 @@ class DirectConnection(psycopg.Connection[Row]):
         return super().wait(behind(self, gen), *limits, **named_limits)
 
 
-DirectPool = ConnectionPool[DirectConnection]
+class Due(Protocol):
+    """A connection that says when its pool is to see it again."""
+
+    due: float
+    pgconn: PGconn
+
+
+C = TypeVar("C", bound=Due)
+
+
+class AtHand(Generic[C]):
+    """The connection that was given back last, for who comes next: to ask the pool costs as much as a third of a SEND.
+
+    As long as somebody asks the pool nothing is kept here, so nobody waits there for what lies here. Any thread may
+    use it.
+    """
+
+    def __init__(self) -> None:
+        self._connection: C | None = None
+        self._asking = 0
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def take(self) -> C | None:
+        """The connection. None: the pool is to be asked, and then `asked` to be called."""
+        with self._lock:
+            taken, self._connection = self._connection, None
+            if taken is None:
+                self._asking += 1
+        return taken
+
+    def asked(self, given: C | None) -> None:
+        """The pool was asked, and has given this one."""
+        with self._lock:
+            self._asking -= 1
+        if given is not None:
+            given.due = monotonic() + _OUT
+
+    def keep(self, connection: C) -> C | None:
+        """Keep it. What is returned the pool is to have: what lay here before, or the connection itself."""
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE or monotonic() > connection.due:
+            return connection
+        with self._lock:
+            if self._asking or self._is_closed:
+                return connection
+            before, self._connection = self._connection, connection
+        return before
+
+    def let_go(self, *, for_good: bool = False) -> C | None:
+        """What lies here, if anything: the pool is to have it. `for_good`: and whatever comes later."""
+        with self._lock:
+            self._is_closed |= for_good
+            left, self._connection = self._connection, None
+        return left
+
+
+class DirectPool(ConnectionPool[DirectConnection]):
+    """A pool of such connections, with the one at hand that was given back last."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._at_hand: AtHand[DirectConnection] = AtHand()
+        super().__init__(*arguments, **options)
+
+    def getconn(self, timeout: float | None = None) -> DirectConnection:
+        """As the driver's, but for the one at hand."""
+        if (connection := self._at_hand.take()) is not None:
+            return connection
+        try:
+            connection = super().getconn(timeout)
+        finally:
+            self._at_hand.asked(connection)
+        return connection
+
+    def keep(self, connection: DirectConnection) -> DirectConnection | None:
+        """Have it at hand. What is returned is to be given back by `putconn`."""
+        return self._at_hand.keep(connection)
+
+    def check(self) -> None:
+        """As the driver's; the one at hand too."""
+        if (left := self._at_hand.let_go()) is not None:
+            self.putconn(left)
+        super().check()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """As the driver's; the one at hand too."""
+        if (left := self._at_hand.let_go(for_good=True)) is not None:
+            self.putconn(left)
+        super().close(timeout)
 
 
 def run_command(connection: psycopg.Connection[Any], command: bytes) -> None:
@@ -314,7 +405,7 @@ def is_direct(connection: AnyConnection) -> bool:
 
 def is_idle(connection: AnyConnection) -> bool:
     """Whether no transaction is open, or about to begin with the next statement."""
-    return connection.info.transaction_status == TransactionStatus.IDLE and not getattr(connection, "ahead", ())
+    return connection.pgconn.transaction_status == TransactionStatus.IDLE and not getattr(connection, "ahead", ())
 
 
 def _replies(pgconn: PGconn, ahead: Sequence[Callable[[], None] | None]) -> PQGen[list[PGresult]]:
@@ -322,13 +413,12 @@ def _replies(pgconn: PGconn, ahead: Sequence[Callable[[], None] | None]) -> PQGe
     yield from generators.send(pgconn)
     results: list[PGresult] = []
     while True:
-        result = yield from generators.fetch(pgconn)
-        if result is None:  # the end of one answer
-            if pgconn.status == ConnStatus.OK:
-                continue
+        answer = yield from generators.fetch_many(pgconn)
+        if not answer:
             if results and _is_refused(results[-1]):
                 return results
             raise psycopg.OperationalError("the connection is lost")
+        result = answer[-1]
         if result.status == ExecStatus.PIPELINE_SYNC:
             return results
         if result.status == ExecStatus.PIPELINE_ABORTED:
@@ -350,7 +440,7 @@ def _checked(connection: AnyConnection, results: Sequence[PGresult]) -> PGresult
         psycopg.Error: what PostgreSQL has refused.
     """
     result = results[-1]
-    if _is_refused(result):
+    if result.status == ExecStatus.FATAL_ERROR:
         raise psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
     return result
 

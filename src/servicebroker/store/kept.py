@@ -7,10 +7,10 @@ belongs to one connection; a connection that is lost has freed its locks.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -35,37 +35,43 @@ class _Kept:
     since: datetime | None = None  # when the transaction began that took them; known only when somebody asked
 
 
-_kept: WeakKeyDictionary[psycopg.Connection[Any], _Kept] = WeakKeyDictionary()
+_REMEMBERED = "servicebroker_kept"  # by the connection itself, since each verb asks
 
 
 def note(connection: psycopg.Connection[Any], keys: int | list[int]) -> None:
     """The session keeps this lock, or these."""
-    _kept.setdefault(connection, _Kept()).keys += keys if isinstance(keys, list) else [keys]
+    _of(connection).keys += keys if isinstance(keys, list) else [keys]
 
 
 def doubt(connection: psycopg.Connection[Any]) -> None:
     """The session may keep a lock that was not told of."""
-    _kept.setdefault(connection, _Kept()).unsure = True
+    _of(connection).unsure = True
 
 
 def is_kept(connection: psycopg.Connection[Any]) -> bool:
     """Whether there may be something to release."""
-    return connection in _kept
+    return hasattr(connection, _REMEMBERED)
+
+
+def _of(connection: psycopg.Connection[Any]) -> _Kept:
+    kept: _Kept = connection.__dict__.setdefault(_REMEMBERED, _Kept())
+    return kept
 
 
 def release(connection: psycopg.Connection[Any]) -> None:
     """The transaction has ended: the locks go back. Costs nothing when there are none."""
-    kept = _kept.get(connection)
+    kept: _Kept | None = getattr(connection, _REMEMBERED, None)
     if kept is None:
         return
     if not connection.closed:
         _free(connection, kept)
-    _kept.pop(connection, None)
+    with contextlib.suppress(AttributeError):
+        delattr(connection, _REMEMBERED)
 
 
 def settle(connection: psycopg.Connection[Any]) -> None:
     """Before a verb on a connection whose transactions somebody else ends: give back what an ended one has left."""
-    kept = _kept.get(connection)
+    kept: _Kept | None = getattr(connection, _REMEMBERED, None)
     if kept is None or connection.info.transaction_status == TransactionStatus.INERROR:
         return
     if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
@@ -80,7 +86,7 @@ def settle(connection: psycopg.Connection[Any]) -> None:
 
 def note_transaction(connection: psycopg.Connection[Any]) -> None:
     """After a verb on such a connection: remember which transaction the locks belong to."""
-    kept = _kept.get(connection)
+    kept: _Kept | None = getattr(connection, _REMEMBERED, None)
     if kept is not None and kept.since is None and connection.info.transaction_status == TransactionStatus.INTRANS:
         kept.since = _began(connection)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +36,7 @@ from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.permissions import User
+from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import Lock, finish, in_thread
 from servicebroker.store.aio.connection import connect, is_url, pool
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
@@ -273,8 +273,10 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
             _LOG.debug("totals: %s", problem)
 
-    @contextlib.asynccontextmanager
-    async def _borrowed(self) -> AsyncIterator[AsyncDirectConnection]:
+    def _borrowed(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
+        return _Borrowed(self)
+
+    async def _lend(self) -> AsyncDirectConnection:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
         self.check_process()
@@ -290,9 +292,18 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             ) from None
         try:
             await follow(self.clock, connection)
-            yield connection
-        finally:
-            await finish(self._put(self._pool, connection))
+        except BaseException:
+            await self._take_back(connection)
+            raise
+        return connection
+
+    async def _take_back(self, connection: AsyncDirectConnection) -> None:
+        assert self._pool is not None
+        connection.ahead.clear()  # an interruption may have left a BEGIN there
+        connection.waiting.verbs = None
+        left = connection if kept.is_kept(connection) else self._pool.keep(connection)
+        if left is not None:
+            await finish(self._put(self._pool, left))
 
     async def _get(self, connections: AsyncDirectPool) -> AsyncDirectConnection:
         try:
@@ -315,8 +326,6 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
                 self._looked = time.monotonic()
 
     async def _put(self, connections: AsyncDirectPool, connection: AsyncDirectConnection) -> None:
-        connection.ahead.clear()  # an interruption may have left a BEGIN there
-        connection.waiting.verbs = None
         await release_kept(connection)
         lost = connection.closed
         await connections.putconn(connection)
@@ -333,3 +342,19 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await finish(self.close())
+
+
+class _Borrowed(AbstractAsyncContextManager[AsyncDirectConnection]):
+    """A connection of an instance's pool for the length of a `with` block; a class, since each verb has one."""
+
+    __slots__ = ("_connection", "_instance")
+
+    def __init__(self, instance: AsyncInstance) -> None:
+        self._instance = instance
+
+    async def __aenter__(self) -> AsyncDirectConnection:
+        self._connection = await self._instance._lend()
+        return self._connection
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self._instance._take_back(self._connection)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import UUID
@@ -162,7 +162,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             yield self._pipeline
         finally:
             self._pipeline = before
-            if self.connection.closed or self.connection.info.transaction_status == TransactionStatus.INERROR:
+            if self.connection.closed or self.connection.pgconn.transaction_status == TransactionStatus.INERROR:
                 self.connection.waiting.verbs = None  # nothing of the transaction will be
             await finish(self._send_what_waits())
 
@@ -219,7 +219,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         return self.connection.closed or is_idle(self.connection)
 
     def _can_wait(self) -> bool:
-        is_open = self.connection.info.transaction_status == TransactionStatus.INTRANS
+        is_open = self.connection.pgconn.transaction_status == TransactionStatus.INTRANS
         is_free = is_direct(self.connection) and not self.connection.waiting.verbs
         return is_open and is_free and not kept.is_kept(self.connection)
 
@@ -309,7 +309,7 @@ async def release_kept(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 async def _commit(connection: AsyncDirectConnection) -> None:
-    if connection.info.transaction_status == TransactionStatus.INERROR:
+    if connection.pgconn.transaction_status == TransactionStatus.INERROR:
         await connection.rollback()
         raise psycopg.errors.InFailedSqlTransaction
     try:
@@ -323,16 +323,29 @@ async def _commit(connection: AsyncDirectConnection) -> None:
         raise
 
 
-@asynccontextmanager
-async def translated(*, also_theirs: bool = False) -> AsyncIterator[None]:
+def translated(*, also_theirs: bool = False) -> AbstractAsyncContextManager[None]:
     """What PostgreSQL refuses in our own words. `also_theirs`: statements of the application run here too.
 
     Those keep their errors as they are, but for a deadlock and a transaction or connection that is lost.
     """
-    try:
-        yield
-    except psycopg.Error as problem:
-        said = in_our_words(problem, only_of_the_transaction=also_theirs)
-        if said is None:
-            raise
-        raise said from problem
+    return _Translated(also_theirs)
+
+
+class _Translated(AbstractAsyncContextManager[None]):
+    """`translated`; a class, since each verb has one."""
+
+    __slots__ = ("_also_theirs",)
+
+    def __init__(self, also_theirs: bool) -> None:
+        self._also_theirs = also_theirs
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, psycopg.Error):
+            said = in_our_words(error, only_of_the_transaction=self._also_theirs)
+            if said is not None:
+                raise said from error

@@ -214,9 +214,9 @@ class AsyncVerbs(ABC):
                 402 the list of handles is empty, has one twice, or more than 10,000.
         """
         content = encoded(message_type, body)
-        if not isinstance(handle, UUID | None):
-            return await self._multicast(handle, message_type, content)
-        return await self._send(handle, message_type, content)
+        if isinstance(handle, UUID) or handle is None:
+            return await self._send(handle, message_type, content)
+        return await self._multicast(handle, message_type, content)
 
     async def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
         engine, catalog = self.database.engine, self.database.catalog

@@ -322,10 +322,11 @@ def wake(queue_ids: Sequence[int]) -> Statement:
 
 
 def _delivers_to(queue_id: int, version: int) -> str:
+    """The peer's queue is that one, on and unaltered; a test of the row, so that it is no step of the plan's own."""
     return (
-        f"far_queue_id = {queue_id} and exists ("
+        f"(far_queue_id = {queue_id} and exists ("
         f"select from servicebroker.queues where queue_id = {queue_id} and is_enqueue_enabled "
-        f"and catalog_version = ${version})"
+        f"and catalog_version = ${version})) is true"
     )
 
 

@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
 from servicebroker.store.aio.concurrency import cancel_later, finish
-from servicebroker.store.direct import Ahead, PreparedStatements, Waiting, adapt, behind, command_steps, nothing
+from servicebroker.store.direct import Ahead, AtHand, PreparedStatements, Waiting, adapt, behind, command_steps, nothing
 from servicebroker.store.statements import Row
 
 T = TypeVar("T")
@@ -31,6 +31,7 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
     Attributes:
         ahead: what is still to be sent before the next statement, whoever runs that.
         waiting: verbs that are to be done before it, too.
+        due: the moment at which the pool is to see it again.
     """
 
     def __init__(self, pgconn: PGconn) -> None:
@@ -38,6 +39,7 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         adapt(self.adapters)
         self.ahead: list[Ahead] = []
         self.waiting = Waiting()
+        self.due = 0.0
         self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
     async def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
@@ -55,16 +57,44 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
 
 
 class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
-    """A pool of such connections that heeds every cancellation."""
+    """A pool of such connections that heeds every cancellation, with the one at hand that was given back last."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._at_hand: AtHand[AsyncDirectConnection] = AtHand()
+        super().__init__(*arguments, **options)
 
     async def getconn(self, timeout: float | None = None) -> AsyncDirectConnection:
-        """As the driver's; it waits with asyncio.wait_for, which may swallow a cancellation in Python 3.11."""
+        """As the driver's, but for the one at hand.
+
+        The driver's waits with asyncio.wait_for, which may swallow a cancellation in Python 3.11.
+        """
+        if (connection := self._at_hand.take()) is not None:
+            return connection
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
-        connection = await super().getconn(timeout)
+        try:
+            connection = await super().getconn(timeout)
+        finally:
+            self._at_hand.asked(connection)
         if task and task.cancelling() > before:
             cancel_later()
         return connection
+
+    def keep(self, connection: AsyncDirectConnection) -> AsyncDirectConnection | None:
+        """Have it at hand. What is returned is to be given back by `putconn`."""
+        return self._at_hand.keep(connection)
+
+    async def check(self) -> None:
+        """As the driver's; the one at hand too."""
+        if (left := self._at_hand.let_go()) is not None:
+            await self.putconn(left)
+        await super().check()
+
+    async def close(self, timeout: float = 5.0) -> None:
+        """As the driver's; the one at hand too."""
+        if (left := self._at_hand.let_go(for_good=True)) is not None:
+            await self.putconn(left)
+        await super().close(timeout)
 
 
 async def run_command(connection: psycopg.AsyncConnection[Any], command: bytes) -> None:
