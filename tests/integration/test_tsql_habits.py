@@ -60,6 +60,7 @@ def test_computed_columns_stand_where_they_are_written(db: sb.Database) -> None:
     INSERT Calculated VALUES (1, 'y', 2)""")
     assert rows(db, "SELECT * FROM Calculated") == [(1, 2, "Y", "y", 2)]
     assert told(db, "ALTER TABLE Calculated ADD f AS GETDATE()") == [40515]
+    assert told(db, "ALTER TABLE Calculated ADD g AS (a * 2); SELECT g FROM Calculated") == [[(2,)]]
 
 
 def test_select_into_keeps_the_types(db: sb.Database) -> None:
@@ -193,6 +194,9 @@ def test_cursors_that_only_read(db: sb.Database, cursor: str, number: int) -> No
         ("SIGN(-3)", -1),
         ("ISNUMERIC('$') + ISNUMERIC('-') + ISNUMERIC('e')", 2),
         ("CHECKSUM('a') - CHECKSUM('a')", 0),
+        ("HASHBYTES('SHA1', 'abc')", bytes.fromhex("a9993e364706816aba3e25717850c26c9cd0d89d")),
+        ("HASHBYTES('SHA', REPLICATE('a', 200))", bytes.fromhex("e61cfffe0d9195a525fc6cf06ca2d77119c24a40")),
+        ("SUSER_SNAME(0x01)", "sa"),
         ("HAS_DBACCESS('master')", 1),
         ("HAS_DBACCESS('nowhere')", None),
         ("FORMAT(1234567.891, 'N2')", "1,234,567.89"),
@@ -313,6 +317,41 @@ def test_monitoring_scripts_find_what_they_join(db: sb.Database) -> None:
         "CREATE ROUTE R WITH BROKER_INSTANCE = '6f9619ff-8b86-d011-b42d-00c04fc964ff', SERVICE_NAME = 's', ADDRESS = 'TCP://h:1'"
     )
     assert one(db, "SELECT broker_instance FROM sys.routes WHERE name = 'r'") == "6F9619FF-8B86-D011-B42D-00C04FC964FF"
+
+
+def test_tools_ask_the_views_of_the_standard(db: sb.Database) -> None:
+    db.execute_tsql("""
+    CREATE TABLE Asking (a int NOT NULL CONSTRAINT PK_Asking PRIMARY KEY, q decimal(9,2) CONSTRAINT CK_Asking CHECK (q > 0),
+        s nvarchar(20), t datetime2(3))
+    CREATE TABLE Asked_of (a int CONSTRAINT FK_Asking REFERENCES Asking (a) ON DELETE CASCADE)""")
+    db.execute_tsql("CREATE TRIGGER Asks ON Asking AFTER INSERT, DELETE AS RETURN")
+    view = "INFORMATION_SCHEMA."
+    assert rows(db, "SELECT NUMERIC_PRECISION, NUMERIC_SCALE, DATETIME_PRECISION, CHARACTER_OCTET_LENGTH FROM "
+                f"{view}COLUMNS WHERE TABLE_NAME = 'asking' ORDER BY ORDINAL_POSITION") == [
+        (10, 0, None, None), (9, 2, None, None), (None, None, None, 40), (None, None, 3, None)
+    ]  # fmt: skip
+    assert rows(db, f"SELECT t.TABLE_NAME FROM {view}CHECK_CONSTRAINTS c JOIN {view}TABLE_CONSTRAINTS t "
+                "ON t.CONSTRAINT_NAME = c.CONSTRAINT_NAME WHERE c.CONSTRAINT_NAME = 'ck_asking'") == [("Asking",)]  # fmt: skip
+    assert rows(
+        db, f"SELECT COLUMN_NAME, ORDINAL_POSITION FROM {view}KEY_COLUMN_USAGE WHERE TABLE_NAME = 'Asked_of'"
+    ) == [("a", 1)]
+    assert rows(db, f"SELECT UNIQUE_CONSTRAINT_NAME, DELETE_RULE, UPDATE_RULE FROM {view}REFERENTIAL_CONSTRAINTS "
+                "WHERE CONSTRAINT_NAME = 'FK_Asking'") == [("PK_Asking", "CASCADE", "NO ACTION")]  # fmt: skip
+    assert rows(db, f"SELECT CONSTRAINT_NAME FROM {view}CONSTRAINT_COLUMN_USAGE WHERE COLUMN_NAME = 'q'") == [
+        ("CK_Asking",)
+    ]
+    assert rows(db, "SELECT type_desc FROM sys.trigger_events WHERE object_id = OBJECT_ID('Asks') ORDER BY type") == [
+        ("INSERT",), ("DELETE",)
+    ]  # fmt: skip
+    assert rows(db, "SELECT is_read_committed_snapshot_on, log_reuse_wait_desc, SUSER_SNAME(owner_sid) FROM sys.databases "
+                "WHERE name = DB_NAME() OR name = 'master'") == [(1, "NOTHING", "sa")] * 2  # fmt: skip
+    assert one(db, "SELECT authentication_type_desc FROM sys.database_principals WHERE name = 'DBO'") == "INSTANCE"
+    assert one(db, "SELECT COUNT(*) FROM master..sysprocesses WHERE spid = @@SPID") == 1
+    for name in ("master.dbo.syslogins", "sys.credentials", "sys.stats", "sys.sql_expression_dependencies"):
+        assert (
+            rows(db, f"SELECT * FROM {name} WHERE name IS NULL" if "depend" not in name else f"SELECT * FROM {name}")
+            == []
+        )
 
 
 def test_xml_of_a_schema_collection_is_xml(db: sb.Database) -> None:

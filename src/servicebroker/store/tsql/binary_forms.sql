@@ -84,3 +84,37 @@ begin
     end if;
     return tsql.date_of_bytes(substring(bytes, octet_length(bytes) - 2)) + tsql.time_of_bytes(substring(bytes, 1, octet_length(bytes) - 3));
 end $$;
+
+create or replace function tsql.sha1(data bytea) returns bytea language plpgsql immutable strict parallel safe as $$
+declare
+    mask constant bigint := 4294967295;
+    h bigint[] := array[1732584193, 4023233417, 2562383102, 271733878, 3285377520];
+    whole bytea := data || '\x80'::bytea || decode(repeat('00', (119 - length(data) % 64) % 64), 'hex') || int8send(length(data)::bigint * 8);
+    w bigint[];
+    a bigint; b bigint; c bigint; d bigint; e bigint; f bigint; k bigint; t bigint;
+begin
+    for block in 0 .. length(whole) / 64 - 1 loop
+        w := '{}';
+        for i in 0 .. 15 loop
+            t := block * 64 + i * 4;
+            w := w || ((get_byte(whole, t::integer)::bigint << 24) | (get_byte(whole, t::integer + 1)::bigint << 16)
+                       | (get_byte(whole, t::integer + 2)::bigint << 8) | get_byte(whole, t::integer + 3));
+        end loop;
+        for i in 17 .. 80 loop
+            t := w[i - 3] # w[i - 8] # w[i - 14] # w[i - 16];
+            w := w || (((t << 1) | (t >> 31)) & mask);
+        end loop;
+        a := h[1]; b := h[2]; c := h[3]; d := h[4]; e := h[5];
+        for i in 1 .. 80 loop
+            if i <= 20 then f := (b & c) | (~b & mask & d); k := 1518500249;
+            elsif i <= 40 then f := b # c # d; k := 1859775393;
+            elsif i <= 60 then f := (b & c) | (b & d) | (c & d); k := 2400959708;
+            else f := b # c # d; k := 3395469782;
+            end if;
+            t := ((((a << 5) | (a >> 27)) & mask) + f + e + k + w[i]) & mask;
+            e := d; d := c; c := ((b << 30) | (b >> 2)) & mask; b := a; a := t;
+        end loop;
+        h := array[(h[1] + a) & mask, (h[2] + b) & mask, (h[3] + c) & mask, (h[4] + d) & mask, (h[5] + e) & mask];
+    end loop;
+    return substr(int8send(h[1]), 5) || substr(int8send(h[2]), 5) || substr(int8send(h[3]), 5) || substr(int8send(h[4]), 5) || substr(int8send(h[5]), 5);
+end $$;

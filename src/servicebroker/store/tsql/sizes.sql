@@ -7,3 +7,14 @@ return case when size = 'max' or type in ('xml', 'text', 'varchar', 'bytea') and
             else case type when 'sysname' then 256 when 'uniqueidentifier' then 16 when 'uuid' then 16 when 'tinyint' then 1 when 'bit' then 1
                            when 'smallint' then 2 when 'int2' then 2 when 'int' then 4 when 'int4' then 4 when 'date' then 3 when 'decimal' then 9
                            when 'real' then 4 when 'smallmoney' then 4 when 'smalldatetime' then 4 else 8 end end::smallint;
+
+create or replace function tsql.type_precision(type text) returns integer language sql immutable strict parallel safe
+return case type when 'bit' then 1 when 'tinyint' then 3 when 'smallint' then 5 when 'int' then 10 when 'bigint' then 19
+                 when 'decimal' then 38 when 'numeric' then 38 when 'money' then 19 when 'smallmoney' then 10 when 'float' then 53 when 'real' then 24
+                 when 'date' then 10 when 'time' then 16 when 'datetime' then 23 when 'smalldatetime' then 16 when 'datetime2' then 27
+                 when 'datetimeoffset' then 34 when 'nvarchar' then 4000 when 'nchar' then 4000 when 'varchar' then 8000 when 'char' then 8000
+                 when 'varbinary' then 8000 when 'binary' then 8000 when 'sysname' then 128 when 'uniqueidentifier' then 16 when 'xml' then -1 end;
+create or replace function tsql.type_scale(type text) returns integer language sql immutable strict parallel safe
+return case when type in ('tinyint', 'smallint', 'int', 'bigint', 'smalldatetime', 'date') then 0
+            when type in ('money', 'smallmoney') then 4 when type in ('decimal', 'numeric') then 38 when type = 'datetime' then 3
+            when type in ('datetime2', 'time', 'datetimeoffset') then 7 end;

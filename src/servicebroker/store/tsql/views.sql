@@ -2,7 +2,7 @@
 -- the setting servicebroker.database, as the views of sys do. Dropped and made again: nothing but T-SQL reads them.
 
 drop view if exists
-    tsql.server_principals, tsql.filegroups, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
+    tsql.database_principals, tsql.syslogins, tsql.server_principals, tsql.filegroups, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
 
 -- The schemas where something of a broker database stands; dbo is always there.
 create view tsql.every_schema with (security_invoker = true) as
@@ -248,7 +248,18 @@ create view tsql.information_schema_columns with (security_invoker = true) as
 select c.broker_database as table_catalog, c.schema_name as table_schema, c.table_name, c.name as column_name, c.column_id as ordinal_position,
        case when c.is_nullable then 'YES' else 'NO' end as is_nullable, c.type_name as data_type,
        case when c.size = 'max' then -1 when c.type_name in ('char', 'varchar', 'nchar', 'nvarchar', 'binary', 'varbinary') then nullif(c.size, '')::integer end
-           as character_maximum_length
+           as character_maximum_length,
+       (select pg_get_expr(d.adbin, d.adrelid) from pg_attrdef d
+         where d.adrelid = c.object_id::bigint::oid and d.adnum = c.column_id and not c.is_computed) as column_default,
+       case when c.type_name in ('char', 'varchar', 'nchar', 'nvarchar', 'binary', 'varbinary') then c.max_length::integer end as character_octet_length,
+       case when c.type_name = 'decimal' then split_part(c.size, ',', 1)::integer
+            when c.type_name in ('tinyint', 'smallint', 'int', 'bigint', 'money', 'smallmoney', 'float', 'real') then tsql.type_precision(c.type_name) end
+           as numeric_precision,
+       case when c.type_name = 'decimal' then split_part(c.size, ',', 2)::integer
+            when c.type_name in ('tinyint', 'smallint', 'int', 'bigint', 'money', 'smallmoney') then tsql.type_scale(c.type_name) end as numeric_scale,
+       case when c.type_name in ('date', 'smalldatetime') then 0 when c.type_name = 'datetime' then 3
+            when c.type_name in ('datetime2', 'time', 'datetimeoffset') then coalesce(nullif(c.size, '')::integer, 7) end as datetime_precision,
+       case when c.type_name in ('char', 'varchar', 'nchar', 'nvarchar', 'sysname') then 'Latin1_General_BIN2' end as collation_name
   from tsql.every_column c join servicebroker.shown_databases shown using (database_id)
  where not exists (select from servicebroker.queues q where q.queue_id = c.object_id);
 create view tsql.information_schema_routines with (security_invoker = true) as
@@ -276,11 +287,15 @@ select d.name, sys.shown_database_id(d.database_id, d.name) as database_id, null
        (d.is_broker_enabled or d.is_read_only and d.broker_when_writable)::integer::smallint as is_broker_enabled,
        d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on, d.create_date,
        d.is_trustworthy_on::integer::smallint as is_trustworthy_on,
-       tsql.has_open_master_key(d.database_id)::integer::smallint as is_master_key_encrypted_by_server
+       tsql.has_open_master_key(d.database_id)::integer::smallint as is_master_key_encrypted_by_server, '\x01'::bytea as owner_sid,
+       1::smallint as is_read_committed_snapshot_on, 1::smallint as snapshot_isolation_state, 'ON'::text as snapshot_isolation_state_desc,
+       0::smallint as log_reuse_wait, 'NOTHING'::text as log_reuse_wait_desc, 0::smallint as is_auto_close_on, 0::smallint as is_auto_shrink_on,
+       0::smallint as is_cdc_enabled, 0::smallint as is_encrypted, 0::smallint as is_db_chaining_on
   from servicebroker.databases d
  union all
 select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::smallint, 'MULTI_USER', 0::smallint, 0::smallint, 'ONLINE',
-       1::smallint, 'FULL', null, 0::smallint, 0::smallint, null, 1::smallint, 0::smallint
+       1::smallint, 'FULL', null, 0::smallint, 0::smallint, null, 1::smallint, 0::smallint, '\x01', 1::smallint, 1::smallint, 'ON', 0::smallint,
+       'NOTHING', 0::smallint, 0::smallint, 0::smallint, 0::smallint, 0::smallint
   from (values ('master', 1), ('tempdb', 2), ('model', 3)) system(name, id)
  where not exists (select from servicebroker.databases d where lower(d.name) = system.name);
 create or replace view tsql.routes with (security_invoker = true) as
@@ -418,3 +433,29 @@ begin atomic
 end;
 create view tsql.server_principals with (security_invoker = true) as
 select p.*, 0::smallint as is_disabled, 'master'::text as default_database_name, 'us_english'::text as default_language_name from sys.server_principals p;
+create view tsql.database_principals with (security_invoker = true) as
+select p.*, case p.type when 'S' then 1 else 0 end as authentication_type, case p.type when 'S' then 'INSTANCE' else 'NONE' end as authentication_type_desc
+  from sys.database_principals p;
+create view tsql.syslogins with (security_invoker = true) as
+select p.name, p.name as loginname, 'master'::text as dbname, p.create_date as createdate, 1 as hasaccess, (p.type in ('U', 'G'))::integer as isntname,
+       0 as sysadmin, 0 as denylogin from sys.server_principals p where p.type <> 'R';
+create or replace view tsql.trigger_events with (security_invoker = true) as
+select o.object_id, events.number as type, events.name as type_desc, 0::smallint as is_first, 0::smallint as is_last, o.broker_database
+  from tsql.objects o join servicebroker.tsql_modules m on m.module_id = o.object_id,
+       (values (1, 'INSERT'), (2, 'UPDATE'), (3, 'DELETE')) events (number, name)
+ where o.type = 'TR' and events.name = any (regexp_split_to_array(upper(substring(m.definition from '(?i)\m(?:AFTER|FOR|INSTEAD\s+OF)\s+((?:INSERT|UPDATE|DELETE)(?:\s*,\s*(?:INSERT|UPDATE|DELETE))*)')), '\s*,\s*'));
+create or replace view tsql.servers with (security_invoker = true) as
+select 0 as server_id, 'servicebroker'::text as name, 'SQL Server'::text as product, 0::smallint as is_linked;
+create or replace view tsql.stats with (security_invoker = true) as
+select 0 as object_id, ''::text as name, 0 as stats_id, 0::smallint as auto_created where false;
+create or replace view tsql.credentials with (security_invoker = true) as
+select 0 as credential_id, ''::text as name, ''::text as credential_identity where false;
+create or replace view tsql.sql_expression_dependencies with (security_invoker = true) as
+select 0 as referencing_id, null::integer as referenced_id, ''::text as referenced_schema_name, ''::text as referenced_entity_name where false;
+create or replace view tsql.dm_exec_cached_plans with (security_invoker = true) as
+select null::bytea as plan_handle, 0 as usecounts, 0 as size_in_bytes, ''::text as cacheobjtype, ''::text as objtype where false;
+create or replace view tsql.sysprocesses with (security_invoker = true) as
+select s.session_id as spid, coalesce(r.blocking_session_id, 0) as blocked, coalesce(r.wait_time, 0) as waittime, r.wait_type as lastwaittype,
+       s.login_name as loginame, s.host_name as hostname, s.program_name, s.status, coalesce(r.command, 'AWAITING COMMAND') as cmd, s.login_time,
+       coalesce(r.open_transaction_count, 0) as open_tran
+  from tsql.dm_exec_sessions s left join tsql.dm_exec_requests r using (session_id);

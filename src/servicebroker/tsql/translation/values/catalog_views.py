@@ -34,6 +34,8 @@ OWN = frozenset(
     | {"key_constraints", "foreign_keys", "foreign_key_columns", "check_constraints", "default_constraints"}
     | {"computed_columns", "index_columns", "database_files", "dm_tran_locks", "dm_exec_connections"}
     | {"dm_tran_session_transactions", "dm_tran_active_transactions", "dm_os_wait_stats", "dm_os_waiting_tasks"}
+    | {"database_principals", "syslogins", "trigger_events", "servers", "stats"}
+    | {"credentials", "sql_expression_dependencies", "dm_exec_cached_plans", "sysprocesses"}
     | {"filegroups", "data_spaces", "partition_functions", "partition_schemes", "partition_range_values"}
     | {
         "server_principals",
@@ -62,6 +64,12 @@ _INFORMATION = {
     "routines": ("routine_name", "routine_schema"),
     "parameters": ("specific_name", "specific_schema", "parameter_name"),
     "schemata": ("schema_name",),
+    "check_constraints": ("constraint_name", "constraint_schema"),
+    **dict.fromkeys(
+        ("key_column_usage", "constraint_column_usage"),
+        ("constraint_name", "table_name", "table_schema", "column_name"),
+    ),
+    "referential_constraints": ("constraint_name", "unique_constraint_name"),
     "table_constraints": ("constraint_name", "constraint_schema", "table_name", "table_schema"),
 }
 _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
@@ -69,7 +77,8 @@ _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_lo
                       | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "dm_os_performance_counters"}
                       | {"messages", "master_files", "dm_os_sys_info", "dm_exec_connections", "dm_os_wait_stats"}
                       | {"dm_tran_session_transactions", "dm_tran_active_transactions", "dm_os_waiting_tasks"}
-                      | {"dm_exec_query_stats", "spt_values"}
+                      | {"dm_exec_query_stats", "spt_values", "servers", "credentials", "dm_exec_cached_plans"}
+                      | {"sysprocesses"}
                       | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 
@@ -87,7 +96,7 @@ def catalog_view(writer: Writer, own: object) -> View | None:
         TsqlError: 40515 for a view of INFORMATION_SCHEMA that is not there.
     """
     name, schema, database = (str(getattr(own, part)).lower() for part in ("name", "schema", "database"))
-    old = name in ("sysdatabases", "sysobjects", "syslogins", "spt_values") and schema in ("", "dbo")
+    old = name in ("sysdatabases", "sysobjects", "syslogins", "sysprocesses", "spt_values") and schema in ("", "dbo")
     old = old and (name != "spt_values" or database == "master" or writer.scope.database.lower() == "master")
     if schema not in ("sys", "information_schema") and not old:
         return None

@@ -65,14 +65,14 @@ def _patindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return Sql(f"tsql.patindex_of({argument(write_value(writer, pattern), 's')}, {text})", INT)
 
 
-_HASHES = {"md5": "md5", "sha2_256": "sha256", "sha2_512": "sha512"}
+_HASHES = {"sha": "tsql.sha1", "sha1": "tsql.sha1", "md5": "md5", "sha2_256": "sha256", "sha2_512": "sha512"}
 
 
 def _hashbytes(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "hashbytes")
     algorithm = nodes[0].name.lower() if isinstance(nodes[0], exp.Literal | exp.National) else ""
     if algorithm not in _HASHES:
-        raise refused(f"HASHBYTES with {algorithm or 'a variable'}", "Use 'SHA2_256', 'SHA2_512' or 'MD5'.")
+        raise refused(f"HASHBYTES with {algorithm or 'a variable'}", "Use 'SHA2_256', 'SHA2_512', 'SHA1' or 'MD5'.")
     value = converted(write_value(writer, nodes[1]), VARBINARY).text
     if algorithm == "md5":
         return Sql(f"decode(md5({value}), 'hex')", VARBINARY)
