@@ -197,6 +197,10 @@ def test_cursors_that_only_read(db: sb.Database, cursor: str, number: int) -> No
         ("HASHBYTES('SHA1', 'abc')", bytes.fromhex("a9993e364706816aba3e25717850c26c9cd0d89d")),
         ("HASHBYTES('SHA', REPLICATE('a', 200))", bytes.fromhex("e61cfffe0d9195a525fc6cf06ca2d77119c24a40")),
         ("SUSER_SNAME(0x01)", "sa"),
+        ("CONVERT(varchar(19), CAST('2024-01-01 12:30:29.998' AS smalldatetime), 120)", "2024-01-01 12:30:00"),
+        ("CONVERT(varchar(19), CAST(CAST('2024-01-01 23:59:30' AS datetime) AS smalldatetime), 120)", "2024-01-02 00:00:00"),
+        ("CAST(COALESCE(NULL, 2, 1.5) AS varchar(9))", "2.0"),
+        ("CAST(CASE WHEN 1 = 0 THEN 1.25 ELSE 3 END AS varchar(9))", "3.00"),
         ("HAS_DBACCESS('master')", 1),
         ("HAS_DBACCESS('nowhere')", None),
         ("FORMAT(1234567.891, 'N2')", "1,234,567.89"),
@@ -217,6 +221,12 @@ def test_cursors_that_only_read(db: sb.Database, cursor: str, number: int) -> No
 )  # fmt: skip
 def test_values(db: sb.Database, expression: str, wanted: object) -> None:
     assert one(db, f"SELECT {expression}") == wanted
+
+
+def test_a_variable_of_smalldatetime_has_no_seconds(db: sb.Database) -> None:
+    assert told(db, "DECLARE @s smalldatetime = '2024-01-01 12:30:45'; PRINT CONVERT(varchar(19), @s, 120)") == [
+        "2024-01-01 12:31:00"
+    ]
 
 
 def test_other_cultures_are_refused(db: sb.Database) -> None:

@@ -268,6 +268,8 @@ def _to_time(value: object, source: SqlType | None, target: SqlType) -> object:
         raise _clash(source, target.name)
     if target.name == "date":
         return made.date()
+    if target.name == "smalldatetime":  # 29.998 seconds are no minute
+        return (made + timedelta(seconds=30.001)).replace(second=0, microsecond=0)
     made = _rounded(made, 3 if target.name == "datetime" else target.scale)
     if target.name == "time":
         return made.time()

@@ -86,4 +86,12 @@ def alike(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
     if winner is None:
         return None, [value.text for value in values]
     winner = INT if winner == BIT and "number" in kinds and len({of.name for of in others}) > 1 else winner
-    return winner, [converted(value, winner).text if value.kind == "string" else value.text for value in values]
+    return winner, [_brought(value, winner) for value in values]
+
+
+def _brought(value: Sql, to: SqlType) -> str:
+    if value.kind == "string":
+        return converted(value, to).text
+    if to.name == "decimal" and to.scale and value.type is not None and value.type.name in _ORDER[:8]:
+        return value.text if value.type.scale == to.scale else f"round({value.text}::numeric, {to.scale})"
+    return value.text

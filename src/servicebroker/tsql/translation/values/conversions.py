@@ -191,6 +191,8 @@ def _sized(value: Sql, to: SqlType, source: SqlType | None = None) -> Sql:
         return Sql(f"tsql.padded({value.text}, {to.length})", to)
     if to.name == "varbinary" and to.length is not None and to.length >= 0:
         return Sql(f"substring({value.text}, 1, {to.length})", to)
-    if to.name in ("decimal", "money", "smallmoney", "datetime", "smalldatetime", "datetime2", "time", "real"):
+    if to.name == "smalldatetime":  # to the minute; 29.998 seconds are none
+        return Sql(f"date_trunc('minute', {value.text}::timestamp + interval '30.001 seconds')", to)
+    if to.name in ("decimal", "money", "smallmoney", "datetime", "datetime2", "time", "real"):
         return Sql(f"{value.text}::{postgres_type(to)}", to)
     return value
