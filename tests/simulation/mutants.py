@@ -90,6 +90,13 @@ MUTANTS = [
         0,
     ),
     Mutant(
+        "a batch whose row somebody holds counts as not given",
+        "protocol.on_its_way",
+        "(Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.POSTPONED),",
+        "(Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.NOTHING),",
+        1,
+    ),
+    Mutant(
         "a lost link is kept",
         "broker.conversations",
         "                self.happens(entry, Event.LINK_LOST, why=status)\n",
