@@ -284,7 +284,7 @@ MUTANTS = [
         "broker.peers",
         "        return None if owner == NOBODY else self._claims.objection(instance, owner)\n",
         "        return None\n",
-        72,
+        86,
     ),
     Mutant(
         "CONNECT is not asked for",
