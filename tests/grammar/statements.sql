@@ -1,5 +1,7 @@
 -- SELECT
-SELECT ALL TOP (10) PERCENT WITH TIES Id, Price AS [the price], 'n' = Note, x = 1 FROM dbo.Orders AS o ORDER BY Price DESC, Id OFFSET 5 ROWS FETCH NEXT @n ROWS ONLY
+SELECT ALL TOP (10) PERCENT WITH TIES Id, Price AS [the price], 'n' = Note, x = 1 FROM dbo.Orders AS o ORDER BY Price DESC, Id
+GO
+SELECT Id FROM dbo.Orders AS o ORDER BY Price DESC, Id OFFSET 5 ROWS FETCH NEXT @n ROWS ONLY
 GO
 SELECT TOP 10 * FROM dbo.Orders WITH (NOLOCK, INDEX (Ix, 2)), dbo.Other (HOLDLOCK) WHERE 1 = 1
 GO

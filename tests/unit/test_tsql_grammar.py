@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,32 @@ def test_every_broken_sentence_is_a_syntax_error() -> None:
 )
 def test_a_text_without_its_end_is_no_batch(text: str, number: str) -> None:
     assert [one.note.split(":")[0] for one in check(text)] == [number]
+
+
+@pytest.mark.parametrize("file", VALID, ids=lambda file: file.stem)
+def test_no_valid_sentence_is_one_once_its_variables_are_declared(file: Path) -> None:
+    """An undeclared variable is a 137 that hides what stands behind it."""
+    wrong = []
+    for text in map(text_of, sentences(file)):
+        if {"137", "1087"} & set(told(text)):
+            names = sorted({name.lower() for name in re.findall(r"(?<![@\w])@\w+", text)})
+            declared = f"DECLARE {', '.join(f'{name} nvarchar(50)' for name in names)} {text}"
+            wrong += [text] if {str(SYNTAX), "156", "195", "4145"} & set(told(declared)) else []
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("DECLARE @h uniqueidentifier DROP ASSEMBLY Sorting", "END CONVERSATION @h WITH CLEANUP"),
+        ("DECLARE @h uniqueidentifier CREATE FEDERATION f", "END CONVERSATION @h"),
+        ("ALTER TABLE t CHECK CONSTRAINT ALL", 'SELECT "a" FROM "t"'),
+        ("SELECT 1 AS a UNION ALL SELECT 2", "DISK RESIZE NAME = 'x', SIZE = 5"),
+        ("SELECT Ship FROM dbo.Calls TABLESAMPLE (3 ROWS)", "RENAME DATABASE Port TO Haven"),
+        ("ALTER TABLE t REBUILD", "COPY INTO t (a) FROM 'x'"),
+        ("SELECT a FROM t FOR XML PATH ('')", "LOAD TRANSACTION Port FROM DISK = 'x'"),
+    ],
+)
+def test_a_statement_ends_where_the_next_begins(first: str, second: str) -> None:
+    assert str(SYNTAX) not in told(f"{first}\n{second}")
+    assert len([one for one in check(f"{first}\n{second}") if one.statement != "batch"]) > 1

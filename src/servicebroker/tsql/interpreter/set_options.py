@@ -9,7 +9,7 @@ from servicebroker.tsql.interpreter.evaluation import evaluate
 from servicebroker.tsql.parser.grammar import SET_OPTIONS
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.syntax import Expression, SetOption
-from servicebroker.tsql.types import SqlType
+from servicebroker.tsql.types import INT, SqlType
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -65,7 +65,7 @@ def _set_one(machine: Machine, option: str, value: str, statement: SetOption) ->
     elif option == "IDENTITY_INSERT":
         machine.queries.identity_insert(statement.value)
     elif option == "LOCK_TIMEOUT":
-        _lock_timeout(machine, value)
+        _lock_timeout(machine, value, statement)
     elif option == "CONTEXT_INFO":
         given, source = evaluate(machine, Expression(statement.value, statement.line))
         machine.context_info = None if given is None else convert(given, source, _CONTEXT)
@@ -108,7 +108,8 @@ def _check_one(option: str, value: str, statement: SetOption) -> None:
         if value not in ("ON", "OFF"):
             raise syntax_error(statement.value, statement.line)
     elif option == "LOCK_TIMEOUT":
-        _milliseconds(value)
+        if value[:1] != "@":
+            _milliseconds(value)
     elif option in WITHOUT_EFFECT | _DONE:
         pass
     elif option in SET_OPTIONS:
@@ -124,8 +125,11 @@ def _milliseconds(value: str) -> int:
     return number
 
 
-def _lock_timeout(machine: Machine, value: str) -> None:
+def _lock_timeout(machine: Machine, value: str, statement: SetOption) -> None:
     """Milliseconds; -1 waits for ever, 0 not at all, which PostgreSQL counts from 1."""
+    if value[:1] == "@":
+        given, source = evaluate(machine, Expression(statement.value, statement.line))
+        value = str(convert(given, source, INT))
     number = _milliseconds(value)
     limit = 0 if number == -1 else max(number, 1)
     machine.set_server_option("lock_timeout", str(limit))

@@ -64,7 +64,7 @@ def parse_apart(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] | Tsq
                     parser.at += 1
         else:
             yield "", made
-        while parser.take_any(";", "END", "ELSE", "TRY", "CATCH"):
+        while parser.peek() != "CONVERSATION" and parser.take_any(";", "END", "ELSE", "TRY", "CATCH"):
             pass
 
 

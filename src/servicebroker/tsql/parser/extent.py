@@ -114,7 +114,7 @@ def _goes_on(words: list[str], at: int, *, is_table: bool) -> bool:
     if word == "END":  # of the period of a row
         return before in ("ROW", "TRANSACTION_ID", "SEQUENCE_NUMBER")
     if word == "SELECT":
-        return before in _JOINERS
+        return before in _JOINERS and (before != "ALL" or words[at - 2] == "UNION")
     if word == "FETCH":
         return before in ("ROWS", "ROW")
     if word in ("DELETE", "UPDATE"):

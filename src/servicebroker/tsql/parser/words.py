@@ -24,6 +24,11 @@ _FOLLOWED = {
     "MOVE": ("CONVERSATION",),
     "ADD": ("SIGNATURE", "COUNTER", "SENSITIVITY"),
     "BULK": ("INSERT",),
+    "COPY": ("INTO",),
+    "DISK": ("INIT", "RESIZE"),
+    "DUMP": ("DATABASE", "LOG", "TRANSACTION", "TRAN"),
+    "LOAD": ("DATABASE", "LOG", "TRANSACTION", "TRAN", "HEADERONLY"),
+    "RENAME": ("OBJECT", "DATABASE"),
     "ENABLE": ("TRIGGER",),
     "DISABLE": ("TRIGGER",),
 }

@@ -74,6 +74,8 @@ _CLAUSES = {
     "= *": "Write RIGHT JOIN.",
     "::": "Use a user-defined function.",
     "WITH EXTRACT": "Leave it out.",
+    "RETURNING": "Use CAST or CONVERT.",
+    "WITH ARRAY": "Use JSON_QUERY without it.",
     "REMOTE JOIN": "Leave REMOTE out.",
 }
 _BY_FIRST: dict[str, list[tuple[str, ...]]] = {}

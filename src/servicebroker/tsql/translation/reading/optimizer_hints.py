@@ -37,6 +37,8 @@ def left_out(tokens: Tokens, first: int, last: int) -> set[int]:
         elif word in _WITH_ARGUMENTS and said[at - 1] in ("(", ",") and said[at + 1] in ("(", "="):
             end = at + 3 if said[at + 1] == "=" else _closing(tokens, at + 1) + 1
             found.update(range(at + 1, end))
+        elif word == "ALL" and said[at - 1] == "SELECT" and said[at + 1] == "TOP":
+            found.add(at)
         elif word == "INTO":
             found.update(_filegroup(tokens, at + 1))
         elif word == "{" and said[at + 1] in ("OJ", "ESCAPE"):

@@ -265,7 +265,7 @@ def _respelled(piece: Slice) -> str:
             out.append(f"AS {text}")
         elif word == "REAL" and (words[at - 1], words[at + 1]) in (("AS", ")"), ("(", ",")):
             out.append("FLOAT(24)")
-        elif word in _PARSES and kinds[at] == WORD and words[at + 1] == "(":
+        elif word in _PARSES and kinds[at] == WORD and words[at + 1] == "(" and words[at - 1] != ".":
             out.append(_PARSES[word])
             without |= _culture(tokens, at)
         elif word == ")" and _is_sample(words, at):  # without a unit

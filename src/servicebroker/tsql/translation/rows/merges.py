@@ -44,6 +44,8 @@ def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
     Raises:
         TsqlError: 40515 for TOP; 10711 for an action that its clause cannot have.
     """
+    option = piece.find("OPTION")  # how SQL Server is to do it
+    piece = piece.part(0, len(piece.words) if option is None else option)
     words = piece.words
     first = 2 if words[1:2] == ["INTO"] else 1
     using, on = piece.find("USING"), piece.find("ON")

@@ -11,7 +11,7 @@ from servicebroker.tsql.translation.queries.selects import Output, output
 from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
 from servicebroker.tsql.translation.reading.parts import names_in, table_in, values_in
 from servicebroker.tsql.translation.reading.text_to_tree import Slice
-from servicebroker.tsql.translation.text_writer import Writer, identifier
+from servicebroker.tsql.translation.text_writer import Writer, identifier, refused
 
 
 class Outputs(NamedTuple):
@@ -31,7 +31,7 @@ def outputs_of(piece: Slice) -> Outputs:
         return Outputs(expressions, None, [])
     target = piece.part(place + 1, len(piece.words))
     if target.find("OUTPUT") is not None:
-        raise syntax_error("OUTPUT", piece.line())
+        raise refused("A second OUTPUT", "Write OUTPUT ... INTO alone, and select from its table.")
     columns: list[str] = []
     opening = next((at for at, word in enumerate(target.words) if word == "("), None)
     if opening is not None:
