@@ -401,8 +401,8 @@ MUTANTS = [
     Mutant(
         "a share does not look for what waited before it had it",
         "broker.relay",
-        "        self._snapshot: Snapshot | None = None\n",
-        "        self._snapshot: Snapshot | None = None\n"
+        "        self.forwarding.shares = shares\n",
+        "        self.forwarding.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
         126,
