@@ -5,7 +5,8 @@
     python tools/dashboard_price.py load [ROUNDS SECONDS]                 messages a second, watched and not, by turns
 
 The pages come from `servicebroker dashboard` in a process of its own. Each is asked for when what it shows is no longer
-fresh, so that it is looked up anew.
+fresh, so that it is looked up anew. Told is how long that took, and the processor time of the dashboard and of its
+sessions of PostgreSQL, which is what counts where other programs run beside.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.cookiejar import CookieJar
 from urllib.parse import urlencode
 from uuid import UUID
 
 import servicebroker as sb
+from servicebroker.benchmarks.processes import processor_time
 from servicebroker.dashboard.observed import FRESH
 
 BODY = b"x" * 200
@@ -36,24 +38,25 @@ LOAD_QUEUE = "dbo.Load"
 
 def pages(queues: int = 1000, messages: int = 1_000_000, rate: int = 2000, rounds: int = 30) -> None:
     """Print the p95 of each page while so many messages a second come and go."""
-    with filled(queues, messages) as (instance, handle), watched(instance) as browser, load(instance, rate) as moved:
-        begun = time.monotonic()
-        took = {page: asked(browser, page, rounds) for page in addresses(instance, handle)}
-        passed = time.monotonic() - begun
+    with filled(queues, messages) as (instance, handle), watched(instance, addresses(instance, handle)) as browser:
+        with load(instance, rate) as moved:
+            begun = time.monotonic()
+            took = {page: asked(browser, page, rounds) for page in addresses(instance, handle)}
+            passed = time.monotonic() - begun
         print(f"{queues:,} queues, {messages:,} messages, {moved[0] / passed:,.0f} messages a second beside")
         told(took)
 
 
 def depth(messages: int = 5_000_000) -> None:
     """Print how long the overview takes with so many messages in one queue."""
-    with filled(1, messages) as (instance, _), watched(instance) as browser:
+    with filled(1, messages) as (instance, _), watched(instance, ["/"]) as browser:
         told({"/": asked(browser, "/", 30)})
 
 
 def slowdown(rounds: int = 5, seconds: int = 20) -> None:
     """Print how many messages a second go through a queue, while somebody looks at the overview and not."""
     rates: dict[str, list[float]] = {"nobody looks": [], "somebody looks": []}
-    with filled(100, 100_000) as (instance, _), watched(instance) as browser:
+    with filled(100, 100_000) as (instance, _), watched(instance, ["/"]) as browser:
         for _, who in itertools.product(range(rounds), rates):
             gone = threading.Event()
             viewer = threading.Thread(target=look, args=(browser, gone))
@@ -129,10 +132,11 @@ def load(instance: sb.Instance, rate: int | None) -> Iterator[list[int]]:
 
 
 class Browser:
-    """Somebody who has signed in at an address."""
+    """Somebody who has signed in at an address; `pids` are the processes that serve it."""
 
     def __init__(self, address: str, token: str) -> None:
         self.address = address
+        self.pids: set[int] = set()
         self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
         fields = urlencode({"token": token}).encode()
         self._opener.open(urllib.request.Request(f"{address}/login", fields, {"Origin": address})).read()
@@ -141,10 +145,15 @@ class Browser:
         """The page."""
         return str(self._opener.open(self.address + page, timeout=60).read().decode())
 
+    def spent(self) -> float:
+        """Seconds of processor time that have served it."""
+        return sum(processor_time(pid) for pid in self.pids)
+
 
 @contextmanager
-def watched(instance: sb.Instance) -> Iterator[Browser]:
-    """A dashboard of the instance in a process of its own, and somebody who looks at it."""
+def watched(instance: sb.Instance, pages: list[str]) -> Iterator[Browser]:
+    """A dashboard of the instance in a process of its own, and somebody who has looked at these pages."""
+    others = sessions(instance)
     command = [sys.executable, "-m", "servicebroker.cli.main", "dashboard", "--port", "0", "--role", "act"]
     process = subprocess.Popen([*command, "--instance", instance.url], stdout=subprocess.PIPE, text=True)
     try:
@@ -153,11 +162,20 @@ def watched(instance: sb.Instance) -> Iterator[Browser]:
         while (found := re.search(r"(http://\S+)/login#(\S+)", said)) is None:
             said += process.stdout.readline()
         browser = Browser(found[1], found[2])
-        browser.get("/")
+        for page in pages:
+            browser.get(page)
+        browser.pids = {process.pid} | (sessions(instance) - others)
         yield browser
     finally:
         process.terminate()
         process.wait()
+
+
+def sessions(instance: sb.Instance) -> set[int]:
+    """The processes of PostgreSQL that serve somebody."""
+    with instance.connection() as connection:
+        rows = connection.execute("select pid from pg_stat_activity where backend_type = 'client backend'").fetchall()
+    return {pid for (pid,) in rows}
 
 
 def look(browser: Browser, gone: threading.Event) -> None:
@@ -186,23 +204,26 @@ def addresses(instance: sb.Instance, handle: UUID) -> list[str]:
     ]
 
 
-def asked(browser: Browser, page: str, rounds: int) -> list[float]:
-    """How many seconds the page has taken, each time looked up anew."""
+def asked(browser: Browser, page: str, rounds: int) -> list[tuple[float, float]]:
+    """How many seconds the page has taken, and how many of the processor, each time looked up anew."""
     took = []
     for _ in range(rounds):
         time.sleep(FRESH + 0.05)
-        begun = time.perf_counter()
+        begun, before = time.perf_counter(), browser.spent()
         browser.get(page)
-        took.append(time.perf_counter() - begun)
+        took.append((time.perf_counter() - begun, browser.spent() - before))
     return took
 
 
-def told(took: dict[str, list[float]]) -> None:
+def told(took: dict[str, list[tuple[float, float]]]) -> None:
     """Print what each page has taken."""
-    for page, seconds in took.items():
-        p95 = statistics.quantiles(seconds, n=20, method="inclusive")[-1]
-        print(f"{p95 * 1e3:6.0f} ms p95, {statistics.median(seconds) * 1e3:6.0f} ms median  {page}")
+    for page, times in took.items():
+        wall, processor = (sorted(one) for one in zip(*times, strict=True))
+        p95 = statistics.quantiles(wall, n=20, method="inclusive")[-1]
+        said = f"{p95 * 1e3:6.0f} ms p95 {statistics.median(wall) * 1e3:6.0f} ms median"
+        print(f"{said}, {statistics.mean(processor) * 1e3:6.1f} ms of the processor  {page}", flush=True)
 
 
 if __name__ == "__main__":
-    {"pages": pages, "depth": depth, "load": slowdown}[sys.argv[1]](*map(int, sys.argv[2:]))
+    what: dict[str, Callable[..., None]] = {"pages": pages, "depth": depth, "load": slowdown}
+    what[sys.argv[1]](*map(int, sys.argv[2:]))

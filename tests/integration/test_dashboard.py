@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,6 +33,7 @@ from servicebroker.dashboard.door import FAILURES
 from servicebroker.dashboard.observed import shown_name
 from servicebroker.engine.diagnosis import looks
 from servicebroker.engine.diagnosis.findings import Finding
+from servicebroker.engine.diagnosis.queue_counts import queue_depths
 from servicebroker.store.running import run
 from support import (
     DOCUMENT,
@@ -42,6 +44,7 @@ from support import (
     STOCK_QUEUE,
     begin,
     bodies,
+    eventually,
     far_handle,
     group_of,
     query,
@@ -90,6 +93,7 @@ def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every page is looked at anew."""
     monkeypatch.setattr(observed, "FRESH", 0.0)
     monkeypatch.setattr(observed, "PAUSE", 0.0)
+    monkeypatch.setattr(observed, "SLOW", float("inf"))
 
 
 @pytest.fixture
@@ -163,6 +167,44 @@ def test_many_viewers_are_one_question(database: sb.Database, monkeypatch: pytes
     one.forget()
     assert one.see("page", lambda instance: {"n": 2}).facts == {"n": 2}
     one.close()
+
+
+def test_what_is_slow_to_see_is_shown_as_it_was_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at for a sixth of the time at most; what cannot be seen any more is told to who asks next."""
+    monkeypatch.setattr(observed, "SLOW", 0.01)
+    watched, going, asked = observed.Watched("slow"), threading.Event(), []
+
+    def ask() -> int:
+        asked.append(time.monotonic())
+        going.wait(0.05 if len(asked) == 1 else 20)
+        if len(asked) == 3:
+            raise sb.BrokerError(8426, "x")
+        return len(asked)
+
+    assert watched.seen("page", ask, 0.0).facts == 1
+    assert watched.seen("page", ask, 0.0).facts == 1
+    assert len(asked) == 1, "it rests"
+    time.sleep(0.05 * (observed.REST + 1))
+    begun = time.monotonic()
+    assert [watched.seen("page", ask, 0.0).facts for _ in range(10)] == [1] * 10
+    assert time.monotonic() - begun < 5, "nobody waits for it"
+    assert len(asked) <= 2
+    going.set()
+    eventually(lambda: watched.seen("page", lambda: 2, 0.0).facts == 2)
+    watched.forget()
+    asked[:] = [0.0, 0.0]
+    with pytest.raises(sb.BrokerError):  # after an act nobody is shown what was before
+        watched.seen("page", ask, 0.0)
+
+
+def test_many_messages_are_told_by_the_statistics(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks every second counts a part of a queue; what is below is exact."""
+    database.send_batch(begin(database), ORDER, [b"x"] * 300)
+    number = queue_number(database, STOCK_QUEUE)
+    with database.instance.connection() as connection:
+        connection.execute(f"vacuum analyze servicebroker.queue_{number}")  # type: ignore[call-overload]
+        told = {most: run(connection, queue_depths([number], most))[number].messages for most in (100, 301, 100_000)}
+    assert told == {100: 300, 301: 300, 100_000: 300}
 
 
 def test_a_queue_shows_its_messages_by_their_kind_and_takes_none(database: sb.Database, browser: Browser) -> None:

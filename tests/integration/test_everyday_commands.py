@@ -1,4 +1,4 @@
-"""`servicebroker send | receive | peek | queue | service`, as they are typed; and 40 mistakes, each one sentence."""
+"""`servicebroker send | receive | peek | queue | service`, as they are typed; and 80 mistakes, each one sentence."""
 
 from __future__ import annotations
 
@@ -182,7 +182,50 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["database", "create", "test"], "Database 'test' already exists. Choose a different database name."),
     (["endpoint", "drop", "Broker"], "15151"),
     (["endpoint", "create", "Broker", "--port", "80"], "5837"),
+    (["poison", "replay", "123456"], "must be one that was set aside"),
+    (["poison", "replay", "1", "--body", "nowhere.json"], "'nowhere.json': No such file or directory."),
+    (["instance", "restore", "nowhere.dump", "--instance", "copy", "--identifier", "new"], "There is no file 'nowhere"),
+    (["instance", "dump", "nowhere/x.dump"], "nowhere/x.dump"),
+    (["tsql", "check", "nowhere.sql"], "'nowhere.sql': No such file or directory."),
+    (["certificate", "import", "peer", "nowhere.pem"], "'nowhere.pem': No such file or directory."),
+    (["certificate", "export", "nothing", "x.pem"], "Cannot find the certificate 'nothing'"),
+    (["rights", "grant", "nobody_at_all", "--receive", "StockQueue"], "create role"),
+    (["rights", "revoke", "nobody_at_all"], "create role"),
+    (["people", "remove", "bob"], "make it with servicebroker people add"),
+    (["dashboard", "--people", "nowhere", "--port", "0"], "make it with servicebroker people add"),
+    (["trail", "on", "--service", "Test.//test/Stok"], "Cannot find the service 'Test.//test/Stok'"),
+    (["define", "apply", "unknown.toml"], "Cannot find the message type '//test/Nothing'"),
+    (["worker", "worker.py:stok"], "Did you mean 'stock'?"),
+    (["worker", "worker.py"], "Cannot find the queue 'NoQueue'"),
+    (["serve", "--listen", "nowhere"], "it must be HOST:PORT"),
+    (["endpoint", "alter", "Nope", "--state", "STARTED"], "Cannot alter the endpoint 'Nope'"),
+    (["domain", "show", "--folder", "nowhere"], "make one with servicebroker domain create"),
+    (["domain", "join", "TOKEN", "--folder", "nowhere"], "copy the whole of what servicebroker domain invite"),
+    (["pipeline", "status", "word.toml"], "word.toml:1: 'pipeline' is missing."),
+    (["init", "--instance", "empty.py"], "is a file; choose another path"),
+    (["service", "create", "//test/S", "--queue", ""], "A queue name has 1 to 518 characters"),
 ]
+
+WRONG_USAGE: list[tuple[list[str], str]] = [  # said by whoever reads the options, with exit code 2
+    (["quue"], "Did you mean 'queue'?"),
+    (["receive"], "Missing argument 'QUEUE'"),
+    (["receive", "StockQueue", "--top", "0"], "greater than or equal to 1"),
+    (["queue", "crate", "Q"], "Did you mean 'create'"),
+    (["queue", "alter", "StockQueue"], "say what changes"),
+    (["database", "alter", "Test"], "say what changes"),
+    (["poison", "replay", "7", "8", "--body", "mended"], "--body is for one message"),
+    (["poison", "end", "no-handle"], "valid UUID"),
+    (["route", "create", "R"], "Missing option '--address'"),
+    (["status", "--since", "yesterday"], "say 10min, 1h or 7d"),
+    (["simulate", "--seeds", "many"], "give two numbers as in 0:1000"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG_USAGE, ids=[" ".join(one) for one, _ in WRONG_USAGE])
+def test_wrong_usage_is_told_from_the_rest(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[" ".join(one) for one, _ in MISTAKES])
@@ -194,6 +237,10 @@ def test_a_mistake_is_one_sentence(
     (tmp_path / "word.toml").write_text("[queue.Q]")
     (tmp_path / "contract.toml").write_text('[contracts."//test/Contract"]\n"//test/Order" = "ANY"\n')
     (tmp_path / "empty.py").write_text("")
+    (tmp_path / "unknown.toml").write_text('[contracts.C]\n"//test/Nothing" = "ANY"\n')
+    (tmp_path / "worker.py").write_text(
+        'import servicebroker as sb\nstock = sb.Worker("NoQueue")\n@stock.on()\ndef f(tx, message): ...\n'
+    )
     (tmp_path / "broken.py").write_text("def")
     with pytest.raises(SystemExit) as ended, main.said_in_one_sentence():
         command(arguments, standalone_mode=True)

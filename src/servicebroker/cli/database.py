@@ -82,6 +82,8 @@ def alter(
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """ALTER DATABASE SET: what is given changes."""
+    if not (new_broker or error_broker_conversations) and (broker, honor_broker_priority, trustworthy) == (None,) * 3:
+        raise typer.BadParameter("say what changes: --on, --off, --new-broker ...")
     with open_existing(instance) as opened:
         find_database(opened, name).alter(
             enable_broker=broker is True,

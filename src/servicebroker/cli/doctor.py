@@ -33,7 +33,9 @@ def doctor(
     conversation: Annotated[
         UUID | None, typer.Option(metavar="HANDLE", help="Why this conversation does not go on; needs --database.")
     ] = None,
-    database: Annotated[str | None, typer.Option(metavar="D", help="The broker database of the conversation.")] = None,
+    database: Annotated[
+        str | None, typer.Option("--database", "-d", metavar="D", help="The broker database of the conversation.")
+    ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:

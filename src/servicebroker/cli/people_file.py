@@ -60,6 +60,8 @@ class People:
             if version != self._version:
                 self._people = _read(self._path)
                 self._version = version
+        except FileNotFoundError:
+            raise InstanceError(f"There is no file '{self._path}': make it with servicebroker people add.") from None
         except OSError as problem:
             raise InstanceError(f"{self._path} cannot be read: {problem.strerror}.") from problem
         return self._people

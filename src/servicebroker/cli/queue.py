@@ -77,6 +77,8 @@ def alter(
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """ALTER QUEUE: what is given changes."""
+    if (on, retention, poison_message_handling) == (None, None, None):
+        raise typer.BadParameter("say what changes: --on, --off, --retention ...")
     with open_database(instance, database) as opened:
         opened.alter_queue(name, status=on, retention=retention, poison_message_handling=poison_message_handling)
     typer.echo(f"The queue {name} is altered.")

@@ -21,7 +21,8 @@ app = typer.Typer(
 )
 
 RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help="A PostgreSQL role; whoever may, creates it before.")]
-DatabaseOption = Annotated[str | None, typer.Option("--database", metavar="D", help="The broker database.")]
+# not from the environment: without one, every right is taken back
+DatabaseOption = Annotated[str | None, typer.Option("--database", "-d", metavar="D", help="The broker database.")]
 SendOption = Annotated[
     list[str],
     typer.Option("--send", metavar="SERVICE", help="SEND on it, and REFERENCES on its contracts; may be repeated."),
@@ -43,7 +44,10 @@ SqlOption = Annotated[bool, typer.Option("--sql", help="Print the statements, an
 @app.command()
 def grant(
     role: RoleArgument,
-    database: DatabaseOption = None,
+    database: Annotated[
+        str | None,
+        typer.Option("--database", "-d", envvar="SERVICEBROKER_DATABASE", metavar="D", help="The broker database."),
+    ] = None,
     send: SendOption = [],  # noqa: B006 # typer reads it
     receive: ReceiveOption = [],  # noqa: B006
     contract: ContractOption = [],  # noqa: B006

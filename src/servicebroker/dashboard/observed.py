@@ -20,6 +20,9 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import is_url
 
 FRESH = 0.8  # seconds for which everybody who asks the same is shown the same
+SLOW = 0.1  # seconds: who looks at what takes longer is shown what was seen last, while it is looked at anew
+REST = 5  # times as long as it takes, nobody looks at that
+LATE = 15.0  # seconds after which what was seen last is shown to nobody before it is looked at anew
 PAUSE = 1.0  # seconds after a failure in which nobody asks again
 KEPT = 50  # pages whose last figures are kept
 WINDOW = 10.0  # seconds that a rate is taken over
@@ -44,6 +47,8 @@ class _Kept:
         self.facts: Any = None
         self.at = datetime.now(UTC)
         self.looked = -PAUSE
+        self.took = 0.0
+        self.trouble = ""
 
 
 class Watched:
@@ -68,23 +73,39 @@ class Watched:
             psycopg.Error: the role of the URL may not see it.
         """
         kept = self._place(page)
+        passed = time.monotonic() - kept.looked
+        if kept.facts is not None and kept.took > SLOW and passed < max(LATE, 2 * REST * kept.took):
+            if passed > max(fresh, REST * kept.took) and not kept.lock.locked():
+                threading.Thread(target=self._look_aside, args=(kept, ask, fresh), daemon=True).start()
+            return Seen(kept.facts, kept.at, kept.trouble)
+        return self._look(kept, ask, fresh)
+
+    def _look_aside(self, kept: _Kept, ask: Callable[[], Any], fresh: float) -> None:
+        """Look while the page shows what was seen last; what cannot be seen any more is told to who asks next."""
+        try:
+            kept.trouble = self._look(kept, ask, fresh).trouble
+        except Exception:
+            kept.facts = None
+
+    def _look(self, kept: _Kept, ask: Callable[[], Any], fresh: float) -> Seen:
         with kept.lock:
             if time.monotonic() - kept.looked < fresh and kept.facts is not None:
                 return Seen(kept.facts, kept.at, "")
             if time.monotonic() - self._down_since < PAUSE:
                 return Seen(kept.facts, kept.at, self._trouble)
+            begun = time.monotonic()
             try:
                 kept.facts = ask()
             except (InstanceError, psycopg.OperationalError, psycopg.InterfaceError, OSError) as problem:
                 self._down_since, self._trouble = time.monotonic(), sentence(problem)
                 return Seen(kept.facts, kept.at, self._trouble)
-            kept.looked, kept.at = time.monotonic(), datetime.now(UTC)
+            kept.looked, kept.at, kept.took = time.monotonic(), datetime.now(UTC), time.monotonic() - begun
             return Seen(kept.facts, kept.at, "")
 
     def forget(self) -> None:
         """Something was done: nobody is shown what was before."""
         for kept in list(self._kept.values()):
-            kept.looked = -PAUSE
+            kept.looked, kept.took = -PAUSE, 0.0
 
     def _place(self, page: Hashable) -> _Kept:
         with self._placing:

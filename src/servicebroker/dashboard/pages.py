@@ -26,7 +26,7 @@ from servicebroker.engine.diagnosis.findings import (
 )
 from servicebroker.engine.diagnosis.history import SAMPLED, Course, courses, whole_course
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
-from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, refusals
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, refusals, share_of
 from servicebroker.engine.diagnosis.totals import statement_totals
 from servicebroker.engine.diagnosis.trail import life
 from servicebroker.engine.security.certificate_ages import certificates_in_use
@@ -91,7 +91,7 @@ def overview(observed: Observed, asked: Asked) -> Callable[[Instance], Summary]:
             sum(came.values()),
             sum(left.values()),
             sum(queue.messages for queue in facts.queues),
-            any(queue.messages >= COUNT_LIMIT for queue in facts.queues),
+            any(queue.messages >= share_of(len(facts.queues)) for queue in facts.queues),
             min(ages, default=None),
             sum(wait.messages for wait in facts.waits),
             len(facts.queues),
@@ -124,7 +124,7 @@ def queues(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, A
                     name,
                     services,
                     queue.messages,
-                    queue.messages >= COUNT_LIMIT,
+                    queue.messages >= share_of(len(facts)),
                     queue.oldest,
                     came.get((database, name), 0.0),
                     left.get((database, name), 0.0),
@@ -145,10 +145,11 @@ def queue(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, An
     """One queue, and the messages at its head."""
 
     def look(instance: Instance) -> dict[str, Any]:
-        now, facts = instance.clock(), _queue_facts(instance)
+        now = instance.clock()
         came, left = _rates(observed, instance)
         with instance.connection() as connection:
             one = run(connection, looks.queue_look(asked["database"], asked["queue"]))
+            facts = _queue_facts(instance, one.queue_id)
             mine = next((queue for queue in facts if queue.name == f"{one.database}.{one.name}"), None)
             return {
                 "now": now,
@@ -280,16 +281,17 @@ def audit(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, An
 
 
 def _facts(instance: Instance) -> Facts:
-    gathered = gather_own if instance.engine is Fenced else gather
+    now = instance.clock()
     with instance.connection() as connection:
-        return run(connection, gathered(instance.clock()))
+        return run(connection, gather_own(now) if instance.engine is Fenced else gather(now, at_a_glance=True))
 
 
-def _queue_facts(instance: Instance) -> list[QueueFacts]:
+def _queue_facts(instance: Instance, only: int | None = None) -> list[QueueFacts]:
+    """Of all queues, or of one."""
     if instance.engine is Fenced:
         return _facts(instance).queues
     with instance.connection() as connection:
-        return run(connection, queue_facts())
+        return run(connection, queue_facts(only, at_a_glance=True))
 
 
 def _disk(observed: Observed) -> list[Finding]:

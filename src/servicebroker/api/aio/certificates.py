@@ -261,7 +261,7 @@ def read_file(file: File) -> bytes:
     try:
         return _path(file).read_bytes()
     except (OSError, ValueError) as problem:
-        raise BrokerError(15208, hint=_why(problem)) from None
+        raise BrokerError(15208, hint=f"'{file}': {_why(problem)}") from None
 
 
 def write_file(file: File, data: bytes) -> None:

@@ -24,7 +24,7 @@ from servicebroker.engine.diagnosis.findings import (
     SnapshotFacts,
     WaitFacts,
 )
-from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, queue_depths
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, queue_depths, share_of
 from servicebroker.engine.diagnosis.wrong_clocks import find_wrong_clocks
 from servicebroker.engine.remote.domain_state import find_membership
 from servicebroker.engine.remote.refusals import find_refusals
@@ -51,13 +51,13 @@ _SESSIONS = (
 )
 
 
-def gather(now: datetime) -> Steps[Facts]:
-    """The facts about an instance."""
+def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
+    """The facts about an instance; `at_a_glance` as for `queue_facts`."""
     disabled = yield Statement(
         "facts.gather.find_databases",
         "select name from servicebroker.databases where not is_broker_enabled order by name",
     )
-    queues = yield from queue_facts()
+    queues = yield from queue_facts(at_a_glance=at_a_glance)
     waits = yield Statement(
         "facts.gather.find_transmission_queue",
         "select far_service, transmission_status, count(*), min(enqueue_time) from (select * from "
@@ -292,8 +292,8 @@ def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUI
     )
 
 
-def queue_facts() -> Steps[list[QueueFacts]]:
-    """The queues of applications: depth, readers, activation."""
+def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[list[QueueFacts]]:
+    """The queues of applications, or one: depth, readers, activation. `at_a_glance`: for who looks every second."""
     rows = yield Statement(
         "facts.queue_facts",
         f"{_WITH_READERS}, "
@@ -312,8 +312,8 @@ def queue_facts() -> Steps[list[QueueFacts]]:
         "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id) "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
         "left join takers w on w.relation = to_regclass('servicebroker.queue_' || q.queue_id) "
-        "where q.queue_id >= $1 order by 1",
-        (names.FIRST_USER_ID,),
+        "where q.queue_id >= $1 and ($2::int is null or q.queue_id = $2) order by 1",
+        (names.FIRST_USER_ID, only),
     )
-    depths = yield from queue_depths(row[2] for row in rows)
+    depths = yield from queue_depths((row[2] for row in rows), share_of(len(rows)) if at_a_glance else COUNT_LIMIT)
     return [QueueFacts(name, is_on, *depths[queue_id], *rest) for name, is_on, queue_id, *rest in rows]

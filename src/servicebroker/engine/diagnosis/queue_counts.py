@@ -76,18 +76,34 @@ class Depth(NamedTuple):
     oldest: datetime | None
 
 
-def queue_depths(queue_ids: Iterable[int]) -> Steps[dict[int, Depth]]:
-    """The depth of each of these queues: one statement for many of them, and none for those that have no file."""
+def share_of(queues: int) -> int:
+    """How far each of so many queues is counted by who looks at all of them every second."""
+    return max(100, COUNT_LIMIT // max(1, queues))
+
+
+def queue_depths(queue_ids: Iterable[int], counted: int = COUNT_LIMIT) -> Steps[dict[int, Depth]]:
+    """The depth of each of these queues: one statement for many of them, and none for those that have no file.
+
+    Where a count stops at `counted`, before COUNT_LIMIT, it goes on with what PostgreSQL's statistics say.
+    """
     depths = dict.fromkeys(queue_ids, Depth(0, None))
     for some in in_parts((yield from stored_queues(depths))):
         text = " union all ".join(
-            f"select {queue_id}, count(*), min(message_enqueue_time) from (select message_enqueue_time "
-            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q"
+            f"select {queue_id}, {_many(queue_id, counted)}, min(message_enqueue_time) "
+            f"from (select message_enqueue_time from servicebroker.queue_{queue_id} "
+            f"order by priority desc, queuing_order limit {counted}) q"
             for queue_id in some
         )
         rows = yield Statement("queue_counts.queue_depths", text, prepared=False)
         depths |= {queue_id: Depth(*depth) for queue_id, *depth in rows}
     return depths
+
+
+def _many(queue_id: int, counted: int) -> str:
+    if counted >= COUNT_LIMIT:
+        return "count(*)"
+    known = f"pg_stat_get_live_tuples('servicebroker.queue_{queue_id}'::regclass)"
+    return f"case when count(*) < {counted} then count(*) else greatest(count(*), {known}) end"
 
 
 def stored_queues(queue_ids: Iterable[int], table: str = "queue") -> Steps[list[int]]:
