@@ -620,7 +620,7 @@ def test_guesses_of_one_name_close_the_door_for_that_name(browse: Callable[..., 
 
 def test_what_is_wrong_with_people_is_said(people: Path) -> None:
     file = ("--people", str(people))
-    assert "cannot be read" in told("show", *file, code=1)
+    assert "make it with servicebroker people add" in told("show", *file, code=1)
     assert "A password has 10 to 1000 characters." in told("add", "ann", *file, typed="short\n", code=1)
     for name in ("", "a:b", " ann", "a\tb", "x" * 129):
         assert "is no name" in told("add", "--proxied", *file, "--", name, code=1)

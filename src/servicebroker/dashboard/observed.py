@@ -78,16 +78,16 @@ class Watched:
             if passed > max(fresh, REST * kept.took) and not kept.lock.locked():
                 threading.Thread(target=self._look_aside, args=(kept, ask, fresh), daemon=True).start()
             return Seen(kept.facts, kept.at, kept.trouble)
-        return self._look(kept, ask, fresh)
+        return self._see(kept, ask, fresh)
 
     def _look_aside(self, kept: _Kept, ask: Callable[[], Any], fresh: float) -> None:
         """Look while the page shows what was seen last; what cannot be seen any more is told to who asks next."""
         try:
-            kept.trouble = self._look(kept, ask, fresh).trouble
+            kept.trouble = self._see(kept, ask, fresh).trouble
         except Exception:
             kept.facts = None
 
-    def _look(self, kept: _Kept, ask: Callable[[], Any], fresh: float) -> Seen:
+    def _see(self, kept: _Kept, ask: Callable[[], Any], fresh: float) -> Seen:
         with kept.lock:
             if time.monotonic() - kept.looked < fresh and kept.facts is not None:
                 return Seen(kept.facts, kept.at, "")
