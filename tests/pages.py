@@ -248,7 +248,7 @@ class Newcomer:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=2 * PATIENCE,
+                timeout=5 * PATIENCE,
                 check=False,
             )
             seen = _plain(done.stdout)
