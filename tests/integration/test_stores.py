@@ -13,6 +13,7 @@ import servicebroker as sb
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import Claimed, Reading
+from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import Place
 from servicebroker.model.dialog_security import Security
@@ -23,6 +24,8 @@ from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Kind, Opening, Part
 from servicebroker.protocol.incoming import Batch, Complete, Incoming, Keep, Progress
 from servicebroker.protocol.limits import Limits
+from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.routing import Address, Elsewhere
 from servicebroker.simulation.store import Endpoint, MemoryStore, Tables
 from servicebroker.store.connection import connect
 from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, Clock, query, standard_database
@@ -332,3 +335,21 @@ def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(b
     assert not real.queues
     assert not double.queues
     both.check()
+
+
+def test_the_highest_timeline_of_a_pair_stays_whoever_writes_last(both: Both) -> None:
+    """Of shares that have heard of a promotion one after the other."""
+    pair = Elsewhere(Address("one", 4022), Address("two", 4022))
+    first = Row("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "The first.")
+
+    def known(*rows: Row) -> list[object]:
+        for store in (both.real, both.double):
+            with store.transaction():
+                store.save_pairs(rows)
+        return [store.known_pairs([pair])[pair] for store in (both.real, both.double)]
+
+    late = first._replace(timeline=2, evidence=b"older", explanation="Late.")
+    anew = late._replace(system="8")
+    assert known(first) == [Known("7", 3, b"signed")] * 2
+    assert known(late) == [Known("7", 3, b"signed")] * 2
+    assert known(anew) == [Known("8", 2, b"older")] * 2

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -12,8 +15,9 @@ from many_sites import Pipe
 from servicebroker.broker import shares
 from servicebroker.broker import sockets as inboxes
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.shares import COMPUTING, FULL, LONG, MOST, REST, SOME, Load
+from servicebroker.broker.shares import COMPUTING, FULL, LONG, MOST, REST, SOME, Load, Share, Shares, _Opened
 from servicebroker.broker.sockets import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
+from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.dialog_keys import UNSECURED
 from servicebroker.protocol.division import Division, share_of
 from servicebroker.protocol.envelope import Content, Header, Kind, Part, conversation_of, encode
@@ -200,3 +204,34 @@ def test_two_cores_are_for_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
         assert shares.most() == expected
     busy = Busy(monkeypatch, most=1)
     assert busy.passes(100, 1.0) == 1
+
+
+class Unconnected:
+    """Stands for a connection."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_share_that_fails_while_its_last_round_is_waited_for_is_not_overlooked() -> None:
+    """As one whose commit has not reached the standby: nothing may be acknowledged before that is looked into."""
+
+    def carry(share: Share, store: Any) -> int:
+        of._over.wait()
+        raise InstanceError("A commit did not reach the synchronous standby.")
+
+    def made() -> Any:
+        return SimpleNamespace(forget=lambda shares: None, forwarding=SimpleNamespace(drop_all=lambda number: None))
+
+    clock = partial(datetime.now, UTC)
+    of: Any = Shares("", clock, Inboxes(), made, carry, None)
+    of._store = SimpleNamespace(division=Division())
+    of._divide([_Opened(Unconnected(), SimpleNamespace(division=Division(1, 2)))])  # type: ignore[arg-type]
+    with pytest.raises(InstanceError, match="did not reach"):
+        of._divide([])
+    of.end()
+    assert of.problem is None
+    assert len(of.all) == 1

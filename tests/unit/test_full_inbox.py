@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -52,3 +52,25 @@ def test_a_stream_that_is_paused_while_the_inbox_is_emptied_goes_on(monkeypatch:
         eventually(
             lambda: any(isinstance(one, Arrival) and one.body == b"after it" for one in inbox.shares[0].take(100))
         )
+
+
+class Ending:
+    """A stream of which something was left to be read: that ends it."""
+
+    def __init__(self, network: Network) -> None:
+        self.streams = network.streams
+
+    def resume(self) -> None:
+        self.streams.discard(self)  # type: ignore[arg-type]
+
+    def tick(self) -> None: ...
+
+    def shut(self, number: int, text: str) -> None: ...
+
+
+def test_a_stream_that_ends_as_it_goes_on_ends_nothing_else() -> None:
+    with closing(Network(UUID(int=1), UUID(int=11), Inboxes(), lambda: datetime.now(UTC))) as network:
+        for _ in range(2):
+            network.streams.add(Ending(network))  # type: ignore[arg-type]
+        network._resume()
+        assert not network.streams

@@ -49,6 +49,7 @@ from servicebroker.protocol.wire_errors import CorruptedMessage
 
 KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
 KEPT_OF_LINK = 250  # of these
+TRACED = 10_000  # trace contexts that wait for what they are of
 
 
 class Came(NamedTuple):
@@ -285,6 +286,7 @@ class Settling:
                 batches[handle] = batch
         self._postponed, self._stored = {}, []
         if not batches:
+            self._traced = self._traced[-TRACED:]  # what only comes again does not pile up
             return None
         self._happens(batches, BatchEvent.GIVEN)
         result = store.store(batches)

@@ -111,6 +111,7 @@ class Shares:
     def end(self) -> None:
         """The rounds that run are finished, then there is one share, which has forgotten everything."""
         self._stop()
+        self.problem = None
         self._shrink(1)
         self._inboxes.divide(1)
         self._load = Load()
@@ -129,9 +130,17 @@ class Shares:
                 one.connection.cancel_safe(timeout=patience)
 
     def _divide(self, opened: list[_Opened]) -> None:
-        """Among the first one and these from now on: between rounds, and all find what is theirs in the database."""
+        """Among the first one and these from now on: between rounds, and all find what is theirs in the database.
+
+        Raises:
+            Exception: the last round of one of them has failed, as when a commit has not reached its standby.
+        """
         count = 1 + len(opened)
         self._stop()
+        if self.problem is not None:
+            for one in opened:
+                one.connection.close()
+            raise self.problem
         self._shrink(count)
         self._inboxes.divide(count)
         self.all += [Share(self._make(), inbox) for inbox in self._inboxes.shares[len(self.all) :]]
@@ -169,7 +178,6 @@ class Shares:
         for share in self.all[count:]:
             share.relay.forwarding.drop_all(11293)
         del self.all[count:]
-        self.problem = None
 
     # ---------------------------------------------------------------- while they run
 
@@ -190,13 +198,13 @@ class Shares:
         """Each second: one more while all are busy, one less while they rest."""
         count = len(self.all)
         wanted = self._load.wanted([share.worked for share in self.all])
-        if self._wanted is not None or wanted == count or (wanted > count and time.monotonic() < self._try_at):
+        if self._wanted is not None or wanted == count or time.monotonic() < self._try_at:
             return
         try:
             opened = self._open(wanted)
         except (psycopg.Error, InstanceError) as problem:
             self._try_at = time.monotonic() + GIVEN_UP
-            _log.warning("No more rounds at a time than %d: %s", count, one_line(problem))
+            _log.warning("It stays at %d rounds at a time: %s", count, one_line(problem))
             return
         self._divide(opened)
         _log.info("Conversations are divided among %d rounds at a time.", wanted)

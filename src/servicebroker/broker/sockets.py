@@ -723,6 +723,7 @@ class Network:
             self.failed(stream.address, closed.text)
 
     def _tick(self) -> None:
+        self._loop.call_later(TICK, self._tick)  # first: whatever a peer brings about, there is a next one
         if self._noise:
             self._noise.clear()
             self._resume()
@@ -733,14 +734,13 @@ class Network:
         self._try_again()
         if self.standing != self._told:
             self._tell()
-        self._loop.call_later(TICK, self._tick)
 
     def _resume_soon(self) -> None:
         """The inbox has room again: after what the loop is at, which may be to pause a stream."""
         self._loop.call_soon_threadsafe(self._resume)
 
     def _resume(self) -> None:
-        for stream in self.streams:
+        for stream in list(self.streams):  # what was not read yet may end some of them
             stream.resume()
 
     async def _close(self) -> None:

@@ -461,8 +461,8 @@ class Stream(asyncio.Protocol):
         if not self._unsent:
             self._handed = 0
         now = time.monotonic()
-        was_full = self.room <= 0
         with self._sending:
+            was_full = self.room <= 0
             self._flush_due, self._outgoing = False, 0
             outbox, self._outbox = self._outbox, deque()
         for body, is_forwarded in outbox:

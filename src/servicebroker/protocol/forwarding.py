@@ -102,7 +102,7 @@ class Forwarder(Generic[Hop]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held_bytes = 0
-        self._held: OrderedDict[tuple[object, ...], Held[Hop]] = OrderedDict()
+        self._held: dict[tuple[object, ...], Held[Hop]] = {}  # no OrderedDict: another thread may list it
         self._waiting: dict[Hop, OrderedDict[tuple[object, ...], None]] = {}
 
     def __len__(self) -> int:
@@ -162,7 +162,7 @@ class Forwarder(Generic[Hop]):
 
     def drop_all(self, number: int) -> list[Refusal]:
         """Drop everything: 9792 forwarding was switched off, 11293 the transport ends."""
-        held, self._held = self._held, OrderedDict()
+        held, self._held = self._held, {}
         self._waiting.clear()
         self.held_bytes = 0
         return [Refusal(one.header, BrokerError(number)) for one in held.values()]

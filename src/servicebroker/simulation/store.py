@@ -384,6 +384,9 @@ class MemoryStore(Store):
             address, mirror = parse_address(row.address), parse_address(row.mirror_address)
             assert address is not None
             self._change(self._tables.pairs, Elsewhere(address, mirror))
+            before = self._tables.pairs.get(Elsewhere(address, mirror))
+            if before is not None and before.system == row.system and before.timeline > row.timeline:
+                row = row._replace(timeline=before.timeline, evidence=before.evidence)
             self._tables.pairs[Elsewhere(address, mirror)] = row
 
     def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:

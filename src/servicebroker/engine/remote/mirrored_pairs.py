@@ -52,18 +52,27 @@ def find_pairs() -> Steps[list[Row]]:
 
 
 def save(rows: Sequence[Row], now: datetime) -> Statement:
-    """This is known of these pairs since `now`."""
+    """This is known of these pairs since `now`. Of one cluster the highest timeline stays, whoever writes last."""
     return Statement(
         "mirrored_pairs.save",
-        "insert into servicebroker.mirrored_pairs "
+        "insert into servicebroker.mirrored_pairs as p "
         "(address, mirror_address, principal, system, timeline, evidence, explanation, since) "
         "select r.*, $8 "
         "from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::text[]) r "
         "on conflict (address, mirror_address) do update set principal = excluded.principal, "
-        "system = excluded.system, timeline = excluded.timeline, evidence = excluded.evidence, "
+        "system = excluded.system, "
+        "timeline = case when p.system = excluded.system then greatest(p.timeline, excluded.timeline) "
+        "else excluded.timeline end, "
+        "evidence = case when p.system = excluded.system and p.timeline > excluded.timeline then p.evidence "
+        "else excluded.evidence end, "
         "explanation = excluded.explanation, since = excluded.since",
-        (*map(list, zip(*rows, strict=True)), now),
+        (*map(list, zip(*sorted(rows, key=_pair_of), strict=True)), now),
     )
+
+
+def _pair_of(row: Row) -> tuple[str, str]:
+    """In one order for all, so that two who write the same pairs wait for each other in no circle."""
+    return row.address, row.mirror_address
 
 
 def forget_unused() -> Statement:
