@@ -118,6 +118,10 @@ def test_identity_goes_on_elsewhere(db: sb.Database) -> None:
     )[2] == ("Checking identity information: current identity value '2', current column value '51'.")
     db.execute_tsql("INSERT Counted VALUES (3)")
     assert one(db, "SELECT MAX(id) FROM Counted") == 52
+    db.execute_tsql("CREATE TABLE [O'Brien] (id int IDENTITY, v int); DBCC CHECKIDENT ([O'Brien], RESEED, 7)")
+    db.execute_tsql("INSERT [O'Brien] VALUES (1); DBCC CHECKIDENT ([O'Brien])")
+    assert one(db, "SELECT id FROM [O'Brien]") == 7
+    assert told(db, "DBCC CHECKIDENT ('Counted', RESEED, NULL)") == [2560]
     assert told(db, "DBCC CHECKIDENT ('Plain')") == [7997]
     assert told(db, "DBCC CHECKIDENT ('Nothing', RESEED, 0) WITH NO_INFOMSGS") == [2501]
 
