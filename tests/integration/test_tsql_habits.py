@@ -7,6 +7,9 @@ from decimal import Decimal
 import pytest
 
 import servicebroker as sb
+from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.text_writer import schema_of
 from tsql_support import rows, told
 
 D = Decimal
@@ -161,6 +164,33 @@ def test_rows_are_changed_through_cursors(db: sb.Database) -> None:
     SELECT * FROM Walked ORDER BY id
     UPDATE Walked SET v = 0 WHERE CURRENT OF c"""
     assert told(db, script + "; CLOSE c; DEALLOCATE c; DROP TABLE Walked") == [[(1, 12), (3, 32)], 16930]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE Shared SET v = 7 WHERE id = 1",
+        "DELETE Shared WHERE id = 1",
+        "DELETE Shared; INSERT Shared VALUES (3, 30)",
+    ],
+)
+def test_a_row_that_others_have_changed_is_not_changed_through_a_cursor(db: sb.Database, change: str) -> None:
+    db.execute_tsql(
+        "DROP TABLE IF EXISTS Shared; CREATE TABLE Shared (id int, v int); INSERT Shared VALUES (1, 10), (2, 20)"
+    )
+    with Session(db) as session:
+        session.execute("DECLARE c CURSOR FOR SELECT id FROM Shared ORDER BY id FOR UPDATE; OPEN c; FETCH c")
+        db.execute_tsql(change)
+        with db.instance.connection() as connection:
+            connection.autocommit = True
+            connection.execute(f"vacuum {schema_of('Habits', 'dbo')}.shared")
+        db.execute_tsql("INSERT Shared VALUES (8, 80)")  # where the old one was
+        before = rows(db, "SELECT id, v FROM Shared ORDER BY id")
+        for statement in ("UPDATE Shared SET v = -1 WHERE CURRENT OF c", "DELETE Shared WHERE CURRENT OF c"):
+            with pytest.raises(TsqlError) as caught:
+                session.execute(statement)
+            assert caught.value.number == 16934
+    assert rows(db, "SELECT id, v FROM Shared ORDER BY id") == before
 
 
 @pytest.mark.parametrize(
