@@ -241,6 +241,13 @@ def test_cursors_that_only_read(db: sb.Database, cursor: str, number: int) -> No
         ("FORMAT(1234.5, 'C', 'en-US')", "$1,234.50"),
         ("FORMAT(-5.5, 'C')", "($5.50)"),
         ("FORMAT(-1234567.8, '#,##0.00')", "-1,234,567.80"),
+        ("FORMAT(-0.001, 'N2')", "0.00"),
+        ("FORMAT(-0.004, 'C')", "$0.00"),
+        ("FORMAT(-0.00001, 'P')", "0.00%"),
+        ("FORMAT(-0.001, '0.00')", "0.00"),
+        ("FORMAT(-0.4, 'F0')", "0"),
+        ("FORMAT(-0.006, 'N2')", "-0.01"),
+        ("FORMAT(-7, 'D3')", "-007"),
         ("FORMAT(7, '000')", "007"),
         ("FORMAT(0.5, '0.##')", "0.5"),
         ("FORMAT(0.256, 'P')", "25.60%"),
@@ -251,6 +258,7 @@ def test_cursors_that_only_read(db: sb.Database, cursor: str, number: int) -> No
         ("FORMAT(CAST('2024-03-05 00:07:09.12' AS datetime), 'ddMMyyyyHHmmssfff H')", "05032024000709120 0"),
         ("FORMAT(CAST('2024-03-05 14:07' AS datetime), 'G')", "3/5/2024 2:07:00 PM"),
         ("FORMAT(CAST('20241215' AS date), '''Day'' d')", "Day 15"),
+        ("FORMAT(CAST('20241215' AS date), '''zK'' yyyy')", "zK 2024"),
     ],
 )  # fmt: skip
 def test_values(db: sb.Database, expression: str, wanted: object) -> None:
@@ -265,6 +273,11 @@ def test_a_variable_of_smalldatetime_has_no_seconds(db: sb.Database) -> None:
 
 def test_other_cultures_are_refused(db: sb.Database) -> None:
     assert told(db, "SELECT FORMAT(1, 'N', 'de-DE')") == [40515]
+
+
+@pytest.mark.parametrize("mask", ["yyyy-MM-dd zzz", "HH:mm:ssK", "yyyy gg", "ss.FFF"])
+def test_parts_of_moments_that_are_not_there_are_refused(db: sb.Database, mask: str) -> None:
+    assert told(db, f"SELECT FORMAT(CAST('20240305' AS date), '{mask}')") == [40515]
 
 
 @pytest.mark.parametrize(
@@ -322,9 +335,10 @@ def test_tables_are_sampled(db: sb.Database) -> None:
 def test_parameters_are_in_the_catalog(db: sb.Database) -> None:
     db.execute_tsql("CREATE PROCEDURE Asked @a int, @b nvarchar(20) = N'x', @c decimal(9,2) OUTPUT AS RETURN 1")
     db.execute_tsql("CREATE FUNCTION Answered (@x int) RETURNS varchar(10) AS BEGIN RETURN 'a' END")
-    asked = "SELECT name, parameter_id, TYPE_NAME(user_type_id), max_length, precision, scale, is_output FROM sys.parameters "
+    asked = "SELECT name, parameter_id, TYPE_NAME(user_type_id), max_length, precision, scale, is_output, "
+    asked += "has_default_value FROM sys.parameters "
     assert rows(db, asked + "WHERE object_id = OBJECT_ID('Asked') ORDER BY parameter_id") == [
-        ("@a", 1, "int", 4, 0, 0, 0), ("@b", 2, "nvarchar", 40, 0, 0, 0), ("@c", 3, "decimal", 9, 9, 2, 1)
+        ("@a", 1, "int", 4, 0, 0, 0, 0), ("@b", 2, "nvarchar", 40, 0, 0, 0, 1), ("@c", 3, "decimal", 9, 9, 2, 1, 0)
     ]  # fmt: skip
     assert [row[:3] for row in rows(db, asked + "WHERE object_id = OBJECT_ID('Answered') ORDER BY parameter_id")] == [
         ("", 0, "varchar"), ("@x", 1, "int")

@@ -223,9 +223,8 @@ class _Form(Reader):
         if self._is_star():
             return
         self.operation()
-        if self.take("AS") or self.tokens.kinds[self.at] == STRING:
-            self._alias()
-        elif self.is_identifier() and self.word not in _NO_NAMES:
+        is_name = self.is_identifier() and self.word not in _NO_NAMES
+        if self.take("AS") or self.tokens.kinds[self.at] == STRING or is_name:
             self._alias()
 
     def _is_star(self) -> bool:
