@@ -437,3 +437,23 @@ BULK INSERT Harbour..Calls FROM @file
 GO
 BULK INSERT #t FROM '/in/x.dat' WITH (FORMATFILE = '/in/x.fmt', FIRE_TRIGGERS, CHECK_CONSTRAINTS, LASTROW = 10, KILOBYTES_PER_BATCH = 5)
 GO
+SELECT Tons AS Limit, Berth AS Minus FROM Harbour.Calls AS c
+GO
+SELECT (((SELECT COUNT(*) FROM Harbour.Calls) + 1))
+GO
+SELECT Ship FROM Harbour.Calls WHERE Berth IN (((SELECT 1) + 1))
+GO
+SELECT a.x FROM (((SELECT 1 AS x) AS a CROSS JOIN Harbour.Calls))
+GO
+SELECT Ship FROM Harbour.Calls (TABLOCKX, HOLDLOCK)
+GO
+SELECT Ship FROM Harbour.Calls (UPDLOCK HOLDLOCK), Harbour.Berths (SERIALIZABLE)
+GO
+SELECT c.Ship FROM Harbour.Calls (READPAST, HOLDLOCK) c JOIN Harbour.Berths (NOLOCK) AS b ON b.Berth = c.Berth
+GO
+SELECT Port..Calls.* FROM Port..Calls
+GO
+SELECT Arrived At, Arrived AT TIME ZONE 'UTC' At FROM Harbour.Calls
+GO
+IF (((SELECT COUNT(*) FROM Harbour.Calls) > 0)) PRINT 'some'
+GO

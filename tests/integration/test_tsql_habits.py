@@ -7,6 +7,9 @@ from decimal import Decimal
 import pytest
 
 import servicebroker as sb
+from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.text_writer import schema_of
 from tsql_support import rows, told
 
 D = Decimal
@@ -118,6 +121,10 @@ def test_identity_goes_on_elsewhere(db: sb.Database) -> None:
     )[2] == ("Checking identity information: current identity value '2', current column value '51'.")
     db.execute_tsql("INSERT Counted VALUES (3)")
     assert one(db, "SELECT MAX(id) FROM Counted") == 52
+    db.execute_tsql("CREATE TABLE [O'Brien] (id int IDENTITY, v int); DBCC CHECKIDENT ([O'Brien], RESEED, 7)")
+    db.execute_tsql("INSERT [O'Brien] VALUES (1); DBCC CHECKIDENT ([O'Brien])")
+    assert one(db, "SELECT id FROM [O'Brien]") == 7
+    assert told(db, "DBCC CHECKIDENT ('Counted', RESEED, NULL)") == [2560]
     assert told(db, "DBCC CHECKIDENT ('Plain')") == [7997]
     assert told(db, "DBCC CHECKIDENT ('Nothing', RESEED, 0) WITH NO_INFOMSGS") == [2501]
 
@@ -157,6 +164,33 @@ def test_rows_are_changed_through_cursors(db: sb.Database) -> None:
     SELECT * FROM Walked ORDER BY id
     UPDATE Walked SET v = 0 WHERE CURRENT OF c"""
     assert told(db, script + "; CLOSE c; DEALLOCATE c; DROP TABLE Walked") == [[(1, 12), (3, 32)], 16930]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE Shared SET v = 7 WHERE id = 1",
+        "DELETE Shared WHERE id = 1",
+        "DELETE Shared; INSERT Shared VALUES (3, 30)",
+    ],
+)
+def test_a_row_that_others_have_changed_is_not_changed_through_a_cursor(db: sb.Database, change: str) -> None:
+    db.execute_tsql(
+        "DROP TABLE IF EXISTS Shared; CREATE TABLE Shared (id int, v int); INSERT Shared VALUES (1, 10), (2, 20)"
+    )
+    with Session(db) as session:
+        session.execute("DECLARE c CURSOR FOR SELECT id FROM Shared ORDER BY id FOR UPDATE; OPEN c; FETCH c")
+        db.execute_tsql(change)
+        with db.instance.connection() as connection:
+            connection.autocommit = True
+            connection.execute(f"vacuum {schema_of('Habits', 'dbo')}.shared")
+        db.execute_tsql("INSERT Shared VALUES (8, 80)")  # where the old one was
+        before = rows(db, "SELECT id, v FROM Shared ORDER BY id")
+        for statement in ("UPDATE Shared SET v = -1 WHERE CURRENT OF c", "DELETE Shared WHERE CURRENT OF c"):
+            with pytest.raises(TsqlError) as caught:
+                session.execute(statement)
+            assert caught.value.number == 16934
+    assert rows(db, "SELECT id, v FROM Shared ORDER BY id") == before
 
 
 @pytest.mark.parametrize(
@@ -207,6 +241,13 @@ def test_cursors_that_only_read(db: sb.Database, cursor: str, number: int) -> No
         ("FORMAT(1234.5, 'C', 'en-US')", "$1,234.50"),
         ("FORMAT(-5.5, 'C')", "($5.50)"),
         ("FORMAT(-1234567.8, '#,##0.00')", "-1,234,567.80"),
+        ("FORMAT(-0.001, 'N2')", "0.00"),
+        ("FORMAT(-0.004, 'C')", "$0.00"),
+        ("FORMAT(-0.00001, 'P')", "0.00%"),
+        ("FORMAT(-0.001, '0.00')", "0.00"),
+        ("FORMAT(-0.4, 'F0')", "0"),
+        ("FORMAT(-0.006, 'N2')", "-0.01"),
+        ("FORMAT(-7, 'D3')", "-007"),
         ("FORMAT(7, '000')", "007"),
         ("FORMAT(0.5, '0.##')", "0.5"),
         ("FORMAT(0.256, 'P')", "25.60%"),
@@ -217,6 +258,7 @@ def test_cursors_that_only_read(db: sb.Database, cursor: str, number: int) -> No
         ("FORMAT(CAST('2024-03-05 00:07:09.12' AS datetime), 'ddMMyyyyHHmmssfff H')", "05032024000709120 0"),
         ("FORMAT(CAST('2024-03-05 14:07' AS datetime), 'G')", "3/5/2024 2:07:00 PM"),
         ("FORMAT(CAST('20241215' AS date), '''Day'' d')", "Day 15"),
+        ("FORMAT(CAST('20241215' AS date), '''zK'' yyyy')", "zK 2024"),
     ],
 )  # fmt: skip
 def test_values(db: sb.Database, expression: str, wanted: object) -> None:
@@ -231,6 +273,11 @@ def test_a_variable_of_smalldatetime_has_no_seconds(db: sb.Database) -> None:
 
 def test_other_cultures_are_refused(db: sb.Database) -> None:
     assert told(db, "SELECT FORMAT(1, 'N', 'de-DE')") == [40515]
+
+
+@pytest.mark.parametrize("mask", ["yyyy-MM-dd zzz", "HH:mm:ssK", "yyyy gg", "ss.FFF"])
+def test_parts_of_moments_that_are_not_there_are_refused(db: sb.Database, mask: str) -> None:
+    assert told(db, f"SELECT FORMAT(CAST('20240305' AS date), '{mask}')") == [40515]
 
 
 @pytest.mark.parametrize(
@@ -288,9 +335,10 @@ def test_tables_are_sampled(db: sb.Database) -> None:
 def test_parameters_are_in_the_catalog(db: sb.Database) -> None:
     db.execute_tsql("CREATE PROCEDURE Asked @a int, @b nvarchar(20) = N'x', @c decimal(9,2) OUTPUT AS RETURN 1")
     db.execute_tsql("CREATE FUNCTION Answered (@x int) RETURNS varchar(10) AS BEGIN RETURN 'a' END")
-    asked = "SELECT name, parameter_id, TYPE_NAME(user_type_id), max_length, precision, scale, is_output FROM sys.parameters "
+    asked = "SELECT name, parameter_id, TYPE_NAME(user_type_id), max_length, precision, scale, is_output, "
+    asked += "has_default_value FROM sys.parameters "
     assert rows(db, asked + "WHERE object_id = OBJECT_ID('Asked') ORDER BY parameter_id") == [
-        ("@a", 1, "int", 4, 0, 0, 0), ("@b", 2, "nvarchar", 40, 0, 0, 0), ("@c", 3, "decimal", 9, 9, 2, 1)
+        ("@a", 1, "int", 4, 0, 0, 0, 0), ("@b", 2, "nvarchar", 40, 0, 0, 0, 1), ("@c", 3, "decimal", 9, 9, 2, 1, 0)
     ]  # fmt: skip
     assert [row[:3] for row in rows(db, asked + "WHERE object_id = OBJECT_ID('Answered') ORDER BY parameter_id")] == [
         ("", 0, "varchar"), ("@x", 1, "int")

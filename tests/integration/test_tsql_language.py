@@ -303,6 +303,30 @@ def test_a_view_may_ask_which_database_it_is_of(db: sb.Database) -> None:
     assert number(db, "DECLARE @n int = 1 EXEC ('CREATE VIEW Never AS SELECT @n AS n')") in (111, 137)
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT a AS Limit FROM Told",
+        "SELECT a AS Minus FROM Told",
+        "SELECT a At FROM Told",
+        "SELECT Told.a FROM Told (TABLOCKX, HOLDLOCK)",
+        "SELECT a FROM Told (READPAST, HOLDLOCK)",
+        "SELECT a FROM Told (SERIALIZABLE)",
+        "SELECT a FROM Told (UPDLOCK HOLDLOCK)",
+        "SELECT t.a FROM Told (NOLOCK) t",
+        "SELECT t.a FROM dbo.Told (UPDLOCK, ROWLOCK) AS t WHERE t.a = 3",
+        "SELECT Told.* FROM Told",
+        "SELECT Language..Told.* FROM Language..Told",
+        "SELECT (((SELECT COUNT(*) FROM Told) + 2))",
+        "SELECT a FROM Told WHERE a IN (((SELECT 2) + 1))",
+        "SELECT x.a FROM (((SELECT 3 AS a) AS x CROSS JOIN Told))",
+    ],
+)
+def test_queries_that_are_written_in_unusual_ways(db, query):
+    db.execute_tsql("IF OBJECT_ID('Told') IS NULL CREATE TABLE Told (a int); DELETE Told; INSERT Told VALUES (3)")
+    assert db.execute_tsql(query).rows == [(3,)]
+
+
 def test_hints_may_stand_without_with(db: sb.Database) -> None:
     db.execute_tsql("CREATE TABLE Hinted (a int) INSERT Hinted VALUES (1)")
     query = "SELECT h.a FROM Hinted h (NOLOCK) JOIN dbo.Hinted (UPDLOCK, ROWLOCK) ON Hinted.a = h.a"

@@ -187,19 +187,22 @@ create or replace function tsql.format(number numeric, mask text) returns text l
 declare
     kind text := upper(left(mask, 1));
     digits integer;
+    rounded numeric;
+    sign text;
     grouped text;
     parts text[];
 begin
     if mask ~ '^[NFDPXGCnfdpxgc]\d{0,2}$' then
         digits := coalesce(nullif(substr(mask, 2), '')::integer, case when kind in ('D', 'G', 'X') then 0 else 2 end);
-        grouped := to_char(round(abs(case kind when 'P' then number * 100 else number end), digits),
-                           'FM999,999,999,999,999,990' || case when digits > 0 then '.' || repeat('0', digits) else '' end);
+        rounded := round(case kind when 'P' then number * 100 when 'D' then trunc(number) else number end, digits);
+        sign := case when rounded < 0 then '-' else '' end;
+        grouped := to_char(abs(rounded), 'FM999,999,999,999,999,990' || case when digits > 0 then '.' || repeat('0', digits) else '' end);
         return case kind
-            when 'N' then case when number < 0 then '-' else '' end || grouped
-            when 'P' then case when number < 0 then '-' else '' end || grouped || '%'
-            when 'C' then case when number < 0 then '($' || grouped || ')' else '$' || grouped end
-            when 'F' then round(number, digits)::text
-            when 'D' then case when number < 0 then '-' else '' end || lpad(abs(trunc(number))::text, greatest(digits, length(abs(trunc(number))::text)), '0')
+            when 'N' then sign || grouped
+            when 'P' then sign || grouped || '%'
+            when 'C' then case when rounded < 0 then '($' || grouped || ')' else '$' || grouped end
+            when 'F' then rounded::text
+            when 'D' then sign || lpad(abs(trunc(number))::text, greatest(digits, length(abs(trunc(number))::text)), '0')
             when 'X' then lpad(upper(to_hex(number::bigint)), greatest(digits, length(to_hex(number::bigint))), '0')
             else trim_scale(number)::text end;
     end if;
@@ -209,8 +212,9 @@ begin
         perform tsql.refuse(40515, format('FORMAT with ''%s'' is not supported here. Use N, F, D, P, C or X with a number of digits, or 0 and #.', mask));
     end if;
     digits := length(coalesce(parts[3], ''));
-    grouped := round(abs(case when parts[4] = '%' then number * 100 else number end), digits)::text;
-    return case when number < 0 then '-' else '' end || parts[1]
+    rounded := round(case when parts[4] = '%' then number * 100 else number end, digits);
+    grouped := abs(rounded)::text;
+    return case when rounded < 0 then '-' else '' end || parts[1]
         || tsql.whole_digits(split_part(grouped, '.', 1), length(replace(replace(parts[2], ',', ''), '#', '')), strpos(parts[2], ',') > 0)
         || coalesce('.' || nullif(tsql.kept_digits(split_part(grouped, '.', 2), parts[3]), ''), '') || parts[4] || parts[5];
 end $$;
@@ -223,9 +227,16 @@ return (select case when length(shown) < needed then rpad(shown, needed, '0') el
 create or replace function tsql.format(number integer, mask text) returns text language sql immutable strict parallel safe return tsql.format(number::numeric, mask);
 create or replace function tsql.format(number bigint, mask text) returns text language sql immutable strict parallel safe return tsql.format(number::numeric, mask);
 create or replace function tsql.format(number float8, mask text) returns text language sql immutable strict parallel safe return tsql.format(number::numeric, mask);
+create or replace function tsql.refuse_part(part text, mask text) returns text language plpgsql immutable strict parallel safe as $$
+begin
+    perform tsql.refuse(40515, format('%s in FORMAT with ''%s'' is not supported here. Use y, M, d, H, h, m, s, f and t, or put it between quotation marks.', part, mask));
+    return null;
+end $$;
 -- A pattern of .NET, part by part; one letter alone stands for a whole pattern.
 create or replace function tsql.format(moment timestamp, mask text) returns text language sql immutable strict parallel safe
 return (select string_agg(case
+            when part ~ '^[zKgF]' then
+                tsql.refuse_part(part, mask)
             when part ~ '^[''"\\]' then btrim(ltrim(part, '\'), '''"')
             when part ~ '^f+$' then left(to_char(moment, 'US') || '0', length(part))
             when part in ('h', 'H', 'd', 'M', 'm', 's') then
@@ -241,7 +252,7 @@ return (select string_agg(case
                                         when 'F' then 'dddd, MMMM d, yyyy h:mm:ss tt' when 's' then 'yyyy-MM-ddTHH:mm:ss' when 'M' then 'MMMM d'
                                         when 'm' then 'MMMM d' when 'Y' then 'MMMM yyyy' when 'y' then 'MMMM yyyy' when 'u' then 'yyyy-MM-dd HH:mm:ssZ'
                                         when 'o' then 'yyyy-MM-ddTHH:mm:ss.fffffff' when 'O' then 'yyyy-MM-ddTHH:mm:ss.fffffff' else mask end,
-                              '(d{1,4}|M{1,4}|y{1,4}|H{1,2}|h{1,2}|m{1,2}|s{1,2}|f{1,7}|t{1,2}|''[^'']*''|"[^"]*"|\\.|.)', 'g')
+                              '(d{1,4}|M{1,4}|y{1,4}|H{1,2}|h{1,2}|m{1,2}|s{1,2}|f{1,7}|t{1,2}|z{1,3}|g{1,2}|K|F{1,7}|''[^'']*''|"[^"]*"|\\.|.)', 'g')
                with ordinality found(groups, place), lateral (select groups[1] as part) one);
 create or replace function tsql.in_english(mask text, culture text) returns text language plpgsql immutable parallel safe as $$
 begin

@@ -175,7 +175,7 @@ select o.object_id, said.one ->> 0 as name, case when said.one ->> 0 = '' then 0
        case when t.is_user_defined = 1 then t.max_length else tsql.column_bytes(said.of[1], coalesce(said.of[2], '')) end as max_length,
        case when said.of[1] = 'decimal' then split_part(said.of[2], ',', 1)::smallint else 0::smallint end as precision,
        case when said.of[1] = 'decimal' then split_part(said.of[2], ',', 2)::smallint else 0::smallint end as scale,
-       (said.one ->> 2)::boolean::integer::smallint as is_output, 0::smallint as is_cursor_ref, 0::smallint as has_default_value,
+       (said.one ->> 2)::boolean::integer::smallint as is_output, 0::smallint as is_cursor_ref, (said.one ->> 3)::boolean::integer::smallint as has_default_value,
        null::text as default_value, t.is_table_type as is_readonly, o.broker_database
   from tsql.objects o
   join servicebroker.tsql_modules m on m.module_id = o.object_id

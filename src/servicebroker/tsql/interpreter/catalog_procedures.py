@@ -17,6 +17,7 @@ from servicebroker.tsql.parser.token_reader import name_in
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.syntax import Definition, Execute, Name
+from servicebroker.tsql.translation.text_writer import string
 from servicebroker.tsql.types import BIGINT, NVARCHAR
 
 _OBJECT = (
@@ -122,7 +123,7 @@ def _check_identity(machine: Machine, statement: Definition) -> None:
     """Where the values of an IDENTITY column go on, and have it go on elsewhere.
 
     Raises:
-        TsqlError: 2501 there is no such table, 7997 it has no IDENTITY column.
+        TsqlError: 2501 there is no such table, 7997 it has no IDENTITY column, 2560 it shall go on at NULL.
     """
     machine.transactions.check()
     name = statement.name
@@ -140,13 +141,15 @@ def _check_identity(machine: Machine, statement: Definition) -> None:
     current = str(last) if is_called else "NULL"
     given, reseeds = statement.clauses["value"], statement.clauses["reseeds"]
     if given is not None:
-        value = operand_value(machine, given)
-        machine.queries.define(f"select setval('{sequence}', {convert(*value, BIGINT)}, {is_called})")
+        value = convert(*operand_value(machine, given), BIGINT)
+        if value is None:
+            raise TsqlError(2560, "Parameter 3 is incorrect for this DBCC statement.")
+        machine.queries.define(f"select setval({string(sequence)}, {value}, {is_called})")
         machine.say(Message(f"Checking identity information: current identity value '{current}'."))
     else:
         found = machine.queries.scalar(f"(SELECT MAX([{column.replace(']', ']]')}]) FROM {own})").value
         if reseeds and isinstance(found, int) and (not is_called or last < found):
-            machine.queries.define(f"select setval('{sequence}', {found})")
+            machine.queries.define(f"select setval({string(sequence)}, {found})")
         most = "NULL" if found is None else found
         said = f"Checking identity information: current identity value '{current}', current column value '{most}'."
         machine.say(Message(said))

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from servicebroker.store.running import fetch
 from servicebroker.tsql.interpreter.evaluation import integer
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.session_functions import KNOWN_BY
@@ -25,7 +26,7 @@ class Cursor:
     is_updatable: bool = False
     found: ResultSet | None = None
     place: int = -1
-    rows: list[str] | None = None  # where PostgreSQL keeps the rows, of a cursor through which they can be changed
+    rows: list[str] | None = None  # 'ctid xmin table' of the rows, of a cursor through which they can be changed
 
 
 @runs(DeclareCursor)
@@ -110,6 +111,27 @@ def current_row(machine: Machine, name: str) -> str:
 
 
 KNOWN_BY[CURRENT_OF] = current_row
+
+_NEWEST = (
+    "select concat_ws(' ', ctid, xmin, tableoid::regclass) from {table} where ctid = "
+    "(select case when $3::integer > 0 then currtid2($1::text, $2::text::tid) else $2::text::tid end)"
+)
+
+
+def follow(machine: Machine, name: str, touched: int) -> None:
+    """The row at which a cursor stands was to be changed through it: what it is from now on. In the same transaction.
+
+    Raises:
+        TsqlError: 16934 it was changed otherwise, or deleted, since the cursor was opened.
+    """
+    cursor = _named(machine, name)
+    before = current_row(machine, name)
+    place, _, table = before.split(" ", 2)
+    rows = fetch(machine.connection, "cursors.follow", _NEWEST.format(table=table), (table, place, touched))
+    if not touched and (not rows or rows[0][0] != before):  # a trigger instead of the change leaves it as it was
+        raise TsqlError(16934, "Optimistic concurrency check failed. The row was modified outside of this cursor.")
+    if rows and cursor.rows is not None:
+        cursor.rows[cursor.place] = rows[0][0]
 
 
 def _named(machine: Machine, name: str) -> Cursor:

@@ -16,6 +16,7 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, out_of_variant
 from servicebroker.tsql.interpreter import triggers
+from servicebroker.tsql.interpreter.cursors import follow
 from servicebroker.tsql.interpreter.ddl_events import tell_of_uses
 from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
@@ -29,6 +30,7 @@ from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
 from servicebroker.tsql.syntax import Name, Relational
+from servicebroker.tsql.translation.rows.current_rows import CURRENT_OF
 from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, schema_of, string
 from servicebroker.tsql.translation.values.expressions import CONDITION
 from servicebroker.tsql.types import VARIANT, SqlType
@@ -196,7 +198,8 @@ class Queries:
         self._tell_who(text)
         machine.transactions.guard()
         before = self._held(done) + done.before
-        alone = bool(before or done.after) and not machine.transactions.count
+        cursors = [name for name in done.parameters if name.startswith(CURRENT_OF)] if _CHANGES.match(text) else []
+        alone = bool(before or done.after or cursors) and not machine.transactions.count
         try:
             if alone:
                 run_command(machine.connection, b"begin")
@@ -207,6 +210,8 @@ class Queries:
                 result = Result(None, [], 0)
             else:
                 result = machine.connection.run_described(done.sql, self._values(done.parameters))
+            for name in cursors[:1]:
+                follow(machine, name.removeprefix(CURRENT_OF), result.touched)
             for lock in done.after:
                 machine.connection.run_described(lock.sql, self._values(lock.parameters))
             if alone:

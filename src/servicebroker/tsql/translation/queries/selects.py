@@ -448,7 +448,7 @@ def output_name(node: exp.Expression) -> tuple[str, exp.Expression]:
 def _star(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:
     prefix = node.table if isinstance(node, exp.Column) else ""
     alias = prefix.lower()
-    only(node, "this", "table")
+    only(node, "this", "table", "db", "catalog")
     sources = [source for source in found.sources if not alias or source.alias == alias]
     if not sources:
         if alias:

@@ -131,7 +131,8 @@ def _apply(writer: Writer, node: exp.Lateral, found: From) -> str:
 def _derived(writer: Writer, node: exp.Subquery, found: From) -> str:
     only(node, "this", "alias", "joins", "pivots")
     inside = node.this
-    if isinstance(inside, exp.Table):  # parentheses around joins
+    is_around = isinstance(inside, exp.Subquery) and not node.args.get("alias")
+    if isinstance(inside, exp.Table) or is_around:  # parentheses around joins
         return f"({_item(writer, inside, found)})"
     return _named_query(writer, node, node.args.get("alias"), found)
 

@@ -14,6 +14,12 @@ _OPTIONS = words(
     "MAXRECURSION MAX_GRANT_PERCENT MERGE MIN_GRANT_PERCENT NO_PERFORMANCE_SPOOL OPTIMIZE ORDER PARAMETERIZATION "
     "QUERYTRACEON RECOMPILE ROBUST TABLE USE"
 )
+# what may stand behind a table without WITH
+HINTS = words(
+    "HOLDLOCK NOEXPAND NOLOCK NOWAIT PAGLOCK READCOMMITTED READCOMMITTEDLOCK READPAST READUNCOMMITTED REPEATABLEREAD "
+    "ROWLOCK SERIALIZABLE TABLOCK TABLOCKX UPDLOCK XLOCK"
+)
+_BEHIND_HINT = HINTS | {")", ","}
 _WITH_ARGUMENTS = words("INDEX FORCESEEK FASTFIRSTROW SPATIAL_WINDOW_MAX_CELLS")
 HIGHEST = 32_767  # levels that MAXRECURSION may say
 _JOINS = words("LOOP HASH MERGE REMOTE REDUCE REPLICATE REDISTRIBUTE")
@@ -44,6 +50,11 @@ def left_out(tokens: Tokens, first: int, last: int) -> set[int]:
         elif word == "{" and said[at + 1] in ("OJ", "ESCAPE"):
             found.update(_braces(said, at))
     return found
+
+
+def opens_hints(said: list[str], at: int) -> bool:
+    """Whether a table's hints open here in the old form, without WITH."""
+    return said[at] == "(" and said[at + 1] in HINTS and said[at + 2] in _BEHIND_HINT
 
 
 def most_levels(tokens: Tokens) -> int:

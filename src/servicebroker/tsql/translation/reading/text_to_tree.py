@@ -15,11 +15,13 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from servicebroker.tsql.function_table import CALLS
+from servicebroker.tsql.parser.words import RESERVED
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.tokens import (
     COMPOUND,
     END,
     NUMBER,
+    QUOTED,
     STRING,
     VARIABLE,
     WORD,
@@ -29,8 +31,8 @@ from servicebroker.tsql.tokens import (
     tokenize,
     unquoted,
 )
-from servicebroker.tsql.translation.reading.optimizer_hints import left_out
-from servicebroker.tsql.translation.reading.well_formed import check_form
+from servicebroker.tsql.translation.reading.optimizer_hints import HINTS, left_out, opens_hints
+from servicebroker.tsql.translation.reading.well_formed import NO_ALIAS, check_form
 from servicebroker.tsql.types import DATES, NUMBERS, parse_type
 
 LONG = 20_000  # characters of a text that is not worth to be kept
@@ -39,12 +41,8 @@ PLACE, PLACE_OF = "place_of_row", "current_of_cursor"
 NULLS = MARK + "nulls"  # the last argument of JSON_ARRAY, for NULL ON NULL
 
 _NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
-_HINTS = frozenset(
-    {"NOLOCK", "READUNCOMMITTED", "READCOMMITTED", "REPEATABLEREAD", "SERIALIZABLE", "HOLDLOCK", "UPDLOCK", "XLOCK"}
-    | {"ROWLOCK", "PAGLOCK", "TABLOCK", "TABLOCKX", "READPAST", "NOWAIT"}
-)
-_BEFORE_HINT = _HINTS | {")"}
-_BEHIND_HINT = _HINTS | {")", ","}
+_BEFORE_HINT = HINTS | {")"}
+_BEHIND_HINT = HINTS | {")", ","}
 _SOURCES_BEFORE = frozenset(
     {"FROM", "JOIN", "APPLY"}
 )  # behind which a function of users may be called as one of sqlglot
@@ -239,9 +237,11 @@ def _respelled(piece: Slice) -> str:
             without |= {*range(at + 1, at + skipped + 1)}
         elif kinds[at] == WORD and text[0] == "#":  # whatever word follows, also ##
             out.append(f"[{text}]")
-        elif _is_hint(words, at) and words[at - 1] != "WITH":
-            out.append(" WITH (")
-        elif word in _HINTS and at > piece.first and words[at - 1] in _BEFORE_HINT and words[at + 1] in _BEHIND_HINT:
+        elif opens_hints(words, at) and words[at - 1] != "WITH":
+            alias = _alias_behind(tokens, at, piece.last)
+            out.append(" ".join(["", *map(tokens.text, alias), "WITH ("]))
+            without |= {*alias}
+        elif word in HINTS and at > piece.first and words[at - 1] in _BEFORE_HINT and words[at + 1] in _BEHIND_HINT:
             out.append(f", {text}")  # hints may stand without commas
         elif word in ("!<", "!>"):
             out.append(">=" if word == "!<" else "<=")
@@ -270,6 +270,8 @@ def _respelled(piece: Slice) -> str:
             without |= _culture(tokens, at)
         elif word == ")" and _is_sample(words, at):  # without a unit
             out.append(" PERCENT)")
+        elif word == "." and words[at + 1] == "." and words[at + 3 : at + 4] == ["."]:  # database..table.column
+            out.append(".dbo")
         elif word == "SOME" and words[at + 1] == "(":
             out.append("ANY")
         else:
@@ -337,13 +339,18 @@ def _is_alone(word: str, words: list[str], at: int, piece: Slice) -> bool:
     return word == "," and at > piece.first and words[at - 1] in _BEFORE_VALUES
 
 
-def _is_hint(words: list[str], at: int) -> bool:
-    """Whether a table's hints open here in the old form, without WITH."""
-    return words[at] == "(" and words[at + 1] in _HINTS and words[at + 2] in (")", ",")
+def _alias_behind(tokens: Tokens, at: int, last: int) -> range:
+    """The places of the alias behind the hints that open here; it may stand before them, too."""
+    begin = (closing_place(tokens.words, at) or at) + 1
+    end = begin + (tokens.words[begin] == "AS")
+    is_name = end < last and tokens.kinds[end] in (WORD, QUOTED)
+    if not is_name or (tokens.kinds[end] == WORD and tokens.words[end] in RESERVED | NO_ALIAS):
+        return range(0)
+    return range(begin, end + 1)
 
 
 def _is_function(words: list[str], at: int, piece: Slice) -> bool:
-    if at + 1 >= piece.last or words[at + 1] != "(" or _is_hint(words, at + 1):
+    if at + 1 >= piece.last or words[at + 1] != "(" or opens_hints(words, at + 1):
         return False
     if at > piece.first and words[at - 1] in _SOURCES_BEFORE and words[at] not in _TABLES_OF_SQLGLOT:
         return True

@@ -10,6 +10,7 @@ from servicebroker.tsql.parser.token_reader import Reader
 from servicebroker.tsql.parser.words import RESERVED
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import COMPOUND, NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens
+from servicebroker.tsql.translation.reading.optimizer_hints import opens_hints
 
 _SIGNS = frozenset("+-~")
 _OPERATORS = frozenset("+-*/%&|^")
@@ -25,7 +26,7 @@ _MODES = {"XML": ("RAW", "AUTO", "EXPLICIT", "PATH"), "JSON": ("PATH", "AUTO")}
 _XML_OPTIONS = ("TYPE", "ROOT", "ELEMENTS", "XMLDATA", "XMLSCHEMA", "BINARY")
 _JSON_OPTIONS = ("ROOT", "INCLUDE_NULL_VALUES", "WITHOUT_ARRAY_WRAPPER")
 _NO_NAMES = ("LIMIT", "MINUS")  # which no other dialect's text shall pass as
-_NO_ALIAS = frozenset(("WINDOW", "TABLESAMPLE", "OFFSET", "GO", "WITHIN", "LIMIT", "USING", "MINUS", "NATURAL"))
+NO_ALIAS = frozenset(("WINDOW", "TABLESAMPLE", "OFFSET", "GO", "WITHIN", "LIMIT", "USING", "MINUS", "NATURAL"))
 
 
 def check_form(tokens: Tokens, before: str) -> None:
@@ -222,22 +223,23 @@ class _Form(Reader):
         if self._is_star():
             return
         self.operation()
-        if self.take("AS") or self.is_identifier() or self.tokens.kinds[self.at] == STRING:
+        is_name = self.is_identifier() and self.word not in _NO_NAMES
+        if self.take("AS") or self.tokens.kinds[self.at] == STRING or is_name:
             self._alias()
 
     def _is_star(self) -> bool:
-        """Goes behind name.*."""
+        """Goes behind name.*, also behind database..name.*."""
         place = self.at
         while self.tokens.kinds[place] in (WORD, QUOTED) and self.words[place + 1] == ".":
             place += 2
+            while self.words[place] == ".":
+                place += 1
             if self.words[place] == "*":
                 self.at = place + 1
                 return True
         return False
 
     def _alias(self) -> None:
-        if self.word in _NO_NAMES:
-            self.fail()
         if self.tokens.kinds[self.at] == STRING:
             self.at += 1
         else:
@@ -319,14 +321,9 @@ class _Form(Reader):
             self.take("OUTER")
         self.take_any(*_HOW)
         self.expect("JOIN")
-        self._joined_up_to_on()
+        self._joined()
         self.expect("ON")
         self.operation()
-
-    def _joined_up_to_on(self) -> None:
-        self._source()
-        while self.word in _JOINS:
-            self._join()
 
     def _source(self) -> None:
         if self.take("("):
@@ -366,14 +363,16 @@ class _Form(Reader):
         self.expect(")")
 
     def _are_hints(self) -> bool:
-        return self.peek() in ("NOLOCK", "INDEX") or (self.peek().endswith("LOCK") and self.peek(2) in (")", ","))
+        """Whether hints open here without WITH."""
+        return opens_hints(self.words, self.at) or (self.word == "(" and self.peek() == "INDEX")
 
     def _named(self) -> None:
         """The alias of a source, the names of its columns, its hints."""
-        if self.take("AS"):
-            self.identifier()
-        elif self.is_identifier() and self.word not in _NO_ALIAS:
-            self.at += 1
+        if self._are_hints():
+            self.parenthesized()
+            self._name_of_source()
+            return
+        self._name_of_source()
         if self.word == "(":
             self.parenthesized()
         if self.take("TABLESAMPLE"):
@@ -386,6 +385,12 @@ class _Form(Reader):
             self.parenthesized()
         else:
             self.take("HOLDLOCK")
+
+    def _name_of_source(self) -> None:
+        if self.take("AS"):
+            self.identifier()
+        elif self.is_identifier() and self.word not in NO_ALIAS:
+            self.at += 1
 
     def _pivots(self) -> None:
         while verb := self.take_any("PIVOT", "UNPIVOT"):
@@ -447,7 +452,7 @@ class _Form(Reader):
                     self.at += 1
                     if self.word != "(":
                         self.fail()
-            elif word == "AT":
+            elif word == "AT" and self.peek() == "TIME":  # AT alone is an alias
                 self.expect("AT", "TIME", "ZONE")
             else:
                 if word == "NOT":
@@ -530,19 +535,24 @@ class _Form(Reader):
             self._in_parentheses()
 
     def _begins_query(self) -> bool:
+        """Whether SELECT stands here, or parentheses around one and, at each level, no more than a query: no (query) + 1."""
         place = self.at
         while self.words[place] == "(":
             place += 1
         if self.words[place] not in ("SELECT", "WITH"):
             return False
-        begin, self.at = self.at, place
-        for _ in range(place - begin):  # ((SELECT 1) + 1) is a value
-            self.at = begin
-            self.parenthesized()
-            following = self.word
-            self.at = begin
-            return following in (")", *_SETS)
-        self.at = begin
+        depth = around = place - self.at
+        while around:
+            word = self.words[place]
+            if word == "":
+                self.at = place
+                self.fail()
+            depth += (word == "(") - (word == ")")
+            place += 1
+            if depth < around:
+                around = depth
+                if self.words[place] not in (")", *_SETS):
+                    return False
         return True
 
     def _case(self) -> None:
@@ -644,7 +654,7 @@ class _Form(Reader):
         if self.take(")"):
             return
         if function in _CONVERTING:
-            self._type()
+            self.type_name()
             if self.word != ",":
                 self.fail()
             self.at += 1
@@ -664,7 +674,7 @@ class _Form(Reader):
         """What functions with a grammar of their own say behind a value."""
         if function in _WITH_TYPE:
             self.expect("AS")
-            self._type()
+            self.type_name()
             if self.take("USING"):
                 self.operation()
             return
@@ -676,7 +686,4 @@ class _Form(Reader):
         if self.take_any("NULL", "ABSENT"):
             self.expect("ON", "NULL")
         if self.take("RETURNING"):
-            self._type()
-
-    def _type(self) -> None:
-        self.type_name()
+            self.type_name()

@@ -6,7 +6,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.reading.text_to_tree import PLACE, PLACE_OF, read
-from servicebroker.tsql.translation.text_writer import Sql, Writer, string
+from servicebroker.tsql.translation.text_writer import Sql, Writer
 from servicebroker.tsql.translation.values.functions import SPECIAL
 from servicebroker.tsql.types import NVARCHAR
 
@@ -28,15 +28,16 @@ def _place(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     (source, *others) = writer.sources[-1]
     if others or not source.table or source.is_catalog or source.table.startswith(("sys.", "tsql.")):
         raise TsqlError(16929, "The cursor is READ ONLY.")
-    return Sql(f"{writer.alias(source.alias)}.ctid::text", NVARCHAR)
+    row = writer.alias(source.alias)
+    return Sql(f"concat_ws(' ', {row}.ctid, {row}.xmin, {row}.tableoid::regclass)", NVARCHAR)
 
 
 def _place_of(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    """Changes of a row leave it at another place: the newest one counts."""
-    source = writer.sources[-1][0]
+    """A place is given to another row once its own has left it: xmin says whether it is still the same one."""
+    row = writer.alias(writer.sources[-1][0].alias)
     cursor = writer.parameter(f"{CURRENT_OF}{nodes[0].name.lower()}", NVARCHAR)
-    newest = f"(SELECT currtid2({string(source.table)}, {cursor}::tid))"
-    return Sql(f"({writer.alias(source.alias)}.ctid = {newest})::integer")
+    is_there = f"{row}.ctid = split_part({cursor}, ' ', 1)::tid"
+    return Sql(f"({is_there} and concat_ws(' ', {row}.ctid, {row}.xmin, {row}.tableoid::regclass) = {cursor})::integer")
 
 
 SPECIAL |= {PLACE: _place, PLACE_OF: _place_of}

@@ -1,0 +1,1 @@
+-- FORMAT of numbers that round to zero and of moments with a zone, has_default_value of sys.parameters: store/tsql/.
