@@ -14,14 +14,14 @@ from pathlib import Path
 
 PAGE = Path(__file__).parent.parent / "docs/reference/licences.md"
 NAME = "servicebroker"
+EXTRAS = ("spark", "dashboard", "iceberg", "lineage", "otel")  # what people run, not what measures and tests
 
 _HEAD = """\
 # Licences of the dependencies
 
-What `pip install servicebroker` brings, directly or through others, and what the extras `spark`, `dashboard` and `otel`
-add; made by
-`python tools/licences.py` from what the packages say of themselves. servicebroker itself is under the Apache License
-2.0.
+What `pip install servicebroker` brings, directly or through others, and what the extras `spark`, `dashboard`,
+`iceberg`, `lineage` and `otel` add; made by `python tools/licences.py` from what the packages say of themselves.
+servicebroker itself is under the Apache License 2.0.
 
 | package | licence | needed by |
 |---|---|---|
@@ -68,7 +68,7 @@ def requirements(name: str) -> list[str]:
         return distribution(name).requires or []
     project = tomllib.loads((PAGE.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    return [*project["dependencies"], *extras["spark"], *extras["dashboard"], *extras["otel"]]
+    return [*project["dependencies"], *(one for extra in EXTRAS for one in extras[extra])]
 
 
 def applies(requirement: str, extras: frozenset[str]) -> bool:

@@ -197,6 +197,46 @@ def test_what_is_slow_to_see_is_shown_as_it_was_while_it_is_looked_at(monkeypatc
         watched.seen("page", ask, 0.0)
 
 
+def test_a_look_that_was_asked_before_an_act_is_not_of_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for slow in (0.0, 60.0):  # beside the page, and by who asks
+        monkeypatch.setattr(observed, "SLOW", slow)
+        watched, asked, going = observed.Watched("acted on"), threading.Event(), threading.Event()
+        watched.seen("page", lambda: "old", 0.0)
+
+        def ask(asked: threading.Event = asked, going: threading.Event = going) -> str:
+            asked.set()
+            assert going.wait(20)
+            return "before the act"
+
+        monkeypatch.setattr(observed, "REST", 0)
+        other = threading.Thread(target=watched.seen, args=("page", ask, 0.0))
+        other.start()
+        assert asked.wait(20)
+        watched.forget()
+        after = threading.Timer(0.1, going.set)
+        after.start()
+        assert watched.seen("page", lambda: "after the act", 60.0).facts == "after the act"
+        assert watched.seen("page", lambda: "later", 60.0).facts == "after the act", "it is fresh"
+        for thread in (other, after):
+            thread.join()
+
+
+def test_trouble_is_over_when_a_look_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "SLOW", 0.0)
+    watched = observed.Watched("down for a while")
+
+    def down() -> str:
+        raise psycopg.OperationalError("it is down")
+
+    assert watched.seen("page", lambda: "old", 0.0).trouble == ""
+    monkeypatch.setattr(observed, "REST", 0)
+    eventually(lambda: watched.seen("page", down, 0.0)[::2] == ("old", "it is down"))  # by a look beside the page
+    watched.forget()
+    assert watched.seen("page", down, 0.0)[::2] == ("old", "it is down")
+    assert watched.seen("page", lambda: "new", 0.0)[::2] == ("new", "")
+    assert watched.seen("page", lambda: "newer", 60.0)[::2] == ("new", ""), "it is fresh, and there is no trouble"
+
+
 def test_many_messages_are_told_by_the_statistics(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks every second counts a part of a queue; what is below is exact."""
     database.send_batch(begin(database), ORDER, [b"x"] * 300)
@@ -342,6 +382,9 @@ def test_a_message_is_replayed_after_an_edit(database: sb.Database, browser: Bro
     poisoned(database, b"\n<b>bad</b>\nline")
     page = browser.page("i/0/poison")
     assert page.xpath("//textarea/text()") == ["\n\n<b>bad</b>\nline"]  # of which a browser drops the first line end
+    form = page.xpath("//form[contains(@action, '/replay-edited')]")[0]
+    large = browser.send_form(form.action, {**dict(form.form_values()), "body": "x" * 70_000})
+    assert (large.status_code, "The form is too large" in large.text) == (413, True)
     assert "with another body" in browser.press(page, "replay-edited", body="good\r\nline")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"good\nline"]
     assert "body edited" in browser.text("i/0/audit").replace(": ", " ")
@@ -358,6 +401,7 @@ def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Brow
     database.end_conversation(handle)
     forms = page.xpath("//form[contains(@action, '/replay-all')]")
     ours = [form.fields["database"] for form in forms].index(database.name)
+    assert "numbers is 'x'; it must be a number" in browser.press(page, "replay-all", ours, numbers="1 x")
     said = browser.press(page, "replay-all", ours)
     assert "2 messages are in their queues again. Message" in said
     assert "cannot be replayed" in said
@@ -443,7 +487,7 @@ def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: B
     for path, query_ in asked:
         page = browser.page(path, **query_)
         assert page.xpath("//img | //*[@onerror] | //main//script | //style") == [], path
-        if path not in ("", "i/0/statements", "i/0/poison"):
+        if query_ or path not in ("", "i/0/conversations", "i/0/statements", "i/0/poison"):  # some of all conversations
             assert MARKUP in page.text_content(), path
     assert MARKUP in browser.text("i/0/conversation", handle=far)
     assert "ON" in browser.press(
@@ -701,7 +745,7 @@ def test_what_other_sites_make_a_browser_ask_is_refused(database: sb.Database, b
     assert browser.get(form.action, params=fields).status_code == 405
     assert browser.put(form.action, headers={"origin": HERE}).status_code == 405
     assert browser.send_form(form.action, {"form_token": fields["form_token"]}).status_code == 400
-    assert browser.send_form(form.action, {"x": "y" * 70_000}).status_code == 404
+    assert browser.send_form(form.action, {"x": "y" * 70_000}).status_code == 413
     assert database.receive(STOCK_QUEUE) == []  # its queue is ON still
     assert browser.send_form(form.action, fields).status_code == 200
     with pytest.raises(sb.BrokerError):

@@ -255,11 +255,16 @@ def test_every_command_stands_in_one_group_of_the_help() -> None:
     assert sorted(name for names in main.GROUPS.values() for name in names) == sorted(main.COMMANDS)
 
 
+def test_the_help_of_all_commands_shows_flags_without_a_value() -> None:
+    assert "<bool>" not in run("--help", columns=120)
+
+
 @pytest.mark.parametrize("words", sorted(EXAMPLES))
 def test_the_help_of_a_command_ends_with_its_example(words: str) -> None:
     """Which the page of all commands runs; a flag of it is shown without a value."""
     said = " ".join(run(*words.split(), "--help", columns=120).split())
     assert f"Example: servicebroker {' '.join(EXAMPLES[words].split())}" in said
     assert EXAMPLES[words].startswith(words)
+    assert "<bool>" not in said
     if "--json" in said:
         assert "--json Print" in said or "--json Write" in said

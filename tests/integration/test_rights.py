@@ -11,6 +11,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from lxml import html
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -269,12 +270,17 @@ def test_a_role_with_rights_on_tables_is_named_and_loses_them(shop: sb.Database,
     assert f"role {ROLE}" not in done.output
 
 
-def test_the_dashboard_shows_a_restricted_role_its_own(shop: sb.Database, url: str) -> None:
+def test_the_dashboard_shows_a_restricted_role_its_own(
+    shop: sb.Database, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servicebroker.dashboard.pages.share_of", lambda queues: 0)  # its own are counted to the end
     dashboard = Dashboard([url], token=None)
     browser = TestClient(dashboard, base_url="http://127.0.0.1")
     assert "Links to peers" in browser.get("/").text
     queues = browser.get("/i/0/queues").text
     assert ("Shop.dbo.OrdersQueue" in queues, "StockQueue" in queues) == (True, False)
+    for path in ("/", "/i/0/queues"):
+        assert "about " not in html.fromstring(browser.get(path).text).text_content(), path
     for page in ("conversations", "way", "poison", "statements", "queue?database=Shop&queue=dbo.OrdersQueue"):
         assert "permission denied" in browser.get(f"/i/0/{page}").text, page
     dashboard.close()

@@ -211,6 +211,20 @@ def test_a_commit_behind_another_is_refused_and_looks_again(lake, make_pipe):
     assert "commit.retry.num-retries" not in lake.found("orders").properties
 
 
+def test_a_slow_writer_of_a_batch_without_files_does_not_set_the_batch_back(lake, make_pipe):
+    into = target(make_pipe(), "orders")
+    into.ensure()
+    for number in (0, 2):  # of a table without a snapshot, and with one
+        slow, fast = into.table.open(), into.table.open()
+        fast.add([], ("q", number))
+        into.table.open().add([], ("q", number + 1))
+        with pytest.raises(Conflict):
+            slow.add([], ("q", number))
+        assert lake.found("orders").properties["servicebroker.batch.q"] == str(number + 1)
+    land(make_pipe(), "q", 4, batch(order(1)))
+    assert [row["id"] for row in lake.rows("orders")] == [1]
+
+
 def test_a_batch_is_known_when_its_snapshot_has_expired(lake, make_pipe):
     pipe = make_pipe(replace(ORDER, partition_by=("note",)))
     batches = [batch(order(number, note=note)) for number, note in enumerate("abab")]

@@ -140,6 +140,12 @@ class Commands(TyperGroup):
             for name in names:
                 self.add_command(TyperCommand(name, help=COMMANDS[name].help, rich_help_panel=group))
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options of `servicebroker` itself, flags without a value."""
+        found = super().get_params(ctx)
+        _hide_values_of_flags(found)
+        return found
+
     def list_commands(self, ctx: Any) -> list[str]:
         """In the order of the groups, not of the alphabet."""
         return list(self.commands)
@@ -164,13 +170,18 @@ def load(name: str) -> Any:
 
 
 def _finish(words: str, command: Any) -> None:
-    """A flag takes no value, so its help shows none; and the help ends with an example."""
-    for parameter in command.params:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
+    """The help of a command ends with an example."""
+    _hide_values_of_flags(command.get_params(typer.Context(command)))
     command.epilog = f"Example: servicebroker {EXAMPLES[words]}" if words in EXAMPLES else None
     for word, one in getattr(command, "commands", {}).items():
         _finish(f"{words} {word}", one)
+
+
+def _hide_values_of_flags(parameters: list[Any]) -> None:
+    """A flag takes no value, so the help shows none; `--help` is one of them."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
 
 
 app = typer.Typer(
@@ -228,7 +239,7 @@ def _sentence(problem: Exception) -> str:
 
 @app.callback(invoke_without_command=True)
 def options(
-    show_version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and exit.")] = False,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Service Broker for Python and PostgreSQL: conversations, exactly once, in order."""
     if show_version:

@@ -98,7 +98,7 @@ def _replay_edited(database: Database, fields: Fields) -> str:
 
 
 def _replay_all(database: Database, fields: Fields) -> str:
-    refused, numbers = [], [int(number) for number in fields["numbers"].split()]
+    refused, numbers = [], [_whole(number, "numbers") for number in fields["numbers"].split()]
     for number in numbers:
         try:
             database.replay_message(number)
@@ -149,7 +149,11 @@ def _identifier(fields: Fields, name: str) -> UUID:
 
 
 def _number(fields: Fields, name: str) -> int:
+    return _whole(fields[name], name)
+
+
+def _whole(text: str, name: str) -> int:
     try:
-        return int(fields[name])
+        return int(text)
     except ValueError:
-        raise BrokerError(402, name, repr(fields[name]), "a number") from None
+        raise BrokerError(402, name, repr(text), "a number") from None

@@ -17,6 +17,7 @@ import psycopg
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -341,7 +342,7 @@ async def _fields(request: Request) -> dict[str, str] | None:
     async for part in request.stream():
         body += part
         if len(body) > _FORM:
-            return None
+            raise HTTPException(413, f"The form is too large: it may have {_FORM:,} bytes, and nothing was done.")
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=50))
     except ValueError:

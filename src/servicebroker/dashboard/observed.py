@@ -61,6 +61,7 @@ class Watched:
     def __init__(self, name: str) -> None:
         self.name = name
         self._placing = threading.Lock()
+        self._done = 0  # how often something was done
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._down_since = -PAUSE
         self._trouble = ""
@@ -83,7 +84,7 @@ class Watched:
     def _look_aside(self, kept: _Kept, ask: Callable[[], Any], fresh: float) -> None:
         """Look while the page shows what was seen last; what cannot be seen any more is told to who asks next."""
         try:
-            kept.trouble = self._see(kept, ask, fresh).trouble
+            self._see(kept, ask, fresh)
         except Exception:
             kept.facts = None
 
@@ -92,20 +93,31 @@ class Watched:
             if time.monotonic() - kept.looked < fresh and kept.facts is not None:
                 return Seen(kept.facts, kept.at, "")
             if time.monotonic() - self._down_since < PAUSE:
-                return Seen(kept.facts, kept.at, self._trouble)
-            begun = time.monotonic()
-            try:
-                kept.facts = ask()
-            except (InstanceError, psycopg.OperationalError, psycopg.InterfaceError, OSError) as problem:
-                self._down_since, self._trouble = time.monotonic(), sentence(problem)
-                return Seen(kept.facts, kept.at, self._trouble)
-            kept.looked, kept.at, kept.took = time.monotonic(), datetime.now(UTC), time.monotonic() - begun
-            return Seen(kept.facts, kept.at, "")
+                kept.trouble = self._trouble
+            else:
+                self._ask(kept, ask)
+            return Seen(kept.facts, kept.at, kept.trouble)
+
+    def _ask(self, kept: _Kept, ask: Callable[[], Any]) -> None:
+        """Look. What was asked before something was done stays old, and is looked at again by who asks next."""
+        begun, done = time.monotonic(), self._done
+        try:
+            facts = ask()
+        except (InstanceError, psycopg.OperationalError, psycopg.InterfaceError, OSError) as problem:
+            self._down_since, self._trouble = time.monotonic(), sentence(problem)
+            kept.trouble = self._trouble
+            return
+        with self._placing:
+            kept.facts, kept.at, kept.trouble = facts, datetime.now(UTC), ""
+            if self._done == done:
+                kept.looked, kept.took = time.monotonic(), time.monotonic() - begun
 
     def forget(self) -> None:
         """Something was done: nobody is shown what was before."""
-        for kept in list(self._kept.values()):
-            kept.looked, kept.took = -PAUSE, 0.0
+        with self._placing:
+            self._done += 1
+            for kept in self._kept.values():
+                kept.looked, kept.took = -PAUSE, 0.0
 
     def _place(self, page: Hashable) -> _Kept:
         with self._placing:

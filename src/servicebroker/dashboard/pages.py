@@ -91,7 +91,7 @@ def overview(observed: Observed, asked: Asked) -> Callable[[Instance], Summary]:
             sum(came.values()),
             sum(left.values()),
             sum(queue.messages for queue in facts.queues),
-            any(queue.messages >= share_of(len(facts.queues)) for queue in facts.queues),
+            any(queue.messages >= _counted(instance, len(facts.queues)) for queue in facts.queues),
             min(ages, default=None),
             sum(wait.messages for wait in facts.waits),
             len(facts.queues),
@@ -124,7 +124,7 @@ def queues(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, A
                     name,
                     services,
                     queue.messages,
-                    queue.messages >= share_of(len(facts)),
+                    queue.messages >= _counted(instance, len(facts)),
                     queue.oldest,
                     came.get((database, name), 0.0),
                     left.get((database, name), 0.0),
@@ -292,6 +292,11 @@ def _queue_facts(instance: Instance, only: int | None = None) -> list[QueueFacts
         return _facts(instance).queues
     with instance.connection() as connection:
         return run(connection, queue_facts(only, at_a_glance=True))
+
+
+def _counted(instance: Instance, queues: int) -> int:
+    """How far each of so many queues was counted."""
+    return COUNT_LIMIT if instance.engine is Fenced else share_of(queues)
 
 
 def _disk(observed: Observed) -> list[Finding]:

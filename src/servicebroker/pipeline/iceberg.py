@@ -329,7 +329,7 @@ class OpenIceberg:
                 flush(folder)
             if properties:
                 changes.set_properties(properties)
-            if gone or files:
+            if gone or files or batch:  # a batch without files too: only a snapshot asserts what it stands behind
                 update = changes.update_snapshot(properties)
                 with update.overwrite() if gone else update.fast_append() as snapshot:
                     for name in gone:
