@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,8 +35,11 @@ def chosen(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("SERVICEBROKER_INSTANCE", target)
     monkeypatch.setenv("SERVICEBROKER_DATABASE", "Test")
     monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     monkeypatch.undo()
+    for number, handler in handlers.items():  # of commands that serve until a signal comes
+        signal.signal(number, handler)
 
 
 def run(*arguments: str, given: str | None = None, columns: int = 80) -> str:

@@ -284,6 +284,7 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
     """Alice's messages, while Mallory calls, notifies and tries what there is; beside the same without her."""
     database = town.database
     own, alices = conversation(town, "Mallory", "Den", b"own"), conversation(town, "Alice", "Vault", SECRET)
+    delivered(town)  # what others have left, too
     for queue in ("Vault", "Alice"):
         while database.receive(queue):
             pass

@@ -145,7 +145,7 @@ def test_messages_large_and_small_come_once_and_in_order(make_instance_url: Call
         with psycopg.connect(east.url, autocommit=True) as other:  # one of them alone: all begin anew
             other.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'servicebroker serve' "
-                "and datname = current_database() and query like '%look_divided%' limit 1"
+                "and datname = current_database() and query like '%look.divided%' limit 1"
             )
         converse(west, east)
 

@@ -176,7 +176,7 @@ class Transaction:
     def __init__(self, world: World, actor: str) -> None:
         self.world, self.actor = world, actor
         self.connection = SimpleNamespace(
-            info=SimpleNamespace(transaction_status=TransactionStatus.INTRANS, backend_pid=1)
+            info=SimpleNamespace(backend_pid=1), pgconn=SimpleNamespace(transaction_status=TransactionStatus.INTRANS)
         )
 
     async def _do(self, steps: Any) -> Any:

@@ -270,7 +270,7 @@ def pin_plans(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     """By indexes, and kept: a plan for one array costs more than to run it, and one for an empty table is bad soon."""
     execute(
         connection,
-        "daemon.pin_plans",
+        "shares.pin_plans",
         "select set_config(name, value, false) from (values ('plan_cache_mode', 'force_generic_plan'), "
         "('enable_seqscan', 'off'), ('enable_bitmapscan', 'off')) pinned (name, value)",
     )

@@ -87,7 +87,7 @@ def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLoo
     if division == WHOLE:
         rows = yield Statement("departing.look", _LOOK, parameters)
     else:
-        rows = yield Statement("departing.look_divided", _LOOK_DIVIDED, (*parameters, *division))
+        rows = yield Statement("departing.look.divided", _LOOK_DIVIDED, (*parameters, *division))
     end, unfinished, disabled, routes, traced, *_ = rows[0]
     waiting = [WaitingConversation(*row[5:]) for row in rows if row[5] is not None]
     return OutgoingLook(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes, traced)
@@ -130,7 +130,7 @@ def page(after: UUID | None, count: int, division: Division = WHOLE) -> Steps[li
         rows = yield Statement("departing.page", _PAGE.format("true"), parameters)
     else:
         share = _SHARE.format("found.conversation_handle")
-        rows = yield Statement("departing.page_divided", _PAGE.format(share), (*parameters, *division))
+        rows = yield Statement("departing.page.divided", _PAGE.format(share), (*parameters, *division))
     return [handle for (handle,) in rows]
 
 

@@ -132,7 +132,7 @@ def _check_identity(machine: Machine, statement: Definition) -> None:
         raise TsqlError(2501, f'Cannot find a table or object with the name "{name}". Check the system catalog.')
     machine.allow(Use("ALTER TABLE", shown.schema, shown.name))
     own = f"[{shown.schema.replace(']', ']]')}].[{shown.name.replace(']', ']]')}]"
-    rows = fetch(machine.connection, "catalog_procedures.identity", _IDENTITY, (
+    rows = fetch(machine.connection, "catalog_procedures.check_identity", _IDENTITY, (
         machine.database.name, own, shown.number
     ))  # fmt: skip
     if not rows:

@@ -87,8 +87,6 @@ def foreign_clause(tokens: Tokens) -> TsqlError | None:
     """The refusal of the first such clause in a text that could not be read."""
     said = tokens.words
     for at, word in enumerate(said):
-        if word == "DEFAULT" and said[at - 1] in ("(", ",") and said[at + 1] in (",", ")") and "VALUES" not in said:
-            return unsupported("DEFAULT as an argument of a function", "Write the value.", 0)
         for clause in _BY_FIRST.get(word, ()):
             if tuple(said[at : at + len(clause)]) == clause:
                 name = " ".join(part for part in clause if part not in "(.")

@@ -237,6 +237,8 @@ def _respelled(piece: Slice) -> str:
             without |= {*range(at + 1, at + skipped + 1)}
         elif kinds[at] == WORD and text[0] == "#":  # whatever word follows, also ##
             out.append(f"[{text}]")
+        elif word == "ROWS" and words[at - 1] == "." and words[at + 1] == "(" and kinds[at] == WORD:  # a function
+            out.append(f"[{text}]")
         elif opens_hints(words, at) and words[at - 1] != "WITH":
             alias = _alias_behind(tokens, at, piece.last)
             out.append(" ".join(["", *map(tokens.text, alias), "WITH ("]))

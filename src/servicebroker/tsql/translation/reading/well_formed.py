@@ -661,7 +661,7 @@ class _Form(Reader):
         elif function == "TRIM":
             self.take_any("LEADING", "TRAILING", "BOTH")
         while True:
-            if not self.take("*"):
+            if not self.take("*") and not (function == "" and self.take("DEFAULT")):  # of functions of users
                 if self.word in ("DISTINCT", "ALL"):
                     self.at += 1
                 self.operation()
