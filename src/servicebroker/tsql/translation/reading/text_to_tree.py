@@ -235,10 +235,8 @@ def _respelled(piece: Slice) -> str:
             skipped = 3 if words[at + 2] == "GLOBAL" and at + 3 < piece.last else 2
             out.append(f"{PLACE_OF}({_literal(tokens.text(at + skipped))}) = 1")
             without |= {*range(at + 1, at + skipped + 1)}
-        elif kinds[at] == WORD and text[0] == "#":  # whatever word follows, also ##
-            out.append(f"[{text}]")
-        elif word == "ROWS" and words[at - 1] == "." and words[at + 1] == "(" and kinds[at] == WORD:  # a function
-            out.append(f"[{text}]")
+        elif kinds[at] == WORD and (text[0] == "#" or words[at - 1 : at + 2] == [".", "ROWS", "("]):
+            out.append(f"[{text}]")  # whatever word follows the #, also ##; a function that is called Rows
         elif opens_hints(words, at) and words[at - 1] != "WITH":
             alias = _alias_behind(tokens, at, piece.last)
             out.append(" ".join(["", *map(tokens.text, alias), "WITH ("]))
