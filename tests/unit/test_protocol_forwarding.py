@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import threading
+import time
 from typing import Any
 from uuid import UUID
 
@@ -157,3 +161,30 @@ def test_whatever_comes_the_memory_is_bounded_and_nothing_late_is_passed_on(
         assert len(forwarder) == taken - gone
         assert forwarder.held_bytes == sum(held.size for held in forwarder) <= forwarder.limit
         assert set(forwarder.hops) == {held.hop for held in forwarder}
+
+
+def test_what_is_held_can_be_listed_while_another_thread_holds_and_drops() -> None:
+    """As the daemon does for sys.dm_broker_forwarded_messages, of every share."""
+    forwarder: Forwarder[str] = Forwarder(100_000_000)
+    is_over = threading.Event()
+
+    def busy() -> None:
+        for number in itertools.count():
+            forwarder.take_in(header(number), b"", FRESH, "next", 0.0)
+            if len(forwarder) > 3_000 or is_over.is_set():
+                forwarder.drop_all(9792)
+            if is_over.is_set():
+                return
+
+    thread = threading.Thread(target=busy)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        thread.start()
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            assert all(one.hop == "next" for one in forwarder)
+    finally:
+        sys.setswitchinterval(before)
+        is_over.set()
+        thread.join()
