@@ -26,11 +26,11 @@ import pytest
 import servicebroker as sb
 from fault_proxy import FaultProxy
 from many_sites import Pipe
-from servicebroker.broker import metrics, sockets
+from servicebroker.broker import inboxes, metrics, sockets
 from servicebroker.broker import stream as streams
 from servicebroker.broker.daemon import Daemon, seat
+from servicebroker.broker.inboxes import Inbox
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.sockets import Inbox
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.findings import Finding, judge
 from servicebroker.protocol import adjacent
@@ -522,7 +522,7 @@ def faults(site: Site) -> list[Finding]:
 @pytest.mark.parametrize("asks", [True, False], ids=["asks", "sends"])
 def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPatch, *, asks: bool) -> None:
     """Answers to questions, and to messages of conversations that nobody knows: they do not pile up."""
-    monkeypatch.setattr(sockets, "NOISE", 10**9)
+    monkeypatch.setattr(inboxes, "NOISE", 10**9)
     monkeypatch.setattr(streams, "FRAMES", 1)
     limit = 16 * 1024
     monkeypatch.setattr(streams, "OUTBOX", limit)
@@ -552,7 +552,7 @@ def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPat
 def test_who_floods_waits_at_its_own_side(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the daemon waits for its database, a peer sends without end: what waits in memory is bounded."""
     limit = 4 * 1024 * 1024
-    monkeypatch.setattr(sockets, "INBOX", limit)
+    monkeypatch.setattr(inboxes, "INBOX", limit)
     inbox = two.east.daemon._inbox
     two.works()
     corrupted = count("corrupted_messages")

@@ -393,7 +393,7 @@ MUTANTS = [
     ),
     Mutant(
         "a frame is given to another share",
-        "broker.sockets",
+        "broker.inboxes",
         "        return share_of(conversation_of(body), count)\n",
         "        return (share_of(conversation_of(body), count) + 1) % count\n",
         44,

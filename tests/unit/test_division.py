@@ -12,11 +12,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from many_sites import Pipe
-from servicebroker.broker import shares
-from servicebroker.broker import sockets as inboxes
+from servicebroker.broker import inboxes, shares
+from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.shares import COMPUTING, FULL, LONG, MOST, REST, SOME, Load, Share, Shares, _Opened
-from servicebroker.broker.sockets import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.dialog_keys import UNSECURED
 from servicebroker.protocol.division import Division, share_of

@@ -8,10 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from servicebroker.broker import sockets as inboxes
+from servicebroker.broker import inboxes
+from servicebroker.broker.inboxes import Inboxes
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.sockets import Inboxes, Network
+from servicebroker.broker.sockets import Network
 from servicebroker.broker.stream import Stream
 from servicebroker.protocol.routing import Address
 from support import eventually

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from many_sites import Pipe
-from servicebroker.broker import sockets as inboxes
+from servicebroker.broker import inboxes
+from servicebroker.broker.inboxes import Inbox, Lost
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.sockets import Inbox, Lost
 
 
 class Of(Pipe):

@@ -10,9 +10,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from servicebroker.broker.inboxes import Inboxes
 from servicebroker.broker.policy import Policy
 from servicebroker.broker.recognition import Recognition
-from servicebroker.broker.sockets import Inboxes, Network
+from servicebroker.broker.sockets import Network
 from servicebroker.broker.tls import Channel, Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.security.logins import DENY, GRANT, Connect

@@ -24,12 +24,13 @@ import psycopg
 
 from servicebroker.broker import connections, forwarding, journal, metrics
 from servicebroker.broker.connections import Observed
+from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.shares import FALLBACK, MANY, NAME, PACE, SOON, Share, Shares, pin_plans
-from servicebroker.broker.sockets import Answered, Inboxes, Lost, Network, Outdated, Reached, Unreached
+from servicebroker.broker.sockets import Network
 from servicebroker.broker.standing import Proof
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.built_in.echo_and_query import answer_built_in

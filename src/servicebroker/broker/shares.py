@@ -19,9 +19,9 @@ from typing import NamedTuple
 import psycopg
 
 from servicebroker.broker import metrics
+from servicebroker.broker.inboxes import Inbox, Inboxes
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.sockets import Inbox, Inboxes
 from servicebroker.broker.store_operations import Store
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.division import Division

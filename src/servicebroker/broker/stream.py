@@ -31,7 +31,7 @@ from servicebroker.protocol.adjacent import (
     Phase,
     Told,
 )
-from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.mirroring import Known, Standing
 from servicebroker.protocol.routing import Address
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
@@ -137,7 +137,7 @@ class Stream(asyncio.Protocol):
 
     def complain(self) -> None:
         """What it has brought was for nothing: who does that all the time is read from time to time only."""
-        self.network.complain(self, 1)
+        self.network.inbox.complain(self, 1)
         self.network.inbox.waste(self, 1.0)
 
     def refused(self, number: int, text: str) -> None:
@@ -197,10 +197,10 @@ class Stream(asyncio.Protocol):
         """What has come, and what was left of before, as far as the peer is listened to."""
         events = self.connection.receive(said, time.monotonic(), FRAMES)
         self._handle(events)
-        while len(events) >= FRAMES and not self.network.is_noisy(self):
+        while len(events) >= FRAMES and not self.network.inbox.is_noisy(self):
             events = self.connection.resume(time.monotonic(), FRAMES)
             self._handle(events)
-        if self.network.is_noisy(self) or self.network.inbox.is_full(self):
+        if self.network.inbox.is_noisy(self) or self.network.inbox.is_full(self):
             self._pause()
 
     def eof_received(self) -> bool:
@@ -240,7 +240,7 @@ class Stream(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing() or self._transport.is_reading():
             return
         self._hear(b"")
-        if not self.network.is_noisy(self) and not self.network.inbox.is_full(self):
+        if not self.network.inbox.is_noisy(self) and not self.network.inbox.is_full(self):
             self._transport.resume_reading()
 
     def shut(self, number: int, text: str) -> None:
@@ -373,11 +373,11 @@ class Stream(asyncio.Protocol):
     # ---------------------------------------------------------------- events
 
     def _handle(self, events: list[Event]) -> None:
-        self.network.complain(self, sum(isinstance(event, NOTHING) for event in events))
+        self.network.inbox.complain(self, sum(isinstance(event, NOTHING) for event in events))
         is_asked = False
         for event in events:
             match event:
-                case Arrived() if self.network.standing.role is Role.MIRROR:
+                case Arrived() if self.network.is_mirror:
                     self.shut(28012, RULES[28012].text.format("It is a replica of a mirrored database."))
                     return
                 case Asked():

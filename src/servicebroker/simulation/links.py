@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.broker.inboxes import Answered, Lost, Reached, Unreached
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED, Answered, Lost, Reached, Unreached
+from servicebroker.broker.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED
 from servicebroker.broker.stream import CLAIM
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.peers import UNPROVED, Peer, Proved

@@ -12,13 +12,13 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.broker import journal
+from servicebroker.broker.inboxes import Answered, Reached, share_for
+from servicebroker.broker.inboxes import Lost as LinkLost
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy, trusted
 from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.sockets import Answered, Reached, share_for
-from servicebroker.broker.sockets import Lost as LinkLost
 from servicebroker.broker.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.remote.departing import Settled
