@@ -258,6 +258,16 @@ def test_verbs_in_a_database_that_was_dropped(instance: sb.Instance) -> None:
             assert transaction.connection.execute("select 1").fetchall() == [(1,)]
 
 
+def test_drop_database_takes_the_views_over_its_queues(fresh_instance: sb.Instance) -> None:
+    shop = fresh_instance.database("Shop", create=True)
+    shop.execute_tsql("CREATE QUEUE Inbox\nGO\nCREATE VIEW Look AS SELECT * FROM Inbox")
+    fresh_instance.drop_database("Shop")
+    again = fresh_instance.database("Shop", create=True)
+    again.execute_tsql("CREATE QUEUE Inbox\nGO\nCREATE VIEW Look AS SELECT * FROM Inbox")
+    fresh_instance.database("master", create=True).execute_tsql("DROP DATABASE Shop")
+    assert fresh_instance.database("Shop", create=True).execute_tsql("SELECT OBJECT_ID('Look')").rows == [(None,)]
+
+
 def test_drop_database_that_is_in_use(database: sb.Database, other: sb.Database) -> None:
     handle, _ = open_dialog(database)
     with database.transaction() as transaction:

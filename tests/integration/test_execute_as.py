@@ -478,3 +478,71 @@ def test_the_transmission_queue_is_for_db_owner(shop: sb.Database, session: Sess
     assert column(session, f"{count} SELECT COUNT(*) FROM Waiting") == [0, 0]
     assert column(session, "REVERT SELECT COUNT(*) FROM Waiting") == [1]
     session.execute("DROP VIEW Waiting")
+
+
+READERS = {
+    "view": ("VIEW Look AS SELECT Word FROM {there}", "SELECT * FROM Look"),
+    "view of a function": ("VIEW Look AS SELECT * FROM Other.dbo.Words ()", "SELECT * FROM Look"),
+    "inline": ("FUNCTION Look () RETURNS TABLE AS RETURN SELECT Word FROM {there}", "SELECT * FROM Look ()"),
+    "scalar": (
+        "FUNCTION Look () RETURNS NVARCHAR(9) AS BEGIN RETURN (SELECT TOP (1) Word FROM {there}) END",
+        "SELECT dbo.Look ()",
+    ),
+    "scalar by a condition": (
+        "FUNCTION Look () RETURNS INT AS BEGIN IF EXISTS (SELECT * FROM {there}) RETURN 1 RETURN 0 END",
+        "SELECT dbo.Look ()",
+    ),
+    "filled": (
+        "FUNCTION Look () RETURNS @r TABLE (W NVARCHAR(9)) AS BEGIN INSERT @r SELECT Word FROM {there} RETURN END",
+        "SELECT * FROM Look ()",
+    ),
+    "variable": (
+        "FUNCTION Look () RETURNS NVARCHAR(9) AS "
+        "BEGIN DECLARE @w NVARCHAR(9) SELECT @w = Word FROM {there} RETURN @w END",
+        "SELECT dbo.Look ()",
+    ),
+    "procedure": ("PROCEDURE Look AS SELECT Word FROM {there}", "EXEC Look"),
+}
+
+
+@pytest.fixture
+def two_shops(fresh_instance: sb.Instance) -> Iterator[Session]:
+    """Mallory is db_owner of Shop, and guest in Other."""
+    other = fresh_instance.database("Other", create=True)
+    other.execute_tsql(
+        "CREATE TABLE Secrets (Word NVARCHAR(9)); INSERT Secrets VALUES (N'hush'); GRANT CONNECT TO guest\nGO\n"
+        "CREATE FUNCTION Words () RETURNS TABLE AS RETURN SELECT Word FROM Secrets"
+    )
+    shop = fresh_instance.database("Shop", create=True)
+    shop.execute_tsql(
+        "CREATE USER Mallory WITHOUT LOGIN; ALTER ROLE db_owner ADD MEMBER Mallory; CREATE USER Bob WITHOUT LOGIN;"
+        "CREATE SYNONYM Far FOR Other.dbo.Secrets; CREATE QUEUE Inbox; ALTER AUTHORIZATION ON OBJECT::Inbox TO Bob"
+    )
+    with Session(shop) as session:
+        yield session
+
+
+@pytest.mark.parametrize("there", ["Other.dbo.Secrets", "Other..Secrets", "Far"])
+@pytest.mark.parametrize("kind", READERS)
+def test_what_reads_another_database_is_asked_of_who_makes_it(two_shops: Session, kind: str, there: str) -> None:
+    made, read = (text.format(there=there) for text in READERS[kind])
+    two_shops.execute("EXECUTE AS USER = 'Mallory'")
+    with pytest.raises(sb.BrokerError) as caught:
+        two_shops.execute(f"EXEC (N'CREATE {made}') {read}")
+    assert caught.value.number == 229
+    two_shops.execute("REVERT")
+    two_shops.execute(f"EXEC (N'CREATE OR ALTER {made}')")
+    assert len(two_shops.execute(read).rows) == 1
+    two_shops.execute("EXECUTE AS USER = 'Mallory'")
+    with pytest.raises(sb.BrokerError) as caught:  # nor can it be altered into something that reads more
+        two_shops.execute(f"EXEC (N'ALTER {made}') {read}")
+    assert caught.value.number == 229
+
+
+@pytest.mark.parametrize("kind", ["VIEW Look AS", "FUNCTION Look () RETURNS TABLE AS RETURN"])
+def test_a_queue_of_somebody_else_is_asked_of_who_makes_what_shows_it(two_shops: Session, kind: str) -> None:
+    two_shops.execute("ALTER ROLE db_owner DROP MEMBER Mallory GRANT CREATE VIEW, CREATE FUNCTION TO Mallory")
+    two_shops.execute("GRANT ALTER ON SCHEMA::dbo TO Mallory EXECUTE AS USER = 'Mallory'")
+    with pytest.raises(sb.BrokerError) as caught:
+        two_shops.execute(f"EXEC (N'CREATE {kind} SELECT message_body FROM Inbox')")
+    assert caught.value.number == 229

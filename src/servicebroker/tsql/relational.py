@@ -77,7 +77,7 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
     if entries is not None:
         for database, used, done in entries:
             if database == scope.database and all(_answer(scope, *asked) == told for asked, told in used.items()):
-                return done
+                return _noted(scope, done)
     piece = read(text)
     writer = Writer(scope, levels=most_levels(piece.tokens), climbs=".." in text)
     try:
@@ -93,10 +93,16 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
     if what == "tables":  # which does not depend on what they hold
         used = {asked: told for asked, told in used.items() if asked[0] != "columns"}
     if len(text) > LONG:
-        return done
+        return _noted(scope, done)
     _translated[what, text] = [(scope.database, used, done), *(entries or [])][:_SHAPES]
     if len(_translated) > _KEPT:
         _translated.popitem(last=False)
+    return _noted(scope, done)
+
+
+def _noted(scope: Scope, done: Any) -> Any:
+    if scope.noted is not None and isinstance(done, Translated):
+        scope.noted.update(dict.fromkeys(done.uses))
     return done
 
 

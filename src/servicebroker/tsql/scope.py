@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import SqlType
 
@@ -64,6 +65,7 @@ class Scope:
         user_types: by `types.type_key`.
         synonyms: what each stands for, by its database in lower case, then by schema and name in lower case.
         read_only: the table-valued parameters, by the quoted PostgreSQL name of their table.
+        noted: where what is translated writes what it uses; None when nobody asks.
     """
 
     database: str
@@ -77,6 +79,7 @@ class Scope:
     user_types: Mapping[str, UserType] = field(default_factory=dict)
     synonyms: Mapping[str, Mapping[tuple[str, str], Name]] = field(default_factory=dict)
     read_only: Mapping[str, str] = field(default_factory=dict)
+    noted: dict[Use, None] | None = None
 
     def synonym(self, database: str, schema: str, name: str) -> Name | None:
         """What a synonym stands for; None when that is none."""

@@ -201,7 +201,9 @@ def drop_database(database_id: int) -> Steps[None]:
     )
     for _, schema, view in queues:
         yield Statement(
-            "databases.drop_database.drop_view", f"drop view if exists {quoted(schema)}.{quoted(view)}", prepared=False
+            "databases.drop_database.drop_view",
+            f"drop view if exists {quoted(schema)}.{quoted(view)} cascade",  # and the views over it
+            prepared=False,
         )
     for table in _OBJECTS:
         yield Statement(

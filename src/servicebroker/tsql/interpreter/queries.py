@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import psycopg
 
-from servicebroker.engine.security.tsql_objects import authorize_queues, authorize_uses, forget
+from servicebroker.engine.security.tsql_objects import Use, authorize_queues, authorize_uses, forget
 from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
@@ -168,16 +168,17 @@ class Queries:
             raise no_condition(text)
         return value is True
 
-    def _allow(self, done: Translated) -> None:
+    def allow(self, uses: Collection[Use], *, is_module: bool) -> None:
         """Refuse what who works may not do with the tables of a statement, and nobody with what is the broker's.
 
-        What a module uses in its own database is dbo's as the module is, and nobody is asked for it.
+        What a module uses in its own database is dbo's as the module is, and nobody is asked for it. What a view or a
+        function uses in another one is asked of who defines it, since PostgreSQL runs it for whoever reads it.
         """
         machine, context = self.machine, self.machine.context
-        for name in {use.database for use in done.uses}:
-            uses = [use for use in done.uses if use.database == name]
-            defining = [use for use in uses if use.defines]
-            using = [use for use in uses if not use.defines and (done.kind != "ddl" or use.statement == "REFERENCES")]
+        for name in {use.database for use in uses}:
+            here = [use for use in uses if use.database == name]
+            defining = [use for use in here if use.defines]
+            using = [use for use in here if not use.defines]
             if context.person.is_administrator if name else context.database.user.is_dbo:
                 using = []
             if not defining and not using:
@@ -186,13 +187,15 @@ class Queries:
             if defining:
                 machine.allow(*defining, database=there)
             if using:
-                chained = machine.frame.is_module and not name
+                chained = is_module and not name
                 context.ask((authorize_queues if chained else authorize_uses)(there.user, using))
 
     def _execute(self, done: Translated, text: str) -> Result:
         machine = self.machine
         if done.uses:
-            self._allow(done)
+            is_view = done.kind == "ddl" and any(use.statement.endswith(" VIEW") for use in done.uses)
+            uses = _referred(done.uses) if done.kind == "ddl" and not is_view else done.uses
+            self.allow(uses, is_module=machine.frame.is_module or is_view)
         _check_server(done, machine.connection.info.server_version // 10_000)
         self._show_database(text, done)
         self._tell_who(text)
@@ -396,6 +399,11 @@ class Queries:
             self.machine.allow(use._replace(statement="SET IDENTITY_INSERT"), database=there)
         tables = tables_of(f"SELECT * FROM {name}", scope)
         self._identity_insert = tables[0] if value == "ON" and tables else None
+
+
+def _referred(uses: Collection[Use]) -> list[Use]:
+    """The functions and sequences that a table names in its defaults and constraints are asked for as its keys are."""
+    return [use._replace(statement="REFERENCES") if use.statement in ("EXECUTE", "UPDATE") else use for use in uses]
 
 
 def _temporary(frame: Frame) -> dict[str, str]:

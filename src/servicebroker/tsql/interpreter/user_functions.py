@@ -26,6 +26,7 @@ from servicebroker.tsql.translation.text_writer import schema_of, string
 from servicebroker.tsql.types import postgres_type
 
 if TYPE_CHECKING:
+    from servicebroker.engine.security.tsql_objects import Use
     from servicebroker.tsql.scope import Scope
 
 
@@ -33,9 +34,13 @@ if TYPE_CHECKING:
 def _function(machine: Machine, statement: Function) -> None:
     database = database_of(machine, statement.name)
     name = postgres_function(database.name, statement.name.schema, statement.name.own)
+    noted: dict[Use, None] = {}
     with machine.together():
         store(machine, statement, _kind(statement))
-        machine.queries.define("; ".join(_definition(statement, name, machine.queries.scope(), database.name)))
+        scope = replace(machine.queries.scope(), noted=noted)
+        definition = "; ".join(_definition(statement, name, scope, database.name))
+        machine.queries.allow(noted, is_module=True)
+        machine.queries.define(definition)
     machine.queries.user_functions.forget()
     machine.done(0)
 

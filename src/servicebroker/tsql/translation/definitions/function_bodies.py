@@ -90,6 +90,8 @@ def inline(function: Function, scope: Scope) -> tuple[str, tuple[Column, ...]]:
     done = query(writer, parsed(without_namespaces(writer, read(function.query))), outermost=False)
     if writer.locks:
         raise _locks()
+    if scope.noted is not None:
+        scope.noted.update(writer.uses)
     if done.outputs is None or any(output.type is None for output in done.outputs):
         _check_tables(writer)
     if done.outputs is None:
