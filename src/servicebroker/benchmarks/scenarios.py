@@ -95,6 +95,7 @@ SCENARIOS: dict[str, Scenario] = {
         "Between two instances, by how many cores there are; each line for 10 s", 5_000, {BASELINE: 1.6}
     ),
     "tsql-send": Scenario("SEND through a procedure in T-SQL against Python", 2_000, {BASELINE: 0.5}),
+    "tsql-answer": Scenario("RECEIVE and an answer by a procedure in T-SQL against Python", 2_000, {BASELINE: 0.7}),
     "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
     "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),
     "fence-send": Scenario(

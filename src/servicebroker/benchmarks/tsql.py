@@ -1,4 +1,4 @@
-"""T-SQL: a procedure that sends against the same work in Python, a call among many procedures, and the parser."""
+"""T-SQL: procedures that send and that answer against the same work in Python, a call among many, and the parser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ SESSION = 7  # the key of the conversation that is used again and again
 _DEFINITIONS = """
 CREATE TABLE Sessions (SessionKey INT PRIMARY KEY, Handle UNIQUEIDENTIFIER NOT NULL)
 CREATE MESSAGE TYPE [//bench/Body] VALIDATION = NONE
-CREATE CONTRACT [//bench/Sending] ([//bench/Body] SENT BY INITIATOR)
+CREATE MESSAGE TYPE [//bench/Answer] VALIDATION = NONE
+CREATE CONTRACT [//bench/Sending] ([//bench/Body] SENT BY INITIATOR, [//bench/Answer] SENT BY TARGET)
 CREATE QUEUE SendingQueue
 CREATE QUEUE TakingQueue
 CREATE SERVICE [//bench/Sender] ON QUEUE SendingQueue
@@ -43,6 +44,21 @@ BEGIN
         INSERT INTO Sessions (SessionKey, Handle) VALUES (@key, @handle)
     END;
     SEND ON CONVERSATION @handle MESSAGE TYPE [//bench/Body] (@body);
+    COMMIT
+END
+"""
+_ANSWER = """
+CREATE PROCEDURE dbo.Answer
+AS
+BEGIN
+    SET NOCOUNT ON
+    DECLARE @handle UNIQUEIDENTIFIER, @type SYSNAME, @body VARBINARY(MAX)
+    BEGIN TRANSACTION
+    RECEIVE TOP (1) @handle = conversation_handle, @type = message_type_name, @body = message_body FROM TakingQueue
+    IF @type = N'//bench/Body'
+        SEND ON CONVERSATION @handle MESSAGE TYPE [//bench/Answer] (@body);
+    ELSE IF @type = N'http://schemas.microsoft.com/SQL/ServiceBroker/EndDialog'
+        END CONVERSATION @handle;
     COMMIT
 END
 """
@@ -106,6 +122,49 @@ class Sending:
             tx.send(handle, "//bench/Body", self._body)
 
 
+class Answering:
+    """A message is received and answered, each in a transaction."""
+
+    def __init__(self, name: str, instance: Instance, label: str) -> None:
+        self.name, self.version = name, version("servicebroker")
+        self._label = label
+        self._database = instance.database(f"Tsql{next(_databases)}", create=True)
+        self._database.execute_tsql(f"{_DEFINITIONS}\nGO\n{_ANSWER}")
+        self._handle = self._database.begin_dialog("//bench/Sender", "//bench/Taker", contract="//bench/Sending")
+
+    def close(self) -> None:
+        """Nothing: the instance belongs to who opened it."""
+
+    def ways(self, scenario: str) -> list[Way]:
+        """One, in the scenario `tsql-answer`."""
+        work = self._in_tsql if self.name == OURS else self._in_python
+        return [Way(self._label, "", self._ask, work)] if scenario == "tsql-answer" else []
+
+    def _ask(self, messages: int) -> None:
+        while self._database.receive("SendingQueue"):
+            pass
+        self._database.send_batch(self._handle, "//bench/Body", [text_body().encode()] * messages)
+
+    def _in_tsql(self, messages: int) -> int:
+        with self._database.tsql_session() as session:
+            for _ in range(messages):
+                session.execute("EXEC dbo.Answer")
+        return messages
+
+    def _in_python(self, messages: int) -> int:
+        for _ in range(messages):
+            self._answer()
+        return messages
+
+    def _answer(self) -> None:
+        with self._database.transaction() as tx:
+            for message in tx.receive("TakingQueue", top=1):
+                if message.message_type_name == "//bench/Body":
+                    tx.send(message.conversation_handle, "//bench/Answer", message.message_body or b"")
+                elif message.is_end_dialog:
+                    tx.end_conversation(message.conversation_handle)
+
+
 class Calling:
     """Calls of one procedure after the other, among so many that the catalog holds."""
 
@@ -166,6 +225,8 @@ def tsql_systems(instance: Instance) -> list[System]:
     return [
         Sending(OURS, instance, "EXEC of a procedure"),
         Sending(BASELINE, instance, "the same with the Python API"),
+        Answering(OURS, instance, "EXEC of a procedure"),
+        Answering(BASELINE, instance, "the same with the Python API"),
         Calling(OURS, instance, MANY),
         Calling(BASELINE, instance, 1),
         Parsing(),

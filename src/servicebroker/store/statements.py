@@ -25,6 +25,7 @@ class Statement(NamedTuple):
     `takes`: it is a RECEIVE. `then`: a command that follows it at once, in its round trip, where it succeeds.
     `locks`: the last column of its first row is the key of a group lock that the session keeps, or an array of such, or
     NULL.
+    `certain`: the same, to be followed by COMMIT: where this returns no row that one fails, with DIVISION_BY_ZERO.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Statement(NamedTuple):
     locks: bool = False
     takes: bool = False
     then: bytes = b""
+    certain: str = ""
 
 
 @functools.lru_cache(maxsize=2048)  # one text, however often it comes: it is what was prepared
@@ -58,6 +60,11 @@ def with_savepoint(steps: Steps[T], savepoint: bytes) -> Steps[T]:
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+def only(statement: Statement) -> Steps[Rows]:
+    """One statement."""
+    return (yield statement)
 
 
 def resumed(statement: Statement, steps: Steps[T]) -> Steps[T]:

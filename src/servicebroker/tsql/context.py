@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+from servicebroker.api import tracing
 from servicebroker.api.database import Database
 from servicebroker.api.giving_way import MOMENTS
 from servicebroker.api.transaction import JoinedTransaction, Transaction
@@ -25,8 +26,9 @@ from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Login, User
 from servicebroker.store.running import run, run_alone
-from servicebroker.store.statements import Steps
+from servicebroker.store.statements import Steps, resumed
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.syntax import CommitTransaction
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -54,7 +56,25 @@ class SessionVerbs(JoinedTransaction):
             transactions.check()
             transactions.check_present()
             transactions.settle()
+            if transactions.may_end and isinstance(self._machine.following, CommitTransaction) and not self._is_seen():
+                steps = self._and_commit(steps)
         return super()._do(steps)
+
+    def _is_seen(self) -> bool:
+        """Whether more statements follow a SEND, for who watches it."""
+        return tracing.is_on() or self.database.instance.events.watches_conversations
+
+    def _and_commit(self, steps: Steps[T]) -> Steps[T]:
+        """A verb that the session's next statement commits. That travels with a SEND that is one statement."""
+        try:
+            first = next(steps)
+            rows = self._machine.transactions.run_and_commit(first) if first.certain else ()
+            if rows:
+                first = steps.send(rows)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        return (yield from resumed(first, steps))
 
     def _works(self) -> None:
         self._machine.context.has_worked = self._machine.transactions.count > 0

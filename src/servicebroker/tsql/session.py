@@ -7,7 +7,8 @@ with Session(database) as session:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -62,6 +63,7 @@ union select name from servicebroker.service_contracts where database_id = $1
 union select name from servicebroker.tsql_modules where database_id = $1
 """
 _KEPT = 2000
+_SHORT = 300  # characters
 _LONG = 20_000  # characters; longer batches are hardly run twice
 # by text, first line and the variables that are given
 _parsed: dict[tuple[str, int, frozenset[str]], tuple[Statement, ...]] = {}
@@ -133,7 +135,7 @@ class Session:
         An error of one batch stops no other, unless `ends_at_error` says so of the line where the batch ends.
         """
         try:
-            for batch in batches(script):
+            for batch in _batches(script):
                 self.machine.last_error = None
                 for _ in range(batch.times):
                     self._run_batch(batch, parameters or {})
@@ -155,7 +157,7 @@ class Session:
         results = Results()
         outer, self.machine.listener = self.machine.listener, results.add
         try:
-            for batch in batches(script):
+            for batch in _batches(script):
                 for _ in range(batch.times):
                     self._run_batch(batch, parameters or {})
                     if results.errors:
@@ -231,6 +233,19 @@ class Session:
             self._temporary = {name: table for name, table in frame.tables.items() if name.startswith("#")}
             frame.tables = {name: table for name, table in frame.tables.items() if name not in self._temporary}
             machine.unwind(0, machine.context.depth)  # EXECUTE AS and USE outlive the batch
+
+
+def _batches(script: str) -> Iterable[Batch]:
+    """The batches of a script; of a short one, which comes again as calls do, they are remembered."""
+    if len(script) <= _SHORT:
+        with contextlib.suppress(TsqlError):  # which is told when its turn comes, behind those before it
+            return _of_short(script)
+    return batches(script)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _of_short(script: str) -> tuple[Batch, ...]:
+    return tuple(batches(script))
 
 
 def statements_of(batch: Batch, known: frozenset[str]) -> tuple[Statement, ...]:

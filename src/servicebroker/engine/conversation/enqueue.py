@@ -27,6 +27,7 @@ _FRAGMENTS = (
     "where f.conversation_handle = {handle} and f.message_sequence_number = {number})"
 )
 _STARTED = "'SI', 'CO'"  # states in which is sent to another instance
+_CERTAIN = ") select max(message_sequence_number), 1 / count(*) from arrived"
 _STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
 
 
@@ -53,21 +54,22 @@ def portions(contents: Sequence[bytes | None]) -> list[Bodies]:
 
 
 @functools.lru_cache(maxsize=1024)
-def send(queue_id: int) -> str:
+def send(queue_id: int, *, certain: bool = False) -> str:
     """SEND of one message to the peer in that queue.
 
     Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version. No row
     comes back, and nothing is written, when the endpoint is not conversing, delivers elsewhere, or its lifetime is
-    over, or the queue is off, or its version has changed.
+    over, or the queue is off, or its version has changed; `certain` then divides by zero.
     """
+    before, after = (", arrived as (", _CERTAIN) if certain else (" ", "")
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
         f"where conversation_handle = $1 and {_converses(5)} and {_delivers_to(queue_id, 6)} "
-        f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
+        f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}){before}"
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
-        f"returning message_sequence_number, {_wake(queue_id, 'conversation_group_id')}"
+        f"returning message_sequence_number, {_wake(queue_id, 'conversation_group_id')}{after}"
     )
 
 

@@ -71,6 +71,7 @@ def send(
                 "conversation.send",
                 enqueue.send(channel.far_queue_id),
                 (handle, far.message_type_id, far.validation, content, now, channel.catalog_version),
+                certain=enqueue.send(channel.far_queue_id, certain=True),
             )
             if rows:
                 catalog.enqueued(channel.far_priority, 1)

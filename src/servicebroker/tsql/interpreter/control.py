@@ -51,7 +51,7 @@ _COOKIE = 16  # bytes
 
 @runs(Block)
 def _block(machine: Machine, statement: Block) -> Left | None:
-    return machine.run(statement.body)
+    return machine.run(statement.body, machine.following)
 
 
 @runs(If)
@@ -69,6 +69,7 @@ def _if(machine: Machine, statement: If) -> Left | None:
 def _while(machine: Machine, statement: While) -> Left | None:
     while condition(machine, statement.condition):
         machine.done(0)
+        machine.following = None
         left = machine.step(statement.body)
         if left is Signal.BREAK:
             break

@@ -99,6 +99,7 @@ class Machine:
         session_context: what sp_set_session_context has set, sql_variants by their keys.
         fixed_context: those keys of it that stay as they are.
         app_locks: the locks of sp_getapplock that the session holds: name, and whether it is shared.
+        following: the statement that is run next when the one that runs succeeds, where that is known.
     """
 
     def __init__(self, instance: Instance, connection: DirectConnection, listener: Listener) -> None:
@@ -129,6 +130,7 @@ class Machine:
         self.options: dict[str, str] = {}
         self.app_locks: list[tuple[str, bool]] = []
         self.last_error: TsqlError | None = None
+        self.following: Statement | None = None
 
     @property
     def database(self) -> Any:
@@ -157,12 +159,17 @@ class Machine:
         if not self.nocount:
             self.say(RowCount(rows))
 
-    def run(self, statements: Sequence[Statement]) -> Left | None:
-        """Statements one after the other, until one says that the rest is left out; GOTO goes on at its label."""
+    def run(self, statements: Sequence[Statement], then: Statement | None = None) -> Left | None:
+        """Statements one after the other, until one says that the rest is left out; GOTO goes on at its label.
+
+        `then` is run when all have succeeded.
+        """
         place = 0
         while place < len(statements):
-            left = self.step(statements[place])
+            statement = statements[place]
             place += 1
+            self.following = statements[place] if place < len(statements) else then
+            left = self.step(statement)
             if isinstance(left, Jump):
                 labels = [n for n, one in enumerate(statements) if isinstance(one, Label) and one.name == left.label]
                 if not labels:
@@ -320,8 +327,8 @@ class Machine:
         """
         user = (database or self.context.database).user
         self.context.ask(authorize_uses(user, uses))
-        self.context.ask(check_definitions(user, uses))
         if any(use.defines for use in uses):
+            self.context.ask(check_definitions(user, uses))
             self.context.ask(check_writable(user.database_id))
 
     def type_named(self, text: str) -> SqlType:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from datetime import UTC
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.messages import Message
@@ -163,10 +164,14 @@ def _title(item: ReceiveItem) -> str:
 
 def _check_aggregates(items: tuple[ReceiveItem, ...]) -> None:
     for item in items:
-        tokens = tokenize(item.value.text)
-        called = zip(tokens.words, tokens.words[1:], strict=False)
-        if any(word in _AGGREGATES and following == "(" for word, following in called):
+        if _has_aggregate(item.value.text):
             raise TsqlError(4142, "Aggregates are not allowed in the RECEIVE list.", line=item.value.line)
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_aggregate(text: str) -> bool:
+    words = tokenize(text).words
+    return any(word in _AGGREGATES and following == "(" for word, following in pairwise(words))
 
 
 def _target(machine: Machine, table: str) -> Any:

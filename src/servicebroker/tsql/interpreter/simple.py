@@ -19,7 +19,7 @@ from servicebroker.tsql.parser.token_reader import Reader, number
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, WORD, string_value, tokenize
 from servicebroker.tsql.translation.values.alternatives import joined
-from servicebroker.tsql.types import BINARIES, INT, STRINGS, UNIQUEIDENTIFIER, SqlType, parse_type
+from servicebroker.tsql.types import BINARIES, INT, STRINGS, SYSNAME, UNIQUEIDENTIFIER, SqlType, parse_type
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -43,7 +43,7 @@ _INTEGERS = {"tinyint": (0, 255), "smallint": (-(2**15), 2**15 - 1), "int": (-(2
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _PLAIN = STRINGS | BINARIES | {*_WHOLE, "uniqueidentifier"}
 _RANKS = list(_INTEGERS)
-_COMPARED = ("nvarchar", "varchar", "nchar", "char")  # sysname has an order of its own
+_COMPARED = ("nvarchar", "varchar", "nchar", "char", "sysname")
 _STRINGS = ("nvarchar", "varchar", "sysname")
 _COMPARISONS: dict[str, Callable[[object, object], bool]] = {
     "=": operator.eq,
@@ -264,9 +264,19 @@ def _compared(left: Compiled, right: Compiled, compare: Callable[[object, object
         _check_alike(first, second)
         if first.value is None or second.value is None:
             return Value(None, None)
-        return Value(compare(_without_blanks(first.value), _without_blanks(second.value)), None)
+        one, other = _without_blanks(first.value), _without_blanks(second.value)
+        if SYSNAME in (first.type, second.type):
+            _check_names(str(one), str(other), compare)
+        return Value(compare(one, other), None)
 
     return result
+
+
+def _check_names(one: str, other: str, compare: Callable[[object, object], bool]) -> None:
+    """Names that are equal in their letters too, or differ in more than case, are compared here; others by PostgreSQL."""
+    differ = one.isascii() and other.isascii() and one.lower() != other.lower()
+    if compare not in (operator.eq, operator.ne) or not (one == other or differ):
+        raise NotSimple
 
 
 def _without_blanks(value: object) -> object:

@@ -14,6 +14,8 @@ import psycopg
 
 from servicebroker.api.transaction import release_kept
 from servicebroker.store.direct import Ahead, DirectConnection, run_command
+from servicebroker.store.running import run
+from servicebroker.store.statements import Rows, Statement, only
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
 _GUARD = b"tsql_statement"
@@ -51,6 +53,7 @@ class Transactions:
     _savepoints: list[tuple[str, str]] = field(default_factory=list)  # name in T-SQL, in PostgreSQL
     _made: int = 0
     _guarded: bool = False
+    _commit: psycopg.Error | bool = False  # whether COMMIT has travelled, or why PostgreSQL has refused it
 
     @property
     def state(self) -> int:
@@ -86,14 +89,41 @@ class Transactions:
                 raise TsqlError(3902, "The transaction belongs to the caller, who commits it.")
             self.count -= 1
             return False
-        begun = self.has_begun()
+        travelled = self._commit
+        begun = self.has_begun() and not travelled
         self.connection.ahead.clear()  # COMMIT releases savepoints
         try:
             if begun:
                 run_command(self.connection, b"commit")
         finally:
             self._ended()
+        if isinstance(travelled, psycopg.Error):
+            raise travelled
         return True
+
+    @property
+    def may_end(self) -> bool:
+        """Whether COMMIT would end it."""
+        return self.count == 1 and not self.outer and not self.doomed
+
+    def run_and_commit(self, statement: Statement) -> Rows:
+        """A statement, and in its round trip the COMMIT that is the session's next one, which is told how that went.
+
+        No rows: neither was done, the statement would have returned none.
+        """
+        self.guard()
+        try:
+            rows = run(self.connection, only(statement._replace(sql=statement.certain, then=b"commit")))
+        except psycopg.errors.DivisionByZero:
+            self.undo()
+            return ()
+        except psycopg.Error as refused:
+            if self.connection.closed or self.is_lost:
+                raise
+            self._commit = refused
+            return ((0,),)
+        self._commit = True
+        return rows
 
     def has_begun(self) -> bool:
         """Whether BEGIN has been sent."""
@@ -122,7 +152,7 @@ class Transactions:
 
     def _ended(self) -> None:
         self.count = 0
-        self.doomed = self._guarded = self.snapshot = False
+        self.doomed = self._guarded = self.snapshot = self._commit = False
         self._savepoints.clear()
         self._name = ""
         release_kept(self.connection)

@@ -1,0 +1,137 @@
+"""How often a T-SQL procedure waits for the server, and that nobody can tell that its COMMIT left with its SEND."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from psycopg import waiting
+
+import servicebroker as sb
+from servicebroker.tsql.statement_errors import TsqlError
+from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, begin, bodies, query
+
+ANSWER = f"""
+CREATE PROCEDURE dbo.Answer AS
+BEGIN
+    SET NOCOUNT ON
+    DECLARE @h UNIQUEIDENTIFIER, @type SYSNAME, @body VARBINARY(MAX)
+    BEGIN TRANSACTION
+    RECEIVE TOP (1) @h = conversation_handle, @type = message_type_name, @body = message_body FROM {STOCK_QUEUE}
+    IF @type = N'{ORDER}'
+        SEND ON CONVERSATION @h MESSAGE TYPE [{REPLY}] (@body)
+    ELSE IF @type LIKE N'%EndDialog'
+        END CONVERSATION @h
+    COMMIT
+END
+"""
+TRIED = """
+BEGIN TRY
+    EXEC dbo.Answer
+    SELECT 'done', @@TRANCOUNT, XACT_STATE()
+END TRY
+BEGIN CATCH
+    SELECT ERROR_NUMBER(), ERROR_LINE(), ERROR_PROCEDURE(), @@TRANCOUNT, XACT_STATE()
+    IF @@TRANCOUNT > 0 ROLLBACK
+END CATCH
+"""
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One for each time that somebody waits for the server."""
+    waits: list[None] = []
+
+    def counted(wait: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            waits.append(None)
+            return wait(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(waiting, "wait", counted(waiting.wait))
+    return waits
+
+
+def asked(database: sb.Database, *texts: bytes) -> UUID:
+    handle = begin(database)
+    for text in texts:
+        database.send(handle, ORDER, text)
+    return handle
+
+
+def test_a_procedure_that_receives_and_answers_waits_three_times(database: sb.Database, trips: list[None]) -> None:
+    """To find the procedure, to receive behind BEGIN, and to send before COMMIT."""
+    asked(database, *[b"%d" % number for number in range(8)])
+    database.execute_tsql(ANSWER)
+    with database.tsql_session() as session:
+        for _ in range(3):
+            session.execute("EXEC dbo.Answer")
+        del trips[:]
+        for _ in range(5):
+            session.execute("EXEC dbo.Answer")
+        assert len(trips) == 15
+        assert session.execute(TRIED).rows == [("done", 0, 0)]  # with nothing to receive
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"%d" % number for number in range(8)]
+
+
+def test_what_no_longer_holds_is_found_out_within_the_transaction(database: sb.Database) -> None:
+    """Another session alters the queue: the SEND that has COMMIT behind it does nothing, and is done the other way."""
+    asked(database, b"1", b"2", b"3")
+    database.execute_tsql(ANSWER)
+    with database.tsql_session() as session:
+        session.execute("EXEC dbo.Answer; EXEC dbo.Answer")
+        query(database, "update servicebroker.queues set catalog_version = catalog_version + 1 returning 1")
+        assert session.execute(TRIED).rows == [("done", 0, 0)]
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"1", b"2", b"3"]
+    assert not database.receive(STOCK_QUEUE)
+
+
+def test_a_send_that_is_refused_leaves_the_transaction_open(database: sb.Database) -> None:
+    handle = asked(database, b"1", b"2", b"3")
+    database.execute_tsql(ANSWER)
+    with database.tsql_session() as session:
+        session.execute("EXEC dbo.Answer; EXEC dbo.Answer")
+        database.end_conversation(handle)
+        assert session.execute(TRIED).rows == [(8429, 8, "Answer", 1, 1)]
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"3", None]  # ROLLBACK has put it back
+
+
+def test_a_loop_of_sends_is_committed_behind_it(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"0")
+    script = f"""
+        DECLARE @n INT = 0
+        BEGIN TRANSACTION
+        WHILE @n < 3
+        BEGIN
+            SET @n = @n + 1
+            IF @n = @last THROW 50000, 'the last', 1
+            SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (0x31)
+        END
+        {{}}"""
+    with database.tsql_session() as session:
+        session.execute(f"SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (0x30)", {"h": handle})
+        for end in ("SELECT @@TRANCOUNT; ROLLBACK", "COMMIT; SELECT @@TRANCOUNT"):
+            session.execute(script.format(end), {"h": handle, "last": 0})
+        with pytest.raises(TsqlError, match="the last"):  # the batch ends before the COMMIT
+            session.execute(script.format("COMMIT"), {"h": handle, "last": 3})
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"0", b"0", b"1", b"1", b"1"]
+
+
+def test_a_commit_that_is_refused_is_told_where_it_stands(database: sb.Database) -> None:
+    """A deferred constraint of a table that the application has made for T-SQL to write."""
+    asked(database, b"1", b"2")
+    database.execute_tsql(f"CREATE TABLE dbo.Known (n INT PRIMARY KEY)\nGO\nCREATE TABLE dbo.Log (n INT)\nGO\n{ANSWER}")
+    schema = f"{database.name.lower()}_dbo"
+    with database.instance.connection() as connection:
+        foreign = f"foreign key (n) references {schema}.known initially deferred"
+        connection.execute(f"alter table {schema}.log add {foreign}".encode())
+    writing = ANSWER.replace("CREATE", "ALTER").replace("RECEIVE", "INSERT dbo.Log VALUES (1); RECEIVE")
+    with database.tsql_session() as session:
+        session.execute(f"EXEC dbo.Answer\nGO\n{writing}")
+        assert session.execute(TRIED).rows == [(547, 11, "Answer", 0, 0)]
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"1"]
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
