@@ -273,7 +273,7 @@ def _compared(left: Compiled, right: Compiled, compare: Callable[[object, object
 
 
 def _check_names(one: str, other: str, compare: Callable[[object, object], bool]) -> None:
-    """Names that are equal in their letters too, or differ in more than case, are compared here; others by PostgreSQL."""
+    """Names that are equal in their letters too, or differ in more than case, are compared here, others not."""
     differ = one.isascii() and other.isascii() and one.lower() != other.lower()
     if compare not in (operator.eq, operator.ne) or not (one == other or differ):
         raise NotSimple
