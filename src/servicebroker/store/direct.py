@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID
@@ -36,6 +37,7 @@ AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any
 _OUT = 60.0  # seconds that a connection goes from hand to hand until its pool sees it, which replaces old ones
 SPOIL = "do $$ begin raise 'a verb of servicebroker was cancelled'; end $$"
 _PREPARED_KEPT = 500  # on each connection
+_SEEN_KEPT = 5000  # statements, by their hashes, that were run once
 
 
 class Ahead(NamedTuple):
@@ -71,6 +73,7 @@ class PreparedStatements:
         self._ahead = ahead
         self._waiting = waiting
         self._names: OrderedDict[tuple[str, tuple[int, ...]], bytes] = OrderedDict()
+        self._seen: set[int] = set()
         self._made = 0
         self._transformer: Any = None  # kept, since it remembers how each type is loaded
 
@@ -88,8 +91,11 @@ class PreparedStatements:
         return rows
 
     def described_steps(self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]) -> PQGen[Result]:
-        """The same, with the names of the columns and the number of rows."""
-        result, transformer = yield from self._result_steps(connection, sql, parameters)
+        """The same, with the names of the columns and the number of rows; prepared at its second use.
+
+        Most texts of a long script come once.
+        """
+        result, transformer = yield from self._result_steps(connection, sql, parameters, is_rare=True)
         count = result.command_tuples or 0
         if result.status != ExecStatus.TUPLES_OK:
             return Result(None, [], count)
@@ -130,7 +136,13 @@ class PreparedStatements:
             counts.add(statement.name, perf_counter() - began)
 
     def _result_steps(
-        self, connection: AnyConnection, sql: str, parameters: tuple[object, ...], then: bytes = b""
+        self,
+        connection: AnyConnection,
+        sql: str,
+        parameters: tuple[object, ...],
+        then: bytes = b"",
+        *,
+        is_rare: bool = False,
     ) -> PQGen[tuple[PGresult, Any]]:
         if self._waiting.verbs is not None:
             yield from self._verbs_that_wait(connection)
@@ -139,7 +151,7 @@ class PreparedStatements:
         types = tuple(transformer.types or ())
         begins = bool(self._ahead)
         try:
-            result = yield from self._run(connection, sql, types, values, transformer.formats, then)
+            result = yield from self._run(connection, sql, types, values, transformer.formats, then, is_rare)
         except psycopg.errors.InvalidSqlStatementName:  # the application said DISCARD ALL
             self._names.clear()
             if begins:
@@ -149,7 +161,7 @@ class PreparedStatements:
                     "The prepared statements of this connection were discarded (DEALLOCATE ALL), so PostgreSQL has "
                     "undone the transaction: begin it again."
                 ) from None
-            result = yield from self._run(connection, sql, types, values, transformer.formats, then)
+            result = yield from self._run(connection, sql, types, values, transformer.formats, then, is_rare)
         if result.status == ExecStatus.TUPLES_OK:
             transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
         return result, transformer
@@ -162,24 +174,33 @@ class PreparedStatements:
         values: Sequence[Buffer | None],
         formats: Sequence[int] | None,
         then: bytes,
+        is_rare: bool,
     ) -> PQGen[PGresult]:
+        pgconn = connection.pgconn
         name = self._names.get((sql, types))
-        if name is None:
-            yield from ahead_steps(connection, self._ahead)
-            name = yield from self._prepare(connection, sql, types)
+        if name is None and is_rare and self._is_new(sql, types):
+            send = partial(pgconn.send_query_params, sql.encode(), values, types, formats, Format.BINARY)
+        else:
+            if name is None:
+                yield from ahead_steps(connection, self._ahead)
+                name = yield from self._prepare(connection, sql, types)
+            send = partial(pgconn.send_query_prepared, name, values, formats, Format.BINARY)
         if self._ahead or then:
-            return (yield from self._run_between(connection, name, values, formats, then))
-        connection.pgconn.send_query_prepared(name, values, formats, Format.BINARY)
-        return _checked(connection, (yield from generators.execute(connection.pgconn)))
+            return (yield from self._run_between(connection, send, then))
+        send()
+        return _checked(connection, (yield from generators.execute(pgconn)))
 
-    def _run_between(
-        self,
-        connection: AnyConnection,
-        name: bytes,
-        values: Sequence[Buffer | None],
-        formats: Sequence[int] | None,
-        then: bytes,
-    ) -> PQGen[PGresult]:
+    def _is_new(self, sql: str, types: tuple[int, ...]) -> bool:
+        """Whether a statement comes for the first time, as far as it is remembered."""
+        seen = hash((sql, types))
+        if seen in self._seen:
+            return False
+        if len(self._seen) >= _SEEN_KEPT:
+            self._seen.clear()
+        self._seen.add(seen)
+        return True
+
+    def _run_between(self, connection: AnyConnection, send: Callable[[], None], then: bytes) -> PQGen[PGresult]:
         """All of it in one round trip. Where one fails the server skips the rest."""
         ahead = self._ahead.copy()
         self._ahead.clear()
@@ -188,7 +209,7 @@ class PreparedStatements:
         try:
             for command, _ in ahead:
                 pgconn.send_query_params(command, None)
-            pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+            send()
             if then:
                 pgconn.send_query_params(then, None)
             pgconn.pipeline_sync()

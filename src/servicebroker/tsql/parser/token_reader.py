@@ -39,7 +39,9 @@ class Reader:
 
     def take(self, *words: str) -> bool:
         """Go behind these words when they stand here."""
-        if self.words[self.at : self.at + len(words)] != list(words):
+        if self.words[self.at] != words[0]:  # as most often
+            return False
+        if len(words) > 1 and self.words[self.at : self.at + len(words)] != list(words):
             return False
         self.at += len(words)
         return True

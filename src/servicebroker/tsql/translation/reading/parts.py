@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import syntax_error
-from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed, read
+from servicebroker.tsql.translation.reading.text_to_tree import Slice, constant, parsed, plain_name, read
 
 
 def value_in(piece: Slice) -> exp.Expression:
@@ -22,7 +22,8 @@ def value_in(piece: Slice) -> exp.Expression:
 
 def values_in(piece: Slice) -> list[exp.Expression]:
     """The values, perhaps with names, that a piece lists between commas. Raises as `value_in`."""
-    return list(_query(piece, "SELECT", "expressions").expressions)
+    known = constant(piece)
+    return list(_query(piece, "SELECT", "expressions").expressions) if known is None else [known]
 
 
 def condition_in(piece: Slice) -> exp.Expression:
@@ -58,6 +59,9 @@ def common_in(piece: Slice) -> exp.With:
 
 
 def _name(piece: Slice) -> str:
+    plain = plain_name(piece)
+    if plain is not None:
+        return plain
     found = value_in(piece)
     if not isinstance(found, exp.Column) or found.table or isinstance(found.this, exp.Star):
         raise _wrong(piece)

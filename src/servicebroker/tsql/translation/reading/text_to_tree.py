@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ _SOURCES_BEFORE = frozenset(
     {"FROM", "JOIN", "APPLY"}
 )  # behind which a function of users may be called as one of sqlglot
 _TABLES_OF_SQLGLOT = frozenset({"OPENJSON", "OPENXML", "VALUES", "UNNEST"})
+_DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"})
 
 
@@ -56,6 +58,8 @@ _BEFORE_VALUES = frozenset({"SELECT", "DISTINCT", "(", ",", "BY", "SET", "VALUES
 _JOINING = frozenset({",", "BY", "AS", "EXISTS"})
 
 
+_TSQL = sqlglot.Dialect.get_or_raise("tsql")
+_NO_NAMES = RESERVED | set(_TSQL.tokenizer_class.KEYWORDS)
 _is_reading = ContextVar("is_reading", default=False)
 # what sqlglot warns of, it returns as a Command, and we refuse it: nobody wants to read that twice
 logging.getLogger("sqlglot").addFilter(lambda record: not _is_reading.get())
@@ -117,9 +121,10 @@ class Slice(NamedTuple):
 
     def split(self) -> list[Slice]:
         """The parts between commas."""
-        places = [place for place in self.outside() if self.words[place] == ","]
+        words = self.words
+        places = [place for place in self.outside() if words[place] == ","]
         starts = [0, *(place + 1 for place in places)]
-        return [self.part(first, last) for first, last in zip(starts, [*places, len(self.words)], strict=True)]
+        return [self.part(first, last) for first, last in zip(starts, [*places, len(words)], strict=True)]
 
     def closing(self, opening: int) -> int:
         """The place of the parenthesis that closes the one at `opening`."""
@@ -158,6 +163,32 @@ def parsed(piece: Slice, before: str = "") -> exp.Expression:
     return _kept_tree(text) if len(text) <= LONG else _tree(text)
 
 
+def constant(piece: Slice) -> exp.Expression | None:
+    """The tree of a piece that is one string, one number of digits, or NULL; None for all else.
+
+    Most of a script of data is such, and needs nobody to read it.
+    """
+    if piece.last - piece.first != 1:
+        return None
+    kind, text = piece.tokens.kinds[piece.first], piece.tokens.text(piece.first)
+    if kind == STRING:
+        value = string_value(text)
+        return exp.National(this=value) if text[0] in "nN" else exp.Literal.string(value)
+    if kind == NUMBER and _DIGITS.fullmatch(text):
+        return exp.Literal.number(text)
+    return exp.Null() if piece.tokens.words[piece.first] == "NULL" else None
+
+
+def plain_name(piece: Slice) -> str | None:
+    """The name that a piece of one token is; None for all else, and where the word may be more than a name."""
+    if piece.last - piece.first != 1:
+        return None
+    kind, text = piece.tokens.kinds[piece.first], piece.tokens.text(piece.first)
+    if kind == WORD:
+        return text if text[0] != "#" and piece.tokens.words[piece.first] not in _NO_NAMES else None
+    return unquoted(text) if kind == QUOTED and len(text) > 2 else None
+
+
 def _too_deep() -> TsqlError:
     return TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15)
 
@@ -165,7 +196,7 @@ def _too_deep() -> TsqlError:
 def _tree(text: str) -> exp.Expression:
     token = _is_reading.set(True)
     try:
-        tree = sqlglot.parse_one(text, read="tsql")
+        tree = sqlglot.parse_one(text, read=_TSQL)
         near = lack(tree) if isinstance(tree, exp.Expression) else None
     except SqlglotError as problem:
         raise _syntax_error(problem) from None
