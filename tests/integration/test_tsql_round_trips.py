@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from psycopg import waiting
+from psycopg import generators
 
 import servicebroker as sb
 from servicebroker.tsql.statement_errors import TsqlError
@@ -41,18 +41,19 @@ END CATCH
 
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One for each time that somebody waits for the server."""
-    waits: list[None] = []
+    """One for each time that something is sent to the server and waited for."""
+    sent: list[None] = []
 
-    def counted(wait: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            waits.append(None)
-            return wait(*arguments, **options)
+    def counted(steps: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            sent.append(None)
+            return steps(*arguments)
 
         return call
 
-    monkeypatch.setattr(waiting, "wait", counted(waiting.wait))
-    return waits
+    monkeypatch.setattr(generators, "execute", counted(generators.execute))
+    monkeypatch.setattr(generators, "send", counted(generators.send))  # of a pipeline
+    return sent
 
 
 def asked(database: sb.Database, *texts: bytes) -> UUID:
@@ -135,3 +136,19 @@ def test_a_commit_that_is_refused_is_told_where_it_stands(database: sb.Database)
         assert session.execute(TRIED).rows == [(547, 11, "Answer", 0, 0)]
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"1"]
     assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
+
+
+def test_statements_that_come_once_wait_once(database: sb.Database, trips: list[None]) -> None:
+    """They are not prepared, which would be a wait of its own; what comes again is."""
+    database.execute_tsql("CREATE TABLE dbo.Once (n INT, t NVARCHAR(20))\nGO\nINSERT dbo.Once VALUES (0, N'0')")
+    with database.tsql_session() as session:
+        session.execute("INSERT dbo.Once (n, t) VALUES (1, N'a')")
+        del trips[:]
+        for number in range(2, 8):
+            session.execute(f"INSERT dbo.Once (n, t) VALUES ({number}, N'{number}')")
+        assert len(trips) == 6
+        del trips[:]
+        for _ in range(4):
+            session.execute("INSERT dbo.Once (n, t) VALUES (8, N'8')")
+        assert len(trips) == 5  # it was prepared
+        assert query(database, f"select count(*) from {database.name.lower()}_dbo.once") == [(12,)]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from sqlglot.dialects.tsql import TSQL
 
+from servicebroker.tsql.parser.words import RESERVED
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.scope import Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.reading.parts import value_in
+from servicebroker.tsql.translation.reading.text_to_tree import constant, parsed, plain_name, read
 from servicebroker.tsql.types import INT, NVARCHAR, UNIQUEIDENTIFIER, VARBINARY, SqlType, parse_type
 
 ITEMS = '"shop_dbo"."items"'
@@ -159,3 +163,35 @@ def test_what_cannot_be_done_says_so(text: str, number: int) -> None:
 )
 def test_types_are_read(text: str, expected: SqlType) -> None:
     assert parse_type(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["'a'", "N'a'", "n'é''x'", "''", "N''", "'a\\b'", "'a\nb'", "'--'", "1", "0", "007", "1.50", "9" * 39, "null"],
+)
+def test_a_constant_is_the_tree_that_would_be_read(text: str) -> None:
+    piece = read(text)
+    (slowly,) = parsed(piece, "SELECT").expressions
+    quickly = constant(piece)
+    assert quickly == slowly
+    assert quickly is not None
+    assert quickly.args == slowly.args
+
+
+def test_other_values_are_read() -> None:
+    assert [
+        constant(read(text)) for text in ("1.", ".5", "1e5", "0x12", "$5", "-1", "@a", "a", "1 + 1", "N'a' 'b'")
+    ] == [None] * 10
+
+
+def test_a_plain_name_is_the_name_that_would_be_read() -> None:
+    """Of each word that means something to sqlglot or to T-SQL."""
+    words = {word for word in TSQL.Tokenizer.KEYWORDS if word.isidentifier()} | RESERVED | {"a", "Körper", "a$b", "_x"}
+    plain = 0
+    for text in sorted({*words, *(f"[{word}]" for word in words), "[a]]b]", '"q""r"', "[ x]", "#t", "[]"}):
+        piece = read(text)
+        name = plain_name(piece)
+        if name is not None:
+            plain += 1
+            assert value_in(piece).name == name
+    assert plain > 300
