@@ -69,7 +69,7 @@ WRONG = [
     ("WAITFOR DELAY 'tomorrow'", 148),
     ("DECLARE @i INT = 'x'", 245),
     ("DECLARE @d DATETIME = 'never'", 241),
-    ("DECLARE @t TINYINT = 256", 8115),
+    ("DECLARE @t TINYINT = 256", 220),
     ("DECLARE @x XML = '<a>'", 9400),
     ("IF 5 PRINT 1", 4145),
     ("WHILE 'x' PRINT 1", 4145),

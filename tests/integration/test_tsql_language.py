@@ -139,10 +139,10 @@ def test_names_of_parameters_are_no_variables(db: sb.Database) -> None:
 REFUSED_BY_ITS_TEXT = [
     "CREATE EVENT NOTIFICATION n ON SERVER FOR QUEUE_ACTIVATION TO SERVICE 's', 'current database'",
     "ALTER DATABASE Language SET PARTNER = 'x'",
-    "ALTER LOGIN nobody DISABLE",
+    "ALTER LOGIN nobody ADD CREDENTIAL c",
     "SET TRANSACTION ISOLATION LEVEL CHAOS",
-    "SET ROWCOUNT 5",
-    "SET NOEXEC ON",
+    "SET SHOWPLAN_XML ON",
+    "SET PARSEONLY ON",
     "SET FOO ON",
 ]
 
@@ -188,7 +188,7 @@ NEVER = [
     ("SELECT 1\n  SELECT NOSUCH(1, 2)", 195, 3),
     ("IF 1 = 0\n  SELECT * FROM OPENROWSET('a', 'b', 'c')", 40515, 3),
     ("BEGIN TRY SELECT 1 END TRY\nBEGIN CATCH\nSELECT 2 AS\nEND CATCH", 102, 4),
-    ("SET ROWCOUNT 5", 40515, 2),
+    ("SET PARSEONLY ON", 40515, 2),
     ("DECLARE @t TABLE (a int)\nSELECT a FROM @t WHERE CONTAINS(a, 1)", 40515, 3),
 ]
 

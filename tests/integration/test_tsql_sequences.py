@@ -62,18 +62,42 @@ def test_where_it_may_stand(db: sb.Database) -> None:
     db.execute_tsql("INSERT dbo.T (Name) VALUES (N'b'), (N'a')")
     db.execute_tsql("INSERT dbo.T (Id, Other, Name) VALUES (NEXT VALUE FOR dbo.Ids, 0, N'c')")
     assert db.execute_tsql("SELECT Id, Other, Name FROM dbo.T ORDER BY Id").rows == [
-        (4, 5, "b"),
-        (6, 7, "a"),
-        (8, 0, "c"),
+        (4, 4, "b"),
+        (5, 5, "a"),
+        (6, 0, "c"),
     ]
     db.execute_tsql(
         "INSERT dbo.T (Id, Other, Name) SELECT NEXT VALUE FOR dbo.Ids OVER (ORDER BY Name), -1, Name FROM dbo.T"
     )
     rows = db.execute_tsql("SELECT Id, Name FROM dbo.T WHERE Other = -1 ORDER BY Id").rows
-    assert rows == [(9, "a"), (10, "b"), (11, "c")]
+    assert rows == [(7, "a"), (8, "b"), (9, "c")]
     db.execute_tsql("UPDATE dbo.T SET Other = NEXT VALUE FOR dbo.Ids WHERE Id = 4")
-    assert db.execute_tsql("SELECT Other FROM dbo.T WHERE Id = 4").rows == [(12,)]
+    assert db.execute_tsql("SELECT Other FROM dbo.T WHERE Id = 4").rows == [(10,)]
     assert number(db, "DROP SEQUENCE dbo.Ids") == 3729
+
+
+def test_all_of_a_row_draw_one_number(db: sb.Database) -> None:
+    db.execute_tsql("""
+        CREATE SEQUENCE S AS int START WITH 1
+        CREATE TABLE T (Id int IDENTITY, A int DEFAULT NEXT VALUE FOR S, B int DEFAULT NEXT VALUE FOR S, C int)
+    """)
+    assert db.execute_tsql("SELECT NEXT VALUE FOR S, NEXT VALUE FOR dbo.S").rows == [(1, 1)]
+    db.execute_tsql("""
+        INSERT T (C) VALUES (NEXT VALUE FOR S), (NEXT VALUE FOR S)
+        INSERT T (B, C) SELECT NEXT VALUE FOR S, NEXT VALUE FOR S FROM T
+        UPDATE T SET C = NEXT VALUE FOR S, B = NEXT VALUE FOR S WHERE Id = 4
+        INSERT T (C) SELECT NEXT VALUE FOR S OVER (ORDER BY Id DESC) FROM T WHERE Id < 3
+    """)
+    rows = db.execute_tsql("SELECT A, B, C FROM T ORDER BY Id").rows
+    assert rows == [(2, 2, 2), (3, 3, 3), (4, 4, 4), (5, 6, 6), (7, 7, 7), (8, 8, 8)]
+    # the statements of one transaction, and a loop of them
+    said = db.execute_tsql("""
+        BEGIN TRANSACTION
+        SELECT NEXT VALUE FOR S AS A, NEXT VALUE FOR S AS B
+        SELECT NEXT VALUE FOR S AS A, NEXT VALUE FOR S AS B
+        COMMIT
+    """)
+    assert [each.rows for each in said.sets] == [[(9, 9)], [(10, 10)]]
 
 
 def test_it_is_exhausted_and_restarted(db: sb.Database) -> None:

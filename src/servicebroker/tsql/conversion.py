@@ -199,8 +199,25 @@ def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
     else:
         raise _clash(source, target.name)
     if not low <= number <= high:
-        raise TsqlError(8115, f"Arithmetic overflow error converting expression to data type {target.name}.")
+        raise _overflow(value, source, target)
     return number
+
+
+def _overflow(value: object, source: SqlType | None, target: SqlType) -> TsqlError:
+    """220, 232, 244, 248 or 8115, by what becomes a whole number; tsql.whole in PostgreSQL."""
+    name = target.name
+    if isinstance(value, str) and name != "bigint":
+        kind = {"tinyint": "INT1", "smallint": "INT2"}.get(name, name)
+        more = "" if name == "int" else " Use a larger integer column."
+        of = source.name if source else "varchar"
+        return TsqlError(
+            248 if name == "int" else 244, f"The conversion of the {of} value '{value[:60]}' overflowed an {kind} column.{more}"
+        )
+    if isinstance(value, float):
+        return TsqlError(232, f"Arithmetic overflow error for type {name}, value = {value:.6f}.")
+    if isinstance(value, int) and name in ("tinyint", "smallint"):
+        return TsqlError(220, f"Arithmetic overflow error for data type {name}, value = {value}.", state=2)
+    return TsqlError(8115, f"Arithmetic overflow error converting expression to data type {name}.", state=2)
 
 
 def _to_bit(value: object, source: SqlType | None, target: SqlType) -> int:
@@ -261,14 +278,20 @@ def _to_time(value: object, source: SqlType | None, target: SqlType) -> object:
     elif isinstance(value, date):
         made = datetime(value.year, value.month, value.day)
     elif isinstance(value, str):
-        made = _read_time(value.strip())
-    elif isinstance(value, int | float | Decimal) and target.name in ("datetime", "smalldatetime"):
+        made = _read_time(value.strip(), target)
+    elif isinstance(value, int | float | Decimal) and target.name in _OLD:
+        if not -53690 <= value < 2958464:
+            raise TsqlError(8115, f"Arithmetic overflow error converting expression to data type {target.name}.", state=2)
         made = _BASE + timedelta(days=float(value))
     else:
         raise _clash(source, target.name)
     if target.name == "date":
         return made.date()
+    if target.name in _OLD and made < datetime(1753, 1, 1):
+        raise _no_such(source or value, target)
     if target.name == "smalldatetime":  # 29.998 seconds are no minute
+        if not _BASE <= (made + timedelta(seconds=30.001)) < datetime(2079, 6, 7):
+            raise _no_such(source or value, target)
         return (made + timedelta(seconds=30.001)).replace(second=0, microsecond=0)
     made = _rounded(made, 3 if target.name == "datetime" else target.scale)
     if target.name == "time":
@@ -284,7 +307,22 @@ def _rounded(moment: datetime, digits: int | None) -> datetime:
     return moment.replace(microsecond=0) + timedelta(microseconds=(moment.microsecond + step // 2) // step * step)
 
 
-def _read_time(text: str) -> datetime:
+_OLD = ("datetime", "smalldatetime")
+# what is written like a date or a time, whether there is such a day or not; as tsql.datetime_of of PostgreSQL has it
+_DATED = re.compile(
+    r"(\d{8}|\d{1,4}([-/.])\d{1,2}\2\d{1,4})?(^|[ T]|$)(\d{1,2}:\d{1,2}(:\d{1,2}([.:]\d+)?)?( ?[AP]M)?)?", re.IGNORECASE
+)
+
+
+def _no_such(source: object, target: SqlType) -> TsqlError:
+    """Raised for a day that datetime has not; the newer types say 241."""
+    of = source.name if isinstance(source, SqlType) else "varchar" if isinstance(source, str) else "datetime2"
+    return TsqlError(
+        242, f"The conversion of a {of} data type to a {target.name} data type resulted in an out-of-range value.", state=3
+    )
+
+
+def _read_time(text: str, target: SqlType) -> datetime:
     if not text:
         return _BASE
     for form in _DATES:
@@ -297,6 +335,8 @@ def _read_time(text: str) -> datetime:
             raise ValueError(text)
         return datetime.combine(_BASE.date(), time.fromisoformat(text))
     except ValueError:
+        if target.name in _OLD and _DATED.fullmatch(text):
+            raise _no_such(text, target) from None
         raise TsqlError(241, "Conversion failed when converting date and/or time from character string.") from None
 
 

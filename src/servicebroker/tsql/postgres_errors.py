@@ -195,7 +195,7 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
 def as_written(name: str, source: str) -> str:
     """A name of PostgreSQL's as the statement has it: `shop_dbo.orders` as dbo.Orders."""
     own = name.rsplit(".", 1)[-1]
-    found = re.search(rf"(?:[\w\[\]#]+\.)*\[?{re.escape(own)}(?!\w)", source, re.IGNORECASE)
+    found = re.search(rf"(?<!\w)(?:[\w\[\]#]+\.)*\[?{re.escape(own)}(?!\w)", source, re.IGNORECASE)
     return re.sub(r"[\[\]]", "", found[0]) if found else own
 
 

@@ -1,13 +1,38 @@
 -- The catalog views of what tables have beside columns: keys, constraints, defaults, indexes. Scripts ask them before they
 -- add or drop one. They fall with tsql.every_object (views.sql), and are made again.
 
+-- What SQL Server calls keys and constraints that nobody has named: by table and column, and digits that nothing else has.
+create or replace function tsql.name_constraints(relation regclass) returns void language plpgsql as $$
+declare
+    known record;
+    called text;
+begin
+    for known in
+        select k.oid, k.conname, k.contype, coalesce(tsql.noted_name(relation), c.relname) as own, k.conkey,
+               tsql.written_column(relation, case k.contype when 'f' then k.conkey[1:1] else k.conkey end) as key_column,
+               lpad(upper(to_hex(k.oid::bigint)), 8, '0') as digits
+          from pg_constraint k join pg_class c on c.oid = k.conrelid
+         where k.conrelid = relation and k.contype in ('p', 'u', 'f', 'c') and obj_description(k.oid, 'pg_constraint') is null
+    loop
+        called := case when known.contype in ('p', 'u') then
+                      format('%s__%s__%s%s', case known.contype when 'p' then 'PK' else 'UQ' end, left(known.own, 8),
+                             lpad(upper(to_hex(hashtext(known.conkey::text))), 8, '0'), known.digits)
+                  else format('%s__%s%s__%s', case known.contype when 'f' then 'FK' else 'CK' end, left(known.own, 9),
+                              '__' || left(known.key_column, 14 - length(left(known.own, 9))), known.digits) end;
+        execute format('alter table %s rename constraint %I to %I', relation, known.conname, lower(called));
+        execute format('comment on constraint %I on %s is %L', lower(called), relation, called);
+    end loop;
+end $$;
+
 create view tsql.key_constraints with (security_invoker = true) as
-select o.*, c.conindid::bigint::integer as unique_index_id, 0::smallint as is_system_named
+select o.*, c.conindid::bigint::integer as unique_index_id,
+       (o.name ~ '^(PK|UQ)__.*__[0-9A-F]{16}$')::integer::smallint as is_system_named
   from tsql.objects o join pg_constraint c on c.oid = o.object_id::bigint::oid where o.type in ('PK', 'UQ');
 
 create view tsql.foreign_keys with (security_invoker = true) as
 select o.*, c.confrelid::bigint::integer as referenced_object_id, c.conindid::bigint::integer as key_index_id, 0::smallint as is_disabled,
-       (not c.convalidated)::integer::smallint as is_not_trusted, 0::smallint as is_system_named,
+       (not c.convalidated)::integer::smallint as is_not_trusted,
+       (o.name ~ '^FK__.*__[0-9A-F]{8}$')::integer::smallint as is_system_named,
        d.number as delete_referential_action, d.said as delete_referential_action_desc,
        u.number as update_referential_action, u.said as update_referential_action_desc
   from tsql.objects o
@@ -28,7 +53,7 @@ select k.object_id as constraint_object_id, pair.place::integer as constraint_co
 create view tsql.check_constraints with (security_invoker = true) as
 select o.*, 0::smallint as is_disabled, (not c.convalidated)::integer::smallint as is_not_trusted,
        case when cardinality(c.conkey) = 1 then c.conkey[1]::integer else 0 end as parent_column_id,
-       pg_get_expr(c.conbin, c.conrelid) as definition, 0::smallint as is_system_named
+       pg_get_expr(c.conbin, c.conrelid) as definition, (o.name ~ '^CK__.*__[0-9A-F]{8}$')::integer::smallint as is_system_named
   from tsql.objects o join pg_constraint c on c.oid = o.object_id::bigint::oid where o.type = 'C';
 
 create view tsql.default_constraints with (security_invoker = true) as

@@ -230,8 +230,11 @@ begin
         perform tsql.refuse(245, format('Conversion failed when converting the nvarchar value ''%s'' to data type %s.', left(value, 200), type));
     end if;
     if said::numeric not between low and high then
-        perform tsql.refuse(case type when 'int' then 248 when 'bigint' then 8115 else 244 end,
-                            format('The conversion of the nvarchar value ''%s'' overflowed an %s column.', left(value, 200), type));
+        if type = 'bigint' then perform tsql.refuse(8115, 'Arithmetic overflow error converting expression to data type bigint.'); end if;
+        perform tsql.refuse(case type when 'int' then 248 else 244 end,
+                            format('The conversion of the nvarchar value ''%s'' overflowed an %s column.%s', left(value, 200),
+                                   case type when 'tinyint' then 'INT1' when 'smallint' then 'INT2' else type end,
+                                   case type when 'int' then '' else ' Use a larger integer column.' end));
     end if;
     return said::numeric;
 end $$;
@@ -243,6 +246,35 @@ begin
         perform tsql.refuse(8115, format('Arithmetic overflow error converting expression to data type %s.', type));
     end if;
     return trunc(value);
+end $$;
+
+-- By conversion; what is calculated is checked by tsql.tiny. The number of int is that of what is calculated.
+create or replace function tsql.whole_of_integer(value bigint, type text, low bigint, high bigint) returns bigint
+language plpgsql immutable strict parallel safe as $$
+begin
+    if value not between low and high and type in ('tinyint', 'smallint') then
+        perform tsql.refuse(220, format('Arithmetic overflow error for data type %s, value = %s.', type, value));
+    end if;
+    return tsql.whole(value::numeric, type, low, high);
+end $$;
+create or replace function tsql.whole_of_float(value float8, type text, low numeric, high numeric) returns numeric
+language plpgsql immutable strict parallel safe as $$
+begin
+    if trunc(value) not between low and high then
+        perform tsql.refuse(232, format('Arithmetic overflow error for type %s, value = %s.', type, round(value::numeric, 6)));
+    end if;
+    return trunc(value::numeric);
+end $$;
+-- What is calculated of tinyint is one: PostgreSQL's smallint would let 300 pass.
+create or replace function tsql.tiny(value integer) returns smallint language sql immutable strict parallel safe
+return tsql.whole(value::numeric, 'tinyint', 0, 255)::smallint;
+
+create or replace function tsql.datetime_of_days(days float8) returns timestamp language plpgsql immutable strict parallel safe as $$
+begin
+    if days < -53690 or days >= 2958464 then
+        perform tsql.refuse(8115, 'Arithmetic overflow error converting expression to data type datetime.');
+    end if;
+    return timestamp '1900-01-01' + days * interval '1 day';
 end $$;
 
 -- The number that bytes write, the highest first; only the last eight count.
@@ -264,7 +296,8 @@ begin
         end loop;
         foreach source in array array['smallint', 'integer', 'bigint', 'float8'] loop
             execute format('create or replace function tsql.to_%s(value %s) returns %s language sql immutable parallel safe '
-                           'return tsql.whole(value::numeric, %L, %s, %s)::%s', target.column1, source, target.column2,
+                           'return tsql.whole_of_%s(value, %L, %s, %s)::%s', target.column1, source, target.column2,
+                           case source when 'float8' then 'float' else 'integer' end,
                            target.column1, target.column3, target.column4, target.column2);
         end loop;
         execute format('create or replace function tsql.to_%s(value boolean) returns %s language sql immutable parallel safe '
@@ -297,7 +330,7 @@ begin
         execute format('create or replace function tsql.to_float(value %s) returns float8 language sql immutable parallel safe '
                        'return value::float8', source);
         execute format('create or replace function tsql.to_datetime(value %s) returns timestamp language sql immutable parallel safe '
-                       'return timestamp ''1900-01-01'' + value::float8 * interval ''1 day''', source);
+                       'return tsql.datetime_of_days(value::float8)', source);
     end loop;
 end $$;
 
@@ -377,12 +410,46 @@ exception when datetime_field_overflow or invalid_datetime_format or invalid_par
     perform tsql.refuse(241, 'Conversion failed when converting date and/or time from character string.');
 end $$;
 
-create or replace function tsql.to_datetime(value text) returns timestamp language sql stable parallel safe return tsql.moment_of(value, 0);
-create or replace function tsql.to_datetime(value text, style integer) returns timestamp language sql stable parallel safe return tsql.moment_of(value, style);
-create or replace function tsql.to_datetime(value timestamp) returns timestamp language sql immutable parallel safe return value;
-create or replace function tsql.to_datetime(value timestamptz) returns timestamp language sql immutable parallel safe return value at time zone 'UTC';
-create or replace function tsql.to_datetime(value date) returns timestamp language sql immutable parallel safe return value::timestamp;
+create or replace function tsql.no_such_datetime(source text, target text) returns void language plpgsql immutable as $$
+begin
+    perform tsql.refuse(242, format('The conversion of a %s data type to a %s data type resulted in an out-of-range value.', source, target));
+end $$;
+-- datetime and smalldatetime: a year or a day that they have not is told otherwise than what is no date; see `_DATED` in tsql/conversion.py.
+create or replace function tsql.in_datetime(value timestamp, source text) returns timestamp language plpgsql immutable strict parallel safe as $$
+begin
+    if value < '1753-01-01' then perform tsql.no_such_datetime(source, 'datetime'); end if;
+    return value;
+end $$;
+create or replace function tsql.to_minute(value timestamp) returns timestamp language plpgsql immutable strict parallel safe as $$
+declare
+    rounded constant timestamp := date_trunc('minute', value + interval '30.001 seconds');  -- 29.998 seconds are no minute
+begin
+    if rounded < '1900-01-01' or rounded >= '2079-06-07' then perform tsql.no_such_datetime('datetime', 'smalldatetime'); end if;
+    return rounded;
+end $$;
+create or replace function tsql.datetime_of(value text, style integer) returns timestamp language plpgsql stable strict parallel safe as $$
+begin
+    return tsql.in_datetime(tsql.moment_of(value, style), 'varchar');
+exception when sqlstate 'S0241' then
+    if btrim(value) ~* '^(\d{8}|\d{1,4}([-/.])\d{1,2}\2\d{1,4})?(^|[ T]|$)(\d{1,2}:\d{1,2}(:\d{1,2}([.:]\d+)?)?( ?[AP]M)?)?$' then
+        perform tsql.no_such_datetime('varchar', 'datetime');
+    end if;
+    raise;
+end $$;
+
+create or replace function tsql.to_datetime(value text) returns timestamp language sql stable parallel safe return tsql.datetime_of(value, 0);
+create or replace function tsql.to_datetime(value text, style integer) returns timestamp language sql stable parallel safe return tsql.datetime_of(value, style);
+create or replace function tsql.to_datetime(value timestamp) returns timestamp language sql immutable parallel safe return tsql.in_datetime(value, 'datetime2');
+create or replace function tsql.to_datetime(value timestamptz) returns timestamp language sql immutable parallel safe
+return tsql.in_datetime(value at time zone 'UTC', 'datetimeoffset');
+create or replace function tsql.to_datetime(value date) returns timestamp language sql immutable parallel safe return tsql.in_datetime(value::timestamp, 'date');
 create or replace function tsql.to_datetime(value time) returns timestamp language sql immutable parallel safe return date '1900-01-01' + value;
+create or replace function tsql.to_datetime2(value text) returns timestamp language sql stable parallel safe return tsql.moment_of(value, 0);
+create or replace function tsql.to_datetime2(value text, style integer) returns timestamp language sql stable parallel safe return tsql.moment_of(value, style);
+create or replace function tsql.to_datetime2(value timestamp) returns timestamp language sql immutable parallel safe return value;
+create or replace function tsql.to_datetime2(value timestamptz) returns timestamp language sql immutable parallel safe return value at time zone 'UTC';
+create or replace function tsql.to_datetime2(value date) returns timestamp language sql immutable parallel safe return value::timestamp;
+create or replace function tsql.to_datetime2(value time) returns timestamp language sql immutable parallel safe return date '1900-01-01' + value;
 create or replace function tsql.to_date(value text) returns date language sql stable parallel safe return tsql.moment_of(value, 0)::date;
 create or replace function tsql.to_date(value text, style integer) returns date language sql stable parallel safe return tsql.moment_of(value, style)::date;
 create or replace function tsql.to_date(value timestamp) returns date language sql immutable parallel safe return value::date;
@@ -405,7 +472,8 @@ begin
     for target in values ('to_nvarchar', 'text'), ('to_varchar', 'text'), ('to_varbinary', 'bytea'), ('to_varbinary_single', 'bytea'),
                          ('to_int', 'integer'), ('to_bigint', 'bigint'), ('to_smallint', 'smallint'), ('to_tinyint', 'smallint'),
                          ('to_bit', 'smallint'), ('to_decimal', 'numeric'), ('to_money', 'numeric'), ('to_float', 'float8'),
-                         ('to_uniqueidentifier', 'uuid'), ('to_datetime', 'timestamp'), ('to_date', 'date'), ('to_time', 'time'),
+                         ('to_uniqueidentifier', 'uuid'), ('to_datetime', 'timestamp'), ('to_datetime2', 'timestamp'),
+                         ('to_date', 'date'), ('to_time', 'time'),
                          ('to_datetimeoffset', 'timestamptz'), ('to_xml', 'text') loop
         execute format('create or replace function tsql.try_%s(value anyelement) returns %s language plpgsql stable as '
                        '$f$ begin return tsql.%s(value); exception when others then return null; end $f$',

@@ -70,7 +70,8 @@ begin atomic
 end;
 create or replace function tsql.object_definition(id integer) returns text language sql stable parallel safe
 begin atomic
-    select m.definition from servicebroker.tsql_modules m where m.module_id = id and m.kind <> 'SN';
+    select tsql.as_created(coalesce((select m.definition from servicebroker.tsql_modules m where m.module_id = id and m.kind <> 'SN'),
+                                    tsql.noted_text(id::bigint::oid)));
 end;
 create or replace function tsql.col_name(id integer, place integer) returns text language sql stable parallel safe
 begin atomic
@@ -232,8 +233,23 @@ begin atomic
       from known wanted where lower(wanted.name) = lower(is_member.role) and wanted.is_role;
 end;
 -- Its rows are for db_owner; who works is told by the session, and is dbo before that.
+-- GUIDs that are text are written in capital letters, as SQL Server has them.
+do $$
+declare
+    known record;
+begin
+    for known in values ('conversation_endpoints', 'far_broker_instance'), ('whole_transmission_queue', 'to_broker_instance') loop
+        execute format('drop view if exists tsql.%I cascade', known.column1);
+        execute (select format('create view tsql.%I with (security_invoker = true) as select %s from %s t', known.column1,
+                               string_agg(format(case a.attname when known.column2 then 'upper(t.%I) as %1$I' else 't.%I' end, a.attname),
+                                          ', ' order by a.attnum), a.attrelid::regclass)
+                   from pg_attribute a
+                  where a.attrelid = ('sys.' || replace(known.column1, 'whole_', ''))::regclass and a.attnum > 0 and not a.attisdropped
+                  group by a.attrelid);
+    end loop;
+end $$;
 create or replace view tsql.transmission_queue with (security_invoker = true) as
-select t.* from sys.transmission_queue t
+select t.* from tsql.whole_transmission_queue t
  where coalesce(nullif(current_setting('servicebroker.tsql_user', true), ''), 'dbo') = 'dbo'
     or tsql.is_member(current_setting('servicebroker.database', true), current_setting('servicebroker.tsql_user', true),
                       'db_owner') = 1;

@@ -120,6 +120,23 @@ begin
     return nextval(sequence);
 end $$;
 
+-- All of a row draw the same number: where each stands in it, `place`, comes once in each row. What a statement has drawn
+-- is remembered to its end, or to that of the transaction, and told by the moment of the statement. In PL/pgSQL, so that
+-- no plan leaves `number` out, the row's in the order of OVER.
+create or replace function tsql.next_in_row(sequence regclass, place text, number bigint default null) returns bigint
+language plpgsql volatile as $$
+declare
+    setting constant text := 'servicebroker.drawn_' || sequence::oid;
+    said constant jsonb := nullif(current_setting(setting, true), '');
+    statement constant text := statement_timestamp();
+    is_same constant boolean := coalesce(said ->> 0 = statement and not said -> 2 ? place, false);
+    drawn constant bigint := case when is_same then (said ->> 1)::bigint else nextval(sequence) end;
+begin
+    perform set_config(setting, jsonb_build_array(statement, drawn,
+                                                  case when is_same then said -> 2 else '[]' end || to_jsonb(place))::text, true);
+    return drawn;
+end $$;
+
 create or replace function tsql.sequence_state(sequence regclass, out last_value bigint, out is_called boolean) language plpgsql stable as $$
 begin
     execute format('select s.last_value, s.is_called from %s s', sequence) into last_value, is_called;

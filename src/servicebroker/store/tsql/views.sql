@@ -4,6 +4,15 @@
 drop view if exists
     tsql.database_principals, tsql.syslogins, tsql.server_principals, tsql.filegroups, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
 
+-- The comment of a relation begins with its name; that of a view goes on with the text that has made it, in the next lines.
+create or replace function tsql.noted_name(relation oid) returns text language sql stable strict parallel safe
+return split_part(obj_description(relation, 'pg_class'), E'\n', 1);
+create or replace function tsql.noted_text(relation oid) returns text language sql stable strict parallel safe
+return substring(obj_description(relation, 'pg_class') from E'^[^\n]*\n(.*)$');
+-- A module is shown as it would be created, as SQL Server keeps it.
+create or replace function tsql.as_created(definition text) returns text language sql immutable strict parallel safe
+return regexp_replace(definition, '^(create\s+or\s+)?alter\M', 'CREATE', 'i');
+
 -- The schemas where something of a broker database stands; dbo is always there.
 create view tsql.every_schema with (security_invoker = true) as
 select d.database_id, d.name as broker_database, 'dbo' as name, 1 as schema_id, lower(d.name || '_dbo') as postgres_schema
@@ -16,7 +25,7 @@ select d.database_id, d.name, coalesce(obj_description(n.oid, 'pg_namespace'), s
 
 create view tsql.every_object with (security_invoker = true) as
 select s.database_id, s.broker_database, s.postgres_schema, s.name as schema_name, s.schema_id,
-       coalesce(obj_description(c.oid, 'pg_class'), c.relname) as name, c.oid::bigint::integer as object_id,
+       coalesce(tsql.noted_name(c.oid), c.relname) as name, c.oid::bigint::integer as object_id,
        case c.relkind when 'v' then 'V' when 'S' then 'SO' else 'U' end as type,
        null::integer as principal_id, 0 as parent_object_id,
        null::timestamptz as create_date, null::timestamptz as modify_date, 0::smallint as is_ms_shipped
@@ -104,8 +113,14 @@ select p.partition_id, p.object_id, p.index_id, p.partition_number, p.rows as ro
        p.broker_database
   from tsql.partitions p, lateral (select coalesce(pg_total_relation_size(p.object_id::bigint::oid::regclass), 0) / 8192 as used) pages;
 create view tsql.sql_modules with (security_invoker = true) as
-select m.module_id as object_id, m.definition, 1::smallint as uses_ansi_nulls, 1::smallint as uses_quoted_identifier, shown.broker_database
-  from servicebroker.tsql_modules m join servicebroker.shown_databases shown using (database_id) where m.kind <> 'SN';
+select o.object_id, tsql.as_created(coalesce(m.definition, tsql.noted_text(o.object_id::bigint::oid))) as definition, 1::smallint as uses_ansi_nulls,
+       1::smallint as uses_quoted_identifier, 0::smallint as is_schema_bound, 0::smallint as uses_database_collation, 0::smallint as is_recompiled,
+       0::smallint as null_on_null_input,
+       case m.execute_as when 'CALLER' then null when 'OWNER' then -2 else (select p.principal_id from sys.database_principals p
+             where p.broker_database = o.broker_database and p.name = case m.execute_as when 'SELF' then m.creator else m.execute_as end)
+       end as execute_as_principal_id, o.broker_database
+  from tsql.objects o left join servicebroker.tsql_modules m on m.module_id = o.object_id and o.type <> 'V'
+ where o.type in ('P', 'TR', 'FN', 'IF', 'TF', 'V');
 create view tsql.synonyms with (security_invoker = true) as
 select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.type, o.type_desc, o.create_date, o.modify_date,
        o.is_ms_shipped, 0::smallint as is_published, 0::smallint as is_schema_published, m.definition as base_object_name, o.broker_database
@@ -230,7 +245,8 @@ select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max
 create view tsql.all_columns with (security_invoker = true) as select * from tsql.columns;
 create view tsql.identity_columns with (security_invoker = true) as select * from tsql.columns where is_identity = 1;
 create view tsql.indexes with (security_invoker = true) as
-select i.indrelid::bigint::integer as object_id, coalesce(obj_description(c.oid, 'pg_class'), c.relname::text) as name, i.indexrelid::bigint::integer as index_id,
+select i.indrelid::bigint::integer as object_id, coalesce(obj_description(c.oid, 'pg_class'), (select obj_description(k.oid, 'pg_constraint') from pg_constraint k
+                 where k.conindid = c.oid and k.contype in ('p', 'u') limit 1), c.relname::text) as name, i.indexrelid::bigint::integer as index_id,
        i.indisunique::integer::smallint as is_unique, i.indisprimary::integer::smallint as is_primary_key, o.broker_database,
        (case when i.indisprimary then 1 else 2 end)::smallint as type, case when i.indisprimary then 'CLUSTERED' else 'NONCLUSTERED' end as type_desc,
        1 as data_space_id, exists (select from pg_constraint u where u.conindid = i.indexrelid and u.contype = 'u')::integer::smallint as is_unique_constraint,
@@ -243,7 +259,9 @@ select o.broker_database as table_catalog, o.schema_name as table_schema, o.name
        case o.type when 'V' then 'VIEW' else 'BASE TABLE' end as table_type
   from tsql.all_objects o where o.type in ('U', 'V');
 create view tsql.information_schema_views with (security_invoker = true) as
-select table_catalog, table_schema, table_name from tsql.information_schema_tables where table_type = 'VIEW';
+select o.broker_database as table_catalog, o.schema_name as table_schema, o.name as table_name,
+       tsql.as_created(tsql.noted_text(o.object_id::bigint::oid)) as view_definition, 'NONE' as check_option, 'NO' as is_updatable
+  from tsql.all_objects o where o.type = 'V';
 create view tsql.information_schema_columns with (security_invoker = true) as
 select c.broker_database as table_catalog, c.schema_name as table_schema, c.table_name, c.name as column_name, c.column_id as ordinal_position,
        case when c.is_nullable then 'YES' else 'NO' end as is_nullable, c.type_name as data_type,
@@ -264,7 +282,7 @@ select c.broker_database as table_catalog, c.schema_name as table_schema, c.tabl
  where not exists (select from servicebroker.queues q where q.queue_id = c.object_id);
 create view tsql.information_schema_routines with (security_invoker = true) as
 select o.broker_database as routine_catalog, o.schema_name as routine_schema, o.name as routine_name,
-       case o.type when 'P' then 'PROCEDURE' else 'FUNCTION' end as routine_type, m.definition as routine_definition,
+       case o.type when 'P' then 'PROCEDURE' else 'FUNCTION' end as routine_type, tsql.as_created(m.definition) as routine_definition,
        o.create_date as created, o.modify_date as last_altered
   from tsql.all_objects o join servicebroker.tsql_modules m on m.module_id = o.object_id where o.type in ('P', 'FN', 'IF', 'TF');
 create view tsql.information_schema_schemata with (security_invoker = true) as

@@ -17,6 +17,7 @@ from servicebroker.tsql.interpreter.machine import RUNNERS
 from servicebroker.tsql.interpreter.objects import check_definition
 from servicebroker.tsql.interpreter.principals import check_permission
 from servicebroker.tsql.interpreter.queries import TEMPORARY
+from servicebroker.tsql.interpreter.receiving import check_items
 from servicebroker.tsql.interpreter.session_functions import KNOWN
 from servicebroker.tsql.interpreter.set_options import check_options
 from servicebroker.tsql.interpreter.transport import check_alteration
@@ -37,6 +38,7 @@ from servicebroker.tsql.syntax import (
     Name,
     Permission,
     Procedure,
+    Receive,
     Relational,
     SetOption,
     Statement,
@@ -157,6 +159,8 @@ def foresee(statement: Statement, declared: Declared) -> None:
             declared.tables[name] = f'pg_temp."{name}"'
     elif isinstance(statement, InsertExecute):
         return
+    elif isinstance(statement, Receive):
+        check_items(statement, scope)
     for expression in _parts(statement, Expression):
         done = translate_expression(expression.text, scope)
         if isinstance(statement, If | While) and done.types != (CONDITION,):

@@ -22,12 +22,13 @@ from servicebroker.store.running import fetch, in_transaction
 from servicebroker.store.server_errors import concerns_the_transaction
 from servicebroker.store.statements import Steps
 from servicebroker.tsql.interpreter.frame import Frame, Jump, Left
+from servicebroker.tsql.interpreter.implicit_transactions import begin_implicitly
 from servicebroker.tsql.interpreter.session_functions import Functions, spid_of
 from servicebroker.tsql.interpreter.transactions import Transactions
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, RowCount, Said
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.syntax import Label, Statement
+from servicebroker.tsql.syntax import Label, SetOption, Statement
 from servicebroker.tsql.types import SqlType, parse_type, type_key
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ RUNNERS: dict[type[Statement], Runner] = {}
 
 MAXIMUM_NESTING = 32
 # errors after which a batch does not go on, and whose transaction is undone: conversions, deadlocks, doomed work
-_ABORTING = frozenset({241, 242, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, 9420})
+_ABORTING = frozenset({241, 242, 244, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, 9420})
 # errors of a name that is not there: the procedure or text ends, what called it goes on
 _ENDING_SCOPE = frozenset({102, 137, 156, 195, 207, 208, 1087, 4104})
 
@@ -98,6 +99,9 @@ class Machine:
         context_info: what SET CONTEXT_INFO has set, 128 bytes.
         session_context: what sp_set_session_context has set, sql_variants by their keys.
         fixed_context: those keys of it that stay as they are.
+        row_limit: what SET ROWCOUNT has set, 0 for every row.
+        implicit: SET IMPLICIT_TRANSACTIONS is ON.
+        no_execution: SET NOEXEC is ON: nothing is done until it is OFF.
         app_locks: the locks of sp_getapplock that the session holds: name, and whether it is shared.
         following: the statement that is run next when the one that runs succeeds, where that is known.
     """
@@ -126,6 +130,9 @@ class Machine:
         self.fixed_context: set[str] = set()
         self.nocount = False
         self.xact_abort = False
+        self.row_limit = 0
+        self.implicit = False
+        self.no_execution = False
         self.isolation = "READ COMMITTED"
         self.options: dict[str, str] = {}
         self.app_locks: list[tuple[str, bool]] = []
@@ -182,6 +189,10 @@ class Machine:
     def step(self, statement: Statement) -> Left | None:
         """One statement. An error is said here, unless a TRY block waits for it."""
         try:
+            if self.no_execution and not (isinstance(statement, SetOption) and "NOEXEC" in statement.options):
+                return None
+            if self.implicit:
+                begin_implicitly(self, statement)
             return RUNNERS[type(statement)](self, statement)
         except (BatchEnd, ScopeEnd):
             raise

@@ -17,6 +17,7 @@ from servicebroker.tsql.interpreter.ddl_events import tell_of_definition
 from servicebroker.tsql.interpreter.evaluation import evaluate, integer, text
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.parser.words import words
+from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.statement_errors import SYNTAX, Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition
 from servicebroker.tsql.types import NVARCHAR
@@ -374,6 +375,15 @@ def _create_database(machine: Machine, statement: Definition) -> None:
 @defines("ALTER", "DATABASE")
 def _alter_database(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "ALTER DATABASE")
+    try:
+        _alter(machine, statement)
+    except BrokerError as refused:
+        if not machine.tries:  # CATCH sees the last one only
+            machine.say(from_broker(refused).at(statement.line, machine.frame.procedure))
+        raise TsqlError(5069, "ALTER DATABASE statement failed.") from None
+
+
+def _alter(machine: Machine, statement: Definition) -> None:
     clauses = dict(statement.clauses)
     clauses.pop("ignored", None)
     database = _altered(machine, statement.name.own)
@@ -386,13 +396,13 @@ def _alter_database(machine: Machine, statement: Definition) -> None:
 
 
 def _altered(machine: Machine, name: str) -> SessionDatabase:
-    """Raises: BrokerError: 911, 5011 who works is nobody there."""
+    """Raises: BrokerError: 5011 there is none, or who works is nobody there."""
     if name.upper() == "CURRENT":
         return machine.context.database
     try:
         return machine.context.named(name)
     except BrokerError as refused:
-        if refused.number != 916:
+        if refused.number not in (911, 916):
             raise
         raise BrokerError(5011, name) from None
 

@@ -22,6 +22,7 @@ from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.remembered import Columns, Synonyms, UserFunctions, UserTypes
+from servicebroker.tsql.interpreter.row_limits import limited_change, limited_query
 from servicebroker.tsql.interpreter.set_options import HOLDING
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.interpreter.violations import violation
@@ -87,8 +88,11 @@ class Queries:
 
     def run(self, text: str) -> None:
         """A statement: its rows are said or assigned, its count is kept."""
-        machine = self.machine
-        done = translate(text, self.scope())
+        machine, most = self.machine, self.machine.row_limit
+        limited = limited_change(text, most) if most else text
+        done = translate(limited, self.scope())
+        if most and limited == text and done.kind in ("rows", "assign"):
+            done = limited_query(done, most)
         if done.kind != "rows":
             machine.transactions.check()
         if done.kind != "ddl" and _CHANGES.match(text) and triggers.any_here(machine):

@@ -7,6 +7,8 @@ expression is evaluated once for each message, with the columns as variables.
 from __future__ import annotations
 
 import functools
+from collections import ChainMap
+from dataclasses import replace
 from datetime import UTC
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,9 @@ from servicebroker.model.messages import Message
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.evaluation import evaluate
 from servicebroker.tsql.interpreter.simple import Value
+from servicebroker.tsql.relational import translate_expression
 from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Expression, Receive, ReceiveItem
 from servicebroker.tsql.tokens import QUOTED, WORD, tokenize, unquoted
@@ -45,6 +49,7 @@ COLUMNS: dict[str, SqlType] = {
 }
 _ALL = tuple(ReceiveItem(Expression(name, 0)) for name in COLUMNS)
 _PREFIX = "@receive$"  # no variable of a script is called so by chance
+_VARIABLES = {_PREFIX + name: of for name, of in COLUMNS.items()}
 _AGGREGATES = frozenset(
     {"COUNT", "SUM", "AVG", "MIN", "MAX", "COUNT_BIG", "STRING_AGG", "STDEV", "VAR", "CHECKSUM_AGG"}
 )
@@ -54,14 +59,23 @@ def check_list(machine: Machine, statement: Receive) -> None:
     """What can be refused before a message is taken.
 
     Raises:
-        TsqlError: 4142 an aggregate, 137 no such variable, 1087 no such table variable.
+        TsqlError: 4142 an aggregate, 137 no such variable, 1087 no such table variable, 207 no such column.
     """
-    _check_aggregates(statement.items)
+    check_items(statement, machine.queries.scope())
     for item in statement.items:
         if item.variable is not None:
             machine.frame.type_of(item.variable)
     if statement.into is not None:
         _target(machine, statement.into)
+
+
+def check_items(statement: Receive, scope: Scope) -> None:
+    """What can be refused before anybody looks at the queue: its columns are known. Raises as `check_list`."""
+    _check_aggregates(statement.items)
+    for item in _listed(statement):
+        name, rewritten = _understood(item.value.text)
+        if not name:
+            translate_expression(rewritten, replace(scope, variables=ChainMap(_VARIABLES, dict(scope.variables))))
 
 
 def cannot_fail(statement: Receive) -> bool:

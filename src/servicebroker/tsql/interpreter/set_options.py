@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # they say how text, NULL and errors are treated, and this is how they are treated; or they ask for figures
 ALWAYS_ON = frozenset({"ANSI_NULLS", "ANSI_WARNINGS", "QUOTED_IDENTIFIER", "ANSI_NULL_DFLT_ON", "ARITHABORT"})
 ALWAYS_ON |= {"CONCAT_NULL_YIELDS_NULL", "ANSI_DEFAULTS"}
-ALWAYS_OFF = frozenset({"NUMERIC_ROUNDABORT", "ARITHIGNORE", "IMPLICIT_TRANSACTIONS", "ANSI_NULL_DFLT_OFF", "FMTONLY"})
-ALWAYS_OFF |= {"CURSOR_CLOSE_ON_COMMIT", "NOEXEC", "PARSEONLY", "FORCEPLAN", "REMOTE_PROC_TRANSACTIONS", "SHOWPLAN_ALL"}
+ALWAYS_OFF = frozenset({"NUMERIC_ROUNDABORT", "ARITHIGNORE", "ANSI_NULL_DFLT_OFF", "FMTONLY"})
+ALWAYS_OFF |= {"CURSOR_CLOSE_ON_COMMIT", "PARSEONLY", "FORCEPLAN", "REMOTE_PROC_TRANSACTIONS", "SHOWPLAN_ALL"}
 ALWAYS_OFF |= {"SHOWPLAN_TEXT", "SHOWPLAN_XML"}
 WITHOUT_EFFECT = frozenset({"STATISTICS IO", "STATISTICS TIME", "STATISTICS XML", "STATISTICS PROFILE", "LANGUAGE"})
 WITHOUT_EFFECT |= {
@@ -32,7 +32,8 @@ WITHOUT_EFFECT |= {
     "NO_BROWSETABLE",
     "RESULT_SET_CACHING",
 }
-_DONE = frozenset({"CONTEXT_INFO", "NOCOUNT", "XACT_ABORT", "IDENTITY_INSERT", "LOCK_TIMEOUT"})
+_DONE = frozenset({"CONTEXT_INFO", "IDENTITY_INSERT"})
+_SWITCHES = frozenset({"NOCOUNT", "XACT_ABORT", "IMPLICIT_TRANSACTIONS", "NOEXEC"})
 _CONTEXT = SqlType("binary", 128)
 SNAPSHOT = "SNAPSHOT"
 # under these, what a transaction has read from stays as it was to its end; see `Queries`
@@ -62,6 +63,12 @@ def _set_one(machine: Machine, option: str, value: str, statement: SetOption) ->
         machine.nocount = value == "ON"
     elif option == "XACT_ABORT":
         machine.xact_abort = value == "ON"
+    elif option == "IMPLICIT_TRANSACTIONS":
+        machine.implicit = value == "ON"
+    elif option == "NOEXEC":
+        machine.no_execution = value == "ON"
+    elif option == "ROWCOUNT":
+        machine.row_limit = _evaluated(machine, value, statement)
     elif option == "IDENTITY_INSERT":
         machine.queries.identity_insert(statement.value)
     elif option == "LOCK_TIMEOUT":
@@ -96,20 +103,17 @@ def _check_one(option: str, value: str, statement: SetOption) -> None:
     if option == "TRANSACTION ISOLATION LEVEL":
         if value not in _LEVELS:
             raise TsqlError(102, f"Incorrect syntax near '{value}'.", severity=15)
-    elif option == "ROWCOUNT":
-        if value != "0":
-            raise unsupported("SET ROWCOUNT", "Write SELECT TOP (n).", statement.line)
     elif option in ALWAYS_ON | ALWAYS_OFF:
         if value not in ("ON", "OFF"):
             raise syntax_error(statement.value, statement.line)
         if value != ("ON" if option in ALWAYS_ON else "OFF"):
             raise unsupported(f"SET {option} {value}", "Leave it out.", statement.line)
-    elif option in ("NOCOUNT", "XACT_ABORT"):
+    elif option in _SWITCHES:
         if value not in ("ON", "OFF"):
             raise syntax_error(statement.value, statement.line)
-    elif option == "LOCK_TIMEOUT":
+    elif option in ("LOCK_TIMEOUT", "ROWCOUNT"):
         if value[:1] != "@":
-            _milliseconds(value)
+            _number(value, -1 if option == "LOCK_TIMEOUT" else 0)
     elif option in WITHOUT_EFFECT | _DONE:
         pass
     elif option in SET_OPTIONS:
@@ -118,18 +122,23 @@ def _check_one(option: str, value: str, statement: SetOption) -> None:
         raise TsqlError(195, f"'{option}' is not a recognized SET option.", severity=15)
 
 
-def _milliseconds(value: str) -> int:
+def _number(value: str, least: int) -> int:
     number = int(value) if value.lstrip("-").isdecimal() else None
-    if number is None or number < -1 or number > 2**31 - 1:
+    if number is None or number < least or number > 2**31 - 1:
         raise syntax_error(value, 0)
     return number
 
 
-def _lock_timeout(machine: Machine, value: str, statement: SetOption) -> None:
-    """Milliseconds; -1 waits for ever, 0 not at all, which PostgreSQL counts from 1."""
+def _evaluated(machine: Machine, value: str, statement: SetOption, least: int = 0) -> int:
+    """A number, or that of a variable, in which NULL is 0."""
     if value[:1] == "@":
         given, source = evaluate(machine, Expression(statement.value, statement.line))
-        value = str(convert(given, source, INT))
-    number = _milliseconds(value)
+        value = str(convert(given, source, INT) or 0)
+    return _number(value, least)
+
+
+def _lock_timeout(machine: Machine, value: str, statement: SetOption) -> None:
+    """Milliseconds; -1 waits for ever, 0 not at all, which PostgreSQL counts from 1."""
+    number = _evaluated(machine, value, statement, -1)
     limit = 0 if number == -1 else max(number, 1)
     machine.set_server_option("lock_timeout", str(limit))

@@ -75,17 +75,17 @@ def _sp_helptext(machine: Machine, statement: Execute) -> None:
         raise TsqlError(
             201, "Procedure or function 'sp_helptext' expects parameter '@objname', which was not supplied."
         )
-    *schema, own = names[0].replace("[", "").replace("]", "").split(".")
     rows = fetch(
         machine.connection,
         "system.sp_helptext",
-        "select definition from servicebroker.tsql_modules "
-        "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
-        (machine.database.database_id, schema[-1] if schema else "dbo", own),
+        "select id is not null, tsql.object_definition(id) from tsql.object_id($1, $2) id",
+        (machine.database.name, names[0]),
     )
-    if not rows:
+    if not rows[0][0]:
         raise TsqlError(15009, f"The object '{names[0]}' does not exist in database '{machine.database.name}'.")
-    lines = [(line + "\n",) for line in str(rows[0][0]).splitlines()]
+    if rows[0][1] is None:
+        raise TsqlError(15197, f"There is no text for object '{names[0]}'.")
+    lines = [(line + "\n",) for line in str(rows[0][1]).splitlines()]
     machine.say(ResultSet(("Text",), list(lines)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import psycopg
 
@@ -38,6 +39,7 @@ class Transactions:
         count: @@TRANCOUNT.
         doomed: whether it can only be rolled back: XACT_STATE() is -1.
         took: the transaction's id and the queue of each RECEIVE that found something.
+        met: the groups and conversations that it has taken messages of, or ended. They may be gone since.
         snapshot: whether all of its statements see what was there when the first one ran.
         when_undone: is called after PostgreSQL has undone something, with which settings of the connection go back.
     """
@@ -46,6 +48,7 @@ class Transactions:
     count: int = 0
     doomed: bool = False
     took: set[tuple[int, int]] = field(default_factory=set)
+    met: set[UUID] = field(default_factory=set)
     outer: bool = False  # the transaction belongs to the caller, who ends it
     snapshot: bool = False
     when_undone: Callable[[], None] = field(default=lambda: None)
@@ -154,6 +157,7 @@ class Transactions:
         self.count = 0
         self.doomed = self._guarded = self.snapshot = self._commit = False
         self._savepoints.clear()
+        self.met.clear()
         self._name = ""
         release_kept(self.connection)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # $1 schema, $2 table, $3 constraint, or index; names as they were written stand in comments
 _FIND = """
 select coalesce(s.broker_database, ''), coalesce(s.name, 'dbo'),
-       coalesce(obj_description(t.oid, 'pg_class'), t.relname),
+       coalesce(tsql.noted_name(t.oid), t.relname),
        coalesce(obj_description(c.oid, 'pg_constraint'), obj_description(i.oid, 'pg_class')), c.contype::text,
        coalesce(f.name, ''), coalesce(obj_description(c.confrelid, 'pg_class'), ''),
        tsql.written_column(t.oid, c.conkey), tsql.written_column(c.confrelid, c.confkey)

@@ -81,6 +81,8 @@ class Writer:
     used: dict[tuple[str, str], object] = field(default_factory=dict)  # what the scope was asked, and its answers
     named: dict[str, Use] = field(default_factory=dict)  # SELECT of each table in a schema, by its PostgreSQL name
     uses: dict[Use, None] = field(default_factory=dict)  # what is done with tables and functions
+    default_of: str = ""  # the column of which the DEFAULT is written
+    drawn: int = 0  # times that NEXT VALUE FOR stands in the row that is written
 
     def parameter(self, name: str, of: SqlType | None) -> str:
         """The placeholder of a variable or of a value of the session; in the body of a function, what stands for it."""
@@ -91,6 +93,11 @@ class Writer:
         if name not in self.parameters:
             self.parameters.append(name)
         return f"${self.parameters.index(name) + 1}{cast}"
+
+    def place_in_row(self) -> str:
+        """What tells each NEXT VALUE FOR of a row, which all give the same number, from one of the next row."""
+        self.drawn += 1
+        return f"{self.default_of}{self.drawn}"
 
     def variable(self, name: str) -> Sql:
         """A variable, as a typed parameter."""

@@ -304,9 +304,10 @@ def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
         statements = []
     if statement != "CREATE VIEW":
         statements.append(f"DROP VIEW IF EXISTS {view}")
+    note = f"{own.name}\n{reader.piece.text}"  # decision 256
     statements += [
         f"CREATE VIEW {view}{columns} AS {text}{check}",
-        f"COMMENT ON VIEW {view} IS {string(own.name)}",
+        f"COMMENT ON VIEW {view} IS {string(note)}",
     ]
     return statements + (comments(view, list(known.values())) if known and not columns else [])
 

@@ -211,10 +211,10 @@ def _next_value(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     sequence = table_name(writer, own)
     writer.note(sequence, "UPDATE")
     writer.named.pop(sequence, None)  # it has no rows that an isolation level would hold
-    named = f"{string(sequence)}::regclass"
+    named, place = f"{string(sequence)}::regclass", string(writer.place_in_row())
     if len(nodes) == 1:
-        return Sql(f"nextval({named})", BIGINT)
-    return Sql(f"tsql.next_value({named}, {write_value(writer, nodes[1]).text})", BIGINT)
+        return Sql(f"tsql.next_in_row({named}, {place})", BIGINT)
+    return Sql(f"tsql.next_in_row({named}, {place}, {write_value(writer, nodes[1]).text})", BIGINT)
 
 
 SPECIAL["next_value"] = _next_value

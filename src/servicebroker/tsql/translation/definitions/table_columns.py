@@ -218,7 +218,7 @@ def _label(name: str) -> str:
 
 def _name_of_default(table: str, column: str) -> str:
     """What the system calls a default that nobody has named."""
-    return f"DF__{table[:9]}__{column[:5]}__{zlib.crc32(f'{table}.{column}'.encode()):08X}"
+    return f"DF__{table[:9]}__{column[: 14 - len(table[:9])]}__{zlib.crc32(f'{table}.{column}'.encode()):08X}"
 
 
 def _default(writer: Writer, reader: PieceReader, column: Column) -> str:
@@ -240,7 +240,9 @@ def _default(writer: Writer, reader: PieceReader, column: Column) -> str:
     node = value_in(reader.piece.part(start, reader.at))
     if reader.take("FOR"):
         column = Column(reader.identifier(), column.type)
+    writer.default_of, writer.drawn = column.name, 0
     text = into_column(write_value(writer, node), column if column.type.name != "unknown" else None)
+    writer.default_of = ""
     return f"({with_settings(writer, text)})"
 
 
@@ -468,9 +470,14 @@ def stamps(table: str, found: Elements) -> list[str]:
     ]
 
 
+_CONSTRAINT = re.compile(r"\b(?:PRIMARY KEY|UNIQUE|CHECK|REFERENCES)\b")
+
+
 def names_of_constraints(table: str, found: Elements) -> list[str]:
-    """Statements that note the spelling of each constraint, for the errors that name it."""
-    return [f"COMMENT ON CONSTRAINT {identifier(name)} ON {table} IS {string(name)}" for name in found.constraints]
+    """Statements that note the spelling of each constraint, for the errors that name it, and name those without one."""
+    noted = [f"COMMENT ON CONSTRAINT {identifier(name)} ON {table} IS {string(name)}" for name in found.constraints]
+    has_more = not found.table.startswith(("#", "@")) and any(_CONSTRAINT.search(member) for member in found.members)
+    return [*noted, f"SELECT tsql.name_constraints({string(table)})"] if has_more else noted
 
 
 def comments(table: str, columns: list[Column]) -> list[str]:

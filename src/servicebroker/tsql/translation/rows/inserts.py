@@ -158,6 +158,7 @@ def _values(writer: Writer, rest: Slice, targets: list[Column | None]) -> str:
                 severity=15,
             )
         padded = targets or [None] * len(members)
+        writer.drawn = 0
         rows.append("(" + ", ".join(_member(writer, *pair) for pair in zip(members, padded, strict=True)) + ")")
     return "VALUES " + ", ".join(rows)
 

@@ -46,6 +46,7 @@ OWN = frozenset(
         "dm_db_file_space_usage",
         "dm_db_index_usage_stats",
     }
+    | {"conversation_endpoints"}
     | {"assemblies", "assembly_files", "asymmetric_keys", "extended_properties"}
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
 )

@@ -164,16 +164,14 @@ def _function(value: Sql, to: SqlType) -> str:
         return "to_varbinary_single" if value.type is not None and value.type.name in _SINGLE else "to_varbinary"
     if to.name in ("money", "smallmoney", "decimal"):
         return "to_decimal" if to.name == "decimal" else "to_money"
-    if to.name in ("datetime", "smalldatetime", "datetime2"):
+    if to.name in ("datetime", "smalldatetime"):
         return "to_datetime"
     if to.name in ("float", "real"):
         return "to_float"
     if to.name == "xml" and value.type is not None and value.type.name == "xml":
         return "to_xml"
-    if to.name in ("bit", "tinyint", "smallint", "int", "bigint", "uniqueidentifier", "xml", "date", "time"):
+    if to.name in ("bit", "tinyint", "smallint", "int", "bigint", "uniqueidentifier", "xml", "date", *_SCALED):
         return f"to_{to.name}"
-    if to.name == "datetimeoffset":
-        return "to_datetimeoffset"
     raise refused(f"A conversion to {to}")
 
 
@@ -191,8 +189,8 @@ def _sized(value: Sql, to: SqlType, source: SqlType | None = None) -> Sql:
         return Sql(f"tsql.padded({value.text}, {to.length})", to)
     if to.name == "varbinary" and to.length is not None and to.length >= 0:
         return Sql(f"substring({value.text}, 1, {to.length})", to)
-    if to.name == "smalldatetime":  # to the minute; 29.998 seconds are none
-        return Sql(f"date_trunc('minute', {value.text}::timestamp + interval '30.001 seconds')", to)
+    if to.name == "smalldatetime":
+        return Sql(f"tsql.to_minute({value.text})", to)
     if to.name in ("decimal", "money", "smallmoney", "datetime", "datetime2", "time", "real"):
         return Sql(f"{value.text}::{postgres_type(to)}", to)
     return value

@@ -89,7 +89,7 @@ def _date_bucket(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 
 
 def _moment(text: str) -> str:
-    return f"tsql.to_datetime({text})"
+    return f"tsql.to_datetime2({text})"
 
 
 def _as_given(text: str, moment: Sql) -> Sql:

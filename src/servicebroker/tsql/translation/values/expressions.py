@@ -241,7 +241,7 @@ def _calculated(text: str, of: SqlType | None) -> Sql:
     a numeric without an end.
     """
     if of is not None and of.name == "tinyint":
-        return Sql(f"tsql.to_tinyint({text})", of)
+        return Sql(f"tsql.tiny({text})", of)
     if of is not None and of.name in MONEY:
         return Sql(f"({text})::{postgres_type(of)}", of)
     return Sql(text, of)

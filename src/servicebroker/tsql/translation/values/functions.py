@@ -132,7 +132,7 @@ def argument(value: Sql, letter: str) -> str:
     if letter == "n" and value.kind == "string":
         return f"tsql.to_float({closed_text(value)})"
     if letter == "d" and value.kind != "date":
-        return f"tsql.to_datetime({closed_text(value)})"
+        return f"tsql.to_datetime2({closed_text(value)})"
     return closed_text(value)
 
 

@@ -1,0 +1,1 @@
+-- One number of a sequence for each row, errors of conversions, views' texts: store/tsql/ and the views.
