@@ -406,7 +406,7 @@ def test_what_a_join_sets_to_null_has_the_type_of_its_column(db: sb.Database) ->
 @pytest.mark.parametrize(
     ("script", "number"),
     [
-        ("DECLARE @d datetime SET @d = '20240231'", 241),
+        ("DECLARE @d datetime SET @d = '20240231'", 242),
         ("DECLARE @d date = '20249999'", 241),
         ("DECLARE @m smallmoney = 200000 SET @m = @m * @m", 8115),
         ("DECLARE @m money = 900000000000000, @t varchar(90) SET @t = @m + @m", 8115),

@@ -229,9 +229,9 @@ def test_an_expression_has_this_value(session: Session, text: str, expected: obj
     [
         ("CAST('abc' AS int)", "S0245"),
         ("CAST('99999999999' AS int)", "S0248"),
-        ("CAST(300 AS tinyint)", "S8115"),
+        ("CAST(300 AS tinyint)", "S0220"),
         ("CAST('x' AS uniqueidentifier)", "S8169"),
-        ("CAST('2026-99-99' AS datetime)", "S0241"),
+        ("CAST('2026-99-99' AS datetime)", "S0242"),
         ("CAST('1.x' AS decimal(5, 2))", "S8114"),
         ("CAST(N'<a><b></a>' AS xml)", "S9436"),
         ("CAST(N'<a>' AS xml)", "S9400"),

@@ -155,7 +155,8 @@ def test_objects_are_found_and_dropped(parcels: sb.Database) -> None:
      WHERE s.service_id > 65535;
     """
     objects, services = run(parcels, script).sets
-    assert objects.rows == [("DepotQueue",), ("Problems",), ("problems_pkey",)]
+    depot, key, problems = (name for (name,) in objects.rows)
+    assert (depot, str(key)[:14], problems) == ("DepotQueue", "PK__Problems__", "Problems")
     assert services.rows == [("//parcel/Depot", "DepotQueue")]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tsql_support import rows, told
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
+from tsql_support import rows, told
 
 _COUNT = iter(range(1000))
 

@@ -211,7 +211,8 @@ def _overflow(value: object, source: SqlType | None, target: SqlType) -> TsqlErr
         more = "" if name == "int" else " Use a larger integer column."
         of = source.name if source else "varchar"
         return TsqlError(
-            248 if name == "int" else 244, f"The conversion of the {of} value '{value[:60]}' overflowed an {kind} column.{more}"
+            248 if name == "int" else 244,
+            f"The conversion of the {of} value '{value[:60]}' overflowed an {kind} column.{more}",
         )
     if isinstance(value, float):
         return TsqlError(232, f"Arithmetic overflow error for type {name}, value = {value:.6f}.")
@@ -281,7 +282,9 @@ def _to_time(value: object, source: SqlType | None, target: SqlType) -> object:
         made = _read_time(value.strip(), target)
     elif isinstance(value, int | float | Decimal) and target.name in _OLD:
         if not -53690 <= value < 2958464:
-            raise TsqlError(8115, f"Arithmetic overflow error converting expression to data type {target.name}.", state=2)
+            raise TsqlError(
+                8115, f"Arithmetic overflow error converting expression to data type {target.name}.", state=2
+            )
         made = _BASE + timedelta(days=float(value))
     else:
         raise _clash(source, target.name)
@@ -318,7 +321,9 @@ def _no_such(source: object, target: SqlType) -> TsqlError:
     """Raised for a day that datetime has not; the newer types say 241."""
     of = source.name if isinstance(source, SqlType) else "varchar" if isinstance(source, str) else "datetime2"
     return TsqlError(
-        242, f"The conversion of a {of} data type to a {target.name} data type resulted in an out-of-range value.", state=3
+        242,
+        f"The conversion of a {of} data type to a {target.name} data type resulted in an out-of-range value.",
+        state=3,
     )
 
 

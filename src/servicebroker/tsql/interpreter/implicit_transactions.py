@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from servicebroker.tsql.interpreter.set_options import SNAPSHOT
 from servicebroker.tsql.syntax import (
-    BeginTimer,
     BeginDialog,
+    BeginTimer,
     BeginTransaction,
     CursorStep,
     Definition,
