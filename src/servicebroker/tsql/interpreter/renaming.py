@@ -128,7 +128,7 @@ def _rename_relation(machine: Machine, shown: Shown, what: str, new: str) -> Non
             own, renamed = postgres_name(shown.name, index), postgres_name(new, index)
             done.append(f"alter index {schema}.{quoted(own)} rename to {quoted(renamed)}")
         done.append(f"alter {what} {old} rename to {quoted(postgres_name(new))}")
-    ((text,),) = fetch(machine.connection, "renaming.rename_relation.text", "select tsql.noted_text(to_regclass($1))", (old,))
+    ((text,),) = fetch(machine.connection, "renaming.rename_relation.text", _TEXT, (old,))
     note = new if text is None else f"{new}\n{text}"
     done.append(f"comment on {what} {changed} is {string(note)}")
     machine.queries.define("; ".join(done))
@@ -137,6 +137,7 @@ def _rename_relation(machine: Machine, shown: Shown, what: str, new: str) -> Non
     ), (old, changed, machine.database.user.name, face()))  # fmt: skip
 
 
+_TEXT = "select tsql.noted_text(to_regclass($1))"
 _INDEXES = (
     "select obj_description(c.oid, 'pg_class') from pg_index i join pg_class c on c.oid = i.indexrelid "
     "where i.indrelid = to_regclass($1) and obj_description(c.oid, 'pg_class') is not null"
