@@ -262,3 +262,16 @@ def free_group(database: sb.Database, taken: set[UUID]) -> UUID:
     text = f"select conversation_group_id from {table} order by queuing_order"
     found: UUID = next(group for (group,) in query(database, text) if group not in taken)
     return found
+
+
+def test_made_up_numbers_of_queues_are_not_remembered(database: sb.Database) -> None:
+    doorbell = database.instance.doorbell
+    reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
+    eventually(lambda: doorbell.hears(queue_number(database, STOCK_QUEUE)))
+    with database.instance.connection() as connection:
+        connection.execute("select pg_notify('servicebroker', (900000 + n)::text) from generate_series(1, 1000) n")
+        connection.execute("select pg_notify('servicebroker', %s)", (str(queue_number(database, STOCK_QUEUE)),))
+    eventually(lambda: doorbell._rushes)  # notifications come in order: the others were heard
+    assert list(doorbell._rushes) == [queue_number(database, STOCK_QUEUE)]
+    database.send(begin(database), ORDER, b"a teapot")
+    assert bodies(reader.result()) == [b"a teapot"]

@@ -14,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servicebroker.protocol.envelope import Header, Kind
-from servicebroker.protocol.forwarding import HOPS, OVERHEAD, TIME_TO_LIVE, Forwarder, Passage, Refusal, unwrap, wrap
+from servicebroker.protocol.forwarding import (
+    HOPS,
+    MEGABYTE,
+    OVERHEAD,
+    TIME_TO_LIVE,
+    Forwarder,
+    Passage,
+    Refusal,
+    unwrap,
+    wrap,
+)
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 CONVERSATION, BROKER, MESSAGE = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -57,6 +67,16 @@ def test_the_hops_come_to_an_end() -> None:
             break
         passage, hops = passed(forwarder, "next", 0.0)[0], hops + 1
     assert (number_of(refusal), hops) == (11285, HOPS)
+
+
+def test_who_says_how_far_it_may_go_gets_no_more_than_others() -> None:
+    claimed, forwarder = Passage(MESSAGE, 255, 2**31 - 1), Forwarder[str](MEGABYTE)
+    forwarder.take_in(header(), b"", unwrap(wrap(claimed, b""))[0], "next", 0.0)
+    assert forwarder.wake_at == TIME_TO_LIVE
+    assert forwarder.expire(TIME_TO_LIVE - 1) == []
+    assert [number_of(one) for one in forwarder.expire(TIME_TO_LIVE)] == [11290]
+    forwarder.take_in(header(), b"", claimed, "next", 0.0)
+    assert passed(forwarder, "next", 1.0)[0] == Passage(MESSAGE, HOPS - 1, TIME_TO_LIVE, 1.0)
 
 
 @pytest.mark.feature(155)

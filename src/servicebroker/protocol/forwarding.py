@@ -38,6 +38,11 @@ class Passage(Struct, array_like=True, frozen=True):
     time_to_live: Seconds = TIME_TO_LIVE
     time_consumed: Annotated[float, Meta(ge=0, le=2**31 - 1)] = 0.0
 
+    def bounded(self) -> Passage:
+        """What a forwarder grants at most, whatever a peer says: memory is lent, and a circle of routes ends."""
+        hops, seconds = min(self.hops_remaining, HOPS), min(self.time_to_live, TIME_TO_LIVE)
+        return Passage(self.message_id, hops, seconds, self.time_consumed)
+
 
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _passages = msgspec.msgpack.Decoder(Passage)
@@ -123,6 +128,7 @@ class Forwarder(Generic[Hop]):
 
     def take_in(self, header: Header, body: bytes, passage: Passage, hop: Hop, now: float) -> Refusal | None:
         """Hold a message until its hop is reached; or why it is dropped."""
+        passage = passage.bounded()
         held = Held(header, body, passage, hop, now)
         if passage.hops_remaining == 0:
             return Refusal(header, BrokerError(11285))

@@ -203,6 +203,8 @@ class Doorbell:
                     bell.ring(changed=changed)
             if not changed:
                 _wake_one(bells, several=not group)
+                if not bells and int(queue_id) not in self._rushes:
+                    return  # anybody may NOTIFY any number
                 rush = self._rushes.setdefault(int(queue_id), Rush())
                 rush.notified(time.monotonic())
                 if rush.is_on and int(queue_id) in self._registered:
