@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
@@ -34,6 +35,10 @@ from servicebroker.tsql.translation.documents.shared import UnknownColumns
 _ = Session  # the module registers what runs each statement
 
 
+_DEFINES = re.compile(r"\s*(?:CREATE|ALTER)\s+TABLE\b", re.IGNORECASE)
+_IGNORES = re.compile(r"\bCOLLATE\s+\[?\w+(?:_CI|_AI)", re.IGNORECASE)
+
+
 class Verdict(StrEnum):
     """What becomes of a statement here."""
 
@@ -53,6 +58,7 @@ class Row(StrEnum):
     PASSWORDS = "passwords of logins"
     ACCOUNTS = "Windows accounts"
     AUTHENTICATION = "AUTHENTICATION = WINDOWS"
+    COLLATIONS = "text is compared by the database's collation"
     TRACED = "event notifications of what SQL Server traces"
 
 
@@ -155,6 +161,8 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
         return Verdict.DIFFERS, f"{statement.what} changes nothing here.", Row.TUNING
     if isinstance(statement, SetOption) and set(statement.options) & (WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
         return Verdict.DIFFERS, "The option changes nothing here.", Row.OPTIONS
+    if isinstance(statement, Relational) and _IGNORES.search(statement.text) and _DEFINES.match(statement.text):
+        return Verdict.DIFFERS, "What the columns hold is compared by its characters.", Row.COLLATIONS
     if isinstance(statement, Permission):
         return _permission(statement)
     if isinstance(statement, Definition):

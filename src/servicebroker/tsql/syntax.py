@@ -322,6 +322,23 @@ class ExecuteText(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class ResultColumn:
+    """A column that WITH RESULT SETS names."""
+
+    name: str
+    type: str
+    is_nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSets(Statement):
+    """EXEC ... WITH RESULT SETS (...); none of them for NONE."""
+
+    source: Execute | ExecuteText
+    sets: tuple[tuple[ResultColumn, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Relational(Statement):
     """SELECT, INSERT, UPDATE, DELETE, CREATE TABLE ...: `verb` is its first word, or two."""
 

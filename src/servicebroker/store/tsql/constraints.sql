@@ -24,23 +24,61 @@ begin
     end loop;
 end $$;
 
+-- The first line of a constraint's comment is its name; one that NOCHECK has switched off is CHECK (true), and its definition
+-- the second line.
+create or replace function tsql.noted_constraint(id oid, line integer) returns text language sql stable strict parallel safe
+return nullif(split_part(obj_description(id, 'pg_constraint'), E'\n', line), '');
+create or replace function tsql.switch_constraints(relation regclass, names text[], holds boolean, is_checked boolean) returns void
+language plpgsql as $$
+declare
+    known record;
+    missing text := (select n from unnest(names) n where not exists (
+        select from pg_constraint k where k.conrelid = relation
+           and lower(n) in (lower(tsql.noted_constraint(k.oid, 1)), k.conname)) limit 1);
+begin
+    if missing is not null then perform tsql.refuse(4917, format('Constraint ''%s'' does not exist.', missing)); end if;
+    for known in
+        select k.conname, k.contype, k.convalidated, coalesce(tsql.noted_constraint(k.oid, 1), k.conname) as called,
+               pg_get_constraintdef(k.oid) as definition, tsql.noted_constraint(k.oid, 2) as held
+          from pg_constraint k
+         where k.conrelid = relation and (names is null and k.contype in ('f', 'c') or exists (
+                   select from unnest(names) n where lower(n) in (lower(tsql.noted_constraint(k.oid, 1)), k.conname)))
+    loop
+        if known.contype not in ('f', 'c') then
+            perform tsql.refuse(11415, format('Object ''%s'' cannot be disabled or enabled. This action applies only to foreign key and '
+                                              'check constraints.', known.called));
+        elsif holds and known.held is null then
+            if is_checked and not known.convalidated then
+                execute format('alter table %s validate constraint %I', relation, known.conname);
+            end if;
+        elsif holds or known.held is null then
+            execute format('alter table %s drop constraint %I', relation, known.conname);
+            execute format('alter table %s add constraint %I %s', relation, known.conname,
+                           case when holds then known.held || case when is_checked then '' else ' not valid' end else 'check (true)' end);
+            execute format('comment on constraint %I on %s is %L', known.conname, relation,
+                           known.called || case when holds then '' else E'\n' || regexp_replace(known.definition, ' NOT VALID$', '') end);
+        end if;
+    end loop;
+end $$;
+
 create view tsql.key_constraints with (security_invoker = true) as
 select o.*, c.conindid::bigint::integer as unique_index_id,
        (o.name ~ '^(PK|UQ)__.*__[0-9A-F]{16}$')::integer::smallint as is_system_named
   from tsql.objects o join pg_constraint c on c.oid = o.object_id::bigint::oid where o.type in ('PK', 'UQ');
 
 create view tsql.foreign_keys with (security_invoker = true) as
-select o.*, c.confrelid::bigint::integer as referenced_object_id, c.conindid::bigint::integer as key_index_id, 0::smallint as is_disabled,
-       (not c.convalidated)::integer::smallint as is_not_trusted,
+select o.*, c.confrelid::bigint::integer as referenced_object_id, c.conindid::bigint::integer as key_index_id,
+       (tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_disabled,
+       (not c.convalidated or tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_not_trusted,
        (o.name ~ '^FK__.*__[0-9A-F]{8}$')::integer::smallint as is_system_named,
        d.number as delete_referential_action, d.said as delete_referential_action_desc,
        u.number as update_referential_action, u.said as update_referential_action_desc
   from tsql.objects o
   join pg_constraint c on c.oid = o.object_id::bigint::oid
   join (values ('a', 0::smallint, 'NO_ACTION'), ('r', 0, 'NO_ACTION'), ('c', 1, 'CASCADE'), ('n', 2, 'SET_NULL'), ('d', 3, 'SET_DEFAULT'))
-       d (letter, number, said) on d.letter = c.confdeltype::text
+       d (letter, number, said) on d.letter = coalesce(nullif(btrim(c.confdeltype::text), ''), 'a')
   join (values ('a', 0::smallint, 'NO_ACTION'), ('r', 0, 'NO_ACTION'), ('c', 1, 'CASCADE'), ('n', 2, 'SET_NULL'), ('d', 3, 'SET_DEFAULT'))
-       u (letter, number, said) on u.letter = c.confupdtype::text
+       u (letter, number, said) on u.letter = coalesce(nullif(btrim(c.confupdtype::text), ''), 'a')
  where o.type = 'F';
 
 create view tsql.foreign_key_columns with (security_invoker = true) as
@@ -51,9 +89,10 @@ select k.object_id as constraint_object_id, pair.place::integer as constraint_co
        unnest(c.conkey, c.confkey) with ordinality pair (own, other, place);
 
 create view tsql.check_constraints with (security_invoker = true) as
-select o.*, 0::smallint as is_disabled, (not c.convalidated)::integer::smallint as is_not_trusted,
+select o.*, (tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_disabled,
+       (not c.convalidated or tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_not_trusted,
        case when cardinality(c.conkey) = 1 then c.conkey[1]::integer else 0 end as parent_column_id,
-       pg_get_expr(c.conbin, c.conrelid) as definition, (o.name ~ '^CK__.*__[0-9A-F]{8}$')::integer::smallint as is_system_named
+       coalesce(substring(tsql.noted_constraint(c.oid, 2) from '^CHECK (.*)$'), pg_get_expr(c.conbin, c.conrelid)) as definition, (o.name ~ '^CK__.*__[0-9A-F]{8}$')::integer::smallint as is_system_named
   from tsql.objects o join pg_constraint c on c.oid = o.object_id::bigint::oid where o.type = 'C';
 
 create view tsql.default_constraints with (security_invoker = true) as

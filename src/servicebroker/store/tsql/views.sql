@@ -45,8 +45,10 @@ select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
   from servicebroker.tsql_modules m
   join tsql.every_schema s on s.database_id = m.database_id and lower(s.name) = lower(m.schema_name)
  union all  -- keys and constraints of tables
-select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id, coalesce(obj_description(k.oid, 'pg_constraint'), k.conname),
-       k.oid::bigint::integer, case k.contype when 'p' then 'PK' when 'u' then 'UQ' when 'f' then 'F' else 'C' end,
+select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
+       coalesce(split_part(obj_description(k.oid, 'pg_constraint'), E'\n', 1), k.conname),
+       k.oid::bigint::integer, case when k.contype = 'p' then 'PK' when k.contype = 'u' then 'UQ'
+                                    when k.contype = 'f' or obj_description(k.oid, 'pg_constraint') ~ E'\nFOREIGN KEY' then 'F' else 'C' end,
        null, k.conrelid::bigint::integer, null, null, 0::smallint
   from tsql.every_schema s
   join pg_namespace n on n.nspname = s.postgres_schema

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FIND = """
 select coalesce(s.broker_database, ''), coalesce(s.name, 'dbo'),
        coalesce(tsql.noted_name(t.oid), t.relname),
-       coalesce(obj_description(c.oid, 'pg_constraint'), obj_description(i.oid, 'pg_class')), c.contype::text,
+       coalesce(tsql.noted_constraint(c.oid, 1), obj_description(i.oid, 'pg_class')), c.contype::text,
        coalesce(f.name, ''), coalesce(obj_description(c.confrelid, 'pg_class'), ''),
        tsql.written_column(t.oid, c.conkey), tsql.written_column(c.confrelid, c.confkey)
   from pg_class t

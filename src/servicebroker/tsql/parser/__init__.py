@@ -17,6 +17,7 @@ from servicebroker.tsql.syntax import (
     Label,
     Name,
     NoEffect,
+    Operand,
     Permission,
     Relational,
     Statement,
@@ -136,7 +137,7 @@ class Parser(Objects):
             self.at += 1
             return Label(line, label)
         if self.at == 0 and self.is_identifier():  # the first statement of a batch may call a procedure without EXEC
-            return self._execute_procedure(line)
+            return self._shaped(self._execute_procedure(line))
         raise self.failure()
 
     def open_block(self, begin: int) -> bool:
@@ -200,9 +201,14 @@ class Parser(Objects):
     def _foreign(self, line: int, feature: Feature) -> Statement:
         """A statement that nothing stands behind."""
         behind = self.at + feature.length
-        if feature.name.upper() == "DBCC CHECKIDENT":
+        inspect = {
+            "DBCC CHECKIDENT": self._check_identity,
+            "DBCC OPENTRAN": self._dbcc,
+            "DBCC INPUTBUFFER": self._dbcc,
+        }.get(feature.name.upper())
+        if inspect is not None:
             self.at = behind
-            return self._check_identity(line)
+            return inspect(line)
         self.at = feature_end(self.tokens, behind)
         if not feature.may_be(self.words[behind : self.at]):
             self.at -= 1
@@ -225,6 +231,25 @@ class Parser(Objects):
         self.expect(")")
         self.take("WITH", "NO_INFOMSGS")
         return Definition(line, "DBCC", "CHECKIDENT", name, clauses)
+
+    def _dbcc(self, line: int) -> Statement:
+        """DBCC OPENTRAN [(database)], DBCC INPUTBUFFER (session [, request])."""
+        kind = self.words[self.at - 1]
+        given: list[Operand] = []
+        if kind == "INPUTBUFFER" or self.word == "(":
+            self.expect("(")
+            while self.word != ")":
+                given.append(self.operand())
+                if not self.take(","):
+                    break
+            self.expect(")")
+        shows_table = False
+        if self.take("WITH"):
+            while True:
+                shows_table |= self.expect_any("NO_INFOMSGS", "TABLERESULTS") == "TABLERESULTS"
+                if not self.take(","):
+                    break
+        return Definition(line, "DBCC", kind, Name(("", kind)), {"given": given, "shows_table": shows_table})
 
     def refused_end(self, begin: int, error: TsqlError) -> int:
         """Where the statement at `begin` ends that was not read to its end."""

@@ -17,6 +17,8 @@ from servicebroker.tsql.syntax import (
     Operand,
     Parameter,
     Procedure,
+    ResultColumn,
+    ResultSets,
     Statement,
     Trigger,
     Variable,
@@ -146,8 +148,8 @@ class Procedures(Control):
                 user = self.operand()
             if self.take("AT"):
                 self.refuse("EXEC ... AT a linked server", "Use a conversation to reach another instance.")
-            return ExecuteText(line, text, user, kind)
-        return self._execute_procedure(line)
+            return self._shaped(ExecuteText(line, text, user, kind))
+        return self._shaped(self._execute_procedure(line))
 
     def _execute_as(self, line: int) -> Statement:
         kind = self.expect_any("USER", "LOGIN", "CALLER")
@@ -178,11 +180,51 @@ class Procedures(Control):
                 arguments.append(self._argument())
                 if not self.take(","):
                     break
-        if self.word == "WITH" and self.peek() in ("RECOMPILE", "RESULT"):
-            self.at += 1
-            if not self.take("RECOMPILE"):
-                self.refuse("WITH RESULT SETS", "Leave it out.")
         return Execute(line, procedure, tuple(arguments), returned)
+
+    def _shaped(self, source: Execute | ExecuteText) -> Statement:
+        """WITH RECOMPILE, RESULT SETS UNDEFINED | NONE | ((column type, ...), ...)."""
+        if self.word != "WITH" or self.peek() not in ("RECOMPILE", "RESULT"):
+            return source
+        self.at += 1
+        shaped: Statement = source
+        while True:
+            if not self.take("RECOMPILE"):
+                shaped = self._result_sets(source)
+            if not self.take(","):
+                return shaped
+
+    def _result_sets(self, source: Execute | ExecuteText) -> Statement:
+        self.expect("RESULT", "SETS")
+        if self.take("UNDEFINED"):
+            return source
+        sets: list[tuple[ResultColumn, ...]] = []
+        if not self.take("NONE"):
+            self.expect("(")
+            while True:
+                if self.word == "AS" or (self.word == "(" and self.peek() == "AS"):
+                    self.refuse("WITH RESULT SETS (AS ...)", "Write the columns.")
+                sets.append(self._result_columns())
+                if not self.take(","):
+                    break
+            self.expect(")")
+        return ResultSets(source.line, source, tuple(sets))
+
+    def _result_columns(self) -> tuple[ResultColumn, ...]:
+        self.expect("(")
+        columns = []
+        while True:
+            name, kind = self.identifier(), self.type_name()
+            if self.take("COLLATE"):
+                self.identifier()
+            required = self.take("NOT", "NULL")
+            if not required:
+                self.take("NULL")
+            columns.append(ResultColumn(name, kind, not required))
+            if not self.take(","):
+                break
+        self.expect(")")
+        return tuple(columns)
 
     def _ends_call(self) -> bool:
         kind = self.tokens.kinds[self.at]

@@ -147,16 +147,8 @@ def _alter_table(writer: Writer, reader: PieceReader) -> list[str]:
         raise refused("ALTER TABLE ... DROP INDEX", "Use DROP INDEX.")
     if reader.take("DROP"):
         return _drop_members(writer, reader, table, own.name)
-    if reader.take("CHECK", "CONSTRAINT"):  # what is written is checked always; what was there may not have been
-        is_of_all = reader.take("ALL")
-        wanted = [] if is_of_all else [reader.identifier()]
-        while not is_of_all and reader.take(","):
-            wanted.append(reader.identifier())
-        if not checks_again:
-            return _nothing(table)
-        if is_of_all:
-            return [_VALIDATE_ALL.format(table=string(table))]
-        return [f"ALTER TABLE {table} VALIDATE CONSTRAINT {identifier(name)}" for name in wanted]
+    if reader.word in ("CHECK", "NOCHECK") and reader.peek() == "CONSTRAINT":
+        return [_switch_constraints(reader, table, checks_again=checks_again)]
     changed = reader.peek(2) if reader.word == "SET" else ""
     if reader.take("REBUILD") or changed in ("LOCK_ESCALATION", "FILESTREAM_ON"):
         reader.at = len(reader.piece.words)
@@ -166,14 +158,23 @@ def _alter_table(writer: Writer, reader: PieceReader) -> list[str]:
     raise refused(f"ALTER TABLE ... {reader.word} {changed}".rstrip(), _INSTEAD[reader.word])
 
 
-_VALIDATE_ALL = (
-    "DO $$ DECLARE own name; BEGIN FOR own IN SELECT conname FROM pg_constraint WHERE conrelid = {table}::regclass "
-    "AND NOT convalidated LOOP EXECUTE format('ALTER TABLE %s VALIDATE CONSTRAINT %I', {table}::regclass, own); "
-    "END LOOP; END $$"
-)
+def _switch_constraints(reader: PieceReader, table: str, *, checks_again: bool) -> str:
+    """CHECK or NOCHECK CONSTRAINT ALL or names: FOREIGN KEY and CHECK that hold, or do not (decision 259)."""
+    holds = reader.take("CHECK")
+    if not holds:
+        reader.take("NOCHECK")
+    reader.take("CONSTRAINT")
+    names = "NULL"
+    if not reader.take("ALL"):
+        wanted = [reader.identifier()]
+        while reader.take(","):
+            wanted.append(reader.identifier())
+        names = f"ARRAY[{', '.join(map(string, wanted))}]"
+    return f"SELECT tsql.switch_constraints({string(table)}, {names}, {holds}, {checks_again})"
+
+
 _CHANGES = "Use a trigger, or a column of the type rowversion."
 _INSTEAD = {
-    "NOCHECK": "Drop the constraint, and add it again.",
     "SWITCH": "Move the rows with DELETE ... OUTPUT ... INTO.",
     "SPLIT": "Leave it out.",
     "MERGE": "Leave it out.",

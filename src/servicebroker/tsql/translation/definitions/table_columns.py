@@ -260,14 +260,20 @@ def _without_parameters(writer: Writer) -> None:
         raise TsqlError(128, f'The name "{writer.parameters[0]}" is not permitted in this context.', severity=15)
 
 
+_COLLATION = re.compile(
+    r"\w+_(?:C[IS]_A[IS](?:_KS|_WS|_VSS|_SC|_UTF8)*|BIN2?(?:_UTF8)?)|(?:DATABASE|CATALOG)_DEFAULT", re.IGNORECASE
+)
+
+
 def collation(reader: PieceReader) -> None:
-    """Steps over COLLATE name. Strings are compared by their characters; to ignore case or accents is another rule."""
+    """Steps over COLLATE name: strings are compared by their characters, whatever it says (`tsql check` tells it).
+
+    Raises:
+        TsqlError: 448 it is no name of a collation.
+    """
     name = reader.identifier()
-    if any(rule in name.upper().split("_") for rule in ("CI", "AI")):
-        raise refused(
-            f"COLLATE {name}",
-            "Strings are compared by their characters: leave it out, and use LOWER where case must not count.",
-        )
+    if not _COLLATION.fullmatch(name):
+        raise TsqlError(448, f"Invalid collation '{name}'.")
 
 
 def _clustered(reader: PieceReader) -> None:

@@ -1,0 +1,1 @@
+-- Constraints that NOCHECK switches off: store/tsql/.

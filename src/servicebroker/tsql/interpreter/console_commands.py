@@ -1,0 +1,56 @@
+"""DBCC OPENTRAN and DBCC INPUTBUFFER: who holds a transaction open, and what a session has said."""
+
+from __future__ import annotations
+
+from servicebroker.store.running import fetch
+from servicebroker.tsql.interpreter.evaluation import integer
+from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.objects import defines
+from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.statement_errors import Message, TsqlError
+from servicebroker.tsql.syntax import Definition
+
+_OLDEST = """
+select t.session_id, a.name, to_char(a.transaction_begin_time at time zone 'UTC', 'Mon DD YYYY HH12:MI:SS:MSAM')
+  from tsql.dm_tran_active_transactions a join tsql.dm_tran_session_transactions t using (transaction_id)
+ where a.transaction_type = 1 order by a.transaction_begin_time limit 1
+"""
+
+
+@defines("DBCC", "OPENTRAN")
+def _open_transaction(machine: Machine, statement: Definition) -> None:
+    """The oldest transaction that has changed something."""
+    _ = machine.spid  # which gives the session its number
+    rows = fetch(machine.connection, "console_commands.open_transaction", _OLDEST)
+    if statement.clauses["shows_table"]:
+        names = ("OLDACT_SPID", "OLDACT_NAME", "OLDACT_STARTTIME")
+        machine.say(ResultSet(("REC", "VALUE"), list(zip(names, map(str, rows[0]), strict=True)) if rows else []))
+        return
+    if not rows:
+        machine.say(Message("No active open transactions."))
+        return
+    session, name, begun = rows[0]
+    database = machine.database.name
+    machine.say(Message(f"Transaction information for database '{database}'."))
+    machine.say(
+        Message(
+            f"Oldest active transaction:\n    SPID (server process ID): {session}\n    Name          : {name}\n"
+            f"    Start time    : {begun}"
+        )
+    )
+
+
+@defines("DBCC", "INPUTBUFFER")
+def _input_buffer(machine: Machine, statement: Definition) -> None:
+    """Raises: TsqlError: 7955 there is no such session."""
+    number = integer(machine, statement.clauses["given"][0]) if statement.clauses["given"] else None
+    rows = fetch(
+        machine.connection,
+        "console_commands.input_buffer",
+        "select event_type, parameters, regexp_replace(event_info, '^/[*].*?[*]/ ', '') "
+        "from tsql.dm_exec_input_buffer($1, 0)",
+        (number,),
+    )
+    if not rows:
+        raise TsqlError(7955, f"Invalid SPID {number} specified.")
+    machine.say(ResultSet(("EventType", "Parameters", "EventInfo"), [tuple(row) for row in rows]))
