@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import ChainMap
 from collections.abc import Collection, Mapping
@@ -31,13 +32,14 @@ from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
 from servicebroker.tsql.syntax import Name, Relational
+from servicebroker.tsql.translation.reading.text_to_tree import LONG
 from servicebroker.tsql.translation.rows.current_rows import CURRENT_OF
 from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, schema_of, string
 from servicebroker.tsql.translation.values.expressions import CONDITION
 from servicebroker.tsql.types import VARIANT, SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
-_CHANGES = re.compile(r"\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
+_CHANGES = re.compile(r"\A\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
 _ASKS = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IGNORECASE)
 _SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE)
 _VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # of the catalog, also behind a synonym
@@ -95,7 +97,7 @@ class Queries:
             done = limited_query(done, most)
         if done.kind != "rows":
             machine.transactions.check()
-        if done.kind != "ddl" and _CHANGES.match(text) and triggers.any_here(machine):
+        if done.kind != "ddl" and _has(_CHANGES, text) and triggers.any_here(machine):
             with machine.together():  # a statement and the triggers that it fires, all or nothing
                 triggers.ask(machine)
                 result = self._execute(done, text)
@@ -205,7 +207,7 @@ class Queries:
         self._tell_who(text)
         machine.transactions.guard()
         before = self._held(done) + done.before
-        cursors = [name for name in done.parameters if name.startswith(CURRENT_OF)] if _CHANGES.match(text) else []
+        cursors = [name for name in done.parameters if name.startswith(CURRENT_OF)] if _has(_CHANGES, text) else []
         alone = bool(before or done.after or cursors) and not machine.transactions.count
         try:
             if alone:
@@ -253,7 +255,7 @@ class Queries:
     def _show_database(self, text: str, done: Translated) -> None:
         """The views of sys show one database; it is told before the first statement that may look there."""
         name = self.machine.database.name
-        if self._shown != name and (_SYS.search(text) or _VIEW.search(done.sql)):
+        if self._shown != name and (_has(_SYS, text) or _has(_VIEW, done.sql)):
             self.set("servicebroker.database", name)
             self._shown = name
 
@@ -264,7 +266,7 @@ class Queries:
         """
         who = self.machine.database.user.name, self.machine.login
         may_ask = self._told is not None or self.user_functions.any_called or not self.machine.database.user.is_dbo
-        if self._told != who and (may_ask or _ASKS.search(text)):
+        if self._told != who and (may_ask or _has(_ASKS, text)):
             for setting, name in zip((USER, LOGIN), who, strict=True):
                 self.set(setting, name)
             self._told = who
@@ -308,7 +310,7 @@ class Queries:
         self.machine.connection.run_described(f"insert into {table} ({names}) values ({places})", values)
 
     def _note_temporary(self, text: str) -> None:
-        found = TEMPORARY.search(text)
+        found = TEMPORARY.search(text) if _has(TEMPORARY, text) else None
         if found:
             name = (found[1] or found[2]).lower()
             self._has_temporary = True
@@ -441,6 +443,16 @@ def _shown(done: Translated, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...
         for place in places:
             row[place] = None if row[place] is None else out_of_variant(row[place])[0]
     return [tuple(row) for row in shown]
+
+
+def _has(pattern: re.Pattern[str], text: str) -> bool:
+    """Whether the pattern is found; remembered of texts that may come again."""
+    return _searched(pattern, text) if len(text) <= LONG else pattern.search(text) is not None
+
+
+@functools.lru_cache(maxsize=2000)
+def _searched(pattern: re.Pattern[str], text: str) -> bool:
+    return pattern.search(text) is not None
 
 
 @runs(Relational)
