@@ -271,7 +271,8 @@ def test_made_up_numbers_of_queues_are_not_remembered(database: sb.Database) -> 
     with database.instance.connection() as connection:
         connection.execute("select pg_notify('servicebroker', (900000 + n)::text) from generate_series(1, 1000) n")
         connection.execute("select pg_notify('servicebroker', %s)", (str(queue_number(database, STOCK_QUEUE)),))
-    eventually(lambda: doorbell._rushes)  # notifications come in order: the others were heard
-    assert list(doorbell._rushes) == [queue_number(database, STOCK_QUEUE)]
+    # notifications come in order: the others were heard; other tests have had queues of the instance
+    eventually(lambda: queue_number(database, STOCK_QUEUE) in doorbell._rushes)
+    assert max(doorbell._rushes) < 900_000
     database.send(begin(database), ORDER, b"a teapot")
     assert bodies(reader.result()) == [b"a teapot"]
