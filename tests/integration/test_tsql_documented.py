@@ -211,3 +211,31 @@ def test_names_that_nobody_has_given(db: sb.Database) -> None:
     """)
     assert rows(db, "SELECT COUNT(*) FROM sys.foreign_keys") == [(0,)]
     assert rows(db, "SELECT COUNT(DISTINCT name) FROM sys.key_constraints WHERE type = 'PK'") == [(3,)]
+
+
+def test_a_trigger_sees_the_columns_that_were_set(db: sb.Database) -> None:
+    told(
+        db,
+        """
+        CREATE TABLE T (a int, b int, c int)
+        GO
+        CREATE TRIGGER Seen ON T AFTER INSERT, UPDATE, DELETE AS
+            SELECT COLUMNS_UPDATED(), CASE WHEN COLUMNS_UPDATED() & 4 = 4 THEN 'third' END,
+                   SUBSTRING(COLUMNS_UPDATED(), 1, 1)
+        """,
+    )
+    assert told(db, "INSERT T (a) VALUES (1) UPDATE T SET b = 2 UPDATE T SET a = 3, c = 4 DELETE T") == [
+        [(b"\x07", "third", b"\x07")],
+        [(b"\x02", None, b"\x02")],
+        [(b"\x05", "third", b"\x05")],
+        [(b"\x00", None, b"\x00")],
+    ]
+
+
+def test_the_types_of_events_are_listed(db: sb.Database) -> None:
+    known = "SELECT type_name FROM sys.event_notification_event_types WHERE type_name LIKE 'BROKER_Q%' OR type = 1"
+    assert rows(db, known + " ORDER BY 1") == [("BROKER_QUEUE_DISABLED",), ("QUEUE_ACTIVATION",)]
+    members = """SELECT e.type_name FROM sys.trigger_event_types e JOIN sys.trigger_event_types p ON p.type = e.parent_type
+                  WHERE p.type_name = 'DDL_TABLE_EVENTS' ORDER BY 1"""
+    assert rows(db, members) == [("ALTER_TABLE",), ("CREATE_TABLE",), ("DROP_TABLE",)]
+    assert rows(db, "SELECT is_user_process FROM sys.dm_exec_sessions WHERE session_id = @@SPID") == [(1,)]

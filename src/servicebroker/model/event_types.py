@@ -222,6 +222,15 @@ RAISED_BY_NOTHING = frozenset(_TRACE.events())  # by no statement and by no brok
 EVENTS = frozenset({*ON_QUEUE, *_DDL.events(), *RAISED_BY_NOTHING})
 
 
+def parents() -> Iterator[tuple[str, str]]:
+    """Every event and group, each with the group that it is in, "" for none."""
+    yield from ((event, "") for event in ON_QUEUE)
+    for root in (_DDL, _TRACE):
+        yield root.name, ""
+        for group in root.groups():
+            yield from ((member if isinstance(member, str) else member.name, group.name) for member in group.members)
+
+
 def is_of_the_server(event: str) -> bool:
     """Whether it happens in no database, as CREATE_LOGIN."""
     return event in _SERVER_LEVEL

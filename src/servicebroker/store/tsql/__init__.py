@@ -6,6 +6,7 @@ import re
 from importlib import resources
 
 from servicebroker.model.errors import RULES
+from servicebroker.model.event_types import parents
 
 
 def library() -> list[str]:
@@ -23,7 +24,11 @@ def library() -> list[str]:
         "sizes",
     )
     catalog = ("views", "constraints", "names", "variants", "isolation", "column_types", "diversions")
-    return [*((resources.files(__package__) / f"{name}.sql").read_text() for name in values + catalog), _messages()]
+    return [
+        *((resources.files(__package__) / f"{name}.sql").read_text() for name in values + catalog),
+        _messages(),
+        *_event_types(),
+    ]
 
 
 def _messages() -> str:
@@ -35,6 +40,23 @@ def _messages() -> str:
         "0::smallint as is_event_logged, text "
         f"from (values {rows}) known (number, level, text)"
     )
+
+
+def _event_types() -> list[str]:
+    """sys.event_notification_event_types and sys.trigger_event_types; groups are counted from 10001, as there."""
+    known = dict(parents())  # an event that two groups have is shown in the last one
+    groups = set(known.values()) - {""}
+    events = [name for name in known if name not in groups]
+    numbers = {name: number for number, name in enumerate(events, 1)}
+    numbers |= {name: number for number, name in enumerate((name for name in known if name in groups), 10001)}
+    rows = ", ".join(
+        f"({numbers[one]}, '{one}', {numbers.get(parent, 'null::integer')})" for one, parent in known.items()
+    )
+    return [
+        f"create or replace view tsql.{name} with (security_invoker = true) as "
+        f"select type, type_name, parent_type from (values {rows}) known (type, type_name, parent_type)"
+        for name in ("event_notification_event_types", "trigger_event_types")
+    ]
 
 
 def _shown(text: str) -> str:

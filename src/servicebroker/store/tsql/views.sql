@@ -330,7 +330,9 @@ select l.pid, l.objid::bigint::integer as spid
    and l.database = (select d.oid from pg_database d where d.datname = current_database());
 create or replace view tsql.dm_exec_sessions with (security_invoker = true) as
 select coalesce(n.spid, a.pid) as session_id, a.backend_start as login_time, a.client_hostname::text as host_name, a.application_name::text as program_name,
-       a.usename::text as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status
+       a.usename::text as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status,
+       1::smallint as is_user_process, a.usename::text as original_login_name, a.query_start as last_request_start_time,
+       a.state_change as last_request_end_time, (a.xact_start is not null)::integer as open_transaction_count, a.pid as host_process_id
   from pg_stat_activity a left join tsql.session_numbers n using (pid)
  where a.datname = current_database() and a.backend_type = 'client backend';
 -- The text that a session runs, or has run last, is found by its process; it is what PostgreSQL was told.

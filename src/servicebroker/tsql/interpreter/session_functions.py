@@ -43,6 +43,15 @@ def _cursor_states(machine: Machine) -> object:
     return json.dumps({name: -1 if rows is None else int(bool(rows.rows)) for name, rows in found.items()})
 
 
+def _columns_updated(machine: Machine) -> bytes | None:
+    """A bit for each column of the trigger's table that the statement has set; None outside of a trigger."""
+    frame = machine.frame
+    table = frame.tables.get("inserted") or frame.tables.get("deleted")
+    columns = machine.queries.columns.get(table, ()) if table is not None else ()
+    bits = sum(1 << place for place, column in enumerate(columns) if frame.has_set(column.name.lower()))
+    return bits.to_bytes((len(columns) + 7) // 8, "little") if columns else None
+
+
 KNOWN: dict[str, Callable[[Machine], object]] = {
     "@@rowcount": lambda machine: machine.rowcount,
     "@@error": lambda machine: machine.error,
@@ -79,6 +88,7 @@ KNOWN: dict[str, Callable[[Machine], object]] = {
     "app_name": lambda machine: "servicebroker",
     "host_name": lambda machine: "localhost",
     "context_info": lambda machine: machine.context_info,
+    "columns_updated": _columns_updated,
     "rowcount_big": lambda machine: machine.rowcount,
     "@@cursor_rows": lambda machine: machine.cursor_rows,
     "cursor states": _cursor_states,  # what CURSOR_STATUS looks into

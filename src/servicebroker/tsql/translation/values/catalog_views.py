@@ -46,7 +46,7 @@ OWN = frozenset(
         "dm_db_file_space_usage",
         "dm_db_index_usage_stats",
     }
-    | {"conversation_endpoints"}
+    | {"conversation_endpoints", "event_notification_event_types", "trigger_event_types"}
     | {"assemblies", "assembly_files", "asymmetric_keys", "extended_properties"}
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
 )
@@ -79,7 +79,7 @@ _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_lo
                       | {"messages", "master_files", "dm_os_sys_info", "dm_exec_connections", "dm_os_wait_stats"}
                       | {"dm_tran_session_transactions", "dm_tran_active_transactions", "dm_os_waiting_tasks"}
                       | {"dm_exec_query_stats", "spt_values", "servers", "credentials", "dm_exec_cached_plans"}
-                      | {"sysprocesses"}
+                      | {"sysprocesses", "event_notification_event_types", "trigger_event_types"}
                       | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 

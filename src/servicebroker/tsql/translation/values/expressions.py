@@ -264,6 +264,9 @@ def operator_name(sign: str) -> str:
 def _bits(writer: Writer, node: exp.Binary) -> Sql:
     sign = {exp.BitwiseAnd: "&", exp.BitwiseOr: "|", exp.BitwiseXor: "#"}[type(node)]
     left, right = _nulls_typed(write_value(writer, node.this), write_value(writer, node.expression))
+    for number, other in ((left.type, right), (right.type, left)):
+        if number is not None and number.name in INTEGERS and other.kind == "binary":  # COLUMNS_UPDATED() & 4
+            return Sql(f"({_numeric(left, number)} {sign} {_numeric(right, number)})", number)
     return Sql(f"({left.text} {sign} {right.text})", wider(left.type, right.type))
 
 

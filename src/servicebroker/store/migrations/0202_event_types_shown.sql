@@ -1,0 +1,1 @@
+-- Views of event types, further columns of sessions: store/tsql/.
