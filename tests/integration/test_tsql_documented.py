@@ -235,7 +235,8 @@ def test_a_trigger_sees_the_columns_that_were_set(db: sb.Database) -> None:
 def test_the_types_of_events_are_listed(db: sb.Database) -> None:
     known = "SELECT type_name FROM sys.event_notification_event_types WHERE type_name LIKE 'BROKER_Q%' OR type = 1"
     assert rows(db, known + " ORDER BY 1") == [("BROKER_QUEUE_DISABLED",), ("QUEUE_ACTIVATION",)]
-    members = """SELECT e.type_name FROM sys.trigger_event_types e JOIN sys.trigger_event_types p ON p.type = e.parent_type
+    members = """SELECT e.type_name FROM sys.trigger_event_types e
+                   JOIN sys.trigger_event_types p ON p.type = e.parent_type
                   WHERE p.type_name = 'DDL_TABLE_EVENTS' ORDER BY 1"""
     assert rows(db, members) == [("ALTER_TABLE",), ("CREATE_TABLE",), ("DROP_TABLE",)]
     assert rows(db, "SELECT is_user_process FROM sys.dm_exec_sessions WHERE session_id = @@SPID") == [(1,)]
