@@ -68,6 +68,8 @@ COUNTS = {
     "table-histories": Count(5, 30, "histories of a table whose rule changes while messages land"),
     "iceberg-histories": Count(1, 20, "such histories of an Iceberg table"),
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
+    "process-kills": Count(3, 20, "how often test_processes.py kills one of several processes"),
+    "takeovers": Count(1, 10, "how often a second daemon takes over in test_processes.py"),
 }
 
 

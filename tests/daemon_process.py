@@ -1,6 +1,7 @@
-"""A daemon in a process of its own, for tests that kill it: `python daemon_process.py URL PORT [MOST]`.
+"""A daemon in a process of its own, for tests that kill it: `python daemon_process.py URL PORT [MOST [PROCESSES]]`.
 
-With MOST it divides its conversations among another number of shares each second, at most so many.
+With MOST it divides its conversations among another number of shares each second, at most so many; with 1 after that
+they are processes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.shares import Load
 
 
-def main(url: str, port: int, most: int = 1) -> None:
+def main(url: str, port: int, most: int = 1, in_processes: int = 0) -> None:
     Load.wanted = lambda self, worked: random.randint(1, most)  # type: ignore[method-assign]
-    daemon = Daemon(url, lambda: datetime.now(UTC))
+    daemon = Daemon(url, lambda: datetime.now(UTC), in_processes=bool(in_processes))
     daemon.listen("127.0.0.1", port)
     signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
     daemon.run()

@@ -1,6 +1,6 @@
 """Two instances, two daemons in processes of their own, a bad network between them, and somebody who kills.
 
-Each second their conversations are divided among another number of relays.
+Each second their conversations are divided among another number of relays, which are threads or processes.
 Each message and each reply is checked: exactly once, in order. `make soak` runs it with 200,000 of them.
 """
 
@@ -46,8 +46,8 @@ PATIENCE = 120.0  # seconds without any progress, while the network is calm
 class Broker:
     """An instance and its daemon, which can be killed."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, *, in_processes: bool) -> None:
+        self.url, self.in_processes = url, in_processes
         self.instance = sb.open(url, clock=lambda: datetime.now(UTC))
         self.database = standard_database(self.instance)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -56,7 +56,8 @@ class Broker:
 
     def start(self) -> None:
         script = Path(__file__).parent.parent / "daemon_process.py"
-        self.daemon = subprocess.Popen([sys.executable, str(script), self.url, str(self.port), str(SHARES)])
+        options = str(self.port), str(SHARES), str(int(self.in_processes))
+        self.daemon = subprocess.Popen([sys.executable, str(script), self.url, *options])
 
     def kill(self) -> None:
         """As `kill -9` does, and start it again."""
@@ -97,9 +98,12 @@ class Network:
             proxy.close()
 
 
-@pytest.fixture
-def network(make_instance_url: Callable[..., str], seeded_random: random.Random) -> Iterator[Network]:
-    both = Network(Broker(make_instance_url(1)), Broker(make_instance_url(1)), seeded_random)
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["threads", "processes"])
+def network(
+    make_instance_url: Callable[..., str], seeded_random: random.Random, request: pytest.FixtureRequest
+) -> Iterator[Network]:
+    brokers = [Broker(make_instance_url(1), in_processes=request.param) for _ in range(2)]
+    both = Network(brokers[0], brokers[1], seeded_random)
     yield both
     both.close()
 

@@ -38,17 +38,20 @@ from support import (
 SHARES = 3
 CONVERSATIONS = 12
 PASSWORD = "correct horse"
+in_threads_and_processes = pytest.mark.parametrize("in_processes", [False, True], ids=["threads", "processes"])
 MESSAGES, EACH = 4_800, 0.0003  # seconds
 
 
 class Site:
     """An instance and its daemon in a thread."""
 
-    def __init__(self, url: str, keys: Path, shares: int) -> None:
+    def __init__(self, url: str, keys: Path, shares: int, *, in_processes: bool) -> None:
         self.url = url
         self.instance = sb.open(url, clock=lambda: datetime.now(UTC), upkeep=None, keys=keys)
         self.database = standard_database(self.instance)
-        self.daemon = Daemon(url, lambda: datetime.now(UTC), keys=self.instance.key_folder(), shares=shares)
+        self.daemon = Daemon(
+            url, lambda: datetime.now(UTC), keys=self.instance.key_folder(), shares=shares, in_processes=in_processes
+        )
         self.port = self.daemon.listen("127.0.0.1", 0).port
         self._thread = threading.Thread(target=self.daemon.run)
         self._thread.start()
@@ -82,13 +85,13 @@ class Site:
 
 @contextmanager
 def sites(
-    count: int, make_instance_url: Callable[..., str], folder: Path, shares: int = SHARES
+    count: int, make_instance_url: Callable[..., str], folder: Path, shares: int = SHARES, *, in_processes: bool = False
 ) -> Iterator[list[Site]]:
     """West sends to east; both know the way."""
     with ExitStack() as stack:
         made = []
         for number in range(count):
-            made.append(Site(make_instance_url(1), folder / str(number), shares))
+            made.append(Site(make_instance_url(1), folder / str(number), shares, in_processes=in_processes))
             stack.callback(made[-1].close)
         west, east = made[0], made[-1]
         west.database.drop_service(STOCK)
@@ -114,7 +117,7 @@ def converse(west: Site, east: Site, *, large: int = 0, encryption: bool = False
     lengths = [[b"%d" % len(body) for body in bodies] for bodies in sent.values()]
     _read(west, ORDERS_QUEUE, sum(map(len, sent.values())), lengths, answers=False)
     for site in (west, east):
-        assert sum(count > 0 for count in site.remembered) > 1
+        eventually(lambda site=site: sum(count > 0 for count in site.remembered) > 1)
     eventually(lambda: metrics.REGISTRY.get_sample_value("servicebroker_active_dialogs") == sum(east.remembered))
     for handle in handles:
         west.database.end_conversation(handle)
@@ -136,8 +139,11 @@ def _read(site: Site, queue: str, count: int, expected: Any, *, answers: bool) -
     assert sorted(found.values()) == sorted(expected)
 
 
-def test_messages_large_and_small_come_once_and_in_order(make_instance_url: Callable[..., str], tmp_path: Path) -> None:
-    with sites(2, make_instance_url, tmp_path) as (west, east):
+@in_threads_and_processes
+def test_messages_large_and_small_come_once_and_in_order(
+    make_instance_url: Callable[..., str], tmp_path: Path, *, in_processes: bool
+) -> None:
+    with sites(2, make_instance_url, tmp_path, in_processes=in_processes) as (west, east):
         west.route(STOCK, east)
         east.route(ORDERS, west)
         converse(west, east, large=3_000_000)
@@ -150,8 +156,11 @@ def test_messages_large_and_small_come_once_and_in_order(make_instance_url: Call
         converse(west, east)
 
 
-def test_conversations_that_are_secured(make_instance_url: Callable[..., str], tmp_path: Path) -> None:
-    with sites(2, make_instance_url, tmp_path) as (west, east):
+@in_threads_and_processes
+def test_conversations_that_are_secured(
+    make_instance_url: Callable[..., str], tmp_path: Path, *, in_processes: bool
+) -> None:
+    with sites(2, make_instance_url, tmp_path, in_processes=in_processes) as (west, east):
         east.database.revoke("SEND", "public", service=STOCK)
         for site, name in ((west, "orders"), (east, "stock")):
             site.database.create_master_key(PASSWORD)
@@ -168,8 +177,11 @@ def test_conversations_that_are_secured(make_instance_url: Callable[..., str], t
         assert set(query(east.database, "select security::text from servicebroker.conversation_endpoints")) == {("F",)}
 
 
-def test_messages_that_are_forwarded(make_instance_url: Callable[..., str], tmp_path: Path) -> None:
-    with sites(3, make_instance_url, tmp_path) as (west, middle, east):
+@in_threads_and_processes
+def test_messages_that_are_forwarded(
+    make_instance_url: Callable[..., str], tmp_path: Path, *, in_processes: bool
+) -> None:
+    with sites(3, make_instance_url, tmp_path, in_processes=in_processes) as (west, middle, east):
         watch = middle.daemon._watch
         assert watch.listener is not None
         watch.listener = watch.listener._replace(forwards=True)

@@ -15,7 +15,20 @@ from many_sites import Pipe
 from servicebroker.broker import inboxes, shares
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.shares import COMPUTING, FULL, LONG, MOST, REST, SOME, Load, Share, Shares, _Opened
+from servicebroker.broker.shares import (
+    COMPUTING,
+    FEW,
+    FULL,
+    LONG,
+    MOST,
+    PROCESSES,
+    REST,
+    SOME,
+    Load,
+    Share,
+    Shares,
+    _Opened,
+)
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.dialog_keys import UNSECURED
 from servicebroker.protocol.division import Division, share_of
@@ -147,12 +160,12 @@ def test_a_frame_for_nothing_counts_where_it_was_taken() -> None:
 class Busy:
     """A clock of the test, and shares that have been in rounds for so long."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = MOST) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = MOST, *, in_processes: bool = False) -> None:
         self.now = self.computed = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now, process_time=lambda: self.computed)
         monkeypatch.setattr(shares, "time", clock)
-        monkeypatch.setattr(shares, "most", lambda: most)
-        self.load, self.worked = Load(), [0.0]
+        monkeypatch.setattr(shares, "most", lambda *, in_processes: most)
+        self.load, self.worked = Load(in_processes=in_processes), [0.0]
 
     def passes(self, looks: int, *each: float, computing: float = 0.5) -> int:
         """So many seconds in which the shares are in rounds for these parts of the time; how many there are then."""
@@ -191,6 +204,12 @@ def test_no_share_comes_for_a_moment_of_load_nor_where_python_computes_all_the_t
     assert busy.passes(30, 1.0, computing=COMPUTING) == 1
 
 
+def test_processes_do_not_wait_for_what_the_first_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Busy(monkeypatch, in_processes=True)
+    assert busy.passes(SOME + 1, 1.0, computing=1.0) == 2
+    assert busy.passes(2 * LONG, 0.01, 0.01) == 1
+
+
 def test_a_share_that_is_needed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch)
     assert busy.passes(SOME + 1, 1.0) == 2
@@ -203,6 +222,14 @@ def test_two_cores_are_for_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
         assert shares.most() == expected
     busy = Busy(monkeypatch, most=1)
     assert busy.passes(100, 1.0) == 1
+
+
+def test_processes_are_for_more_than_four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, expected in ((1, 1), (2, 1), (4, 1), (5, 2), (8, 4), (16, PROCESSES), (64, PROCESSES)):
+        monkeypatch.setattr(shares.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+        assert shares.are_many_cores() == (cores > FEW)
+        if cores > FEW:
+            assert shares.most(in_processes=True) == expected
 
 
 class Unconnected:
@@ -218,12 +245,13 @@ class Unconnected:
 def test_a_share_that_fails_while_its_last_round_is_waited_for_is_not_overlooked() -> None:
     """As one whose commit has not reached the standby: nothing may be acknowledged before that is looked into."""
 
-    def carry(share: Share, store: Any) -> int:
+    def carry(share: Share) -> int:
         of._over.wait()
         raise InstanceError("A commit did not reach the synchronous standby.")
 
     def made() -> Any:
-        return SimpleNamespace(forget=lambda shares: None, forwarding=SimpleNamespace(drop_all=lambda number: None))
+        forwarding = SimpleNamespace(drop_all=lambda number: None)
+        return SimpleNamespace(forget=lambda shares: None, forwarding=forwarding, round=lambda store, arrivals: 0)
 
     clock = partial(datetime.now, UTC)
     of: Any = Shares("", clock, Inboxes(), made, carry, None)

@@ -28,11 +28,11 @@ from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reac
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.postgres_store import PostgresStore
+from servicebroker.broker.processes import Begin, ShareProcess
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.shares import FALLBACK, MANY, NAME, PACE, SOON, Share, Shares, pin_plans
 from servicebroker.broker.sockets import Network
 from servicebroker.broker.standing import Proof
-from servicebroker.broker.store_operations import Store
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, NetworkEndpoint
@@ -46,6 +46,7 @@ from servicebroker.engine.remote.refusals import FAILED, Refusal, save_refusals
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import RULES, InstanceError
+from servicebroker.protocol.division import Division
 from servicebroker.protocol.mirroring import IN_DOUBT, Role
 from servicebroker.protocol.routing import Address
 from servicebroker.store import locks
@@ -77,8 +78,8 @@ class Daemon:
     """Serves one instance until `stop`.
 
     `url` leads to its PostgreSQL database. `listener` stands for the stored endpoint, when it is given; `keys` holds
-    the private keys of its certificates; conversations are divided among so many `shares`, not as load asks for. The
-    instance must exist.
+    the private keys of its certificates; conversations are divided among so many `shares`, not as load asks for, which
+    have processes of their own where that is said. The instance must exist.
 
     Raises:
         InstanceError: the database cannot be reached.
@@ -92,6 +93,7 @@ class Daemon:
         listener: NetworkEndpoint | None = None,
         keys: KeyFolder | None = None,
         shares: int | None = None,
+        in_processes: bool = False,
     ) -> None:
         self._url = url
         self._clock = clock
@@ -102,8 +104,18 @@ class Daemon:
         self._names: frozenset[Address] = frozenset()
         with connect(url) as connection:
             self._network = Network(seat(connection), uuid4(), self._inboxes, clock, instance_of(connection))
-        self._shares = Shares(url, clock, self._inboxes, partial(self._make_relay, keys), self._carry, shares)
-        self._relay = self._shares.all[0].relay
+        self._shares = Shares(
+            url,
+            clock,
+            self._inboxes,
+            partial(self._make_relay, keys),
+            self._carry,
+            shares,
+            partial(self._start_process, keys) if in_processes else None,
+        )
+        relay = self._shares.all[0].relay
+        assert isinstance(relay, Relay)
+        self._relay = relay
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
         self._addresses: frozenset[Address] = frozenset()  # where routes mean this instance, by the policy
@@ -125,6 +137,10 @@ class Daemon:
         return Relay(
             self._network, self._clock, time.monotonic, Random(), self._here, keys=keys, peers=self._network.peers
         )
+
+    def _start_process(self, keys: KeyFolder | None, division: Division) -> ShareProcess:
+        begin = Begin(self._url, None if keys is None else keys.path, division, _log.getEffectiveLevel())
+        return ShareProcess(begin, self._network, self._network.peers, self._here, self._clock, time.monotonic)
 
     def listen(self, host: str, port: int, *names: str) -> Address:
         """Accept connections at once, without TLS and whatever the stored endpoint says; for programs.
@@ -266,8 +282,8 @@ class Daemon:
             try:
                 self._shares.begin(store)
                 while not self._stopped.is_set():
-                    self._doze(connection, store, ear)
-                    self._work(connection, store)
+                    self._doze(connection, ear)
+                    self._work(connection)
             finally:
                 self._shares.end()
         self._relay.forwarding.drop_all(11293)
@@ -362,7 +378,7 @@ class Daemon:
             _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
         self._listens_at = found
 
-    def _doze(self, connection: DirectConnection, store: Store, ear: Ear) -> None:
+    def _doze(self, connection: DirectConnection, ear: Ear) -> None:
         """Look when something rings, until there is much to do: single messages need nobody to get up for them."""
         self._inbox.bell.clear()
         _register(connection, waits=True)
@@ -370,7 +386,7 @@ class Daemon:
         pause, busy = SOON, 0
         while not self._stopped.is_set() and busy < AWAKE:
             ear.check()
-            carried = self._round(connection, store)
+            carried = self._round(connection)
             if carried:
                 pause, busy = SOON, busy + (carried >= MANY)
             else:
@@ -383,24 +399,24 @@ class Daemon:
         self._tell_others(is_awake=True)
         _register(connection, waits=False)
 
-    def _work(self, connection: DirectConnection, store: Store) -> None:
+    def _work(self, connection: DirectConnection) -> None:
         """One round after the other, until one finds nothing, or some find little."""
         idle = 0
-        while not self._stopped.is_set() and idle < AWAKE and (carried := self._round(connection, store)):
+        while not self._stopped.is_set() and idle < AWAKE and (carried := self._round(connection)):
             idle = idle + 1 if carried < MANY else 0
             if self._wake_at > time.monotonic():
                 self._stopped.wait(PACE)
 
-    def _round(self, connection: DirectConnection, store: Store) -> int:
+    def _round(self, connection: DirectConnection) -> int:
         """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
         self._answer(connection)
         if self._shares.problem is not None:
             raise self._shares.problem
-        self._carry(self._shares.all[0], store)
+        self._carry(self._shares.all[0])
         self._look(connection)
         return max(share.carried for share in self._shares.all)
 
-    def _carry(self, share: Share, store: Store) -> int:
+    def _carry(self, share: Share) -> int:
         """One round of a share, on its thread; how much there was to do, in messages."""
         began = time.monotonic()
         taken = share.inbox.take(ROUND)
@@ -419,7 +435,7 @@ class Daemon:
                     share.relay.stands(one.address, one.standing)
                 case Outdated():
                     self._proof.challenge(one.known)
-        carried = share.relay.round(store, arrivals)
+        carried = share.round(arrivals)
         seconds = time.monotonic() - began
         share.inbox.took(seconds)
         share.carried = max(carried, min(len(taken), 1))

@@ -26,9 +26,14 @@ PREFIX = "servicebroker_"
 
 REGISTRY = prometheus_client.CollectorRegistry()
 
+Counted = dict[tuple[str, tuple[str, ...]], float]  # amounts by the name of the counter and its labels
+_COUNTERS: dict[str, prometheus_client.Counter] = {}
+_TAKEN: Counted = {}
+
 
 def _counter(name: str, meaning: str, *labels: str) -> prometheus_client.Counter:
-    return prometheus_client.Counter(PREFIX + name, meaning, labels, registry=REGISTRY)
+    counter = _COUNTERS[name] = prometheus_client.Counter(PREFIX + name, meaning, labels, registry=REGISTRY)
+    return counter
 
 
 def _gauge(name: str, meaning: str) -> prometheus_client.Gauge:
@@ -69,6 +74,8 @@ FORWARDED_BYTES = _counter("forwarded_message_bytes", "Forwarded Msg Byte Total.
 FORWARDED_PENDING = _gauge("forwarded_pending_messages", "Forwarded Pending Msg Count.")
 FORWARDED_PENDING_BYTES = _gauge("forwarded_pending_bytes", "Forwarded Pending Msg Bytes.")
 DIALOGS = _gauge("active_dialogs", "Dialog Timer Event Count: conversations that this daemon has in memory.")
+PROCESSES = _gauge("processes", "Processes that run the rounds of the instance.")
+REPLACED = _counter("replaced_processes", "Processes of shares that were killed, and replaced.")
 PRIORITY_SENDS = _counter(
     "priority_fragment_sends", "Message Fragment P1 to P10 Sends, without forwarded ones.", "priority"
 )
@@ -100,11 +107,12 @@ def show_backlog(*amounts: int) -> None:
         gauge.set(amount)
 
 
-def show_relays(dialogs: int, messages: int, size: int) -> None:
+def show_relays(dialogs: int, messages: int, size: int, processes: int) -> None:
     """What relays remember and hold, as it is now."""
     DIALOGS.set(dialogs)
     FORWARDED_PENDING.set(messages)
     FORWARDED_PENDING_BYTES.set(size)
+    PROCESSES.set(processes)
 
 
 def _both(name: str, meaning: str) -> tuple[prometheus_client.Counter, prometheus_client.Counter]:
@@ -118,6 +126,27 @@ IO_BYTES = _both("io_bytes", "Send and Receive I/O bytes Total.")
 IOS = _both("ios", "Send and Receive I/Os; bytes by I/Os is the Len Avg.")
 FRAGMENTS = _both("fragments", "Message Fragment Sends and Receives.")
 FRAGMENT_BYTES = _both("fragment_bytes", "Bytes of these; by fragments it is the Msg Fragment Send and Recv Size Avg.")
+
+
+def take_counted() -> Counted:
+    """What this process has counted since the last time."""
+    found = {
+        (name, tuple(sample.labels.values())): sample.value
+        for name, counter in _COUNTERS.items()
+        for metric in counter.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
+    news = {key: value - _TAKEN.get(key, 0.0) for key, value in found.items() if value != _TAKEN.get(key, 0.0)}
+    _TAKEN.update(found)
+    return news
+
+
+def add(counted: Counted) -> None:
+    """Another process has counted this for this one."""
+    for (name, labels), amount in counted.items():
+        counter = _COUNTERS[name]
+        (counter.labels(*labels) if labels else counter).inc(amount)
 
 
 def count_event(event: BrokerEvent) -> None:

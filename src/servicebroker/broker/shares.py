@@ -1,7 +1,8 @@
 """The shares of an instance: its conversations are divided among several relays, so that rounds overlap.
 
 Each share has a relay, an inbox, a connection and a thread; those of the first one are the daemon's, which alone does
-what is done once for an instance. How many there are follows load and cores (decision 253).
+what is done once for an instance. How many there are follows load and cores (decision 253). The relays of the others,
+with their connections, may be in processes of their own (decision 252).
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 import psycopg
 
 from servicebroker.broker import metrics
 from servicebroker.broker.inboxes import Inbox, Inboxes
+from servicebroker.broker.links import Arrival
 from servicebroker.broker.postgres_store import PostgresStore
+from servicebroker.broker.processes import Gone, ShareProcess
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.store_operations import Store
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.division import Division
 from servicebroker.store.connection import connect, one_line
@@ -35,22 +38,30 @@ MANY = 8  # messages that are much to do for one round
 FALLBACK = 1.0  # seconds: how often a share looks when nothing wakes it
 SOON = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
 MOST = 4  # shares of one process: they compute one after the other
+PROCESSES = 8  # shares at most that have processes of their own, where nobody has said how many
 CORES = 2  # for each share, which keeps a thread and a server process busy
+FEW = 4  # cores that are used up by one process, its server's and those who send and receive
 FULL = 0.6  # part of the time that all shares are in rounds, and more are started
 COMPUTING = 0.8  # part of the time that this process computes, and more would only wait for each other
 REST = 0.4  # part of the time for each share but one, and there is one less
 SOME, LONG = 3, 10  # looks for which that has to last
 GIVEN_UP = 60.0  # seconds until more connections are tried again
+YOUNG = 2.0  # seconds between two that begin for one share
 
 _log = logging.getLogger("servicebroker.broker")
 
 
+def _without_store(arrivals: list[Arrival]) -> int:
+    raise AssertionError("a share has no rounds before it has a store")
+
+
 @dataclass(slots=True, eq=False)
 class Share:
-    """A relay, what has come for it, and how busy its rounds are."""
+    """A relay, what has come for it, how a round of it runs, and how busy its rounds are."""
 
-    relay: Relay
+    relay: Relay | ShareProcess
     inbox: Inbox
+    round: Callable[[list[Arrival]], int] = _without_store
     carried: int = 0  # messages, by the last round
     worked: float = 0.0  # seconds in rounds that carried something
 
@@ -59,16 +70,45 @@ class Share:
         """When there is something to do, if nothing happens."""
         return min(self.relay.wake_at, self.inbox.wake_at)
 
+    def works_with(self, opened: PostgresStore | ShareProcess) -> None:
+        """From now on: the store of its relay, or the process that has both."""
+        if isinstance(opened, ShareProcess):
+            self.relay, self.round = opened, opened.round
+        elif not isinstance(self.relay, ShareProcess):
+            self.round = partial(self.relay.round, opened)
+
 
 class _Opened(NamedTuple):
+    """What a share of this process works with."""
+
     connection: DirectConnection
     store: PostgresStore
+
+    def close(self) -> None:
+        """It works with it no more."""
+        self.connection.close()
+
+    def interrupt(self, patience: float) -> None:
+        """Cancel what the server is at."""
+        with suppress(psycopg.Error):
+            self.connection.cancel_safe(timeout=patience)
+
+
+def open_share(url: str, clock: Callable[[], datetime], division: Division) -> _Opened:
+    """A connection for that share."""
+    with ExitStack() as stack:
+        connection = stack.enter_context(connect(url, application_name=NAME))
+        store = PostgresStore(connection, clock, division)
+        connection.add_notice_handler(store.notice)
+        pin_plans(connection)
+        stack.pop_all()
+    return _Opened(connection, store)
 
 
 class Shares:
     """Those of one daemon, whose thread calls all of it.
 
-    `make` makes a relay, `carry` runs a round; `count` of them, not as load asks for.
+    `make` makes a relay, `carry` runs a round; `count` of them, not as load asks for; `start` makes processes for them.
 
     Attributes:
         all: the first one is the share of the daemon's own thread and connection.
@@ -82,8 +122,9 @@ class Shares:
         clock: Callable[[], datetime],
         inboxes: Inboxes,
         make: Callable[[], Relay],
-        carry: Callable[[Share, Store], int],
+        carry: Callable[[Share], int],
         count: int | None,
+        start: Callable[[Division], ShareProcess] | None = None,
     ) -> None:
         self._url = url
         self._clock = clock
@@ -91,11 +132,12 @@ class Shares:
         self._make = make
         self._wanted = count
         self._carry = carry
+        self._start = start
         self.all = [Share(make(), inboxes.shares[0])]
         self.is_awake = False
-        self._load = Load()
+        self._load = self._new_load()
         self._store: PostgresStore | None = None  # of the first share
-        self._opened: list[_Opened] = []
+        self._opened: list[_Opened | ShareProcess] = []
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
         self.problem: Exception | None = None
@@ -105,7 +147,8 @@ class Shares:
 
     def begin(self, store: PostgresStore) -> None:
         """Serve with the daemon's store, and as many others as are always wanted."""
-        self._store, self._load = store, Load()
+        self._store, self._load = store, self._new_load()
+        self.all[0].works_with(store)
         self._divide(self._open(self._wanted or 1))
 
     def end(self) -> None:
@@ -114,7 +157,7 @@ class Shares:
         self.problem = None
         self._shrink(1)
         self._inboxes.divide(1)
-        self._load = Load()
+        self._load = self._new_load()
         self.forget()
 
     def forget(self) -> None:
@@ -125,11 +168,13 @@ class Shares:
 
     def interrupt(self, patience: float) -> None:
         """Commits that wait for a standby would wait for ever. From any thread."""
-        for one in self._opened:
-            with suppress(psycopg.Error):
-                one.connection.cancel_safe(timeout=patience)
+        for one in list(self._opened):
+            one.interrupt(patience)
 
-    def _divide(self, opened: list[_Opened]) -> None:
+    def _new_load(self) -> Load:
+        return Load(in_processes=self._start is not None)
+
+    def _divide(self, opened: list[_Opened | ShareProcess]) -> None:
         """Among the first one and these from now on: between rounds, and all find what is theirs in the database.
 
         Raises:
@@ -139,30 +184,35 @@ class Shares:
         self._stop()
         if self.problem is not None:
             for one in opened:
-                one.connection.close()
+                one.close()
             raise self.problem
-        self._shrink(count)
+        self._shrink(count if self._start is None else 1)
         self._inboxes.divide(count)
-        self.all += [Share(self._make(), inbox) for inbox in self._inboxes.shares[len(self.all) :]]
+        for number, inbox in list(enumerate(self._inboxes.shares))[len(self.all) :]:
+            one = opened[number - 1]
+            self.all.append(Share(one if isinstance(one, ShareProcess) else self._make(), inbox))
+        for share, one in zip(self.all[1:], opened, strict=True):
+            share.works_with(one if isinstance(one, ShareProcess) else one.store)
         assert self._store is not None
         self._store.division = Division(0, count)
         self.forget()
         self._over, self._opened = threading.Event(), opened
-        for share, one in zip(self.all[1:], opened, strict=True):
-            name = f"servicebroker share {one.store.division.number}"
-            self._threads.append(threading.Thread(target=self._run, args=(share, one), name=name, daemon=True))
+        for number in range(1, count):
+            name = f"servicebroker share {number}"
+            self._threads.append(threading.Thread(target=self._run, args=(number, self._over), name=name, daemon=True))
             self._threads[-1].start()
 
-    def _open(self, count: int) -> list[_Opened]:
-        """Connections for all shares but the first."""
+    def _open(self, count: int) -> list[_Opened | ShareProcess]:
+        """Connections for all shares but the first, here or in processes."""
+        divisions = [Division(number, count) for number in range(1, count)]
         with ExitStack() as stack:
-            opened = []
-            for number in range(1, count):
-                connection = stack.enter_context(connect(self._url, application_name=NAME))
-                store = PostgresStore(connection, self._clock, Division(number, count))
-                connection.add_notice_handler(store.notice)
-                pin_plans(connection)
-                opened.append(_Opened(connection, store))
+            opened: list[_Opened | ShareProcess] = []
+            for division in divisions:
+                one = open_share(self._url, self._clock, division) if self._start is None else self._start(division)
+                opened.append(stack.enter_context(closing(one)))
+            for one in opened:
+                if isinstance(one, ShareProcess):
+                    one.ready()
             stack.pop_all()
         return opened
 
@@ -188,6 +238,7 @@ class Shares:
             sum(share.relay.remembered for share in self.all),
             sum(one[0] for one in held),
             sum(one[1] for one in held),
+            sum(isinstance(share.relay, ShareProcess) for share in self.all) + 1,
         )
 
     def forwarded(self) -> list[tuple[object, ...]]:
@@ -209,20 +260,37 @@ class Shares:
         self._divide(opened)
         _log.info("Conversations are divided among %d rounds at a time.", wanted)
 
-    def _run(self, share: Share, opened: _Opened) -> None:
-        """A share's thread, until it is told to end or fails."""
+    def _run(self, number: int, over: threading.Event) -> None:
+        """A share's thread, until it is told to end or fails. A process that somebody has killed is replaced."""
+        count, began = len(self.all), time.monotonic()
         try:
-            with opened.connection:
-                self._rounds(share, opened.store, self._over)
+            while self._was_killed(self.all[number], self._opened[number - 1], over) and self._start is not None:
+                metrics.REPLACED.inc()
+                _log.warning("Process %d of %d was killed: another one takes its place.", number + 1, count)
+                over.wait(max(0.0, began + YOUNG - time.monotonic()))
+                began = time.monotonic()
+                self._opened[number - 1] = self._start(Division(number, count))
         except Exception as problem:
             self.problem = problem
             self._inboxes.ring()
 
-    def _rounds(self, share: Share, store: Store, over: threading.Event) -> None:
+    def _was_killed(self, share: Share, opened: _Opened | ShareProcess, over: threading.Event) -> bool:
+        """The rounds of a share until it is told to end (False), or its process was killed."""
+        try:
+            with closing(opened):
+                if isinstance(opened, ShareProcess):
+                    opened.ready()
+                    share.works_with(opened)
+                self._rounds(share, over)
+        except Gone:
+            return not over.is_set()
+        return False
+
+    def _rounds(self, share: Share, over: threading.Event) -> None:
         """As the daemon's, but nobody notifies this one: while the daemon is awake it looks at each pace."""
         pause, bell = SOON, share.inbox.bell
         while not over.is_set():
-            if self._carry(share, store) >= MANY:
+            if self._carry(share) >= MANY:
                 pause = SOON
                 if share.wake_at > time.monotonic():
                     over.wait(PACE)
@@ -234,9 +302,13 @@ class Shares:
 
 
 class Load:
-    """How many shares are wanted, by how busy those are that there are."""
+    """How many shares are wanted, by how busy those are that there are.
 
-    def __init__(self) -> None:
+    Those that are in processes do not wait for what this one computes.
+    """
+
+    def __init__(self, *, in_processes: bool = False) -> None:
+        self._in_processes = in_processes
         self._before: list[float] = []
         self._looked_at, self._computed = time.monotonic(), time.process_time()
         self._full = self._resting = 0  # looks
@@ -246,12 +318,12 @@ class Load:
         now, computed, count = time.monotonic(), time.process_time(), len(worked)
         elapsed = max(now - self._looked_at, 1e-6)
         busy = [(one - before) / elapsed for one, before in zip(worked, self._before, strict=False)]
-        computing = (computed - self._computed) / elapsed
+        computing = 0.0 if self._in_processes else (computed - self._computed) / elapsed
         is_known = len(self._before) == count
         self._before, self._looked_at, self._computed = worked, now, computed
         self._full = self._full + 1 if is_known and min(busy) >= FULL and computing < COMPUTING else 0
         self._resting = self._resting + 1 if is_known and sum(busy) < REST * (count - 1) else 0
-        if self._full >= SOME and count < most():
+        if self._full >= SOME and count < most(in_processes=self._in_processes):
             self._full = 0
             return count + 1
         if self._resting >= LONG:
@@ -260,10 +332,18 @@ class Load:
         return count
 
 
-def most() -> int:
+def most(*, in_processes: bool = False) -> int:
     """Shares at most, on the cores that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST, cores // CORES))
+    return max(1, min(PROCESSES if in_processes else MOST, _cores() // CORES))
+
+
+def are_many_cores() -> bool:
+    """Whether one process of Python is the bound before the cores are, where nobody says how many there are to be."""
+    return _cores() > FEW
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pin_plans(connection: psycopg.Connection[tuple[object, ...]]) -> None:

@@ -20,6 +20,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, served
+from servicebroker.broker.shares import are_many_cores
 from servicebroker.cli import stopping
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.log import log_to_standard_error
@@ -38,6 +39,7 @@ from servicebroker.model.errors import BrokerError, Unreachable
 from servicebroker.protocol.queue_monitor import INTERVAL
 from servicebroker.store.connection import is_url
 
+MOST_PROCESSES = 32
 RETRY = 2.0  # seconds between attempts to reach a database that is down when we begin
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})")
 
@@ -77,6 +79,15 @@ def serve(
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MOST_PROCESSES,
+            help="Divide the conversations among so many processes; on more than four cores it is as load asks for.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
     """Start the readers of queues, and carry messages to other instances and theirs in, until SIGTERM or Ctrl-C."""
@@ -88,7 +99,14 @@ def serve(
         try:
             must_exist(instance)
             with open_instance(instance, keys=keys) as opened:
-                daemon = Daemon(opened.url, opened.clock, listener=listener, keys=opened.key_folder())
+                daemon = Daemon(
+                    opened.url,
+                    opened.clock,
+                    listener=listener,
+                    keys=opened.key_folder(),
+                    shares=processes if processes != 1 else None,
+                    in_processes=are_many_cores() if processes is None else processes > 1,
+                )
                 ending.daemon = daemon
                 with contextlib.ExitStack() as running:
                     running.enter_context(_measured(opened, metrics))

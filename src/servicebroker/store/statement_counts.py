@@ -24,6 +24,13 @@ class StatementCounts:
         self._taken: dict[str, tuple[float, float]] = {}
         self._lock = threading.Lock()  # among those who take
 
+    def add_all(self, counts: dict[str, tuple[int, float]]) -> None:
+        """Another process has run these for this one."""
+        for name, (calls, seconds) in counts.items():
+            count = self._counts.setdefault(name, [0, 0.0])
+            count[0] += calls
+            count[1] += seconds
+
     def add(self, name: str, seconds: float) -> None:
         """It was run, and took so long."""
         count = self._counts.get(name) or self._counts.setdefault(name, [0, 0.0])
@@ -49,8 +56,10 @@ class StatementCounts:
                 self._taken[name] = before[0] - calls, before[1] - seconds
 
 
+Place = tuple[bytes, bytes, bytes]  # host and port of a server, and the database
+
 _REMEMBERED = "servicebroker_statement_counts"
-_COUNTS: dict[tuple[bytes, bytes, bytes], StatementCounts] = defaultdict(StatementCounts)
+_COUNTS: dict[Place, StatementCounts] = defaultdict(StatementCounts)
 os.register_at_fork(after_in_child=_COUNTS.clear)  # the parent writes what it has counted
 
 
@@ -59,6 +68,16 @@ def counts_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
     remembered = connection.__dict__
     counts: StatementCounts | None = remembered.get(_REMEMBERED)
     if counts is None:
-        server = connection.pgconn
-        counts = remembered[_REMEMBERED] = _COUNTS[server.host, server.port, server.db]
+        counts = remembered[_REMEMBERED] = counts_at(place_of(connection))
     return counts
+
+
+def place_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Place:
+    """The server and database that it goes to."""
+    server = connection.pgconn
+    return server.host, server.port, server.db
+
+
+def counts_at(place: Place) -> StatementCounts:
+    """Of that server and database."""
+    return _COUNTS[place]

@@ -1,0 +1,293 @@
+"""The process of a share: rounds as its daemon asks for them (broker/processes.py).
+
+`python -m servicebroker.broker.share_process DESCRIPTOR`. It has a relay and a connection to the database, and knows no
+socket: links, peers and the log are asked and told through the daemon. It ends with the daemon, at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from datetime import datetime, timedelta
+from multiprocessing.connection import Connection
+from random import Random
+from typing import Any
+from weakref import WeakValueDictionary
+
+import psycopg
+
+from servicebroker.broker import metrics
+from servicebroker.broker.links import Arrival
+from servicebroker.broker.links import Link as AnyLink
+from servicebroker.broker.peers import Peers
+from servicebroker.broker.processes import TO_LINKS, TO_LOG, TO_PEERS, Ask, Begin, Done, Failed, Round, Seen, Told
+from servicebroker.broker.relay import Relay
+from servicebroker.broker.shares import open_share
+from servicebroker.engine.remote.site import Here
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.peers import Mistrust
+from servicebroker.protocol.mirroring import NEVER, Known
+from servicebroker.protocol.routing import Address
+from servicebroker.store.connection import one_line
+from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.statement_counts import counts_of, place_of
+
+LOOK = 1.0  # seconds between two times that it says how it stands
+
+
+class Daemon:
+    """The process that this one works for: what it is told waits for the end of the round.
+
+    Attributes:
+        rounds: how many it has asked for.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.rounds = 0
+        self._told: list[Told] = []
+
+    def ask(self, what: str, about: object) -> Any:
+        """What only the daemon knows."""
+        self.connection.send(Ask(what, about))
+        return self.connection.recv()
+
+    def tell(self, whom: int | str, method: str, *arguments: object, **named: object) -> None:
+        """A call for it to make."""
+        self._told.append(Told(whom, method, arguments, named))
+
+    def take_told(self) -> list[Told]:
+        """What it was told since the last time."""
+        taken, self._told = self._told, []
+        return taken
+
+
+class Link:
+    """A connection that the daemon has."""
+
+    def __init__(self, number: int, owner: str, daemon: Daemon) -> None:
+        self.owner = owner
+        self._number = number
+        self._daemon = daemon
+        self._room = 0
+        self._round = 0  # of which this is the room
+
+    @property
+    def room(self) -> int:
+        """How many bytes it takes, without what others have sent since the round began."""
+        if self._round != self._daemon.rounds:
+            self.grant(self._daemon.ask("room", self._number))
+        return self._room
+
+    def grant(self, room: int) -> None:
+        """It takes so many bytes in this round."""
+        self._room, self._round = room, self._daemon.rounds
+
+    def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
+        """After the commit of this round."""
+        self._room -= len(body)
+        self._daemon.tell(self._number, "send", body, is_forwarded=is_forwarded)
+
+    def complain(self) -> None:
+        """What it has brought was for nothing."""
+        self._daemon.tell(self._number, "complain")
+
+    def refused(self, number: int, text: str) -> None:
+        """What it has brought was refused."""
+        self._daemon.tell(self._number, "refused", number, text)
+
+    def opened(self) -> None:
+        """What it has brought began a conversation."""
+        self._daemon.tell(self._number, "opened")
+
+
+class Links:
+    """The connections of the daemon, and where they lead, as it was said in this round."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._known: WeakValueDictionary[int, Link] = WeakValueDictionary()
+        self._ways: dict[Address, AnyLink | str] = {}
+
+    def begin(self) -> None:
+        """Another round."""
+        self._ways.clear()
+
+    def find(self, number: int) -> Link | None:
+        """The link of that number, where somebody remembers it."""
+        return self._known.get(number)
+
+    def link(self, number: int, owner: str) -> Link:
+        """The one of that number."""
+        found = self._known.get(number)
+        if found is None:
+            found = self._known[number] = Link(number, owner, self._daemon)
+        return found
+
+    def reach(self, address: Address) -> AnyLink | str:
+        """The link to an address, or why there is none yet."""
+        if address not in self._ways:
+            way = self._daemon.ask("reach", address)
+            if not isinstance(way, str):
+                number, owner, room = way
+                way = self.link(number, owner)
+                way.grant(room)
+            self._ways[address] = way
+        return self._ways[address]
+
+    def ask(self, address: Address, known: Known) -> None:
+        """Ask whoever is at that address whether it is the principal."""
+        self._daemon.tell(TO_LINKS, "ask", address, known)
+
+
+class KnownPeers(Peers):
+    """What the daemon knows of peers."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__()
+        self._daemon = daemon
+
+    def owner_at(self, address: Address) -> str | None:
+        """Who is at an address."""
+        owner: str | None = self._daemon.ask("owner_at", address)
+        return owner
+
+    def mistrust(self, what: Mistrust, detail: str) -> None:
+        """Have counted what a peer has done and may not."""
+        self._daemon.tell(TO_PEERS, "mistrust", what, detail)
+
+
+class DaemonsLog(logging.Handler):
+    """What is said here is said by the daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__()
+        self._daemon = daemon
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        text = record.getMessage()
+        if record.exc_info:
+            text = f"{text}\n{''.join(traceback.format_exception(*record.exc_info))}"
+        extra = {"fields": record.fields} if hasattr(record, "fields") else None
+        self._daemon.tell(TO_LOG, "log", record.name, record.levelno, "%s", text, extra=extra)
+
+
+class DaemonsClock:
+    """The daemon's clock, carried on by one that is the same in all processes."""
+
+    def __init__(self) -> None:
+        self._then, self._moment = datetime.min, 0.0
+
+    def set(self, then: datetime, moment: float) -> None:
+        """It was so late at that moment."""
+        self._then, self._moment = then, moment
+
+    def __call__(self) -> datetime:
+        """The time now."""
+        return self._then + timedelta(seconds=time.monotonic() - self._moment)
+
+
+class Worker:
+    """Runs the rounds of one share."""
+
+    def __init__(self, daemon: Daemon, begin: Begin) -> None:
+        self._daemon = daemon
+        self._clock = DaemonsClock()
+        self._here = Here()
+        self._links = Links(daemon)
+        self._peers = KnownPeers(daemon)
+        self._keys = None if begin.keys is None else KeyFolder(begin.keys)
+        self._relay = Relay(
+            self._links,
+            self._clock,
+            time.monotonic,
+            Random(),
+            lambda: self._here,
+            keys=self._keys,
+            peers=self._peers,
+        )
+        self._relay.forget(begin.division.shares)
+        self._connection, self._store = open_share(begin.url, self._clock, begin.division)
+        self._look_at = 0.0
+
+    def serve(self) -> None:
+        """Until the daemon wants no more rounds."""
+        connection = self._daemon.connection
+        with self._connection:
+            connection.send(Done(0, NEVER, self._daemon.take_told(), None))
+            while (wanted := connection.recv()) is not None:
+                connection.send(self._round(wanted))
+            self._relay.forwarding.drop_all(11293)
+            connection.send(Done(0, NEVER, self._daemon.take_told(), self._seen()))
+
+    def _round(self, wanted: Round) -> Done:
+        self._daemon.rounds += 1
+        self._links.begin()
+        self._clock.set(*wanted.time)
+        self._here = wanted.here or self._here
+        self._peers.proves, self._peers.version = wanted.proves, wanted.version
+        brought = [
+            Arrival(self._links.link(number, owner), body, is_forwarded)
+            for number, owner, body, is_forwarded in wanted.arrivals
+        ]
+        for number, room in wanted.rooms.items():
+            if (link := self._links.find(number)) is not None:
+                link.grant(room)
+        for method, arguments in wanted.happened:
+            self._happens(method, arguments)
+        carried = self._relay.round(self._store, brought)
+        wake_at, now = self._relay.wake_at, time.monotonic()
+        seen = None
+        if now >= self._look_at:
+            self._look_at, seen = now + LOOK, self._seen()
+        return Done(carried, wake_at, self._daemon.take_told(), seen)
+
+    def _happens(self, method: str, arguments: tuple[Any, ...]) -> None:
+        if method == "lost":
+            number, status = arguments
+            link = self._links.find(number)
+            if link is not None:
+                self._relay.lost(link, status)
+        else:
+            getattr(self._relay, method)(*arguments)
+
+    def _seen(self) -> Seen:
+        forwarding = self._relay.forwarding
+        statements = place_of(self._connection), counts_of(self._connection).take()
+        return Seen(self._relay.remembered, forwarding.held, forwarding.observed(), metrics.take_counted(), statements)
+
+
+def _end_with_the_daemon() -> None:
+    """Nobody has the other end of the standard input any more."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+def main(descriptor: int) -> None:
+    """Serve the daemon at the other end of that socket."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # who ends all processes of a service lets the daemon end this one
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_daemon, daemon=True).start()
+    with Connection(descriptor) as connection:
+        begin: Begin = connection.recv()
+        daemon = Daemon(connection)
+        logging.basicConfig(handlers=[DaemonsLog(daemon)], level=logging.WARNING)
+        logging.getLogger("servicebroker").setLevel(begin.level)
+        try:
+            Worker(daemon, begin).serve()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+        except Exception as problem:
+            of_database = isinstance(problem, psycopg.Error | InstanceError)
+            text = one_line(problem) if of_database else f"{type(problem).__name__}: {one_line(problem)}"
+            connection.send(Failed(of_database, text, traceback.format_exc()))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,250 @@
+"""Two instances that are each served by three processes, and somebody who kills one, or all, of them under load.
+
+Each message and each answer is checked: exactly once, in order. Dialogs are secured, and some bodies are large.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from daemons import Served, free_port
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    eventually,
+    query,
+    standard_database,
+    waiting_messages,
+)
+
+PROCESSES = 3
+CONVERSATIONS = 12
+UNDER_WAY = 2_000  # messages that are not answered yet
+PASSWORD = "correct horse"
+PATIENCE = 60.0  # seconds
+
+
+class Broker:
+    """An instance, and the daemons that serve it or stand by."""
+
+    def __init__(self, url: str, keys: Path) -> None:
+        self.url, self.keys = url, keys
+        self.instance = sb.open(url, clock=lambda: datetime.now(UTC), upkeep=None, keys=keys)
+        self.database = standard_database(self.instance)
+        self.port = free_port()
+        self.daemons: list[Served] = []
+        self.start()
+
+    def start(self) -> Served:
+        listen = ("--listen", f"127.0.0.1:{self.port}", "--encryption", "DISABLED")
+        self.daemons.append(Served(self.url, self.keys, *listen, "--processes", str(PROCESSES)))
+        return self.daemons[-1]
+
+    @property
+    def children(self) -> list[int]:
+        """The processes of shares of the daemon that was begun first."""
+        return children(self.daemons[0].process.pid)
+
+    def close(self) -> None:
+        for daemon in self.daemons:
+            daemon.kill()
+        self.instance.close()
+
+
+def children(pid: int) -> list[int]:
+    """The processes of shares that this one has."""
+    listed = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    found = [line.split(maxsplit=2) for line in listed.splitlines() if "servicebroker.broker.share_process" in line]
+    return sorted(int(child) for child, parent, _ in found if int(parent) == pid)
+
+
+def are_gone(pids: list[int]) -> bool:
+    """Whether none of them runs any more; the init of a container may leave one that has ended in the list."""
+    listed = subprocess.run(["ps", "-eo", "pid=,stat="], capture_output=True, text=True, check=True).stdout
+    states = dict(line.split() for line in listed.splitlines())
+    return all(states.get(str(pid), "Z").startswith("Z") for pid in pids)
+
+
+@pytest.fixture
+def brokers(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Broker, Broker]]:
+    """West begins conversations with east; both know each other's certificates."""
+    with ExitStack() as stack:
+        made = []
+        for name in ("west", "east"):
+            made.append(Broker(make_instance_url(1), tmp_path / f"keys of {name}"))
+            stack.callback(made[-1].close)
+        west, east = made
+        for one, dropped, name in ((west, STOCK, "orders"), (east, ORDERS, "stock")):
+            one.database.drop_service(dropped)
+            one.database.create_master_key(PASSWORD)
+            one.database.create_certificate(name)
+            one.database.backup_certificate(name, tmp_path / name)
+        for one, name, user in ((west, "stock", "Stock"), (east, "orders", "Orders")):
+            one.database.create_user(user)
+            one.database.create_certificate(f"{name}!", file=tmp_path / name, authorization=user)
+        west.database.create_remote_service_binding("ToStock", to_service=STOCK, user="Stock")
+        east.database.grant("SEND", "Orders", service=STOCK)
+        west.database.create_route("r", service_name=STOCK, address=f"TCP://127.0.0.1:{east.port}")
+        east.database.create_route("r", service_name=ORDERS, address=f"TCP://127.0.0.1:{west.port}")
+        for one in made:
+            eventually(lambda one=one: len(one.children) == PROCESSES - 1)
+        yield west, east
+
+
+def body(number: int) -> bytes:
+    """Of the message of that number."""
+    return b"%d " % number + b"x" * (400_000 if number % 101 == 50 else 100)
+
+
+class Flow:
+    """Numbered messages, each answered with its number, as long as the block runs; both sides check every one."""
+
+    def __init__(self, west: Broker, east: Broker, chance: random.Random) -> None:
+        self.west, self.east, self.chance = west.database, east.database, chance
+        handles = [self.west.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(CONVERSATIONS)]
+        self.sent: dict[UUID, int] = dict.fromkeys(handles, 0)
+        self.arrived: dict[UUID, int] = {}  # by the target's handle
+        self.answered: dict[UUID, int] = dict.fromkeys(handles, 0)
+        self.problems: list[BaseException] = []
+        self._enough, self._over = threading.Event(), threading.Event()
+        works = self._send, self._answer, self._collect
+        self._threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
+
+    def __enter__(self) -> Flow:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._enough.set()
+        self._threads[0].join()
+        try:
+            if kind is None:
+                self.moves(until=lambda: self.answered == self.sent)
+        finally:
+            self._over.set()
+            for thread in self._threads:
+                thread.join()
+        if self.problems:
+            raise self.problems[0]
+        assert kind is not None or sorted(self.arrived.values()) == sorted(self.sent.values())
+
+    @property
+    def finished(self) -> int:
+        return sum(self.answered.values())
+
+    def moves(self, until: Callable[[], bool] | None = None) -> None:
+        """Wait until some more have been answered, or until that; somebody always gets further meanwhile."""
+        seen, at = self.finished, time.monotonic()
+        target = until or (lambda first=seen: self.finished > first + CONVERSATIONS)
+        while not target() and not self.problems:
+            assert time.monotonic() - at < PATIENCE, f"nothing moves: {self.sent} {self.arrived} {self.answered}"
+            if self.finished != seen:
+                seen, at = self.finished, time.monotonic()
+            time.sleep(0.05)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as problem:
+            self.problems.append(problem)
+
+    def _send(self) -> None:
+        while not self._enough.is_set() and not self.problems:
+            handle = self.chance.choice(list(self.sent))
+            first, count = self.sent[handle], self.chance.randint(1, 40)
+            self.west.send_batch(handle, ORDER, [body(number) for number in range(first, first + count)])
+            self.sent[handle] += count
+            while sum(self.sent.values()) - self.finished > UNDER_WAY and not self._enough.is_set():
+                time.sleep(0.01)
+
+    def _answer(self) -> None:
+        while not self._over.is_set():
+            with self.east.transaction() as transaction:
+                messages = transaction.receive(STOCK_QUEUE, top=500, wait=0.2)
+                self._check(messages, self.arrived, body)
+                for handle in {message.conversation_handle for message in messages}:
+                    numbers = [m.message_sequence_number for m in messages if m.conversation_handle == handle]
+                    transaction.send_batch(handle, REPLY, [b"%d" % number for number in numbers])
+
+    def _collect(self) -> None:
+        while not self._over.is_set():
+            self._check(self.west.receive(ORDERS_QUEUE, top=500, wait=0.2), self.answered, lambda n: b"%d" % n)
+
+    def _check(self, messages: list[sb.Message], counts: dict[UUID, int], expected: Callable[[int], bytes]) -> None:
+        for message in messages:
+            number = counts.get(message.conversation_handle, 0)
+            assert message.message_sequence_number == number
+            assert message.message_body == expected(number)
+            counts[message.conversation_handle] = number + 1
+
+
+def all_is_settled(*brokers: Broker) -> None:
+    for one in brokers:
+        eventually(lambda one=one: waiting_messages(one.database) == 0)
+        assert query(one.database, "select count(*) from servicebroker.arrived_fragments") == [(0,)]
+        securities = query(one.database, "select distinct security::text from servicebroker.conversation_endpoints")
+        assert securities == [("F",)]
+
+
+@pytest.mark.feature(127, 140)
+def test_one_of_several_processes_is_killed(
+    brokers: tuple[Broker, Broker], seeded_random: random.Random, request: pytest.FixtureRequest
+) -> None:
+    kills: int = request.config.option.process_kills
+    with Flow(*brokers, seeded_random) as flow:
+        flow.moves()
+        for _ in range(kills):
+            broker = seeded_random.choice(brokers)
+            before = broker.children
+            killed = seeded_random.choice(before)
+            others = {*before} - {killed}
+            os.kill(killed, signal.SIGKILL)
+            eventually(lambda: others < {*broker.children} - {killed})  # noqa: B023
+            flow.moves()
+    all_is_settled(*brokers)
+    assert sum(one.daemons[0].count("was killed: another one takes its place") for one in brokers) == kills
+    for one in brokers:  # and all of them end when they are asked to
+        before = one.children
+        assert one.daemons[0].end() == 0
+        assert are_gone(before)
+        assert not one.daemons[0].said("Traceback")
+        assert not one.daemons[0].said("database was lost")
+
+
+@pytest.mark.feature(127, 140)
+def test_a_second_daemon_takes_over(
+    brokers: tuple[Broker, Broker], seeded_random: random.Random, request: pytest.FixtureRequest
+) -> None:
+    takeovers: int = request.config.option.takeovers
+    with Flow(*brokers, seeded_random) as flow:
+        flow.moves()
+        for number in range(takeovers):
+            broker = brokers[number % 2]
+            second = broker.start()
+            second.says("this one stands by")
+            orphans = broker.children
+            broker.daemons[0].process.kill()
+            eventually(lambda: are_gone(orphans))  # noqa: B023
+            broker.daemons.pop(0).kill()
+            second.says("This process serves the instance.")
+            flow.moves()
+    all_is_settled(*brokers)
