@@ -35,6 +35,21 @@ _numbers = itertools.count(1)
 _databases: dict[str, str] = {}  # PostgreSQL databases that were made and not dropped, and their servers
 _templates: set[str] = set()
 
+# files that take half a minute and more: they begin first, so that no process of a run goes on alone at its end
+LONGEST = (
+    "test_pipeline_command",
+    "test_demo",
+    "test_benchmarks",
+    "test_pipeline_faults",
+    "test_model",
+    "test_simulation",
+    "test_pipeline_spark",
+    "test_pipeline_session",
+    "test_serve",
+    "test_dialog_security",
+    "test_check",
+    "test_embedded",
+)
 STOCKS = (1, 8, 32)  # how many defined databases the templates of instances hold
 _IN_MEMORY = "/dev/shm"
 _ENOUGH = 8 * 1024**3  # bytes; a run has used up to 4 GB
@@ -50,7 +65,7 @@ class Count(NamedTuple):
 
 COUNTS = {
     "leak-conversations": Count(300, 700, "conversations of the test for leaks"),
-    "model-steps": Count(4_000, 10_000, "steps of the engine beside the double"),
+    "model-steps": Count(2_500, 10_000, "steps of the engine beside the double"),
     "tsql-steps": Count(400, 1_200, "steps in T-SQL text beside the double"),
     "crowd-seconds": Count(4, 8, "how long 16 senders and 16 readers meet"),
     "pool-messages": Count(300, 600, "messages of the stress of ConversationPool"),
@@ -61,7 +76,7 @@ COUNTS = {
     "tsql-expressions": Count(300, 100_000, "expressions that Python and PostgreSQL evaluate"),
     "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),
     "open-dialogs": Count(5_000, 20_000, "dialogs that are open between two daemons"),
-    "seeds": Count(300, 1_000, "histories of the simulator in which anything goes wrong"),
+    "seeds": Count(200, 1_000, "histories of the simulator in which anything goes wrong"),
     "chaos-seconds": Count(12, 60, "how long everything goes wrong"),
     "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),
     "store-operations": Count(300, 5_000, "operations on the simulator's store beside PostgreSQL"),
@@ -255,7 +270,9 @@ def open_face(request: pytest.FixtureRequest) -> Callable[..., AbstractContextMa
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --full: no test that is `full`, one face of those that are `both_faces`, so many of those `sampled`."""
+    """The longest files first. Without --full no test that is `full`, one face of `both_faces`, some of `sampled`."""
+    turn = {stem: place for place, stem in enumerate(LONGEST)}
+    items.sort(key=lambda item: turn.get(item.path.stem, len(LONGEST)))
     if config.option.full or any("::" in argument for argument in config.args):  # who names a test gets it
         return
     items_of = Counter(item.nodeid.partition("[")[0] for item in items)

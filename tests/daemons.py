@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import socket
@@ -18,6 +17,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 import servicebroker as sb
+from forked import Command
 from servicebroker.cli import certificate
 from support import (
     CONTRACT,
@@ -50,10 +50,12 @@ class Served:
     """A process of `servicebroker serve`, and the lines of its log; `host` is a network namespace that it runs in."""
 
     def __init__(self, target: str, keys: Path, *arguments: str, host: str = "") -> None:
-        within = ["ip", "netns", "exec", host] if host else []
-        command = [*within, sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", target, "--json"]
-        self.process = subprocess.Popen(
-            [*command, "--keys", str(keys), *arguments], stderr=subprocess.PIPE, text=True, env=os.environ
+        words = ["serve", "--instance", target, "--json", "--keys", str(keys), *arguments]
+        within = ["ip", "netns", "exec", host, sys.executable, "-m", "servicebroker.cli.main", *words]
+        self.process: Command | subprocess.Popen[str] = (
+            subprocess.Popen(within, stderr=subprocess.PIPE, text=True)
+            if host
+            else Command(*words, stderr=subprocess.PIPE)
         )
         self.lines: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

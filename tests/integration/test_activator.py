@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
+from forked import Command
 from servicebroker.cli.activator import read_config
 from support import ORDER, STOCK_QUEUE, begin, eventually, query
 
@@ -65,8 +65,7 @@ def started(folder: Path) -> int:
 def test_programs_start_on_notifications_between_minimum_and_maximum(watched: sb.Database, tmp_path: Path) -> None:
     path = configuration(watched, tmp_path, min=1, max=2)
     (tmp_path / "hold").touch()
-    command = [sys.executable, "-m", "servicebroker.cli.main", "activator", str(path)]
-    with subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
+    with Command("activator", path, stderr=subprocess.PIPE) as process:
         eventually(lambda: started(tmp_path) == 1)  # the minimum
         for number in range(4):
             watched.send(begin(watched), ORDER, f"message-{number}")
@@ -89,8 +88,7 @@ def test_programs_that_do_not_end_are_killed_together(watched: sb.Database, tmp_
     """With what they have started, when the patience is over: once for all of them."""
     stubborn = ["sh", "-c", f"trap '' TERM; touch {tmp_path}/started-$$; sleep 600; true"]
     path = configuration(watched, tmp_path, command=stubborn, min=2, max=2)
-    command = [sys.executable, "-m", "servicebroker.cli.main", "activator", str(path), "--patience", "0.5"]
-    with subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
+    with Command("activator", path, "--patience", "0.5", stderr=subprocess.PIPE) as process:
         eventually(lambda: started(tmp_path) == 2)
         begins = time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -104,8 +102,7 @@ def test_programs_that_do_not_end_are_killed_together(watched: sb.Database, tmp_
 def test_a_program_that_fails_is_started_again(watched: sb.Database, tmp_path: Path) -> None:
     """And one that cannot be started is said."""
     path = configuration(watched, tmp_path, command=["/no/such/program"], max=1)
-    command = [sys.executable, "-m", "servicebroker.cli.main", "activator", str(path)]
-    with subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
+    with Command("activator", path, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert any("cannot be started" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
+from forked import ran
 from servicebroker.cli import certificate
 from support import query
 
@@ -29,14 +28,7 @@ class Terminal:
             result = CliRunner().invoke(certificate.app, arguments, env=own)
             assert result.exit_code == 0, result.exception
             return result.stdout
-        done = subprocess.run(  # how the program ends is seen from outside alone
-            [sys.executable, "-m", "servicebroker.cli.main", "certificate", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env=os.environ | own,
-        )
+        done = ran("certificate", *arguments, env=os.environ | own)  # how it ends is seen from outside alone
         assert done.returncode == code, done.stderr
         assert done.stderr.count("\n") == 1
         return done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -12,6 +11,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+from forked import ran
 from servicebroker.engine.diagnosis.consistency import changes_of
 from servicebroker.store.expected_objects import changed, is_foreign
 from servicebroker.store.migrations import mend
@@ -195,8 +195,7 @@ def test_messages_whose_way_is_free(fresh_database: sb.Database, clock: Clock) -
 
 def test_the_command(fresh_database: sb.Database) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "servicebroker.cli.main", "check", "--instance", instance.url, *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return ran("check", "--instance", instance.url, *options)
 
     instance = fresh_database.instance
     whole = run()
@@ -208,13 +207,7 @@ def test_the_command(fresh_database: sb.Database) -> None:
     assert broken.stdout.startswith("Msg 9711: The transmission queue is referencing")
     told = run("--json")
     assert (told.returncode, json.loads(told.stdout)["findings"][0]["number"]) == (1, 9711)
-    nowhere = subprocess.run(
-        [sys.executable, "-m", "servicebroker.cli.main", "check", "--instance", "/nonexistent"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    nowhere = ran("check", "--instance", "/nonexistent")
     assert (nowhere.returncode, "no instance" in nowhere.stderr) == (1, True)
 
 
@@ -346,14 +339,13 @@ def test_what_can_be_made_anew_is_mended(make_instance_url: Callable[[], str]) -
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("drop view sys.events; drop trigger refuse on msdb_dbo.servicebrokerqueue")
         connection.execute("alter function servicebroker.approximate_count(integer) security definer")
-    command = [sys.executable, "-m", "servicebroker.cli.main"]
-    look = subprocess.run([*command, "doctor", "--instance", url], capture_output=True, text=True)
+    look = ran("doctor", "--instance", url)
     assert "the view sys.events is missing" in look.stdout
     assert "check --mend" in look.stdout
-    found = subprocess.run([*command, "check", "--instance", url], capture_output=True, text=True)
+    found = ran("check", "--instance", url)
     assert found.returncode == 1
     assert found.stdout.count("Msg 3859") == 4  # the view, its trigger is missing and it is without, the function
-    mended = subprocess.run([*command, "check", "--mend", "--instance", url], capture_output=True, text=True)
+    mended = ran("check", "--mend", "--instance", url)
     assert (mended.returncode, mended.stdout.splitlines()[-1]) == (0, "0 problems found.")
 
 

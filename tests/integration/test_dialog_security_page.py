@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 import servicebroker as sb
 from daemons import Site
+from forked import ran
 from support import eventually, query
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/dialog-security.md"
@@ -47,12 +46,8 @@ def test_the_page(sites: dict[str, Site], tmp_path: Path) -> None:
         for line in console.splitlines():
             where, _, command = line.partition("$ servicebroker ")
             site = sites[where]
-            done = subprocess.run(
-                [sys.executable, "-m", "servicebroker.cli.main", *shlex.split(command)],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
+            done = ran(
+                *shlex.split(command),
                 cwd=tmp_path,
                 env=os.environ
                 | {
@@ -79,8 +74,7 @@ def test_the_page(sites: dict[str, Site], tmp_path: Path) -> None:
 def test_a_certificate_needs_a_master_key(sites: dict[str, Site]) -> None:
     shop = sites["shop"]
     environment = os.environ | {"SERVICEBROKER_INSTANCE": shop.url, "SERVICEBROKER_KEYS": str(shop.keys)}
-    command = [sys.executable, "-m", "servicebroker.cli.main", "certificate", "create", "x", "--database", "Test"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = ran("certificate", "create", "x", "--database", "Test", env=environment)
     assert done.returncode == 1
     assert "15581" in done.stderr
     assert "servicebroker certificate master-key --database Test" in done.stderr

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
+from forked import Command
 from servicebroker.cli import main
 from servicebroker.cli.examples import EXAMPLES
 from servicebroker.cli.main import app as command
@@ -112,8 +113,7 @@ def test_purge_takes_everything_and_ends_what_has_ended() -> None:
 
 
 def test_status_is_shown_again_and_again(target: str) -> None:
-    command = [sys.executable, "-m", "servicebroker.cli.main", "status", "--watch", "0.1", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+    with Command("status", "--watch", "0.1", "--json", stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         shown = [json.loads(running.stdout.readline())["is_standby"] for _ in range(3)]
         running.terminate()

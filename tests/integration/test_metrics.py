@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import urllib.request
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +12,7 @@ import prometheus_client
 import pytest
 
 import servicebroker as sb
+from forked import Command, ran
 from remote_support import Wire
 from servicebroker.broker import journal, metrics
 from servicebroker.model.events import ACTIVATION, QUEUE_DISABLED, Events
@@ -120,12 +120,10 @@ def test_a_port_that_is_taken(fresh_database: sb.Database) -> None:
 
 
 def test_the_daemon_serves_them(fresh_database: sb.Database) -> None:
-    command = [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", fresh_database.instance.url]
-    wrong = subprocess.run(
-        [*command, "--metrics", "everywhere"], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = ["serve", "--instance", fresh_database.instance.url]
+    wrong = ran(*command, "--metrics", "everywhere")
     assert (wrong.returncode, "--metrics" in wrong.stderr) == (1, True)
-    with subprocess.Popen([*command, "--metrics", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True) as daemon:
+    with Command(*command, "--metrics", "127.0.0.1:0", stderr=subprocess.PIPE) as daemon:
         assert daemon.stderr is not None
         try:
             line = next(line for line in daemon.stderr if "/metrics" in line)

@@ -12,6 +12,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from forked import Command, ran
 from pipeline_support import LINE, Feed, warehouse
 
 pytest.importorskip("pyspark")
@@ -56,7 +57,7 @@ def write(tmp_path):
 
 
 def pipeline(*arguments, code=0):
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=500, check=False)
+    done = ran("pipeline", *arguments, timeout=500, warnings=True)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -151,9 +152,8 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_quarantined(feed, 
 @contextlib.contextmanager
 def begun(*arguments):
     """A run, the events that it logs as they come, and what else it says."""
-    run = subprocess.Popen(
-        [*COMMAND, "run", *map(str, arguments), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    words = ("pipeline", "run", *arguments, "--json")
+    run = Command(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, warnings=True)
 
     def events():
         for line in run.stderr:
@@ -276,7 +276,7 @@ def test_it_goes_on_until_ctrl_c_with_metrics_and_the_next_run_continues(feed, w
     feed.dialog(b'{"id": 1}')
     path = write(feed, head="trigger_seconds = 0.1")
     run = subprocess.Popen(
-        [*COMMAND, "run", str(path), "--metrics-port", str(unused_port)],
+        [*COMMAND, "run", str(path), "--metrics-port", str(unused_port)],  # nothing stands before it
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,6 +16,7 @@ import duckdb
 import psycopg
 import pytest
 
+from forked import Command
 from pipeline_support import LINE, Feed, warehouse
 
 pytest.importorskip("pyspark")
@@ -30,7 +30,6 @@ from servicebroker.pipeline.run import running
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-COMMAND = [sys.executable, "-m", "servicebroker.cli.main", "pipeline", "run"]
 TARGETS = ("driver", "java", "worker", "server")
 ATTEMPTS = 5  # to begin a run on a busy machine
 
@@ -51,9 +50,8 @@ def describe(folder, feeds, at_most=2000, **queue):
 
 
 def begun(path, *options):
-    return subprocess.Popen(
-        [*COMMAND, str(path), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+    ways = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return Command("pipeline", "run", path, *options, **ways, text=False, start_new_session=True)
 
 
 def check_excuse(said):

@@ -22,6 +22,7 @@ from deltalake import DeltaTable
 from pyarrow import fs
 from pyiceberg.catalog import load_catalog
 
+from forked import ran
 from pipeline_support import LINE, Feed, warehouse
 from pipeline_tables import ORDER, QUEUE, batch, land, message, order
 from servicebroker.model.errors import InstanceError
@@ -245,8 +246,7 @@ def pipeline_file(folder, feed, head):
 
 
 def run_once(file, messages):
-    command = [sys.executable, "-m", "servicebroker.cli.main", "pipeline", "run", str(file), "--once", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = ran("pipeline", "run", file, "--once", "--json", timeout=500)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["queues"][0]["messages"] == messages
 

@@ -6,8 +6,6 @@ import json
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,6 +16,7 @@ import psycopg
 import pytest
 
 from daemons import Served, Site, Two, two_sites
+from forked import ran
 from servicebroker.broker.daemon import seat
 from servicebroker.broker.shares import pin_plans
 from servicebroker.engine.remote import departing
@@ -196,12 +195,7 @@ def test_the_connections_are_shown(two: Two) -> None:
     with connect(two.east.url) as connection:
         east = seat(connection)
     eventually(lambda: query(two.west.database, text) == [(east, True, True, True, True)])
-    shown = subprocess.run(
-        [sys.executable, "-m", "servicebroker.cli.main", "status", "--instance", two.west.url, "--json"],
-        capture_output=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    shown = ran("status", "--instance", two.west.url, "--json").stdout
     (link,) = json.loads(shown)["connections"]
     assert (link["state"], link["principal_name"]) == ("ONLINE", None)
     two.west.daemon.end(signal.SIGKILL)
@@ -522,13 +516,7 @@ def test_a_database_that_is_down_is_waited_for(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_does_not_begin_with(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", str(tmp_path), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = ran("serve", "--instance", tmp_path, *arguments)
     assert done.returncode == 1
     assert words in done.stderr
     assert done.stderr.startswith("servicebroker: ")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from forked import ran
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,13 +34,7 @@ def test_every_command_of_the_page_exists() -> None:
     commands = {match.split()[-1] for match in re.findall(r"servicebroker (certificate \w+|serve)", page)}
     assert commands == {"master", "create", "export", "import", "list", "serve"}
     for command in ("serve", "certificate"):
-        shown = subprocess.run(
-            [sys.executable, "-m", "servicebroker.cli.main", command, "--help"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        ).stdout
+        shown = ran(command, "--help").stdout
         for word in (
             ("master-key", "create", "export", "import", "list", "accept", "drop")
             if command == "certificate"

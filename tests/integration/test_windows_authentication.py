@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +11,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from daemons import Served, Site, Two, free_port, two_sites
+from forked import ran
 from servicebroker.cli.main import app as command
 from servicebroker.store.domain_folder import Domain, own_name
 from servicebroker.store.key_files import KeyFolder
@@ -276,12 +275,6 @@ def test_the_command_line_of_a_domain(two: Two, tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_one_sentence(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "servicebroker.cli.main", "domain", "invite", "shop", "--folder", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran("domain", "invite", "shop", "--folder", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("servicebroker: There is no domain in")

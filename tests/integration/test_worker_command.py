@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
+from forked import Command
 from support import ORDER, ORDERS_QUEUE, STOCK_QUEUE, begin, bodies, eventually
 
 pytestmark = pytest.mark.slow
@@ -43,10 +42,9 @@ class Started:
 
     def __init__(self, folder: Path, database: sb.Database, *arguments: str) -> None:
         self.log = folder / "log"
-        command = [sys.executable, "-m", "servicebroker.cli.main", "worker", *arguments, "--database", database.name]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
+            self.process = Command(
+                *("worker", *arguments, "--database", database.name),
                 cwd=folder,
                 stderr=log,
                 env=os.environ | {"SERVICEBROKER_INSTANCE": database.instance.url},

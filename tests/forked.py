@@ -1,0 +1,238 @@
+"""Processes of `servicebroker`, forked from one that has loaded it: to load it takes 0.7 s of processor time.
+
+What runs in them is the command from `main` on, with arguments, folder, environment and descriptors of its own, and
+it is signalled, killed and waited for as any other process. test_cli.py starts it from nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+LOADED = (
+    "servicebroker.broker.daemon",
+    "servicebroker.activation.host",
+    "servicebroker.tsql.session",
+    "typer.rich_utils",
+    "pyspark.sql",  # not what it loads as it runs: pyarrow and deltalake start threads
+    "servicebroker.pipeline.run",
+    "servicebroker.pipeline.maintenance",
+)
+_LARGEST = 1 << 20  # bytes of arguments and environment
+
+
+class Command:
+    """`servicebroker` with these arguments, as `subprocess.Popen` shows a process."""
+
+    def __init__(
+        self,
+        *arguments: object,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        text: bool = True,
+        cwd: Path | None = None,
+        env: Mapping[str, str] = os.environ,
+        start_new_session: bool = False,
+        warnings: bool = False,
+    ) -> None:
+        self.returncode: int | None = None
+        self.stdout, out = _way(stdout, 1, text)
+        self.stderr, err = _way(stderr, 2, text)
+        self._ended, theirs = os.pipe()
+        request = {
+            "arguments": [*map(str, arguments)],
+            "folder": str(cwd or Path.cwd()),
+            "environment": dict(env),
+            "session": start_new_session,
+            "warnings": warnings,
+        }
+        origin = _origin()
+        socket.send_fds(origin, [json.dumps(request).encode()], [out, err, theirs])
+        for one in {out, err, theirs} - {1, 2}:
+            os.close(one)
+        self.pid = int(os.read(self._ended, 16))
+
+    def poll(self) -> int | None:
+        """Its exit code, None while it runs."""
+        if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
+            self._end()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, when it has ended."""
+        if self.returncode is None:
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("servicebroker", timeout or 0)
+            self._end()
+        assert self.returncode is not None
+        return self.returncode
+
+    def _end(self) -> None:
+        self.returncode = int(os.read(self._ended, 16))
+        os.close(self._ended)
+
+    def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
+        """What it says until it ends, on both ways."""
+        with ThreadPoolExecutor(2) as readers:
+            said = [readers.submit(way.read) if way else None for way in (self.stdout, self.stderr)]
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+        self._close()
+        out, err = (one.result() if one else None for one in said)
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        """As `kill` does it, to a process that has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+        self.wait()
+
+    def _close(self) -> None:
+        for way in (self.stdout, self.stderr):
+            if way is not None:
+                way.close()
+
+
+def ran(*arguments: object, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command, run to its end."""
+    process = Command(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    out, err = process.communicate(timeout)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def _way(wanted: int | IO[Any] | None, usual: int, text: bool) -> tuple[IO[Any] | None, int]:
+    """Our end, where there is one, and theirs."""
+    if wanted == subprocess.PIPE:
+        ours, theirs = os.pipe()
+        return os.fdopen(ours, "r" if text else "rb"), theirs
+    if wanted is None:
+        return None, usual
+    return None, os.dup(wanted if isinstance(wanted, int) else wanted.fileno())
+
+
+@functools.cache
+def _origin() -> socket.socket:
+    """The way to the process that the others are forked from."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
+    with theirs:
+        number = theirs.fileno()
+        process = subprocess.Popen([sys.executable, __file__, str(number)], pass_fds=[number], stdin=subprocess.DEVNULL)
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def _fork_as_asked(asked: socket.socket) -> dict[str, Any] | None:
+    """Fork whenever somebody asks, and tell how each process has ended. In such a process: what it shall be."""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(asked, selectors.EVENT_READ)
+        while True:
+            for key, _ in waiting.select():
+                if key.data is not None:
+                    waiting.unregister(key.fileobj)
+                    key.data()
+                    continue
+                text, descriptors, *_ = socket.recv_fds(asked, _LARGEST, 3)
+                if not text:
+                    return None
+                *ways, told = descriptors
+                pid = os.fork()
+                if not pid:
+                    for way, number in zip(ways, (1, 2), strict=True):
+                        os.dup2(way, number)
+                    request: dict[str, Any] = json.loads(text)
+                    return request
+                os.write(told, b"%16d" % pid)
+                for way in ways:
+                    os.close(way)
+                watched = os.pidfd_open(pid)
+                waiting.register(watched, selectors.EVENT_READ, functools.partial(_tell, pid, watched, told))
+
+
+def _tell(pid: int, watched: int, told: int) -> None:
+    """The exit code of a process that has ended."""
+    os.close(watched)
+    os.write(told, b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os.close(told)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """What `python -m servicebroker.cli.main` would be."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if request["session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    if request["warnings"]:
+        import warnings
+
+        warnings.simplefilter("error")
+    from servicebroker.cli import main
+
+    sys.path[0] = os.getcwd()
+    sys.argv = [str(main.__file__), *request["arguments"]]
+    main.main()
+
+
+def _load() -> None:
+    """Import what commands import; what is frozen is neither looked through nor copied as a process ends."""
+    from typer.testing import CliRunner
+
+    from servicebroker.cli.main import COMMANDS, app
+
+    for name in (*LOADED, *(f"servicebroker.cli.{place.module}" for place in COMMANDS.values())):
+        with suppress(ImportError):  # of what is not installed
+            import_module(name)
+    CliRunner().invoke(app, ["--version"])  # typer imports as it is called
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _load()
+    with socket.socket(fileno=int(sys.argv[1])) as asks:
+        wanted = _fork_as_asked(asks)
+    if wanted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _become(wanted)
