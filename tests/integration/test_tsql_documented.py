@@ -240,3 +240,12 @@ def test_the_types_of_events_are_listed(db: sb.Database) -> None:
                   WHERE p.type_name = 'DDL_TABLE_EVENTS' ORDER BY 1"""
     assert rows(db, members) == [("ALTER_TABLE",), ("CREATE_TABLE",), ("DROP_TABLE",)]
     assert rows(db, "SELECT is_user_process FROM sys.dm_exec_sessions WHERE session_id = @@SPID") == [(1,)]
+
+
+def test_a_computed_column_with_a_fixed_length(db: sb.Database) -> None:
+    db.execute_tsql("""
+        CREATE TABLE T (a varchar(9), x xml, b AS CAST(LEFT(a, 1) AS char(3)), c AS x.value('(/a/@b)[1]', 'nchar(2)'))
+        INSERT T (a, x) VALUES ('hello', '<a b="q"/>')
+    """)
+    assert rows(db, "SELECT b, c FROM T") == [("h  ", "q ")]
+    assert rows(db, "SELECT max_length FROM sys.columns WHERE name = 'b' AND object_id = OBJECT_ID('T')") == [(3,)]

@@ -17,9 +17,20 @@ select t.session_id, a.name, to_char(a.transaction_begin_time at time zone 'UTC'
 """
 
 
+def _demand_owner(machine: Machine, command: str) -> None:
+    user = machine.database.user
+    if not user.is_dbo:
+        raise TsqlError(2571, f"User '{user.name}' does not have permission to run {command}.", severity=14)
+
+
 @defines("DBCC", "OPENTRAN")
 def _open_transaction(machine: Machine, statement: Definition) -> None:
-    """The oldest transaction that has changed something."""
+    """The oldest transaction that has changed something.
+
+    Raises:
+        TsqlError: 2571 not for who works.
+    """
+    _demand_owner(machine, "DBCC OPENTRAN")
     _ = machine.spid  # which gives the session its number
     rows = fetch(machine.connection, "console_commands.open_transaction", _OLDEST)
     if statement.clauses["shows_table"]:
@@ -42,8 +53,10 @@ def _open_transaction(machine: Machine, statement: Definition) -> None:
 
 @defines("DBCC", "INPUTBUFFER")
 def _input_buffer(machine: Machine, statement: Definition) -> None:
-    """Raises: TsqlError: 7955 there is no such session."""
+    """Raises: TsqlError: 7955 there is no such session, 2571 another's is not for who works."""
     number = integer(machine, statement.clauses["given"][0]) if statement.clauses["given"] else None
+    if number != machine.spid:
+        _demand_owner(machine, "DBCC INPUTBUFFER")
     rows = fetch(
         machine.connection,
         "console_commands.input_buffer",

@@ -405,7 +405,8 @@ def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None
     key = f" {label}{_key(reader, '')}" if reader.word in ("PRIMARY", "UNIQUE") else ""
     if reader.word:
         raise reader.failure()
-    of = value.type._replace(length=-1) if value.kind == "string" else value.type
+    is_padded = value.type.name in ("char", "nchar")
+    of = value.type._replace(length=-1) if value.kind == "string" and not is_padded else value.type
     text = converted(value, of).text
     found.members.append(
         f"{identifier(name)} {column_type(of)} GENERATED ALWAYS AS ({text}) STORED{'' if nullable else ' NOT NULL'}{key}"
