@@ -249,3 +249,8 @@ def test_a_computed_column_with_a_fixed_length(db: sb.Database) -> None:
     """)
     assert rows(db, "SELECT b, c FROM T") == [("h  ", "q ")]
     assert rows(db, "SELECT max_length FROM sys.columns WHERE name = 'b' AND object_id = OBJECT_ID('T')") == [(3,)]
+
+
+def test_times_of_waitfor_need_no_leading_zeros(numbers: sb.Database) -> None:
+    assert told(numbers, "WAITFOR DELAY '0:0:0.05' WAITFOR DELAY '00:00:0' PRINT 'on'") == ["on"]
+    assert told(numbers, "WAITFOR DELAY '0:60:0'") == [148]

@@ -284,7 +284,7 @@ def _wait(machine: Machine, statement: WaitForTime) -> None:
     machine.done(0)
 
 
-_TIME = re.compile(r"\s*(?:\d{4}-\d{2}-\d{2}\s+)?(\d{1,2}):(\d{2})(?::(\d{2})(?:[.:](\d{1,3}))?)?\s*")
+_TIME = re.compile(r"\s*(?:\d{4}-\d{2}-\d{2}\s+)?(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:[.:](\d{1,3}))?)?\s*")
 
 
 def seconds_until(kind: str, text: str, now: datetime) -> float:
