@@ -183,6 +183,29 @@ def test_whatever_comes_the_memory_is_bounded_and_nothing_late_is_passed_on(
         assert set(forwarder.hops) == {held.hop for held in forwarder}
 
 
+@pytest.mark.feature(153)
+def test_who_fills_the_memory_gives_way_to_others() -> None:
+    forwarder: Forwarder[str] = Forwarder(10 * OVERHEAD)
+    for number in range(10):
+        assert forwarder.take_in(header(number), b"", FRESH, "dead", 0.0, "Mallory") is None
+    assert not forwarder.make_room(b"", "Mallory")
+    assert number_of(forwarder.take_in(header(10), b"", FRESH, "dead", 0.0, "Mallory")) == 11289
+    theirs = [header(number, conversation=UUID(int=9)) for number in range(6)]
+    for one in theirs[:5]:
+        (dropped,) = forwarder.make_room(b"", "Bob")
+        assert dropped.error.number == 11289
+        assert dropped.header.conversation_id != one.conversation_id
+        assert forwarder.take_in(one, b"", FRESH, "next", 0.0, "Bob") is None
+    assert [held.header.number for held in forwarder if held.owner == "Mallory"] == [0, 1, 2, 3, 4]
+    for owner in ("Bob", "Mallory"):  # both have their half
+        assert not forwarder.make_room(b"", owner)
+        assert number_of(forwarder.take_in(theirs[5], b"", FRESH, "next", 0.0, owner)) == 11289
+    for _ in range(5):
+        passed(forwarder, "dead", 0.0)
+    assert not forwarder.make_room(b"", "Bob")
+    assert forwarder.take_in(theirs[5], b"", FRESH, "next", 0.0, "Bob") is None
+
+
 def test_what_is_held_can_be_listed_while_another_thread_holds_and_drops() -> None:
     """As the daemon does for sys.dm_broker_forwarded_messages, of every share."""
     forwarder: Forwarder[str] = Forwarder(100_000_000)

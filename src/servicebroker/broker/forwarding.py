@@ -14,7 +14,6 @@ from servicebroker.broker.links import Links
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import BrokerError
-from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.forwarding import MEGABYTE, Forwarder, Passage, Refusal
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Ask, Decision, Dropped, Elsewhere
@@ -52,7 +51,7 @@ class Forwarding:
                 journal.forwarded_dropped(BrokerError(11294), header)
             case Elsewhere() as away:
                 self._forwarder.limit = here.forward_size * MEGABYTE // self.shares
-                self._take_in(header, came.body, came.passage, away)
+                self._take_in(came, away)
             case Dropped(9792):
                 journal.forwarded_dropped(BrokerError(9792), header)
             case Ask():
@@ -61,13 +60,15 @@ class Forwarding:
                 return False
         return True
 
-    def _take_in(self, header: Header, body: bytes, passage: Passage | None, hop: Elsewhere) -> None:
+    def _take_in(self, came: Came, hop: Elsewhere) -> None:
         """Hold a message for the broker that it goes to next; one without a passage comes from its sender."""
-        passage = passage or Passage(UUID(int=self._draw(128), version=4))
-        now = self._seconds()
-        refusal = self._forwarder.take_in(header, body, passage, hop, now)
-        if refusal is not None:
+        passage = came.passage or Passage(UUID(int=self._draw(128), version=4))
+        now, owner = self._seconds(), came.link.owner
+        for refusal in self._forwarder.make_room(came.body, owner):
             _dropped(refusal)
+        refused = self._forwarder.take_in(came.header, came.body, passage, hop, now, owner)
+        if refused is not None:
+            _dropped(refused)
         self.wake_at = min(self.wake_at, now + LOOK)
 
     def send(self, here: Here) -> bool:

@@ -10,7 +10,7 @@ passage, which every forwarder on the way changes, in front of what it was:
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Annotated, Generic, NamedTuple, TypeVar
 from uuid import UUID
@@ -71,13 +71,14 @@ Hop = TypeVar("Hop", bound=Hashable)
 
 
 class Held(NamedTuple, Generic[Hop]):
-    """A message that waits for its next hop; `passage` as it arrived, at the moment `since`."""
+    """A message that waits for its next hop; `passage` as it arrived, at the moment `since`; `owner` brought it."""
 
     header: Header
     body: bytes
     passage: Passage
     hop: Hop
     since: float
+    owner: str
 
     @property
     def size(self) -> int:
@@ -109,6 +110,8 @@ class Forwarder(Generic[Hop]):
         self.held_bytes = 0
         self._held: dict[tuple[object, ...], Held[Hop]] = {}  # no OrderedDict: another thread may list it
         self._waiting: dict[Hop, OrderedDict[tuple[object, ...], None]] = {}
+        self._bytes: Counter[str] = Counter()  # by owner
+        self._brought: dict[str, dict[tuple[object, ...], None]] = {}  # by owner, the newest last
 
     def __len__(self) -> int:
         return len(self._held)
@@ -126,10 +129,29 @@ class Forwarder(Generic[Hop]):
         """When `expire` may have something to do: at the latest then, for some earlier than need be."""
         return min((held.dies_at for held in self._held.values()), default=float("inf"))
 
-    def take_in(self, header: Header, body: bytes, passage: Passage, hop: Hop, now: float) -> Refusal | None:
-        """Hold a message until its hop is reached; or why it is dropped."""
+    def make_room(self, body: bytes, owner: str) -> list[Refusal]:
+        """Before `take_in`, where there is none: who holds most gives way, unless the other would then hold as much.
+
+        So nobody keeps the messages of all others out, whatever he sends, and one alone may fill everything.
+        """
+        size, dropped = len(body) + OVERHEAD, list[Refusal]()
+        while self._bytes and self.held_bytes + size > self.limit:
+            ((most, theirs),) = self._bytes.most_common(1)
+            if theirs <= self._bytes[owner] + size:
+                break
+            newest = next(reversed(self._brought[most]))
+            dropped.append(Refusal(self._remove(newest).header, BrokerError(11289, self.limit)))
+        return dropped
+
+    def take_in(
+        self, header: Header, body: bytes, passage: Passage, hop: Hop, now: float, owner: str = ""
+    ) -> Refusal | None:
+        """Hold a message until its hop is reached; or why it is dropped.
+
+        `owner`: whose certificate the peer that brought it has shown.
+        """
         passage = passage.bounded()
-        held = Held(header, body, passage, hop, now)
+        held = Held(header, body, passage, hop, now, owner)
         if passage.hops_remaining == 0:
             return Refusal(header, BrokerError(11285))
         if held.dies_at <= now:
@@ -145,6 +167,8 @@ class Forwarder(Generic[Hop]):
         self._held[key] = held
         self._waiting.setdefault(hop, OrderedDict())[key] = None
         self.held_bytes += held.size
+        self._bytes[owner] += held.size
+        self._brought.setdefault(owner, {})[key] = None
         return None
 
     def pass_on(self, hop: Hop, now: float) -> tuple[Header, bytes] | Refusal | None:
@@ -170,12 +194,18 @@ class Forwarder(Generic[Hop]):
         """Drop everything: 9792 forwarding was switched off, 11293 the transport ends."""
         held, self._held = self._held, {}
         self._waiting.clear()
+        self._bytes.clear()
+        self._brought.clear()
         self.held_bytes = 0
         return [Refusal(one.header, BrokerError(number)) for one in held.values()]
 
     def _remove(self, key: tuple[object, ...]) -> Held[Hop]:
         held = self._held.pop(key)
         self.held_bytes -= held.size
+        self._bytes[held.owner] -= held.size
+        del self._brought[held.owner][key]
+        if not self._brought[held.owner]:
+            del self._bytes[held.owner], self._brought[held.owner]
         line = self._waiting[held.hop]
         del line[key]
         if not line:
