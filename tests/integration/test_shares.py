@@ -101,7 +101,8 @@ def sites(
 
 
 def converse(west: Site, east: Site, *, large: int = 0, encryption: bool = False) -> None:
-    """Many conversations of both; each message is answered, and everything comes once and in order."""
+    """Many conversations of both; each message is answered, and everything comes once and in order, and is counted."""
+    counted = _arrived()
     handles = [
         west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=encryption)
         for _ in range(CONVERSATIONS)
@@ -119,9 +120,15 @@ def converse(west: Site, east: Site, *, large: int = 0, encryption: bool = False
     for site in (west, east):
         eventually(lambda site=site: sum(count > 0 for count in site.remembered) > 1)
     eventually(lambda: metrics.REGISTRY.get_sample_value("servicebroker_active_dialogs") == sum(east.remembered))
+    eventually(lambda: _arrived() >= counted + 2 * sum(map(len, sent.values())))
     for handle in handles:
         west.database.end_conversation(handle)
     eventually(lambda: west.waiting == east.waiting == 0)
+
+
+def _arrived() -> float:
+    """Messages from other instances that were stored, in both."""
+    return metrics.REGISTRY.get_sample_value("servicebroker_enqueued_transport_messages_total") or 0.0
 
 
 def _read(site: Site, queue: str, count: int, expected: Any, *, answers: bool) -> None:
