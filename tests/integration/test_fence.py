@@ -482,6 +482,30 @@ def test_the_verbs_for_triggers_ask_for_permissions_too(town: Town) -> None:
         owner.execute(begin, ("//bank/Alice",))  # the owner has servicebroker.begin_dialog
 
 
+def test_nobody_joins_or_locks_the_group_of_another_by_a_new_conversation(town: Town) -> None:
+    begin = (
+        "select handle, refusal from servicebroker_fence.begin_conversation(%s, '//bank/Mallory', '//bank/Den', "
+        "'//bank/Contract', 60, null, %s, %s, false)"
+    )
+    alices, _ = conversation(town, "Alice", "Vault", b"")
+    number, url = town.database.database_id, town.database.instance.url
+    with psycopg.connect(url) as owner, psycopg.connect(town.mallory, autocommit=True) as mallory:
+        held = (
+            "select conversation_group_id, pg_advisory_xact_lock(%s, uuid_hash(conversation_group_id)) "
+            "from servicebroker.conversation_endpoints where conversation_handle = %s"
+        )
+        ((group, _),) = owner.execute(held, (locks.GROUP, alices)).fetchall()
+        mallory.execute("set statement_timeout = '5s'")
+        for related in ((alices, None), (None, group)):
+            ((handle, refusal),) = mallory.execute(begin, (number, *related)).fetchall()
+            assert handle is None
+            assert refusal[0] == "8494"
+        ((first, refusal),) = mallory.execute(begin, (number, None, None)).fetchall()
+        assert refusal is None
+        ((second, refusal),) = mallory.execute(begin, (number, first, None)).fetchall()
+        assert (second is not None, refusal) == (True, None)
+
+
 # --- the same rules as in Python ------------------------------------------------------------------------------------
 
 
