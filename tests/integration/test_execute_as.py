@@ -264,9 +264,14 @@ def test_a_user_is_nobody_in_another_database(shop: sb.Database, session: Sessio
         "SELECT * FROM Annex.dbo.Things",
         "EXEC Annex.dbo.Whatever",
         "DROP TABLE Annex.dbo.Things",
+        "SELECT * FROM Annex.sys.objects",
+        "SELECT 1 WHERE EXISTS (SELECT * FROM Annex.sys.conversation_endpoints)",
+        "SELECT * FROM Annex.INFORMATION_SCHEMA.TABLES",
     ):
         with refused(916, "Clerk", "Annex"):
             session.execute(script)
+    assert session.execute("SELECT name FROM Annex.sys.databases WHERE name = 'Annex'").rows == [("Annex",)]
+    assert session.execute("SELECT name FROM master.sys.services").rows
     assert column(session, "USE master SELECT USER_NAME()") == ["guest"]
     with refused(15199):  # EXECUTE AS was said in another database
         session.execute("REVERT")

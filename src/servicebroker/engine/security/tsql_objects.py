@@ -17,6 +17,9 @@ from servicebroker.model.permissions import DBO, DBO_SCHEMA, Kind, Securable, Us
 from servicebroker.store.statements import Statement, Steps
 
 
+ENTER = "USE"  # instead of a statement of `NEEDS`: what everybody may see who may be in the database
+
+
 class Use(NamedTuple):
     """What a statement, one of `NEEDS`, does with something in a schema.
 

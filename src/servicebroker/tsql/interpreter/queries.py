@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.engine.security.tsql_objects import Use, authorize_queues, authorize_uses, forget
+from servicebroker.engine.security.tsql_objects import ENTER, Use, authorize_queues, authorize_uses, forget
 from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
@@ -190,6 +190,7 @@ class Queries:
             if not defining and not using:
                 continue
             there = context.named(name) if name else context.database
+            using = [use for use in using if use.statement != ENTER]
             if defining:
                 machine.allow(*defining, database=there)
             if using:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from servicebroker.engine.security.tsql_objects import ENTER, Use
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.text_writer import Writer, refused, string
@@ -111,5 +112,6 @@ def catalog_view(writer: Writer, own: object) -> View | None:
     for each in named if not columns else [name for name in named if name in columns]:
         columns[each] = Column(each, SYSNAME)
     if database and database != writer.scope.database.lower() and name not in _INSTANCE:
+        writer.uses[Use(ENTER, schema, name, database)] = None
         view = f"tsql.catalog_of({string(database)}, {string(str(own))}, null::{view})"
     return View(view, columns)
