@@ -499,7 +499,7 @@ def test_nobody_joins_or_locks_the_group_of_another_by_a_new_conversation(town: 
         for related in ((alices, None), (None, group)):
             ((handle, refusal),) = mallory.execute(begin, (number, *related)).fetchall()
             assert handle is None
-            assert refusal[0] == "8494"
+            assert refusal[0] == "9610"
         ((first, refusal),) = mallory.execute(begin, (number, None, None)).fetchall()
         assert refusal is None
         ((second, refusal),) = mallory.execute(begin, (number, first, None)).fetchall()

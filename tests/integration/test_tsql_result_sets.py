@@ -105,3 +105,15 @@ def test_constraints_are_switched_off_and_on(instance: sb.Instance) -> None:
         "DECLARE @s nvarchar(200) SELECT @s = 'ALTER TABLE Orders NOCHECK CONSTRAINT ' + name FROM sys.key_constraints"
     )
     assert told(db, key + " WHERE parent_object_id = OBJECT_ID('Orders') EXEC (@s)") == [11415]
+
+
+def test_a_condition_of_several_lines_is_switched_on_again(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Cases (a int, CONSTRAINT CK_Case CHECK (CASE WHEN a > 0 THEN 1 ELSE 0 END = 1))")
+    assert told(db, "ALTER TABLE Cases NOCHECK CONSTRAINT ALL INSERT Cases VALUES (-1) DELETE Cases") == []
+    assert told(db, "ALTER TABLE Cases WITH CHECK CHECK CONSTRAINT ALL") == []
+    assert told(db, "INSERT Cases VALUES (-1)") == [547]
+    db.execute_tsql("DROP TABLE Cases")
+
+
+def test_a_procedure_that_is_not_there_is_told_once(db: sb.Database) -> None:
+    assert told(db, "EXEC dbo.NoSuch WITH RESULT SETS ((a int))") == [2812]

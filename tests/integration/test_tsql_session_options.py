@@ -104,6 +104,19 @@ def test_nothing_is_done_under_noexec(db: sb.Database) -> None:
     assert rows(db, "SELECT COUNT(*) FROM T") == [(5,)]
 
 
+def test_noexec_ends_a_loop_and_is_of_its_procedure(db: sb.Database) -> None:
+    loop = "DECLARE @i int = 0 WHILE @i < 3 BEGIN SET NOEXEC ON; SET @i += 1; END\nGO\nSET NOEXEC OFF PRINT 'on'"
+    assert told(db, loop) == ["on"]
+    db.execute_tsql("CREATE PROCEDURE Silent AS SET NOEXEC ON PRINT 'never'")
+    assert told(db, "EXEC Silent PRINT 'on' DROP PROCEDURE Silent") == ["on"]
+
+
+def test_rowcount_leaves_definitions_alone(db: sb.Database) -> None:
+    keys = "CREATE TABLE P (a int PRIMARY KEY) CREATE TABLE C (a int)"
+    key = "SET ROWCOUNT 10 ALTER TABLE C ADD CONSTRAINT FK_C FOREIGN KEY (a) REFERENCES P (a) ON DELETE CASCADE"
+    assert told(db, f"{keys}\nGO\n{key}\nGO\nDROP TABLE C DROP TABLE P") == []
+
+
 @pytest.mark.parametrize("script", ["SET ROWCOUNT 5", "SET IMPLICIT_TRANSACTIONS ON", "SET NOEXEC ON"])
 def test_check_agrees(script: str) -> None:
     assert [one.verdict for one in check(script)] == [Verdict.RUNS]

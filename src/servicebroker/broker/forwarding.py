@@ -64,9 +64,13 @@ class Forwarding:
         """Hold a message for the broker that it goes to next; one without a passage comes from its sender."""
         passage = came.passage or Passage(UUID(int=self._draw(128), version=4))
         now, owner = self._seconds(), came.link.owner
-        for refusal in self._forwarder.make_room(came.body, owner):
-            _dropped(refusal)
         refused = self._forwarder.take_in(came.header, came.body, passage, hop, now, owner)
+        if refused is not None and refused.error.number == 11289:
+            dropped = self._forwarder.make_room(came.body, owner)
+            for refusal in dropped:
+                _dropped(refusal)
+            if dropped:
+                refused = self._forwarder.take_in(came.header, came.body, passage, hop, now, owner)
         if refused is not None:
             _dropped(refused)
         self.wake_at = min(self.wake_at, now + LOOK)

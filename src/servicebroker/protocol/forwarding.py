@@ -130,7 +130,7 @@ class Forwarder(Generic[Hop]):
         return min((held.dies_at for held in self._held.values()), default=float("inf"))
 
     def make_room(self, body: bytes, owner: str) -> list[Refusal]:
-        """Before `take_in`, where there is none: who holds most gives way, unless the other would then hold as much.
+        """After 11289 of `take_in`: who holds most gives way, unless the other would then hold as much.
 
         So nobody keeps the messages of all others out, whatever he sends, and one alone may fill everything.
         """

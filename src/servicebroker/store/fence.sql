@@ -153,16 +153,7 @@ create or replace function servicebroker_fence.begin_conversation(
 declare
     who record := servicebroker.caller(me, database);
 begin
-    refusal := coalesce(  -- of another's conversation or group nobody takes the lock, nor learns whose it is by it
-        who.refusal,
-        case when related_conversation is not null
-             then servicebroker.conversation_refusal('BEGIN DIALOG', related_conversation, database, who.identities) end,
-        (select case when s.database_id <> begin_conversation.database then array['8426', related_conversation_group::text]
-                     else servicebroker.refusal(
-                        'BEGIN DIALOG', s.database_id, who.identities, {queue}, q.queue_id, q.owner_id, s.name, q.schema_id) end
-           from servicebroker.conversation_groups g
-           join servicebroker.services s using (service_id) join servicebroker.queues q using (queue_id)
-          where g.conversation_group_id = related_conversation_group));
+    refusal := who.refusal;
     if refusal is null then
         select c.handle, c.refusal, c.kept into handle, refusal, kept from servicebroker.begin_conversation(
             database, from_service, to_service, contract, lifetime, broker_instance, related_conversation,

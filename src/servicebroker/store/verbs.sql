@@ -159,6 +159,20 @@ begin
         servicebroker.refusal(statement, database, identities, {queue}, own.queue_id, own.queue_owner, own.name, own.schema_id));
 end $$;
 
+-- Why a conversation of a service may not join a group: it belongs to another one.
+create or replace function servicebroker.group_refusal(
+    own_service integer, from_service text, related_conversation uuid, related_group uuid
+) returns text[] language plpgsql as $$
+begin
+    return (
+        select array['9610', from_service, s.name]
+            || case when related_conversation is null
+                    then array['RELATED_CONVERSATION_GROUP', related_group::text]
+                    else array['RELATED_CONVERSATION', related_conversation::text] end
+          from servicebroker.conversation_groups g join servicebroker.services s using (service_id)
+         where g.conversation_group_id = related_group and s.service_id <> own_service);
+end $$;
+
 -- BEGIN DIALOG CONVERSATION. A group that does not exist is made under its id. With `keeps` the session keeps the group's
 -- lock beyond savepoints, and `kept` is its key.
 create or replace function servicebroker.begin_conversation(
@@ -171,7 +185,6 @@ declare
     own_queue integer;
     conversation_group uuid := coalesce(related_conversation_group, gen_random_uuid());
     locked uuid;
-    owner record;
     under_savepoint boolean;
 begin
     refusal := case
@@ -210,6 +223,11 @@ begin
     end;
     if refusal is not null then return; end if;
 
+    refusal := servicebroker.group_refusal(  -- asked before the lock too: nobody waits for a group that is not his
+        own.service_id, from_service, related_conversation,
+        coalesce((select e.conversation_group_id from servicebroker.conversation_endpoints e
+                   where e.conversation_handle = related_conversation), related_conversation_group));
+    if refusal is not null then return; end if;
     if related_conversation is not null then
         loop  -- it may be moved while we wait for the lock of its group
             select e.conversation_group_id into conversation_group from servicebroker.conversation_endpoints e
@@ -225,16 +243,10 @@ begin
     else
         perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
     end if;
-    select s.service_id, s.name into owner
-      from servicebroker.conversation_groups g join servicebroker.services s using (service_id)
-     where g.conversation_group_id = conversation_group for key share of g;  -- nobody ends it meanwhile
-    if owner.service_id <> own.service_id then
-        refusal := array['9610', from_service, owner.name]
-            || case when related_conversation is null
-                    then array['RELATED_CONVERSATION_GROUP', conversation_group::text]
-                    else array['RELATED_CONVERSATION', related_conversation::text] end;
-        return;
-    end if;
+    perform from servicebroker.conversation_groups g
+      where g.conversation_group_id = conversation_group for key share of g;  -- nobody ends it meanwhile
+    refusal := servicebroker.group_refusal(own.service_id, from_service, related_conversation, conversation_group);
+    if refusal is not null then return; end if;
     own_queue := servicebroker.own_queue(database, own.service_id, own.service_contract_id);
     if own_queue is null then
         refusal := array['8423', from_service];

@@ -16,7 +16,6 @@ from servicebroker.model.faces import face, telling
 from servicebroker.model.permissions import DBO, DBO_SCHEMA, Kind, Securable, User
 from servicebroker.store.statements import Statement, Steps
 
-
 ENTER = "USE"  # instead of a statement of `NEEDS`: what everybody may see who may be in the database
 
 

@@ -27,7 +27,8 @@ end $$;
 -- The first line of a constraint's comment is its name; one that NOCHECK has switched off is CHECK (true), and its definition
 -- the second line.
 create or replace function tsql.noted_constraint(id oid, line integer) returns text language sql stable strict parallel safe
-return nullif(split_part(obj_description(id, 'pg_constraint'), E'\n', line), '');
+return case line when 1 then nullif(split_part(obj_description(id, 'pg_constraint'), E'\n', 1), '')
+       else nullif(regexp_replace(obj_description(id, 'pg_constraint'), E'^[^\n]*\n?', ''), '') end;
 create or replace function tsql.switch_constraints(relation regclass, names text[], holds boolean, is_checked boolean) returns void
 language plpgsql as $$
 declare

@@ -99,11 +99,11 @@ return tsql.right_shift(number::integer, places);
 
 -- rowversion: a number that rises with every row written, in any table.
 create sequence if not exists tsql.rowversions;
-create or replace function tsql.next_rowversion() returns bytea language sql volatile security definer set search_path = pg_catalog
+create or replace function tsql.next_rowversion() returns bytea language sql volatile security definer set search_path = pg_catalog, pg_temp
 begin atomic
     select int8send(nextval('tsql.rowversions'::regclass));
 end;
-create or replace function tsql.last_rowversion() returns bytea language sql stable security definer set search_path = pg_catalog
+create or replace function tsql.last_rowversion() returns bytea language sql stable security definer set search_path = pg_catalog, pg_temp
 begin atomic
     select int8send(case when is_called then last_value else 0 end) from tsql.rowversions;
 end;

@@ -101,14 +101,14 @@ def _run(machine: Machine, body: Sequence[Statement]) -> None:
     """The statements of a procedure. It must leave as many transactions open as it found."""
     before = machine.transactions.count
     nocount, xact_abort, isolation = machine.nocount, machine.xact_abort, machine.isolation
-    row_limit, implicit = machine.row_limit, machine.implicit
+    row_limit, implicit, no_execution = machine.row_limit, machine.implicit, machine.no_execution
     try:
         machine.run(body)
     except ScopeEnd:
         pass  # what could not be found ended the procedure alone
     finally:
         machine.nocount, machine.xact_abort, machine.isolation = nocount, xact_abort, isolation
-        machine.row_limit, machine.implicit = row_limit, implicit
+        machine.row_limit, machine.implicit, machine.no_execution = row_limit, implicit, no_execution
     after = machine.transactions.count
     if after != before and not machine.tries:
         error = TsqlError(

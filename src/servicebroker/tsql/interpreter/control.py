@@ -71,7 +71,7 @@ def _while(machine: Machine, statement: While) -> Left | None:
         machine.done(0)
         machine.following = None
         left = machine.step(statement.body)
-        if left is Signal.BREAK:
+        if left is Signal.BREAK or machine.no_execution:  # SET NOEXEC ON: nothing would end it
             break
         if left is not None and left is not Signal.CONTINUE:
             return left

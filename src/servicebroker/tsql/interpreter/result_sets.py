@@ -6,7 +6,7 @@ from typing import Any
 
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.evaluation import type_of
-from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.machine import RUNNERS, Machine, runs
 from servicebroker.tsql.results import ResultSet, Said
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import ResultColumn, ResultSets
@@ -36,7 +36,7 @@ def _with_result_sets(machine: Machine, statement: ResultSets) -> None:
 
     machine.listener = shape
     try:
-        machine.step(statement.source)
+        RUNNERS[type(statement.source)](machine, statement.source)  # its errors are told once, around this
     finally:
         machine.listener = listener
     if told < len(wanted):

@@ -11,6 +11,8 @@ _CHANGES = ("INSERT", "UPDATE", "DELETE", "MERGE")
 def limited_change(text: str, most: int) -> str:
     """A statement that changes rows, with TOP; one that says TOP itself takes the smaller number. Others stay."""
     tokens = tokenize(text)
+    if not tokens.words or tokens.words[0] not in (*_CHANGES, "WITH"):
+        return text  # ON DELETE CASCADE changes nothing yet
     depth = 0
     for place, word in enumerate(tokens.words):
         depth += (word == "(") - (word == ")")
