@@ -435,7 +435,7 @@ class Daemon:
                     share.relay.stands(one.address, one.standing)
                 case Outdated():
                     self._proof.challenge(one.known)
-        carried = share.round(arrivals)
+        carried = _round(share, arrivals)
         seconds = time.monotonic() - began
         share.inbox.took(seconds)
         share.carried = max(carried, min(len(taken), 1))
@@ -494,3 +494,11 @@ def seat(connection: psycopg.Connection[Any]) -> UUID:
     """
     place = f"{socket.gethostname()} {connection.info.host} {connection.info.port}"
     return uuid5(instance_of(connection), place)
+
+
+def _round(share: Share, arrivals: list[Arrival]) -> int:
+    """A round of its relay, or of the process that has it."""
+    if isinstance(share.relay, ShareProcess):
+        return share.relay.round(arrivals)
+    assert share.store is not None
+    return share.relay.round(share.store, arrivals)

@@ -21,7 +21,6 @@ import psycopg
 
 from servicebroker.broker import metrics
 from servicebroker.broker.inboxes import Inbox, Inboxes
-from servicebroker.broker.links import Arrival
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.processes import Gone, ShareProcess
 from servicebroker.broker.relay import Relay
@@ -50,17 +49,13 @@ YOUNG = 2.0  # seconds between two that begin for one share
 _log = logging.getLogger("servicebroker.broker")
 
 
-def _without_store(arrivals: list[Arrival]) -> int:
-    raise AssertionError("a share has no rounds before it has a store")
-
-
 @dataclass(slots=True, eq=False)
 class Share:
-    """A relay, what has come for it, how a round of it runs, and how busy its rounds are."""
+    """A relay, its store where it is of this process, what has come for it, and how busy its rounds are."""
 
     relay: Relay | ShareProcess
     inbox: Inbox
-    round: Callable[[list[Arrival]], int] = _without_store
+    store: PostgresStore | None = None
     carried: int = 0  # messages, by the last round
     worked: float = 0.0  # seconds in rounds that carried something
 
@@ -72,10 +67,9 @@ class Share:
     def works_with(self, opened: PostgresStore | ShareProcess) -> None:
         """From now on: the store of its relay, or the process that has both."""
         if isinstance(opened, ShareProcess):
-            self.relay, self.round = opened, opened.round
-        elif not isinstance(self.relay, ShareProcess):
-            relay = self.relay
-            self.round = lambda arrivals: relay.round(opened, arrivals)  # by its name each time: a test may replace it
+            self.relay = opened
+        else:
+            self.store = opened
 
 
 class _Opened(NamedTuple):
