@@ -132,7 +132,8 @@ class Forwarder(Generic[Hop]):
     def make_room(self, body: bytes, owner: str) -> list[Refusal]:
         """After 11289 of `take_in`: who holds most gives way, unless the other would then hold as much.
 
-        So nobody keeps the messages of all others out, whatever he sends, and one alone may fill everything.
+        So no certificate keeps the messages of all others out, and one alone may fill everything; peers that have
+        shown none count as one. What was dropped may not suffice: then `take_in` refuses again.
         """
         size, dropped = len(body) + OVERHEAD, list[Refusal]()
         while self._bytes and self.held_bytes + size > self.limit:
