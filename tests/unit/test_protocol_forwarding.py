@@ -206,6 +206,20 @@ def test_who_fills_the_memory_gives_way_to_others() -> None:
     assert forwarder.take_in(theirs[5], b"", FRESH, "next", 0.0, "Bob") is None
 
 
+@pytest.mark.feature(153)
+def test_nobody_gives_way_to_what_is_refused_anyway() -> None:
+    """Two hold half of it each. For four parts of ten only two would be dropped fairly, for three all three."""
+    forwarder: Forwarder[str] = Forwarder(10 * OVERHEAD)
+    for number in range(5):
+        assert forwarder.take_in(header(number), b"", FRESH, "dead", 0.0, "Mallory") is None
+        assert forwarder.take_in(header(number + 5), b"", FRESH, "dead", 0.0, "Bob") is None
+    three, four = bytes(2 * OVERHEAD), bytes(3 * OVERHEAD)
+    assert not forwarder.make_room(four, "Carol")
+    assert len(forwarder) == 10
+    assert len(forwarder.make_room(three, "Carol")) == 3
+    assert forwarder.take_in(header(10), three, FRESH, "dead", 0.0, "Carol") is None
+
+
 def test_what_is_held_can_be_listed_while_another_thread_holds_and_drops() -> None:
     """As the daemon does for sys.dm_broker_forwarded_messages, of every share."""
     forwarder: Forwarder[str] = Forwarder(100_000_000)

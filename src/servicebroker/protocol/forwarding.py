@@ -133,16 +133,19 @@ class Forwarder(Generic[Hop]):
         """After 11289 of `take_in`: who holds most gives way, unless the other would then hold as much.
 
         So no certificate keeps the messages of all others out, and one alone may fill everything; peers that have
-        shown none count as one. What was dropped may not suffice: then `take_in` refuses again.
+        shown none count as one. Where that would not make room enough, nothing is dropped.
         """
-        size, dropped = len(body) + OVERHEAD, list[Refusal]()
-        while self._bytes and self.held_bytes + size > self.limit:
-            ((most, theirs),) = self._bytes.most_common(1)
-            if theirs <= self._bytes[owner] + size:
-                break
-            newest = next(reversed(self._brought[most]))
-            dropped.append(Refusal(self._remove(newest).header, BrokerError(11289, self.limit)))
-        return dropped
+        size, left = len(body) + OVERHEAD, Counter(self._bytes)
+        needed, going = self.held_bytes + size - self.limit, list[tuple[object, ...]]()
+        newest = {brought: reversed(keys) for brought, keys in self._brought.items()}
+        while needed > 0:
+            most = max(left, key=left.__getitem__, default=owner)
+            if left[most] <= left[owner] + size:
+                return []
+            going.append(key := next(newest[most]))
+            needed -= self._held[key].size
+            left[most] -= self._held[key].size
+        return [Refusal(self._remove(key).header, BrokerError(11289, self.limit)) for key in going]
 
     def take_in(
         self, header: Header, body: bytes, passage: Passage, hop: Hop, now: float, owner: str = ""
