@@ -151,6 +151,8 @@ def test_an_expression_is_what_postgresql_makes_of_it(
         "DECLARE @a TINYINT = 200, @b TINYINT = 100 SELECT @a + @b",
         "DECLARE @a TINYINT = 100, @b TINYINT = 200 DECLARE @r INT = @a - @b",
         "DECLARE @a INT = 2147483647 SET @a += 1",
+        "DECLARE @a DECIMAL(3, 2) = 9.996",
+        "DECLARE @s VARCHAR(9) = '9.996' DECLARE @a DECIMAL(3, 2) = @s",
     ],
 )
 def test_what_does_not_fit_its_type_overflows(db: sb.Database, script: str) -> None:
@@ -177,6 +179,11 @@ def test_the_wider_type_rules(db: sb.Database) -> None:
         ("CAST(0 AS FLOAT)", "0"),
         ("CONVERT(VARCHAR(40), CAST(1.5 AS FLOAT), 1)", "1.5000000e+000"),
         ("CAST(20 AS MONEY) / 3", "6.67"),
+        ("CAST(-0.004 AS MONEY)", "0.00"),
+        ("CAST(-0.00004 AS SMALLMONEY)", "0.00"),
+        ("CAST(CAST(-0.04 AS DECIMAL(9, 2)) AS DECIMAL(9, 1))", "0.0"),
+        ("CAST('-0.04' AS DECIMAL(9, 1))", "0.0"),
+        ("CAST('1234567890123456789012345.65' AS DECIMAL(38, 1))", "1234567890123456789012345.7"),
     ],
 )
 def test_numbers_are_printed_as_sql_server_prints_them(db: sb.Database, expression: str, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +26,7 @@ _DATES = (
     "%b %d %Y %I:%M%p", "%d %b %Y", "%b %d, %Y", "%Y",
 )  # fmt: skip
 _SINGLE = {each: chr(each) for each in (129, 141, 143, 144, 157)}  # what code page 1252 leaves as it is
+_EXACT = Context(prec=100, rounding=ROUND_HALF_UP)  # more digits than any type has
 _BASE = datetime(1900, 1, 1)  # what number 0 is as a datetime
 
 
@@ -135,7 +136,13 @@ def _float_text(value: float) -> str:
 def _money(value: Decimal, source: SqlType | None) -> Decimal:
     """Money is shown with two digits, as tsql.money_text of PostgreSQL shows it; a decimal with its own."""
     is_money = source is not None and source.name in MONEY
-    return value.quantize(Decimal("0.01"), ROUND_HALF_UP) if is_money else value
+    return _at_scale(value, 2) if is_money else value
+
+
+def _at_scale(value: Decimal, scale: int) -> Decimal:
+    """To so many digits behind the point, as PostgreSQL rounds a numeric: a half goes up, and no zero is negative."""
+    rounded = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
+    return rounded or abs(rounded)
 
 
 def _fraction(value: datetime | time, source: SqlType | None) -> str:
@@ -240,19 +247,16 @@ def _to_decimal(value: object, source: SqlType | None, target: SqlType) -> Decim
     except (InvalidOperation, TypeError, ValueError):
         raise TsqlError(8114, f"Error converting data type {source or 'value'} to {target.name}.", state=5) from None
     if target.name != "decimal":
-        if abs(number) >= (10**15 if target.name == "money" else 10**6):
+        if not number.is_finite() or abs(number) >= (10**15 if target.name == "money" else 10**6):
             raise TsqlError(8115, f"Arithmetic overflow error converting {source or 'value'} to {target.name}.")
-        return number.quantize(Decimal("0.0001"), ROUND_HALF_UP)
+        return _at_scale(number, 4)
     precision, scale = target.precision or 18, target.scale or 0
-    if not number.is_finite() or abs(number) >= Decimal(10) ** (precision - scale):
+    most = Decimal(10) ** (precision - scale)
+    if not number.is_finite() or abs(number) >= most or abs(rounded := _at_scale(number, scale)) >= most:
         raise TsqlError(
             8115, f"Arithmetic overflow error converting {source or 'value'} to data type numeric.", state=8
         )
-    return (
-        Decimal(f"{number:.{scale}f}")
-        if number.adjusted() > 20
-        else number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
-    )
+    return rounded
 
 
 def _to_float(value: object, source: SqlType | None, target: SqlType) -> float:
