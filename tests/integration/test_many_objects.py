@@ -22,6 +22,7 @@ from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, bodies, define_
 
 MANY = 25
 UPGRADED = 150
+CROWD = 10_000
 
 
 @pytest.fixture
@@ -67,6 +68,34 @@ def test_no_page_of_the_dashboard_asks_for_each_queue(
             assert f"3 of {MANY + 2} queues, those with the most messages" in answer.text
             assert "dbo.Queue7" in answer.text
     dashboard.close()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_pages_of_ten_thousand_queues(make_instance_url: Callable[..., str]) -> None:
+    """The list shows those with the most messages and finds the others by name; no page is long or slow."""
+    with sb.open(make_instance_url(), upkeep=None) as instance:
+        made = define_standard_set(instance.database("Many", create=True))
+        for first in range(0, CROWD, 500):
+            with made.defining() as definitions:
+                for number in range(first, first + 500):
+                    definitions.create_queue(f"Queue{number}")
+                    definitions.create_service(f"//test/{number}", f"Queue{number}", [CONTRACT])
+        made.send(begin(made, "//test/7"), ORDER, b"seventh")
+        dashboard = Dashboard([instance.url], token=None)
+        with TestClient(dashboard, base_url="http://127.0.0.1") as client:
+            for page in ("", *(f"i/0/{name}" for name in ("queues", "conversations", "way", "poison", "statements"))):
+                client.get(f"/{page}")
+                begun = time.monotonic()
+                answer = client.get(f"/{page}")
+                assert time.monotonic() - begun < 1.0, page
+                assert answer.status_code == 200, answer.text
+                assert len(answer.content) < 500_000, page
+            assert "dbo.Queue7<" in client.get("/i/0/queues").text
+            found = client.get("/i/0/queues", params={"name": f"Queue{CROWD - 1}"}).text
+            assert f"1 of {CROWD + 2:,} queues" in found
+            assert f"//test/{CROWD - 1}" in found
+        dashboard.close()
 
 
 def test_a_queue_is_made_in_a_few_round_trips(database: sb.Database, asked: Counter[str]) -> None:
