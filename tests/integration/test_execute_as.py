@@ -143,6 +143,14 @@ def test_a_cookie_is_needed_to_go_back(session: Session) -> None:
         assert who(session) == "Clerk"
     session.execute("REVERT WITH COOKIE = @c", {"c": cookie})
     assert who(session) == "dbo"
+    # clients write it into the text
+    again = "DECLARE @c VARBINARY(100) EXECUTE AS USER = 'Clerk' WITH COOKIE INTO @c SELECT @c AS cookie"
+    cookie = session.execute(again).rows[0][0]
+    assert isinstance(cookie, bytes)
+    with refused(15591):
+        session.execute("REVERT WITH COOKIE = 0x0102")
+    session.execute(f"REVERT WITH COOKIE = 0x{cookie.hex()};")
+    assert who(session) == "dbo"
     session.execute("EXECUTE AS USER = 'Clerk'")
     with refused(15591):  # where none was asked for
         session.execute("REVERT WITH COOKIE = @c", {"c": cookie})
@@ -170,6 +178,9 @@ def test_a_refusal_of_revert_ends_the_batch(session: Session) -> None:
         ("EXECUTE AS USER = 'Clerk' WITH COOKIE", 102),
         ("EXECUTE AS USER = 'Clerk' WITH NO", 102),
         ("REVERT WITH COOKIE", 102),
+        ("REVERT WITH COOKIE =", 102),
+        ("EXECUTE AS USER = 'Clerk' REVERT WITH COOKIE = 'abc'", 15533),
+        ("EXECUTE AS USER = 'Clerk' REVERT WITH COOKIE = 7", 15533),
     ],
 )
 def test_options_that_are_wrong(session: Session, script: str, number: int) -> None:

@@ -68,6 +68,10 @@ def test_sp_help_of_a_table_shows_its_columns_and_indexes(shop: sb.Database) -> 
         ("EXEC sp_tables @table_type = \"'VIEW'\"", ("ShownShop", "dbo", "Names", "VIEW", None)),
         ("EXEC sp_spaceused 'Goods'", ("Goods", "2")),
         ("EXEC sp_spaceused 'Inbox'", ("Inbox", "0")),
+        ("EXEC sp_spaceused", ("ShownShop",)),
+        ("EXEC sp_helpdb SHOWNSHOP", ("ShownShop", None, "sa")),
+        ("EXEC sp_helpdb", ("ShownShop", None, "sa")),
+        ("EXEC sp_helpconstraint 'dbo.Goods'", ("dbo.Goods",)),
     ],
 )  # fmt: skip
 def test_what_is_shown(shop: sb.Database, script: str, first: tuple[Any, ...]) -> None:
@@ -75,6 +79,34 @@ def test_what_is_shown(shop: sb.Database, script: str, first: tuple[Any, ...]) -
     if "sp_columns" in script and first[4] == "decimal":
         shown[6] = 0  # how many bytes a decimal has is not the subject
     assert tuple(shown[: len(first)]) == first
+
+
+def test_sp_helpconstraint_tells_of_every_kind(instance: sb.Instance) -> None:
+    shop = instance.database("Constrained", create=True)
+    shop.execute_tsql("""
+        CREATE TABLE Goods (Id int CONSTRAINT PK_Goods PRIMARY KEY, Code char(3) CONSTRAINT UQ_Code UNIQUE)
+        CREATE TABLE Lines (Good int CONSTRAINT FK_Good REFERENCES Goods (Id) ON DELETE CASCADE,
+            N int CONSTRAINT DF_N DEFAULT 1 CONSTRAINT CK_N CHECK (N > 0), CONSTRAINT CK_Both CHECK (N < Good))
+        ALTER TABLE Lines NOCHECK CONSTRAINT FK_Good
+        CREATE TABLE Plain (a int)
+    """)
+    name, lines = sets(shop, "EXEC sp_helpconstraint Lines")
+    assert name.rows == [("Lines",)]
+    assert [tuple(row[:5]) for row in lines.rows] == [
+        ("CHECK Table Level", "CK_Both", "(n/a)", "(n/a)", "Enabled"),
+        ("CHECK on column N", "CK_N", "(n/a)", "(n/a)", "Enabled"),
+        ("DEFAULT on column N", "DF_N", "(n/a)", "(n/a)", "(n/a)"),
+        ("FOREIGN KEY", "FK_Good", "Cascade", "No Action", "Disabled"),
+        (" ", " ", " ", " ", " "),
+    ]
+    assert [row[6] for row in lines.rows[3:]] == ["Good", "REFERENCES Constrained.dbo.Goods (Id)"]
+    goods, referring = sets(shop, "EXEC sp_helpconstraint 'dbo.Goods', 'nomsg'")
+    assert [(row[0], row[6]) for row in goods.rows] == [
+        ("PRIMARY KEY (clustered)", "Id"),
+        ("UNIQUE (non-clustered)", "Code"),
+    ]
+    assert referring.rows == [("Constrained.dbo.Lines: FK_Good",)]
+    assert sets(shop, "EXEC sp_helpconstraint Plain, nomsg") == []
 
 
 def test_all_of_it_is_listed(shop: sb.Database) -> None:
@@ -97,7 +129,9 @@ def test_all_of_it_is_listed(shop: sb.Database) -> None:
         ("EXEC sp_columns", 201),
         ("EXEC sp_columns 'Goods', @table_qualifier = 'Other'", 15250),
         ("EXEC sp_spaceused 'Names'", 15234),
-        ("EXEC sp_spaceused", 201),
+        ("EXEC sp_helpdb 'Nowhere'", 15010),
+        ("EXEC sp_helpconstraint", 201),
+        ("EXEC sp_helpconstraint 'Nothing'", 15009),
         ("EXEC master..xp_cmdshell 'dir'", 40515),
         ("EXEC msdb.dbo.sp_send_dbmail @subject = 'x'", 40515),
         ("EXEC sp_nothing_of_the_kind", 2812),

@@ -232,6 +232,25 @@ def test_a_trigger_sees_the_columns_that_were_set(db: sb.Database) -> None:
     ]
 
 
+def test_a_bit_belongs_to_a_column_whatever_was_dropped_before_it(db: sb.Database) -> None:
+    told(
+        db,
+        """
+        CREATE TABLE Wide (a int, b int, c int, d int, e int, f int, g int, h int, i int)
+        ALTER TABLE Wide DROP COLUMN b
+        ALTER TABLE Wide DROP COLUMN d
+        GO
+        CREATE TRIGGER SeenWide ON Wide AFTER UPDATE AS
+            SELECT COLUMNS_UPDATED()
+            SELECT column_id FROM sys.columns WHERE object_id = OBJECT_ID('Wide') AND name IN ('a', 'c', 'i')
+            ORDER BY column_id
+        GO
+        INSERT Wide (a) VALUES (1)
+        """,
+    )
+    assert told(db, "UPDATE Wide SET a = 1, c = 1, i = 1") == [[(b"\x05\x01",)], [(1,), (3,), (9,)]]
+
+
 def test_the_types_of_events_are_listed(db: sb.Database) -> None:
     known = "SELECT type_name FROM sys.event_notification_event_types WHERE type_name LIKE 'BROKER_Q%' OR type = 1"
     assert rows(db, known + " ORDER BY 1") == [("BROKER_QUEUE_DISABLED",), ("QUEUE_ACTIVATION",)]

@@ -9,6 +9,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
+from servicebroker.tsql.session import Session
 from tsql_support import rows
 
 ORDERS = """
@@ -257,3 +258,22 @@ def test_check_judges_the_body() -> None:
         Verdict.REFUSED,
     ]
     assert found[-1] == ("SELECT", Verdict.RUNS)
+
+
+@pytest.mark.parametrize("in_try", [False, True])
+def test_what_is_refused_leaves_nothing_in_an_open_transaction(orders: sb.Database, in_try: bool) -> None:
+    """Neither its text nor what stood there before it in another form."""
+    begin, end = ("BEGIN TRY ", " END TRY BEGIN CATCH PRINT ERROR_NUMBER() END CATCH") if in_try else ("", "")
+    orders.execute_tsql("CREATE FUNCTION Kept () RETURNS int AS BEGIN RETURN 1 END")
+    refused = "CREATE FUNCTION Lost () RETURNS int AS BEGIN DELETE Orders RETURN 1 END"
+    altered = "ALTER FUNCTION Kept () RETURNS int AS BEGIN DELETE Orders RETURN 2 END"
+    with Session(orders, lambda said: None) as session:
+        session.run("BEGIN TRANSACTION CREATE TABLE Beside (a int)")
+        for script in (refused, altered, "DROP FUNCTION Kept, Nowhere"):
+            session.run(f"{begin}EXEC (N'{script}'){end}")
+        session.run("COMMIT")
+    orders.execute_tsql("SELECT * FROM Beside")
+    assert orders.execute_tsql("SELECT dbo.Kept()").rows == [(1,)]
+    assert orders.execute_tsql("SELECT OBJECT_ID('Lost')").rows == [(None,)]
+    assert "RETURN 1" in str(orders.execute_tsql("SELECT OBJECT_DEFINITION(OBJECT_ID('Kept'))").rows)
+    orders.execute_tsql("DROP FUNCTION Kept DROP TABLE Beside")

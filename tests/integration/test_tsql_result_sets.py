@@ -117,3 +117,90 @@ def test_a_condition_of_several_lines_is_switched_on_again(db: sb.Database) -> N
 
 def test_a_procedure_that_is_not_there_is_told_once(db: sb.Database) -> None:
     assert told(db, "EXEC dbo.NoSuch WITH RESULT SETS ((a int))") == [2812]
+
+
+_CAREFUL = """
+CREATE PROCEDURE Careful AS
+BEGIN TRY SELECT 1 AS a SELECT 2 AS b PRINT 'on' END TRY BEGIN CATCH PRINT 'caught' END CATCH
+PRINT 'after'
+"""
+
+
+def test_what_the_caller_does_not_take_ends_the_call(db: sb.Database) -> None:
+    db.execute_tsql(_CAREFUL)
+    call = "EXEC Careful WITH RESULT SETS ((a int))"
+    assert told(db, f"{call} PRINT 'next'") == [[(1,)], 11535, "next"]
+    caught = f"BEGIN TRY {call} END TRY BEGIN CATCH SELECT ERROR_NUMBER(), ERROR_PROCEDURE(), @@NESTLEVEL END CATCH"
+    assert told(db, caught) == [[(1,)], [(11535, None, 0)]]
+    # of two EXEC, one inside the other, each tells its own
+    db.execute_tsql(
+        "CREATE PROCEDURE Around AS BEGIN TRY EXEC Careful WITH RESULT SETS ((a int), (b int)) END TRY "
+        "BEGIN CATCH PRINT 'caught within' END CATCH"
+    )
+    assert told(db, "EXEC Around WITH RESULT SETS ((a int, b int)) PRINT 'next'") == [11537, "next"]
+    db.execute_tsql(
+        "ALTER PROCEDURE Around AS BEGIN TRY EXEC Careful WITH RESULT SETS ((a int)) END TRY "
+        "BEGIN CATCH PRINT ERROR_NUMBER() END CATCH"
+    )
+    assert told(db, "EXEC Around WITH RESULT SETS ((a bigint))") == [[(1,)], "11535"]
+
+
+def test_a_message_that_the_caller_does_not_take_stays(db: sb.Database) -> None:
+    db.execute_tsql(
+        "CREATE QUEUE Q CREATE SERVICE S ON QUEUE Q ([DEFAULT])\nGO\nDECLARE @h uniqueidentifier "
+        "BEGIN DIALOG @h FROM SERVICE S TO SERVICE 'S' WITH ENCRYPTION = OFF; SEND ON CONVERSATION @h ('x')\nGO\n"
+        "CREATE PROCEDURE Take AS BEGIN TRY RECEIVE message_body FROM Q END TRY BEGIN CATCH PRINT 'caught' END CATCH"
+    )
+    for script in ("EXEC Take WITH RESULT SETS NONE", "BEGIN TRAN EXEC Take WITH RESULT SETS NONE"):
+        assert told(db, script) == [11535]
+        assert rows(db, "SELECT COUNT(*) FROM Q") == [(1,)]
+
+
+def test_a_key_that_is_off_shows_what_it_refers_to(instance: sb.Instance) -> None:
+    db = instance.database("Referring", create=True)
+    db.execute_tsql("""
+        CREATE TABLE [Odd (name)] (a int, [b, c] nvarchar(5), CONSTRAINT PK_Odd PRIMARY KEY ([b, c], a))
+        CREATE TABLE Refers (Id int, x nvarchar(5), y int, CONSTRAINT FK_Odd FOREIGN KEY (x, y)
+                             REFERENCES [Odd (name)] ([b, c], a) ON DELETE CASCADE ON UPDATE SET NULL)
+    """)
+    shown = """
+        SELECT k.name, k.is_disabled, OBJECT_NAME(k.referenced_object_id), k.delete_referential_action_desc,
+               k.update_referential_action_desc, p.name, r.name
+          FROM sys.foreign_keys k JOIN sys.foreign_key_columns c ON c.constraint_object_id = k.object_id
+          JOIN sys.columns p ON p.object_id = c.parent_object_id AND p.column_id = c.parent_column_id
+          JOIN sys.columns r ON r.object_id = c.referenced_object_id AND r.column_id = c.referenced_column_id
+         ORDER BY c.constraint_column_id
+    """
+    others = """
+        SELECT unique_constraint_name, delete_rule FROM INFORMATION_SCHEMA.REFERENTIAL_CONSTRAINTS UNION ALL
+        SELECT column_name, table_name FROM INFORMATION_SCHEMA.KEY_COLUMN_USAGE WHERE table_name = 'Refers' UNION ALL
+        SELECT column_name, constraint_name FROM INFORMATION_SCHEMA.CONSTRAINT_COLUMN_USAGE WHERE table_name = 'Refers'
+    """
+    on, told_on = rows(db, shown), sorted(rows(db, others))
+    assert [each[2:] for each in on] == [
+        ("Odd (name)", "CASCADE", "SET_NULL", "x", "b, c"),
+        ("Odd (name)", "CASCADE", "SET_NULL", "y", "a"),
+    ]
+    db.execute_tsql("ALTER TABLE Refers NOCHECK CONSTRAINT FK_Odd")
+    assert rows(db, shown) == [(each[0], 1, *each[2:]) for each in on]
+    assert sorted(rows(db, others)) == told_on
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "DECLARE @t TABLE (a nvarchar(9) COLLATE Latin1_General_CI_AS)",
+        "CREATE TYPE Words AS TABLE (a nvarchar(9) COLLATE [Latin1_General_CS_AI])",
+        "ALTER TABLE W ALTER COLUMN a nvarchar(9) COLLATE Latin1_General_100_CI_AI_SC_UTF8",
+        "CREATE FUNCTION F () RETURNS @t TABLE (a nvarchar(9) COLLATE Latin1_General_CI_AS) AS BEGIN RETURN END",
+    ],
+)
+def test_check_tells_of_collations_wherever_columns_are_defined(script: str) -> None:
+    (found,) = [one for one in check(script) if one.verdict is not Verdict.RUNS]
+    assert (found.verdict, found.row) == (Verdict.DIFFERS, Row.COLLATIONS)
+    assert all(one.verdict is Verdict.RUNS for one in check(script.replace("_CI", "_CS").replace("_AI", "_AS")))
+
+
+def test_check_reads_no_collation_in_a_string() -> None:
+    script = "CREATE TABLE W (a varchar(90) DEFAULT 'COLLATE Latin1_General_CI_AS')"
+    assert [one.verdict for one in check(script)] == [Verdict.RUNS]

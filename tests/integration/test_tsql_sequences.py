@@ -100,6 +100,29 @@ def test_all_of_a_row_draw_one_number(db: sb.Database) -> None:
     assert [each.rows for each in said.sets] == [[(9, 9)], [(10, 10)]]
 
 
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("INSERT D (A, C) VALUES (DEFAULT, 0), (0, NEXT VALUE FOR R), (DEFAULT, NEXT VALUE FOR R), (DEFAULT, 0)",
+         [(1, 1, 0), (0, 2, 2), (3, 3, 3), (4, 4, 0)]),
+        ("INSERT D VALUES (DEFAULT, 0, 1), (0, DEFAULT, 2), (DEFAULT, DEFAULT, 3)", [(1, 0, 1), (0, 2, 2), (3, 3, 3)]),
+        ("INSERT D (C) VALUES (0), (NEXT VALUE FOR R), (0)", [(1, 1, 0), (2, 2, 2), (3, 3, 0)]),
+        ("INSERT D (A, B, C) VALUES (NEXT VALUE FOR R, 0, NEXT VALUE FOR O), (0, NEXT VALUE FOR O, 0), "
+         "(NEXT VALUE FOR O + 10, NEXT VALUE FOR R, '7')", [(1, 0, 1), (0, 2, 0), (13, 2, 7)]),
+        ("INSERT D (C) VALUES (0), (0) INSERT D (C) VALUES (NEXT VALUE FOR R), (1)",
+         [(1, 1, 0), (2, 2, 0), (3, 3, 3), (4, 4, 1)]),
+    ],
+)  # fmt: skip
+def test_each_row_of_values_draws_its_own(instance: sb.Instance, script: str, found: list[object]) -> None:
+    db = instance.database(f"Rows{next(_COUNT)}", create=True)
+    db.execute_tsql("""
+        CREATE SEQUENCE R AS int START WITH 1 CREATE SEQUENCE O AS int START WITH 1
+        CREATE TABLE D (A int DEFAULT NEXT VALUE FOR R, B int DEFAULT (NEXT VALUE FOR R), C int, N int IDENTITY)
+    """)
+    db.execute_tsql(f"BEGIN TRANSACTION {script} COMMIT")
+    assert db.execute_tsql("SELECT A, B, C FROM D ORDER BY N").rows == found
+
+
 def test_it_is_exhausted_and_restarted(db: sb.Database) -> None:
     db.execute_tsql("CREATE SEQUENCE Tiny AS tinyint START WITH 254")
     assert drawn(db, "Tiny", 2) == [254, 255]

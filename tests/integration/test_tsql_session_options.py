@@ -46,15 +46,60 @@ def test_rowcount_limits_what_is_changed(db: sb.Database) -> None:
         SET ROWCOUNT 2
         UPDATE T SET V = 10
         DELETE TOP (1) FROM T WHERE V = 10
-        DELETE TOP (9) FROM T WHERE V < 10
+        DELETE TOP (9) FROM T WHERE V < 10 -- what says TOP goes by that alone
         INSERT T SELECT 20 + Id, V FROM T ORDER BY Id
         """,
     )
-    assert rows(db, "SELECT COUNT(*), SUM(CASE WHEN V = 10 THEN 1 ELSE 0 END) FROM T WHERE Id < 20") == [(2, 1)]
-    assert rows(db, "SELECT COUNT(*) FROM T WHERE Id > 20") == [(2,)]
+    assert rows(db, "SELECT COUNT(*), SUM(CASE WHEN V = 10 THEN 1 ELSE 0 END) FROM T WHERE Id < 20") == [(1, 1)]
+    assert rows(db, "SELECT COUNT(*) FROM T WHERE Id > 20") == [(1,)]
     # the old way to delete in pieces
     said = "SET ROWCOUNT 1 WHILE 1 = 1 BEGIN DELETE T IF @@ROWCOUNT = 0 BREAK END SET ROWCOUNT 0 SELECT COUNT(*) FROM T"
     assert told(db, said) == [[(0,)]]
+
+
+def test_rowcount_limits_whatever_has_rows(db: sb.Database) -> None:
+    said = told(
+        db,
+        """
+        SET ROWCOUNT 2
+        SELECT Id INTO #Two FROM T
+        SELECT N = IDENTITY(int, 1, 1), Id INTO Two FROM T ORDER BY Id DESC
+        INSERT T VALUES (11, 0), (12, 0), (13, DEFAULT)
+        INSERT T EXEC ('SELECT 14, V FROM T UNION ALL SELECT 15, 0')
+        INSERT TOP (1) T VALUES (16, 0), (17, DEFAULT)
+        INSERT TOP (0) T VALUES (18, 0), (19, DEFAULT)
+        DECLARE @all nvarchar(90) = N''
+        SELECT @all += CONVERT(nvarchar(9), Id) + N',' FROM T ORDER BY Id
+        PRINT @all
+        SELECT Id FROM T ORDER BY Id FOR JSON PATH
+        SET ROWCOUNT 0
+        SELECT (SELECT COUNT(*) FROM #Two), (SELECT COUNT(*) FROM Two), COUNT(*) FROM T
+        SELECT Id FROM T WHERE Id > 10 ORDER BY Id
+        DROP TABLE Two
+        """,
+    )
+    assert said[0] == "1,2,"
+    assert said[2:] == [[(2, 2, 10)], [(11,), (12,), (14,), (14,), (16,)]]
+    assert told(db, "DECLARE @n int = 1 INSERT TOP (@n) T VALUES (1, 1), (2, 2)") == [40515]
+
+
+def test_rowcount_and_merge(db: sb.Database) -> None:
+    merge = "MERGE T USING (VALUES (1), (2), (30)) s (n) ON s.n = T.Id WHEN MATCHED THEN UPDATE SET V = 9"
+    assert told(db, f"SET ROWCOUNT 2 {merge};") == []
+    assert rows(db, "SELECT COUNT(*) FROM T WHERE V = 9") == [(2,)]
+    more = f"{merge} WHEN NOT MATCHED THEN INSERT VALUES (s.n, 0)"
+    assert told(db, f"SET ROWCOUNT 2 {more};") == [40515]
+    assert told(db, f"BEGIN TRAN INSERT T VALUES (40, 0) SET ROWCOUNT 2 {more}; COMMIT") == [40515]
+    assert rows(db, "SELECT COUNT(*), MAX(Id) FROM T") == [(6, 40)]
+    assert told(db, f"SET ROWCOUNT 3 {more};") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"), [("", 5), ("DYNAMIC", 5), ("FAST_FORWARD", 5), ("STATIC", 3), ("KEYSET", 3)]
+)
+def test_rowcount_and_cursors(db: sb.Database, options: str, seen: int) -> None:
+    said = f"DECLARE c CURSOR {options} FOR SELECT Id FROM T SET ROWCOUNT 3 OPEN c SELECT @@CURSOR_ROWS"
+    assert told(db, said) == [[(seen,)]]
 
 
 def test_rowcount_ends_with_its_procedure(db: sb.Database) -> None:
@@ -96,6 +141,39 @@ def test_implicit_transactions(db: sb.Database) -> None:
     assert rows(db, "SELECT SUM(V) FROM T") == [(10,)]
     assert told(db, "SET IMPLICIT_TRANSACTIONS ON DELETE T") == []  # nobody commits
     assert rows(db, "SELECT COUNT(*) FROM T") == [(4,)]
+
+
+@pytest.mark.parametrize(
+    ("script", "count"),
+    [
+        ("IF EXISTS (SELECT * FROM T) PRINT ''", 1),
+        ("WHILE (SELECT COUNT(*) FROM T) < 0 PRINT ''", 1),
+        ("DECLARE @x int SET @x = (SELECT MAX(Id) FROM T)", 1),
+        ("DECLARE @x int = (SELECT MAX(Id) FROM T)", 1),
+        ("SELECT name FROM sys.objects WHERE 1 = 0", 1),
+        ("DECLARE @x int SELECT @x = Id FROM T", 1),
+        ("DECLARE c CURSOR FOR SELECT Id FROM T OPEN c", 1),
+        ("SELECT 'it came from there'", 0),
+        ("SELECT TRIM('x' FROM 'xyz')", 0),
+        ("SELECT n FROM (VALUES (1)) s (n)", 0),
+        ("IF (SELECT 1) = 1 PRINT ''", 0),
+        ("DECLARE c CURSOR FOR SELECT Id FROM T", 0),
+        ("SET NOCOUNT ON", 0),
+    ],
+)
+def test_what_begins_a_transaction(db: sb.Database, script: str, count: int) -> None:
+    assert told(db, f"SET IMPLICIT_TRANSACTIONS ON {script} PRINT @@TRANCOUNT")[-1] == str(count)
+
+
+def test_a_procedure_may_leave_what_began_unseen(db: sb.Database) -> None:
+    db.execute_tsql("CREATE PROCEDURE Changes AS UPDATE T SET V = 0")
+    db.execute_tsql("CREATE PROCEDURE Begins AS BEGIN TRANSACTION UPDATE T SET V = 0")
+    db.execute_tsql("CREATE PROCEDURE Commits AS COMMIT")
+    implicit = "SET IMPLICIT_TRANSACTIONS ON EXEC"
+    assert told(db, f"{implicit} Changes PRINT @@TRANCOUNT") == ["1"]
+    assert told(db, f"{implicit} Begins PRINT @@TRANCOUNT") == [266, "2"]
+    assert told(db, f"{implicit} Changes EXEC Commits") == [266]
+    assert told(db, "EXEC Begins") == [266]
 
 
 def test_nothing_is_done_under_noexec(db: sb.Database) -> None:

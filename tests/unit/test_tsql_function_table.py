@@ -33,6 +33,7 @@ CALLS = {
     "DATEPART(month, GETDATE())": "int",
     "DATETRUNC(month, GETDATE())": "datetime",
     "GREATEST(1, CAST(2 AS bigint))": "bigint",
+    "HAS_PERMS_BY_NAME(NULL, NULL, N'ANY')": "int",
     "HASHBYTES('SHA2_256', 'a')": "varbinary(64)",
     "IIF(1 = 1, 1, 2)": "int",
     "ISJSON('{}', OBJECT)": "int",
@@ -53,7 +54,8 @@ CALLS = {
     "TRY_PARSE('1' AS int)": "int",
 }
 ELSEWHERE = {
-    "STRING_SPLIT", "GENERATE_SERIES", "OPENJSON", "UPDATE", "IS_MEMBER", "IS_ROLEMEMBER", "IS_SRVROLEMEMBER",
+    "STRING_SPLIT", "GENERATE_SERIES", "FN_MY_PERMISSIONS", "OPENJSON", "UPDATE", "IS_MEMBER",
+    "IS_ROLEMEMBER", "IS_SRVROLEMEMBER",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import (
     Declarations,
+    DeclareTable,
     Definition,
     ExecuteText,
     NoEffect,
@@ -29,14 +30,13 @@ from servicebroker.tsql.syntax import (
     Statement,
     Unsupported,
 )
-from servicebroker.tsql.tokens import END, STRING, Batch, batches, string_value, tokenize
+from servicebroker.tsql.tokens import END, STRING, Batch, batches, string_value, tokenize, unquoted
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
 
 _ = Session  # the module registers what runs each statement
 
 
-_DEFINES = re.compile(r"\s*(?:CREATE|ALTER)\s+TABLE\b", re.IGNORECASE)
-_IGNORES = re.compile(r"\bCOLLATE\s+\[?\w+(?:_CI|_AI)", re.IGNORECASE)
+_IGNORES = re.compile(r"\w+_(?:CI|AI)(?:_\w+)?", re.IGNORECASE)
 
 
 class Verdict(StrEnum):
@@ -161,7 +161,7 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
         return Verdict.DIFFERS, f"{statement.what} changes nothing here.", Row.TUNING
     if isinstance(statement, SetOption) and set(statement.options) & (WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
         return Verdict.DIFFERS, "The option changes nothing here.", Row.OPTIONS
-    if isinstance(statement, Relational) and _IGNORES.search(statement.text) and _DEFINES.match(statement.text):
+    if any(_ignores(columns) for columns in _defined(statement)):
         return Verdict.DIFFERS, "What the columns hold is compared by its characters.", Row.COLLATIONS
     if isinstance(statement, Permission):
         return _permission(statement)
@@ -177,6 +177,25 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
             said = "WINDOWS is the domain of the instance; its protocols all mean the same."
             return Verdict.DIFFERS, said, Row.AUTHENTICATION
     return Verdict.RUNS, "", Row.NONE
+
+
+def _defined(statement: Statement) -> Iterator[str]:
+    """The text of the columns that a statement defines."""
+    if isinstance(statement, Relational) and statement.verb in ("CREATE TABLE", "ALTER TABLE"):
+        yield statement.text
+    elif isinstance(statement, DeclareTable):
+        yield statement.columns
+    elif isinstance(statement, Definition) and (statement.verb, statement.kind) == ("CREATE", "TYPE"):
+        yield statement.clauses.get("columns", "")
+
+
+def _ignores(columns: str) -> bool:
+    """Whether one has a collation in which letters of another case, or with an accent, are equal."""
+    tokens = tokenize(columns)
+    following = (unquoted(tokens.text(place)) for place in range(1, len(tokens.words) - 1))
+    return any(
+        word == "COLLATE" and _IGNORES.fullmatch(name) for word, name in zip(tokens.words, following, strict=False)
+    )
 
 
 def _notification(statement: Definition) -> tuple[Verdict, str, Row]:

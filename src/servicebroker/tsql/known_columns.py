@@ -13,13 +13,17 @@ from servicebroker.tsql.types import BIT, SqlType, parse_type
 # and in a second line the name of its DEFAULT constraint.
 QUERY = """
 select wanted.name, a.attname::text, t.typname::text, a.atttypmod, a.attnotnull, a.attidentity <> '',
-       a.attgenerated <> '', col_description(a.attrelid, a.attnum)
+       a.attgenerated <> '', col_description(a.attrelid, a.attnum), a.attnum::integer,
+       case when a.atthasdef and a.attgenerated = '' then
+           (select pg_get_expr(d.adbin, d.adrelid) from pg_attrdef d
+             where d.adrelid = a.attrelid and d.adnum = a.attnum) end
   from unnest($1::text[]) wanted(name)
   join pg_attribute a on a.attrelid = to_regclass(wanted.name) and a.attnum > 0 and not a.attisdropped
   join pg_type t on t.oid = a.atttypid
  order by wanted.name, a.attnum
 """
 _NOTED = re.compile(r"(\w+(?:\([^)]*\))?) ([^\n]*)(?:\n(.*))?", re.DOTALL)
+_DRAWS = "tsql.next_in_row("
 _TYPES = {
     "uuid": "uniqueidentifier",
     "bytea": "varbinary(max)",
@@ -37,14 +41,15 @@ _TYPES = {
 
 
 def columns_of(
-    rows: Iterable[tuple[str, str, str, int, bool, bool, bool, str | None]],
+    rows: Iterable[tuple[str, str, str, int, bool, bool, bool, str | None, int, str | None]],
 ) -> dict[str, tuple[Column, ...]]:
     """The columns of each table, from the rows of `QUERY`."""
     found: dict[str, tuple[Column, ...]] = {}
-    for table, name, kind, modifier, required, identity, computed, note in rows:
+    for table, name, kind, modifier, required, identity, computed, note, number, written in rows:
         spelled, of, default = _noted(note, name, kind, modifier)
         is_moment = kind == "timestamptz" and of.name != "datetimeoffset"
-        column = Column(spelled, of, identity, not required, computed, is_moment, default)
+        draws = written if written and _DRAWS in written else ""
+        column = Column(spelled, of, identity, not required, computed, is_moment, default, draws, number)
         found[table] = (*found.get(table, ()), column)
     return found
 

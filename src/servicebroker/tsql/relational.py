@@ -14,7 +14,7 @@ from servicebroker.tsql.translation.definitions.object_definitions import defini
 from servicebroker.tsql.translation.documents.xml_namespaces import without_namespaces
 from servicebroker.tsql.translation.queries import aggregates  # noqa: F401 # it registers what it writes, as below
 from servicebroker.tsql.translation.queries.assignments import assignment
-from servicebroker.tsql.translation.queries.selects import query
+from servicebroker.tsql.translation.queries.selects import limited, query
 from servicebroker.tsql.translation.queries.selects_into import into_of, select_into
 from servicebroker.tsql.translation.reading.clauses import change
 from servicebroker.tsql.translation.reading.foreign_clauses import foreign_clause
@@ -25,7 +25,12 @@ from servicebroker.tsql.translation.reading.well_formed import check_form
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.rows import current_rows  # noqa: F401 # as aggregates
 from servicebroker.tsql.translation.text_writer import Writer
-from servicebroker.tsql.translation.values import date_functions, json_functions, special_functions  # noqa: F401
+from servicebroker.tsql.translation.values import (  # noqa: F401
+    date_functions,
+    json_functions,
+    permission_functions,
+    special_functions,
+)
 from servicebroker.tsql.translation.values.expressions import condition_or_value
 
 __all__ = ["Translated", "tables_of", "translate", "translate_expression"]
@@ -38,7 +43,7 @@ _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _LOOKS = frozenset({"SELECT", "UPDATE", "DELETE"})
 _DEFINITIONS = frozenset({"CREATE", "ALTER", "DROP", "TRUNCATE"})
 Entry: TypeAlias = tuple[str, dict[tuple[str, str], object], Any]
-_translated: OrderedDict[tuple[str, str], list[Entry]] = OrderedDict()
+_translated: OrderedDict[tuple[str, str, int], list[Entry]] = OrderedDict()
 
 
 def translate(text: str, scope: Scope) -> Translated:
@@ -73,7 +78,7 @@ def tables_of(text: str, scope: Scope) -> tuple[str, ...]:
 
 def _remembered(what: str, text: str, scope: Scope) -> Any:
     """A translation holds for every scope that would have given it the same answers."""
-    entries = _translated.get((what, text))
+    entries = _translated.get((what, text, scope.most))
     if entries is not None:
         for database, used, done in entries:
             if database == scope.database and all(_answer(scope, *asked) == told for asked, told in used.items()):
@@ -83,7 +88,8 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
     try:
         done = _WRITERS[what](writer, piece)
         if isinstance(done, Translated):
-            done = done._replace(uses=tuple(writer.uses), reads=_reads(writer))
+            looks = bool(writer.named) or any(kind == "columns" for kind, _ in writer.used)
+            done = done._replace(uses=tuple(writer.uses), reads=_reads(writer), looks=looks)
     except RecursionError:
         raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
     except TsqlError as error:
@@ -94,7 +100,7 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
         used = {asked: told for asked, told in used.items() if asked[0] != "columns"}
     if len(text) > LONG:
         return _noted(scope, done)
-    _translated[what, text] = [(scope.database, used, done), *(entries or [])][:_SHAPES]
+    _translated[what, text, scope.most] = [(scope.database, used, done), *(entries or [])][:_SHAPES]
     if len(_translated) > _KEPT:
         _translated.popitem(last=False)
     return _noted(scope, done)
@@ -183,7 +189,8 @@ def _query(writer: Writer, node: exp.Expression) -> Translated:
     done = query(writer, node, outermost=True)
     names = None if done.outputs is None else tuple(output.name for output in done.outputs)
     types = None if done.outputs is None else tuple(output.type for output in done.outputs)
-    return Translated(done.text, tuple(writer.parameters), "rows", names, types, before=tuple(writer.locks))
+    text = done.text if node.args.get("for_") is not None else limited(writer, done.text)  # a document is one row
+    return Translated(text, tuple(writer.parameters), "rows", names, types, before=tuple(writer.locks))
 
 
 _WRITERS: dict[str, Callable[[Writer, Slice], Any]] = {

@@ -24,6 +24,8 @@ class Column(NamedTuple):
     is_computed: bool = False
     is_moment: bool = False  # PostgreSQL knows its zone, which a datetime has not
     default: str = ""  # the name of its DEFAULT constraint
+    draws: str = ""  # its DEFAULT in PostgreSQL, where that is a number of a sequence
+    number: int = 0  # its column_id
 
 
 class UserFunction(NamedTuple):
@@ -65,6 +67,7 @@ class Scope:
         user_types: by `types.type_key`.
         synonyms: what each stands for, by its database in lower case, then by schema and name in lower case.
         read_only: the table-valued parameters, by the quoted PostgreSQL name of their table.
+        most: what SET ROWCOUNT has set: how many rows a statement gives or changes at most, 0 for all of them.
         noted: where what is translated writes what it uses; None when nobody asks.
     """
 
@@ -79,6 +82,7 @@ class Scope:
     user_types: Mapping[str, UserType] = field(default_factory=dict)
     synonyms: Mapping[str, Mapping[tuple[str, str], Name]] = field(default_factory=dict)
     read_only: Mapping[str, str] = field(default_factory=dict)
+    most: int = 0
     noted: dict[Use, None] | None = None
 
     def synonym(self, database: str, schema: str, name: str) -> Name | None:

@@ -236,12 +236,16 @@ class Use(Statement):
 
 @dataclass(frozen=True, slots=True)
 class DeclareCursor(Statement):
-    """DECLARE name CURSOR FOR query, or SET @name = CURSOR FOR query; not `is_updatable` when it only reads."""
+    """DECLARE name CURSOR FOR query, or SET @name = CURSOR FOR query; not `is_updatable` when it only reads.
+
+    `is_fixed` is whether OPEN settles which rows it has: INSENSITIVE, STATIC and KEYSET.
+    """
 
     name: str
     query: str
     is_variable: bool
     is_updatable: bool = True
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -564,6 +568,6 @@ class ExecuteAs(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Revert(Statement):
-    """REVERT WITH COOKIE = @cookie."""
+    """REVERT WITH COOKIE = value."""
 
-    cookie: str | None = None
+    cookie: Expression | None = None

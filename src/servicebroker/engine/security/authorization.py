@@ -109,11 +109,10 @@ def authorize_login(login: Login, statement: str, *subject: object, on: Securabl
     """
     if login.is_administrator:
         return
-    entries = yield from _find_server_entries(login)
-    identities = frozenset({PUBLIC_LOGIN} if login.login_id is None else {PUBLIC_LOGIN, login.login_id})
+    rights = yield from find_login_rights(login)
     for need in NEEDS[statement]:
-        securable = on if on is not None and on.kind is need.kind else _INSTANCE
-        if not is_allowed(identities, need.permission, securable, entries):
+        securable = on if on is not None and on.kind is need.kind else INSTANCE
+        if not is_allowed(rights.identities, need.permission, securable, rights.entries):
             raise refusal(statement, need, securable, User(0, "master", NOBODY, login.name), subject)
 
 
@@ -128,19 +127,21 @@ def authorize_on_login(login: Login, statement: str, name: str) -> Steps[None]:
     yield from authorize_login(login, statement, "login", name, on=Securable(Kind.LOGIN, number, NOBODY, name))
 
 
-_INSTANCE = Securable(Kind.SERVER, 0, NOBODY, "")
+INSTANCE = Securable(Kind.SERVER, 0, NOBODY, "")
 
 
-def _find_server_entries(login: Login) -> Steps[list[Entry]]:
+def find_login_rights(login: Login) -> Steps[Rights]:
+    """What is known of somebody in the instance; an administrator needs none of it."""
     rows = yield Statement(
-        "authorization.find_server_entries",
+        "authorization.find_login_rights",
         "select class, major_id, grantee_id, permission, state::text from servicebroker.server_permissions "
         "where grantee_id in ($1, $2)",
         (PUBLIC_LOGIN, login.login_id),
     )
-    return [
-        Entry(Kind(number), major, grantee, permission, state) for number, major, grantee, permission, state in rows
-    ]
+    return Rights(
+        frozenset({PUBLIC_LOGIN} if login.login_id is None else {PUBLIC_LOGIN, login.login_id}),
+        [Entry(Kind(number), major, grantee, permission, state) for number, major, grantee, permission, state in rows],
+    )
 
 
 def authorized(steps: Steps[T], user: User, statement: str, *objects: Lookup) -> Steps[T]:

@@ -165,6 +165,18 @@ def authorize_type(user: User, statement: str, schema_name: str, shown: str) -> 
     yield from authorize(user, statement, schema(schema_name), subject=(shown,))
 
 
+def present(name: object) -> Lookup:
+    """What has this name in the database, `name` or `schema.name`, a queue too, as it is."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        ((is_queue, _, is_known, is_there, found),) = yield from _find(
+            user, [Use("SELECT", *names.split_name("object", name))]
+        )
+        return [found] if is_queue or (is_there and is_known) else []
+
+    return look
+
+
 def registered(name: object) -> Lookup:
     """What has this name in the database, `name` or `schema.name`, to grant permissions on it."""
 

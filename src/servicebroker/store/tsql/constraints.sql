@@ -30,7 +30,7 @@ create or replace function tsql.noted_constraint(id oid, line integer) returns t
 return case line when 1 then nullif(split_part(obj_description(id, 'pg_constraint'), E'\n', 1), '')
        else nullif(regexp_replace(obj_description(id, 'pg_constraint'), E'^[^\n]*\n?', ''), '') end;
 create or replace function tsql.switch_constraints(relation regclass, names text[], holds boolean, is_checked boolean) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     known record;
     missing text := (select n from unnest(names) n where not exists (
@@ -62,13 +62,44 @@ begin
     end loop;
 end $$;
 
+-- A foreign key, also one that is switched off, of which the comment has the definition alone.
+create or replace function tsql.foreign_key(id oid, out referenced oid, out key_index oid, out own smallint[], out other smallint[],
+                                            out deleted text, out updated text) language plpgsql stable as $$
+declare
+    part constant text := '(?:[^\s"(),.]+|"(?:[^"]|"")+")';
+    list constant text := part || '(?:, ' || part || ')*';
+    said constant text[] := regexp_match(tsql.noted_constraint(id, 2), '^FOREIGN KEY \((' || list || ')\) REFERENCES ('
+                                         || part || '(?:\.' || part || ')?)\((' || list || ')\)(.*)$');
+    names text[];
+begin
+    select k.confrelid, k.conindid, k.conkey, k.confkey, k.confdeltype, k.confupdtype into referenced, key_index, own, other, deleted, updated
+      from pg_constraint k where k.oid = id;
+    if said is null then return; end if;
+    names := parse_ident(said[2]);
+    referenced := (select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
+                    where c.relkind in ('r', 'p') and c.relname = names[cardinality(names)]
+                      and case cardinality(names) when 1 then pg_table_is_visible(c.oid) else n.nspname = names[1] end);
+    own := tsql.column_numbers((select k.conrelid from pg_constraint k where k.oid = id),
+                               array(select one[1] from regexp_matches(said[1], part, 'g') one));
+    other := tsql.column_numbers(referenced, array(select one[1] from regexp_matches(said[3], part, 'g') one));
+    key_index := (select i.indexrelid from pg_index i where i.indrelid = referenced and i.indisunique
+                     and i.indkey::smallint[] @> other and i.indkey::smallint[] <@ other order by i.indisprimary desc limit 1);
+    deleted := tsql.key_action(substring(said[4] from 'ON DELETE (CASCADE|SET NULL|SET DEFAULT|RESTRICT)'));
+    updated := tsql.key_action(substring(said[4] from 'ON UPDATE (CASCADE|SET NULL|SET DEFAULT|RESTRICT)'));
+end $$;
+create or replace function tsql.column_numbers(relation oid, quoted_names text[]) returns smallint[] language sql stable as $$
+select array(select a.attnum from unnest(quoted_names) with ordinality one (name, place)
+               join pg_attribute a on a.attrelid = relation and a.attname = (parse_ident(one.name))[1] order by one.place) $$;
+create or replace function tsql.key_action(said text) returns text language sql immutable as $$
+select case said when 'CASCADE' then 'c' when 'SET NULL' then 'n' when 'SET DEFAULT' then 'd' when 'RESTRICT' then 'r' else 'a' end $$;
+
 create view tsql.key_constraints with (security_invoker = true) as
 select o.*, c.conindid::bigint::integer as unique_index_id,
        (o.name ~ '^(PK|UQ)__.*__[0-9A-F]{16}$')::integer::smallint as is_system_named
   from tsql.objects o join pg_constraint c on c.oid = o.object_id::bigint::oid where o.type in ('PK', 'UQ');
 
 create view tsql.foreign_keys with (security_invoker = true) as
-select o.*, c.confrelid::bigint::integer as referenced_object_id, c.conindid::bigint::integer as key_index_id,
+select o.*, f.referenced::bigint::integer as referenced_object_id, f.key_index::bigint::integer as key_index_id,
        (tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_disabled,
        (not c.convalidated or tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_not_trusted,
        (o.name ~ '^FK__.*__[0-9A-F]{8}$')::integer::smallint as is_system_named,
@@ -76,18 +107,19 @@ select o.*, c.confrelid::bigint::integer as referenced_object_id, c.conindid::bi
        u.number as update_referential_action, u.said as update_referential_action_desc
   from tsql.objects o
   join pg_constraint c on c.oid = o.object_id::bigint::oid
+ cross join tsql.foreign_key(c.oid) f
   join (values ('a', 0::smallint, 'NO_ACTION'), ('r', 0, 'NO_ACTION'), ('c', 1, 'CASCADE'), ('n', 2, 'SET_NULL'), ('d', 3, 'SET_DEFAULT'))
-       d (letter, number, said) on d.letter = coalesce(nullif(btrim(c.confdeltype::text), ''), 'a')
+       d (letter, number, said) on d.letter = f.deleted
   join (values ('a', 0::smallint, 'NO_ACTION'), ('r', 0, 'NO_ACTION'), ('c', 1, 'CASCADE'), ('n', 2, 'SET_NULL'), ('d', 3, 'SET_DEFAULT'))
-       u (letter, number, said) on u.letter = coalesce(nullif(btrim(c.confupdtype::text), ''), 'a')
+       u (letter, number, said) on u.letter = f.updated
  where o.type = 'F';
 
 create view tsql.foreign_key_columns with (security_invoker = true) as
 select k.object_id as constraint_object_id, pair.place::integer as constraint_column_id, k.parent_object_id,
        pair.own::integer as parent_column_id, k.referenced_object_id, pair.other::integer as referenced_column_id, k.broker_database
   from tsql.foreign_keys k
-  join pg_constraint c on c.oid = k.object_id::bigint::oid,
-       unnest(c.conkey, c.confkey) with ordinality pair (own, other, place);
+ cross join tsql.foreign_key(k.object_id::bigint::oid) f
+ cross join unnest(f.own, f.other) with ordinality pair (own, other, place);
 
 create view tsql.check_constraints with (security_invoker = true) as
 select o.*, (tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_disabled,
@@ -137,7 +169,7 @@ select o.broker_database as constraint_catalog, s.name as constraint_schema, o.n
   join tsql.tables t on t.object_id = o.parent_object_id
   join tsql.schemas s on s.schema_id = o.schema_id and s.broker_database = o.broker_database
   join pg_constraint k on k.oid = o.object_id::bigint::oid
- cross join unnest(k.conkey) with ordinality own (number, place)
+ cross join unnest(case o.type when 'F' then (tsql.foreign_key(k.oid)).own else k.conkey end) with ordinality own (number, place)
   join tsql.every_column c on c.object_id = t.object_id and c.column_id = own.number
  where o.type in ('PK', 'UQ', 'F');
 create view tsql.information_schema_constraint_column_usage with (security_invoker = true) as
@@ -146,7 +178,7 @@ select t.name as table_name, s.name as table_schema, c.name as column_name, o.na
   join tsql.tables t on t.object_id = o.parent_object_id
   join tsql.schemas s on s.schema_id = o.schema_id and s.broker_database = o.broker_database
   join pg_constraint k on k.oid = o.object_id::bigint::oid
- cross join unnest(k.conkey) own (number)
+ cross join unnest(case o.type when 'F' then (tsql.foreign_key(k.oid)).own else k.conkey end) own (number)
   join tsql.every_column c on c.object_id = t.object_id and c.column_id = own.number
  where o.type in ('PK', 'UQ', 'F', 'C');
 create view tsql.information_schema_referential_constraints with (security_invoker = true) as

@@ -120,20 +120,27 @@ begin
     return nextval(sequence);
 end $$;
 
--- All of a row draw the same number: where each stands in it, `place`, comes once in each row. What a statement has drawn
--- is remembered to its end, or to that of the transaction, and told by the moment of the statement. In PL/pgSQL, so that
--- no plan leaves `number` out, the row's in the order of OVER.
+-- All of a row draw the same number: where each stands in it, `place`, comes once in each row; rows of VALUES, which need
+-- not have the same places, say which one begins. What a statement has drawn is remembered to its end, or to that of the
+-- transaction, and told by the moment of the statement. In PL/pgSQL, so that no plan leaves `number` out, the row's in the
+-- order of OVER.
+create or replace function tsql.in_row(number bigint) returns boolean language plpgsql volatile as $$
+begin
+    perform set_config('servicebroker.drawn_row', number::text, true);
+    return true;
+end $$;
 create or replace function tsql.next_in_row(sequence regclass, place text, number bigint default null) returns bigint
 language plpgsql volatile as $$
 declare
     setting constant text := 'servicebroker.drawn_' || sequence::oid;
     said constant jsonb := nullif(current_setting(setting, true), '');
     statement constant text := statement_timestamp();
-    is_same constant boolean := coalesce(said ->> 0 = statement and not said -> 2 ? place, false);
+    row_begun constant text := coalesce(current_setting('servicebroker.drawn_row', true), '');
+    is_same constant boolean := coalesce(said ->> 0 = statement and said ->> 3 = row_begun and not said -> 2 ? place, false);
     drawn constant bigint := case when is_same then (said ->> 1)::bigint else nextval(sequence) end;
 begin
     perform set_config(setting, jsonb_build_array(statement, drawn,
-                                                  case when is_same then said -> 2 else '[]' end || to_jsonb(place))::text, true);
+                                                  case when is_same then said -> 2 else '[]' end || to_jsonb(place), row_begun)::text, true);
     return drawn;
 end $$;
 

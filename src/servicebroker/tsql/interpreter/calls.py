@@ -98,7 +98,7 @@ def call(
 
 
 def _run(machine: Machine, body: Sequence[Statement]) -> None:
-    """The statements of a procedure. It must leave as many transactions open as it found."""
+    """The statements of a procedure. It leaves as many transactions open as it found, or one that began unseen."""
     before = machine.transactions.count
     nocount, xact_abort, isolation = machine.nocount, machine.xact_abort, machine.isolation
     row_limit, implicit, no_execution = machine.row_limit, machine.implicit, machine.no_execution
@@ -110,7 +110,7 @@ def _run(machine: Machine, body: Sequence[Statement]) -> None:
         machine.nocount, machine.xact_abort, machine.isolation = nocount, xact_abort, isolation
         machine.row_limit, machine.implicit, machine.no_execution = row_limit, implicit, no_execution
     after = machine.transactions.count
-    if after != before and not machine.tries:
+    if after != (before or int(machine.transactions.is_implicit)) and not machine.tries:
         error = TsqlError(
             266, "Transaction count after EXECUTE indicates a mismatching number of BEGIN and COMMIT statements. "
             f"Previous count = {before}, current count = {after}.", state=2, line=1, procedure=machine.frame.procedure,

@@ -249,8 +249,15 @@ def _sp_databases(machine: Machine, statement: Execute) -> None:
 
 @system("sp_spaceused")
 def _sp_spaceused(machine: Machine, statement: Execute) -> None:
-    """Raises: TsqlError: 15009 there is no such object, 15234 it has no rows of its own."""
-    said, _, _, _ = text_arguments(machine, statement, ("@objname", "@updateusage", "@mode", "@oneresultset"), 1)
+    """Of something with rows, or of all that the database has.
+
+    Raises:
+        TsqlError: 15009 there is no such object, 15234 it has no rows of its own.
+    """
+    said, _, _, _ = text_arguments(machine, statement, ("@objname", "@updateusage", "@mode", "@oneresultset"))
+    if said is None:
+        _say_size(machine)
+        return
     shown = found_object(machine, said or "")
     if shown.type not in ("U", "SQ"):
         raise TsqlError(15234, "Objects of this type have no space allocated.")
@@ -264,9 +271,31 @@ def _sp_spaceused(machine: Machine, statement: Execute) -> None:
             (number,),
         )
     ((total, data, indexes),) = fetch(machine.connection, "catalog_procedures.sp_spaceused.measure", _SIZES, (number,))
-    sizes = [f"{each // 1024} KB" for each in (total, data, indexes, total - data - indexes)]
-    names = ("name", "rows", "reserved", "data", "index_size", "unused")
-    machine.say(ResultSet(names, [(shown.name, str(count), *sizes)]))
+    machine.say(ResultSet(("name", "rows", *_PARTS), [(shown.name, str(count), *_parts(total, data, indexes))]))
+
+
+_PARTS = ("reserved", "data", "index_size", "unused")
+_WHOLE = """
+select coalesce(sum(pg_total_relation_size(own)), 0)::bigint, coalesce(sum(pg_table_size(own)), 0)::bigint,
+       coalesce(sum(pg_indexes_size(own)), 0)::bigint
+  from tsql.every_object o
+ cross join lateral (select case o.type when 'SQ' then to_regclass('servicebroker.queue_' || o.object_id)
+                                        else o.object_id::bigint::oid::regclass end as own) it
+ where o.database_id = $1 and o.type in ('U', 'SQ')
+"""
+
+
+def _say_size(machine: Machine) -> None:
+    rows = fetch(machine.connection, "catalog_procedures.say_size", _WHOLE, (machine.database.database_id,))
+    ((total, data, indexes),) = rows
+    size = f"{total / 2**20:.2f} MB"
+    about = ("database_name", "database_size", "unallocated space")
+    machine.say(ResultSet(about, [(machine.database.name, size, "0.00 MB")]))
+    machine.say(ResultSet(_PARTS, [_parts(total, data, indexes)]))
+
+
+def _parts(total: int, data: int, indexes: int) -> tuple[str, ...]:
+    return tuple(f"{each // 1024} KB" for each in (total, data, indexes, total - data - indexes))
 
 
 def _written(shown: Shown) -> str:

@@ -44,7 +44,7 @@ from servicebroker.tsql.syntax import (
     WaitForTime,
     While,
 )
-from servicebroker.tsql.types import INT, VARBINARY
+from servicebroker.tsql.types import INT, VARBINARY, SqlType
 
 _COOKIE = 16  # bytes
 
@@ -219,7 +219,7 @@ def _execute_as(machine: Machine, statement: ExecuteAs) -> None:
         raise BrokerError(15590)
     cookie = None
     if statement.cookie is not None:
-        _check_cookie(machine, statement.cookie, "Execute As")
+        _check_cookie(machine.frame.type_of(statement.cookie), "Execute As")
         cookie = secrets.token_bytes(_COOKIE)
     name = text(machine, statement.name) or ""
     machine.context.execute_as(statement.kind, name, no_revert=statement.no_revert, cookie=cookie)
@@ -233,8 +233,9 @@ def _revert(machine: Machine, statement: Revert) -> None:
     """Raises: TsqlError: 15199, 15196, 15591, each of which ends the batch; 15533 the cookie is no varbinary."""
     cookie: object = None
     if statement.cookie is not None:
-        _check_cookie(machine, statement.cookie, "Revert")
-        cookie = machine.frame.value_of(statement.cookie) or b""
+        cookie, of = evaluate(machine, statement.cookie)
+        _check_cookie(of, "Revert")
+        cookie = cookie or b""
     try:
         machine.context.revert(machine.frame.impersonated, cookie if isinstance(cookie, bytes) else None)
     except BrokerError as refused:
@@ -244,8 +245,8 @@ def _revert(machine: Machine, statement: Revert) -> None:
     machine.done(0)
 
 
-def _check_cookie(machine: Machine, variable: str, statement: str) -> None:
-    if machine.frame.type_of(variable).name != VARBINARY.name:
+def _check_cookie(of: SqlType | None, statement: str) -> None:
+    if of is None or of.name != VARBINARY.name:
         raise BrokerError(15533, statement)
 
 

@@ -16,7 +16,7 @@ from servicebroker.model.messages import Message
 from servicebroker.tsql.context import database_of
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.evaluation import evaluate, identifier, integer, text
-from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.machine import CallEnd, Machine, runs
 from servicebroker.tsql.interpreter.receiving import cannot_fail, check_list, deliver
 from servicebroker.tsql.postgres_errors import from_postgres
 from servicebroker.tsql.statement_errors import TsqlError
@@ -126,13 +126,16 @@ def _wait_for(machine: Machine, statement: WaitForMessage) -> None:
 def _take(machine: Machine, statement: Receive, wait: float) -> None:
     """The messages, and where they go: when that fails, they are in the queue again."""
     check_list(machine, statement)
-    if cannot_fail(statement):
+    if cannot_fail(statement) and not machine.shaping:
         deliver(machine, statement, _received(machine, statement, wait))
         return
     with machine.together():
         messages = _received(machine, statement, wait)
         try:
             deliver(machine, statement, messages)
+        except CallEnd as ended:
+            ended.error.undoes = bool(messages)
+            raise
         except (TsqlError, psycopg.Error) as problem:
             error = problem if isinstance(problem, TsqlError) else from_postgres(problem)
             error.undoes = bool(messages)

@@ -24,6 +24,7 @@ class Cursor:
 
     query: str
     is_updatable: bool = False
+    is_fixed: bool = False  # which rows it has is settled when it is opened, and SET ROWCOUNT counts
     found: ResultSet | None = None
     place: int = -1
     rows: list[str] | None = None  # 'ctid xmin table' of the rows, of a cursor through which they can be changed
@@ -34,7 +35,7 @@ def _declare(machine: Machine, statement: DeclareCursor) -> None:
     cursors = machine.cursors
     if statement.name in cursors and not statement.is_variable:
         raise TsqlError(16915, f"A cursor with the name '{statement.name}' already exists.")
-    cursors[statement.name] = Cursor(statement.query, statement.is_updatable)
+    cursors[statement.name] = Cursor(statement.query, statement.is_updatable, statement.is_fixed)
     machine.done()
 
 
@@ -87,12 +88,13 @@ def _fetch(machine: Machine, statement: Fetch) -> None:
 def _taken(machine: Machine, cursor: Cursor) -> tuple[ResultSet, list[str] | None]:
     """The rows, and where they stand when they are those of one table."""
     query = with_places(cursor.query) if cursor.is_updatable else None
+    most = machine.row_limit if cursor.is_fixed else 0
     if query is not None:
         with suppress(TsqlError):
-            found = machine.queries.collect(query)
+            found = machine.queries.collect(query, most)
             places = [str(row[-1]) for row in found.rows]
             return ResultSet(found.columns[:-1], [row[:-1] for row in found.rows]), places
-    return machine.queries.collect(cursor.query), None
+    return machine.queries.collect(cursor.query, most), None
 
 
 def current_row(machine: Machine, name: str) -> str:

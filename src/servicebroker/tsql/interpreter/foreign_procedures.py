@@ -27,7 +27,7 @@ INSTEAD = {
     **dict.fromkeys(("sp_addlinkedserver", "sp_addlinkedsrvlogin", "sp_dropserver", "sp_linkedservers"), _FAR),
     **dict.fromkeys(("sp_serveroption", "sp_addserver", "sp_testlinkedserver"), _FAR),
     **dict.fromkeys(("sp_attach_db", "sp_attach_single_file_db", "sp_detach_db", "sp_renamedb"), _FILES),
-    **dict.fromkeys(("sp_helpfile", "sp_helpfilegroup", "sp_helpdb", "sp_clean_db_free_space"), _FILES),
+    **dict.fromkeys(("sp_helpfile", "sp_helpfilegroup", "sp_clean_db_free_space"), _FILES),
     **dict.fromkeys(
         ("sp_addlogin", "sp_droplogin", "sp_adduser", "sp_dropuser", "sp_addrole", "sp_droprole"), _PRINCIPALS
     ),
@@ -36,7 +36,7 @@ INSTEAD = {
     **dict.fromkeys(("sp_password", "sp_defaultdb", "sp_addapprole", "sp_setapprole"), _PRINCIPALS),
     **dict.fromkeys(("xp_cmdshell", "xp_regread", "xp_regwrite", "xp_fileexist", "xp_dirtree", "xp_logevent"), _SHELL),
     **dict.fromkeys(("sp_oacreate", "sp_oamethod", "sp_oadestroy", "sp_execute_external_script"), _SHELL),
-    **dict.fromkeys(("sp_lock", "sp_monitor", "sp_depends", "sp_helpconstraint", "sp_helptrigger"), _LOOK),
+    **dict.fromkeys(("sp_lock", "sp_monitor", "sp_depends", "sp_helptrigger"), _LOOK),
     **dict.fromkeys(("sp_helpuser", "sp_helplogins", "sp_helprole", "sp_helprolemember", "sp_helprotect"), _LOOK),
     **dict.fromkeys(("sp_stored_procedures", "sp_statistics", "sp_pkeys", "sp_fkeys", "sp_readerrorlog"), _LOOK),
     **dict.fromkeys(("sp_bindefault", "sp_unbindefault", "sp_bindrule", "sp_unbindrule"), "Use constraints."),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from servicebroker.tsql.interpreter.set_options import SNAPSHOT
+from servicebroker.tsql.relational import Translated
 from servicebroker.tsql.syntax import (
     BeginDialog,
     BeginTimer,
@@ -21,7 +21,6 @@ from servicebroker.tsql.syntax import (
     Permission,
     Procedure,
     Receive,
-    Relational,
     Send,
     Statement,
     Trigger,
@@ -35,7 +34,6 @@ _BEGIN = (
     BeginTimer, BeginDialog, BeginTransaction, EndConversation, Fetch, Function, GetConversationGroup,
     InsertExecute, MoveConversation, Permission, Procedure, Receive, Send, Trigger, WaitForMessage,
 )  # fmt: skip
-_READS = re.compile(r"\bfrom\b", re.IGNORECASE)
 
 
 def begin_implicitly(machine: Machine, statement: Statement) -> None:
@@ -43,13 +41,23 @@ def begin_implicitly(machine: Machine, statement: Statement) -> None:
 
     BEGIN TRANSACTION behind it counts as a second one, as in SQL Server.
     """
-    if machine.transactions.count == 0 and _begins(statement):
+    if _begins(statement):
+        _begin(machine)
+
+
+def begin_to_look(machine: Machine, done: Translated) -> None:
+    """Begin one before what looks into a table, changes it or defines one, also for the value of IF or SET."""
+    if machine.implicit and (done.looks or done.kind in ("count", "ddl")):
+        _begin(machine)
+
+
+def _begin(machine: Machine) -> None:
+    if machine.transactions.count == 0:
         machine.transactions.begin(snapshot=machine.isolation == SNAPSHOT)
+        machine.transactions.is_implicit = True
 
 
 def _begins(statement: Statement) -> bool:
-    if isinstance(statement, Relational):
-        return statement.verb != "SELECT" or _READS.search(statement.text) is not None
     if isinstance(statement, Definition):
         return statement.verb in ("CREATE", "DROP")
     return isinstance(statement, _BEGIN) or (isinstance(statement, CursorStep) and statement.verb == "OPEN")

@@ -72,6 +72,19 @@ class ScopeEnd(Exception):
     """The procedure or text that was called does not go on."""
 
 
+class CallEnd(Exception):
+    """What was called has sent what an EXEC around it does not take: it ends there, whatever CATCH stands between.
+
+    Attributes:
+        by: what that EXEC knows itself by.
+        error: what it raises.
+    """
+
+    def __init__(self, by: object, error: TsqlError) -> None:
+        super().__init__(error.text)
+        self.by, self.error = by, error
+
+
 def runs(kind: type[S]) -> Callable[[Callable[[Machine, S], Left | None]], Callable[[Machine, S], Left | None]]:
     """Registers what runs the statements of a kind."""
 
@@ -103,6 +116,7 @@ class Machine:
         implicit: SET IMPLICIT_TRANSACTIONS is ON.
         no_execution: SET NOEXEC is ON: nothing is done until it is OFF.
         app_locks: the locks of sp_getapplock that the session holds: name, and whether it is shared.
+        shaping: in how many EXEC ... WITH RESULT SETS this is, which may refuse what is said.
         following: the statement that is run next when the one that runs succeeds, where that is known.
     """
 
@@ -137,6 +151,7 @@ class Machine:
         self.options: dict[str, str] = {}
         self.app_locks: list[tuple[str, bool]] = []
         self.last_error: TsqlError | None = None
+        self.shaping = 0
         self.following: Statement | None = None
 
     @property
@@ -263,6 +278,12 @@ class Machine:
             raise
         if alone and self.transactions.count:
             self.context.commit()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """A definition of several statements: as `together`, and inside an open transaction it is undone alone."""
+        with self.together(), self.transactions.undone_alone():
+            yield
 
     def unwind(self, depth: int, users: int) -> None:
         """Leave the frames and the EXECUTE AS that an error has left open."""

@@ -112,7 +112,7 @@ def _change_signatures(machine: Machine, statement: Definition) -> None:
     schema = name.schema or "dbo"
     signers = [certificate(signer["certificate"]) for signer in statement.clauses["signers"]]
     own = registered(f"{schema}.{name.own}")
-    with machine.together():  # also what is asked: it gives the module a number to grant rights on
+    with machine.whole():  # also what is asked: it gives the module a number to grant rights on
         machine.context.ask(authorize(database.user, f"{statement.verb} SIGNATURE", own, *signers))
         for signer in statement.clauses["signers"]:
             _sign(machine, database, statement, (number, str(name), text), signer)
@@ -168,7 +168,7 @@ def _trigger(machine: Machine, statement: Trigger) -> None:
     table = machine.queries.table_named(statement.table)
     machine.allow(on_table, database=database_of(machine, statement.table))
     triggers.check_place(machine, statement, table)
-    with machine.together():
+    with machine.whole():
         store(machine, statement, "TR", table)
         if not statement.instead_of:
             machine.queries.define(triggers.capture(table))
@@ -290,7 +290,7 @@ def _drop_trigger(machine: Machine, statement: Definition) -> None:
             database_of(machine, name).database_id, name.schema or "dbo", name.own
         ))
     ]  # fmt: skip
-    with machine.together():
+    with machine.whole():
         drop_modules(machine, statement, "trigger", "TR")
         for table in tables:
             triggers.divert(machine, table)
@@ -326,7 +326,7 @@ def _switch_triggers(machine: Machine, statement: Definition) -> None:
     except TsqlError:
         raise _not_found(4902 if by_table else 1088, statement.name) from None
     machine.allow(Use("ENABLE TRIGGER", statement.name.schema or "dbo", statement.name.own), database=database)
-    with machine.together():
+    with machine.whole():
         machine.transactions.guard()
         try:
             for name in statement.clauses["names"] or [None]:

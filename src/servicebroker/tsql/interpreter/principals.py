@@ -137,7 +137,7 @@ def _drop_role(machine: Machine, statement: Definition) -> None:
 def _create_schema(machine: Machine, statement: Definition) -> None:
     name, database = statement.name.own, machine.context.database
     machine.transactions.check()
-    with machine.together():
+    with machine.whole():
         schema = machine.context.ask(create_schema(database.user, name))
         own = quoted(schema)
         machine.queries.define(f"create schema if not exists {own}; comment on schema {own} is {string(name)}")
@@ -149,7 +149,7 @@ def _drop_schema(machine: Machine, statement: Definition) -> None:
     machine.transactions.check()
 
     def work() -> None:
-        with machine.together():
+        with machine.whole():
             schema = machine.context.ask(schema_to_drop(database.user, name))
             machine.queries.define(f"drop schema if exists {quoted(schema)}")
             machine.context.ask(forget_schema(database.user, name))

@@ -21,9 +21,9 @@ from servicebroker.tsql.interpreter.cursors import follow
 from servicebroker.tsql.interpreter.ddl_events import tell_of_uses
 from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
+from servicebroker.tsql.interpreter.implicit_transactions import begin_to_look
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.remembered import Columns, Synonyms, UserFunctions, UserTypes
-from servicebroker.tsql.interpreter.row_limits import limited_change, limited_query
 from servicebroker.tsql.interpreter.set_options import HOLDING
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.interpreter.violations import violation
@@ -62,8 +62,8 @@ class Queries:
         self._made = 0
         self._has_temporary = False
 
-    def scope(self) -> Scope:
-        """What the text may name now."""
+    def scope(self, most: int = 0) -> Scope:
+        """What the text may name now; of what rows there are, it is given `most`."""
         machine = self.machine
         return Scope(
             machine.database.name,
@@ -76,6 +76,7 @@ class Queries:
             user_types=self.user_types,
             synonyms=self.synonyms,
             read_only={machine.frame.tables[name]: name for name in machine.frame.lent},
+            most=most,
         )
 
     def _tables(self) -> Mapping[str, str]:
@@ -90,11 +91,9 @@ class Queries:
 
     def run(self, text: str) -> None:
         """A statement: its rows are said or assigned, its count is kept."""
-        machine, most = self.machine, self.machine.row_limit
-        limited = limited_change(text, most) if most else text
-        done = translate(limited, self.scope())
-        if most and limited == text and done.kind in ("rows", "assign"):
-            done = limited_query(done, most)
+        machine = self.machine
+        done = translate(text, self.scope(machine.row_limit))
+        begin_to_look(machine, done)
         if done.kind != "rows":
             machine.transactions.check()
         if done.kind != "ddl" and _has(_CHANGES, text) and triggers.any_here(machine):
@@ -152,14 +151,15 @@ class Queries:
         machine.error = 0
         machine.changed(result.touched)
 
-    def collect(self, text: str) -> ResultSet:
-        """The rows of a query, for whoever asks inside."""
-        done = translate(text, self.scope())
+    def collect(self, text: str, most: int = 0) -> ResultSet:
+        """The rows of a query, or the first of them, for whoever asks inside."""
+        done = translate(text, self.scope(most))
         return _result_set(done, self._execute(done, text))
 
     def scalar(self, text: str) -> Value:
         """The value of an expression, and its type."""
         done = translate_expression(text, self.scope())
+        begin_to_look(self.machine, done)
         rows = self._execute(done, text).rows
         return Value(rows[0][0] if rows else None, done.types[0] if done.types else None)
 
@@ -209,7 +209,7 @@ class Queries:
         machine.transactions.guard()
         before = self._held(done) + done.before
         cursors = [name for name in done.parameters if name.startswith(CURRENT_OF)] if _has(_CHANGES, text) else []
-        alone = bool(before or done.after or cursors) and not machine.transactions.count
+        alone = bool(before or done.after or cursors or done.most) and not machine.transactions.count
         try:
             if alone:
                 run_command(machine.connection, b"begin")
@@ -220,6 +220,7 @@ class Queries:
                 result = Result(None, [], 0)
             else:
                 result = machine.connection.run_described(done.sql, self._values(done.parameters))
+            _check_most(done, result)
             for name in cursors[:1]:
                 follow(machine, name.removeprefix(CURRENT_OF), result.touched)
             for lock in done.after:
@@ -351,6 +352,7 @@ class Queries:
     def insert_rows(self, target: str, rows: list[tuple[object, ...]]) -> None:
         """INSERT target of rows that a procedure has returned."""
         machine = self.machine
+        rows = rows[: machine.row_limit or None]
         if not rows:
             machine.changed(0)
             return
@@ -425,6 +427,15 @@ def _check_server(done: Translated, version: int) -> None:
             f"It needs PostgreSQL {done.server}. Write INSERT, UPDATE and DELETE, each with OUTPUT.",
             0,
         )
+
+
+def _check_most(done: Translated, result: Result) -> None:
+    """Raises: TsqlError: 40515 it has changed more rows than SET ROWCOUNT lets it, and PostgreSQL does not stop it."""
+    if 0 < done.most < result.touched:
+        raise unsupported(
+            f"MERGE that changes more than the {done.most} rows of SET ROWCOUNT",
+            "Write the TOP into the query behind USING.", 0,
+        )  # fmt: skip
 
 
 def _result_set(done: Translated, result: Result) -> ResultSet:

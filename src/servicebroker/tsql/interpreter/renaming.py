@@ -100,7 +100,7 @@ def _rename_object(machine: Machine, said: str, new: str) -> None:
     machine.allow(Use(f"DROP {what}", shown.schema, shown.name))
     if new.lower() != shown.name.lower() and find_object(machine, Name((shown.schema, new))) is not None:
         raise _taken(new, "OBJECT")
-    with machine.together():
+    with machine.whole():
         if what in _RELATIONS.values():
             _rename_relation(machine, shown, what, new)
         else:

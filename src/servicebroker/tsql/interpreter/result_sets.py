@@ -6,7 +6,7 @@ from typing import Any
 
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.evaluation import type_of
-from servicebroker.tsql.interpreter.machine import RUNNERS, Machine, runs
+from servicebroker.tsql.interpreter.machine import RUNNERS, CallEnd, Machine, runs
 from servicebroker.tsql.results import ResultSet, Said
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import ResultColumn, ResultSets
@@ -25,20 +25,29 @@ def _with_result_sets(machine: Machine, statement: ResultSets) -> None:
     def shape(said: Said) -> None:
         nonlocal told
         if isinstance(said, ResultSet):
-            if told == len(wanted):
-                raise TsqlError(
-                    11535, f"{_FAILED} {len(wanted)} result set(s), but the statement tried to send more result sets "
-                    "than this."
-                )  # fmt: skip
-            told += 1
-            said = _shaped(said, wanted[told - 1], told)
+            try:
+                if told == len(wanted):
+                    raise TsqlError(
+                        11535, f"{_FAILED} {len(wanted)} result set(s), but the statement tried to send more result "
+                        "sets than this."
+                    )  # fmt: skip
+                told += 1
+                said = _shaped(said, wanted[told - 1], told)
+            except TsqlError as refused:
+                raise CallEnd(shape, refused) from None
         listener(said)
 
     machine.listener = shape
+    machine.shaping += 1
     try:
         RUNNERS[type(statement.source)](machine, statement.source)  # its errors are told once, around this
+    except CallEnd as ended:
+        if ended.by is not shape:  # an EXEC around this one
+            raise
+        raise ended.error from None
     finally:
         machine.listener = listener
+        machine.shaping -= 1
     if told < len(wanted):
         raise TsqlError(
             11536,

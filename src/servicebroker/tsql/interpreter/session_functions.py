@@ -44,12 +44,12 @@ def _cursor_states(machine: Machine) -> object:
 
 
 def _columns_updated(machine: Machine) -> bytes | None:
-    """A bit for each column of the trigger's table that the statement has set; None outside of a trigger."""
+    """A bit, by its column_id, for each column of the trigger's table that was set; None outside of a trigger."""
     frame = machine.frame
     table = frame.tables.get("inserted") or frame.tables.get("deleted")
     columns = machine.queries.columns.get(table, ()) if table is not None else ()
-    bits = sum(1 << place for place, column in enumerate(columns) if frame.has_set(column.name.lower()))
-    return bits.to_bytes((len(columns) + 7) // 8, "little") if columns else None
+    bits = sum(1 << column.number - 1 for column in columns if frame.has_set(column.name.lower()))
+    return bits.to_bytes((columns[-1].number + 7) // 8, "little") if columns else None
 
 
 KNOWN: dict[str, Callable[[Machine], object]] = {

@@ -7,7 +7,8 @@ that is refused has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -49,6 +50,7 @@ class Transactions:
     doomed: bool = False
     took: set[tuple[int, int]] = field(default_factory=set)
     met: set[UUID] = field(default_factory=set)
+    is_implicit: bool = False  # SET IMPLICIT_TRANSACTIONS has begun it
     outer: bool = False  # the transaction belongs to the caller, who ends it
     snapshot: bool = False
     when_undone: Callable[[], None] = field(default=lambda: None)
@@ -155,7 +157,7 @@ class Transactions:
 
     def _ended(self) -> None:
         self.count = 0
-        self.doomed = self._guarded = self.snapshot = self._commit = False
+        self.doomed = self._guarded = self.snapshot = self.is_implicit = self._commit = False
         self._savepoints.clear()
         self.met.clear()
         self._name = ""
@@ -239,6 +241,34 @@ class Transactions:
                 "RECEIVE has to see what others have just committed: say another isolation level before BEGIN "
                 "TRANSACTION.", 0,
             )  # fmt: skip
+
+    @contextmanager
+    def undone_alone(self) -> Iterator[None]:
+        """Several statements of an open transaction: when one fails, what those before it have done is undone."""
+        self.settle()
+        self._made += 1
+        savepoint = f"tsql_{self._made}".encode()
+        self.connection.ahead.append(Ahead(b"savepoint " + savepoint))
+        try:
+            yield
+        except BaseException:
+            self._undo_to(savepoint)
+            raise
+        self.settle()
+        if self.count:
+            self.connection.ahead.append(Ahead(b"release savepoint " + savepoint))
+
+    def _undo_to(self, savepoint: bytes) -> None:
+        if not self.count or self.connection.closed:
+            return
+        self._guarded = False
+        waiting = [one.command for one in self.connection.ahead]
+        if b"savepoint " + savepoint in waiting:  # it was never sent
+            del self.connection.ahead[waiting.index(b"savepoint " + savepoint) :]
+            return
+        self.connection.ahead.clear()
+        run_command(self.connection, b"rollback to savepoint " + savepoint)
+        self.when_undone()
 
     def guard(self) -> None:
         """Before a statement that PostgreSQL may refuse."""

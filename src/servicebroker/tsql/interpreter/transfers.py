@@ -66,7 +66,7 @@ def _transfer(machine: Machine, statement: Definition) -> None:
     values: tuple[Any, ...] = (
         shown.number, target, database.database_id, f"{behind}.{own}", f"{before}.{own}", database.user.name, face(),
     )  # fmt: skip
-    with machine.together():
+    with machine.whole():
         if shown.type in _RELATIONS:
             machine.queries.define(
                 f"create schema if not exists {behind}; alter {what} {before}.{own} set schema {behind}"

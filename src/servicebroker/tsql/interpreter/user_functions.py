@@ -35,7 +35,7 @@ def _function(machine: Machine, statement: Function) -> None:
     database = database_of(machine, statement.name)
     name = postgres_function(database.name, statement.name.schema, statement.name.own)
     noted: dict[Use, None] = {}
-    with machine.together():
+    with machine.whole():
         store(machine, statement, _kind(statement))
         scope = replace(machine.queries.scope(), noted=noted)
         definition = "; ".join(_definition(statement, name, scope, database.name))
@@ -78,7 +78,7 @@ def _definition(statement: Function, name: str, scope: Scope, database: str) -> 
 
 @defines("DROP", "FUNCTION")
 def _drop_function(machine: Machine, statement: Definition) -> None:
-    with machine.together():
+    with machine.whole():
         for own in drop_modules(machine, statement, "function", "FN", "IF", "TF"):
             machine.queries.define(f"drop function if exists {_postgres_name(machine, own)}")
     machine.queries.user_functions.forget()

@@ -48,6 +48,7 @@ _CURSOR_OPTIONS = words(
     "LOCAL GLOBAL FORWARD_ONLY SCROLL STATIC KEYSET DYNAMIC FAST_FORWARD READ_ONLY SCROLL_LOCKS OPTIMISTIC TYPE_WARNING"
 )
 _ONLY_READS = frozenset({"INSENSITIVE", "STATIC", "READ_ONLY", "FAST_FORWARD"})
+_FIXED = frozenset({"INSENSITIVE", "STATIC", "KEYSET"})
 _CLAUSES = frozenset(
     {"FROM", "WHERE", "GROUP", "HAVING", "ORDER", "OPTION", "FOR", "INTO", "UNION", "EXCEPT", "INTERSECT"}
 )
@@ -272,7 +273,9 @@ class Control(Dialogs):
         if last[-3:] == ["FOR", "READ", "ONLY"]:
             end -= 3
             said.add("READ_ONLY")
-        return DeclareCursor(line, name, self.slice(begin, end), is_variable, not said & _ONLY_READS)
+        return DeclareCursor(
+            line, name, self.slice(begin, end), is_variable, not said & _ONLY_READS, bool(said & _FIXED)
+        )
 
     def cursor_step(self, line: int, verb: str) -> Statement:
         """OPEN, CLOSE or DEALLOCATE."""

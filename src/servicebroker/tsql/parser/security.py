@@ -501,8 +501,8 @@ class Securing(Functions):
         return Definition(line, "ALTER", "AUTHORIZATION", name, {"kind": kind, "owner": owner})
 
     def revert(self, line: int) -> Statement:
-        """REVERT [WITH COOKIE = @variable]."""
+        """REVERT [WITH COOKIE = value]."""
         if not self.take("WITH"):
             return Revert(line)
         self.expect("COOKIE", "=")
-        return Revert(line, self.variable())
+        return Revert(line, self.expression())

@@ -27,6 +27,8 @@ class Translated(NamedTuple):
             no column of the result. The last one is SCOPE_IDENTITY().
         server: the version of PostgreSQL that the statement needs; 0 for any that is supported.
         uses: what it does with which tables, views, queues and functions, each once; temporary ones are everybody's.
+        looks: whether it names a table or a view.
+        most: how many rows it may change, of which the text says nothing; 0 for any number.
         reads: the quoted PostgreSQL names of the tables whose rows it looks for, for the isolation levels that hold them.
     """
 
@@ -42,3 +44,5 @@ class Translated(NamedTuple):
     server: int = 0
     uses: tuple[Use, ...] = ()
     reads: tuple[str, ...] = ()
+    looks: bool = False
+    most: int = 0

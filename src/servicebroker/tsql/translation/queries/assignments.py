@@ -6,7 +6,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.queries.collecting import collected
-from servicebroker.tsql.translation.queries.selects import query
+from servicebroker.tsql.translation.queries.selects import limited, query
 from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.text_writer import Sql, Writer, write_value
@@ -39,7 +39,13 @@ def assignment(writer: Writer, node: exp.Select) -> Translated:
     done = query(writer, replaced, outermost=True)
     types = tuple(writer.variable_type(name) for name in targets)
     return Translated(
-        done.text, tuple(writer.parameters), "assign", None, types, tuple(targets), before=tuple(writer.locks)
+        limited(writer, done.text),
+        tuple(writer.parameters),
+        "assign",
+        None,
+        types,
+        tuple(targets),
+        before=tuple(writer.locks),
     )
 
 

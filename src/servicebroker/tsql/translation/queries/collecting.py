@@ -45,9 +45,10 @@ def collected(writer: Writer, node: exp.Select, targets: list[str]) -> Translate
         ]
     names = ", ".join(kept)
     start = ", ".join(_plain(writer.variable(name).text, writer.variable_type(name)) for name in targets)
+    most = f" AND {_ROWS}.n <= {writer.scope.most}" if writer.scope.most else ""
     text = (
         f"WITH RECURSIVE {_ROWS} AS MATERIALIZED ({numbered.text}), {_KEPT} (n, {names}) AS (SELECT 0::bigint, {start} UNION ALL "
-        f"SELECT {_ROWS}.n, {', '.join(texts)} FROM {_KEPT} JOIN {_ROWS} ON {_ROWS}.n = {_KEPT}.n + 1) "
+        f"SELECT {_ROWS}.n, {', '.join(texts)} FROM {_KEPT} JOIN {_ROWS} ON {_ROWS}.n = {_KEPT}.n + 1{most}) "
         f"SELECT {names} FROM {_KEPT} ORDER BY n DESC LIMIT 1"
     )
     types = tuple(writer.variable_type(name) for name in targets)

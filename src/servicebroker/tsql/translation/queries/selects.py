@@ -379,6 +379,12 @@ def _part_of(writer: Writer, node: exp.Expression, whole: str) -> str:
     return f"SELECT ceil(count(*) * ({value.text})::numeric / 100)::bigint FROM ({whole}) AS tsql_whole"
 
 
+def limited(writer: Writer, text: str) -> str:
+    """A query of a statement that SET ROWCOUNT ends after so many rows."""
+    most = writer.scope.most
+    return f"SELECT * FROM ({text}) AS tsql_limited LIMIT {most}" if most else text
+
+
 def row_count(writer: Writer, node: exp.Expression) -> str:
     """How many rows: a number, or an expression of one."""
     value = write_value(writer, node.this if isinstance(node, exp.Paren) else node)

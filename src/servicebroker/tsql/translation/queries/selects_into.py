@@ -10,7 +10,7 @@ from servicebroker.model.names import postgres_name
 from servicebroker.tsql.known_columns import noted
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.queries.selects import Output, query
+from servicebroker.tsql.translation.queries.selects import Output, limited, query
 from servicebroker.tsql.translation.queries.sources import object_name, table_name
 from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.result import Translated
@@ -67,7 +67,7 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
             from servicebroker.tsql.translation.documents.shared import UnknownColumns  # it reads queries
 
             raise UnknownColumns("SELECT ... INTO with IDENTITY()")
-        text = f"CREATE {kind} {table} AS {done.text}"
+        text = f"CREATE {kind} {table} AS {limited(writer, done.text)}"
         return Translated(text, tuple(writer.parameters), "count", before=tuple(writer.locks))
     named = ", ".join(identifier(column.name) for column in columns)
     members = [_member(column) for column in columns]
@@ -78,7 +78,7 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
     made = [f"CREATE {kind} {table} ({', '.join(members)})"]
     made += [f"COMMENT ON COLUMN {table}.{identifier(column.name)} IS {string(noted(column))}" for column in columns]
     first = Lock(f"DO {string('BEGIN ' + '; '.join(made) + '; END')}", ())
-    text = f"INSERT INTO {table} ({named}) {done.text}"
+    text = f"INSERT INTO {table} ({named}) {limited(writer, done.text)}"
     return Translated(
         text, tuple(writer.parameters), "count", before=(first, *writer.locks), after=_continued(table, columns)
     )

@@ -29,7 +29,8 @@ from servicebroker.tsql.translation.text_writer import (
 from servicebroker.tsql.translation.values.alternatives import alike, wider
 from servicebroker.tsql.translation.values.catalog_views import catalog_view
 from servicebroker.tsql.translation.values.functions import argument
-from servicebroker.tsql.types import BIGINT, BIT, INT, INTEGERS, NVARCHAR, SqlType, postgres_type
+from servicebroker.tsql.translation.values.permission_functions import asked
+from servicebroker.tsql.types import BIGINT, BIT, INT, INTEGERS, NVARCHAR, SYSNAME, SqlType, postgres_type
 
 _NOT_HERE = frozenset(  # but for the tables of _TABLES
     {"openrowset", "openquery", "opendatasource", "openxml", "containstable", "freetexttable", "changetable"}
@@ -430,4 +431,21 @@ def _system(writer: Writer, node: exp.Expression, alias: exp.Expression | None, 
     return _named(f"tsql.{name}({given})", name, list(columns), alias, found)
 
 
-_TABLES = {"string_split": _string_split, "generate_series": _generate_series, **dict.fromkeys(_SYSTEM, _system)}
+def _my_permissions(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
+    """What who works may do with something: the session says it, a row for each permission."""
+    name = "fn_my_permissions"
+    if len(node.expressions) != 2:
+        raise wrong_count(name, 2, 2)
+    known = writer.parameter(asked(writer, name, node.expressions), NVARCHAR)
+    columns = [Column(each, SYSNAME) for each in ("entity_name", "subentity_name", "permission_name")]
+    listed = ", ".join(f"{column.name} text" for column in columns)
+    text = f"(SELECT * FROM jsonb_to_recordset({known}::jsonb) AS known ({listed}))"
+    return _named(text, name, columns, alias, found)
+
+
+_TABLES = {
+    "string_split": _string_split,
+    "generate_series": _generate_series,
+    "fn_my_permissions": _my_permissions,
+    **dict.fromkeys(_SYSTEM, _system),
+}

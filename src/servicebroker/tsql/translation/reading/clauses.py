@@ -43,6 +43,8 @@ def change(writer: Writer, piece: Slice) -> Translated:
         return merge(writer, common, rest)
     clauses = _clauses(common, rest)
     top, target = top_of(clauses.head)
+    if top is None and writer.scope.most:  # what says TOP itself goes by that alone
+        top = exp.Literal.number(writer.scope.most)
     if verb == "DELETE" and target.words[:1] == ["FROM"]:
         target = target.part(1, len(target.words))
     if not target.words:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.queries.selects import STAR, query
+from servicebroker.tsql.translation.queries.selects import STAR, limited, query, row_count
 from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
 from servicebroker.tsql.translation.reading.parts import names_in, table_in, value_in
@@ -51,11 +53,16 @@ def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
         writer.note(table, "SELECT")
         rest = rest.part(source, len(rest.words))
     columns = _columns(writer, own.name, table, known, names) if rest.words[:1] != ["DEFAULT"] else []
-    text = f"INSERT INTO {table} AS {identifier('inserted')}"
-    if columns:
-        text += f" ({', '.join(identifier(name) for name in columns)})"
     targets = [(known or {}).get(name.lower()) for name in columns]
-    text += " " + _rows(writer, common, rest, targets, top)
+    if rest.words[:1] == ["VALUES"]:
+        given = {name.lower() for name in columns}
+        unsaid = [each for name, each in (known or {}).items() if each.draws and columns and name not in given]
+        rows, drawn = _values(writer, rest, targets, unsaid, top)
+        columns = [*columns, *(each.name for each in drawn)]
+    else:
+        rows = _rows(writer, common, rest, targets, top)
+    listed = f" ({', '.join(identifier(name) for name in columns)})" if columns else ""
+    text = f"INSERT INTO {table} AS {identifier('inserted')}{listed} {rows}"
     return _returned(writer, text, table, known, outputs)
 
 
@@ -111,17 +118,15 @@ def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | Non
         return "DEFAULT VALUES"
     if first in ("EXEC", "EXECUTE"):
         raise refused("INSERT ... EXEC inside another statement")
-    if first == "VALUES":
-        return _values(writer, rest, targets)
     if first not in ("SELECT", "WITH", "("):
         raise syntax_error(first, rest.line())
     source = read(f"{common.text} {rest.text}") if common.words else rest
     done = query(writer, parsed(source), outermost=False)
     text = done.text
-    if top is not None:
-        from servicebroker.tsql.translation.queries.selects import row_count
-
+    if top is not None:  # what says TOP itself goes by that alone
         text = f"SELECT * FROM ({text}) AS source LIMIT {row_count(writer, top)}"
+    else:
+        text = limited(writer, text)
     if done.outputs is None:
         return text
     if targets and len(targets) != len(done.outputs):
@@ -142,8 +147,22 @@ def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | Non
     return f"SELECT {', '.join(into)} FROM ({text}) AS source ({', '.join(fields)})"
 
 
-def _values(writer: Writer, rest: Slice, targets: list[Column | None]) -> str:
-    rows = []
+class _Member(NamedTuple):
+    """A value of a row; `drawn` is what draws a number of a sequence for it, also where `text` is DEFAULT."""
+
+    text: str
+    drawn: str = ""
+
+
+def _values(
+    writer: Writer, rest: Slice, targets: list[Column | None], unsaid: list[Column], top: exp.Expression | None
+) -> tuple[str, list[Column]]:
+    """VALUES, and which of the `unsaid` columns, which draw numbers of sequences, have theirs among the values.
+
+    Everything of a row draws one number. Where that cannot be seen by what draws it, the rows say where they begin.
+    """
+    rows: list[list[_Member]] = []
+    is_written = False
     for each in rest.part(1, len(rest.words)).split():
         if each.words[:1] != ["("] or each.closing(0) != len(each.words) - 1:
             raise syntax_error(each.text[:40], each.line())
@@ -159,14 +178,45 @@ def _values(writer: Writer, rest: Slice, targets: list[Column | None]) -> str:
             )
         padded = targets or [None] * len(members)
         writer.drawn = 0
-        rows.append("(" + ", ".join(_member(writer, *pair) for pair in zip(members, padded, strict=True)) + ")")
-    return "VALUES " + ", ".join(rows)
+        rows.append([_member(writer, *pair) for pair in zip(members, padded, strict=True)])
+        is_written = is_written or writer.drawn > 0
+    drawing = sum(target is not None and bool(target.draws) for target in targets) + len(unsaid)
+    if len(rows) == 1 or not (is_written or drawing > 1):
+        unsaid = []
+    else:
+        own = [_Member("", each.draws) for each in unsaid]
+        rows = [[_begun(number, member) for member in (*row, *own)] for number, row in enumerate(rows)]
+    most = _most(writer, top)
+    if most == 0:
+        return f"SELECT {', '.join('NULL' for _ in rows[0])} WHERE FALSE", unsaid
+    return "VALUES " + ", ".join("(" + ", ".join(each.text for each in row) + ")" for row in rows[:most]), unsaid
 
 
-def _member(writer: Writer, piece: Slice, target: Column | None) -> str:
+def _member(writer: Writer, piece: Slice, target: Column | None) -> _Member:
     if piece.words == ["DEFAULT"]:
-        return "DEFAULT"
-    return into_column(write_value(writer, value_in(piece)), target)
+        return _Member("DEFAULT", "" if target is None else target.draws)
+    before = writer.drawn
+    text = into_column(write_value(writer, value_in(piece)), target)
+    return _Member(text, text if writer.drawn > before else "")
+
+
+def _begun(row: int, member: _Member) -> _Member:
+    """What draws a number says first in which row it stands."""
+    return _Member(f"CASE WHEN tsql.in_row({row}) THEN {member.drawn} END") if member.drawn else member
+
+
+def _most(writer: Writer, top: exp.Expression | None) -> int | None:
+    """How many rows of VALUES there are at most, None for all of them.
+
+    Raises:
+        TsqlError: 40515 for a TOP that is no plain number.
+    """
+    if top is None:
+        return writer.scope.most or None
+    said = row_count(writer, top)
+    if not said.isdigit():
+        raise refused("TOP (expression) beside VALUES", "Write INSERT ... SELECT.")
+    return int(said)
 
 
 def _returned(

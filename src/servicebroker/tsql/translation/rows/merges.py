@@ -77,8 +77,10 @@ def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
         text = f"{prefix}MERGE INTO {target.table} AS {identifier(target.alias)} USING {source} ON {condition} {' '.join(actions)}"
         server = _BY_SOURCE if any(words[at + 3 : at + 5] == ["BY", "SOURCE"] for at in starts) else 0
         if output is None:
-            return Translated(text, tuple(writer.parameters), "count", before=tuple(writer.locks), server=server)
-        return _output(writer, text, outputs_of(piece.part(output + 1, len(words))), target, found)
+            done = Translated(text, tuple(writer.parameters), "count", before=tuple(writer.locks), server=server)
+        else:
+            done = _output(writer, text, outputs_of(piece.part(output + 1, len(words))), target, found)
+        return done._replace(most=writer.scope.most)
     finally:
         writer.common.pop()
 

@@ -1,0 +1,71 @@
+"""What who works may do with something, asked by itself: HAS_PERMS_BY_NAME and fn_my_permissions of T-SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from servicebroker.engine.security.authorization import (
+    INSTANCE,
+    Lookup,
+    certificate,
+    contracts,
+    find_login_rights,
+    find_rights,
+    message_types,
+    remote_service_binding,
+    route,
+    schema,
+    service,
+    user_named,
+)
+from servicebroker.engine.security.tsql_objects import present
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import DBO, IMPLIED_BY, Kind, Login, Securable, User, is_allowed
+from servicebroker.store.statements import Steps
+
+_LOOKUPS: dict[str, Callable[[str], Lookup]] = {
+    "OBJECT": present,
+    "SCHEMA": schema,
+    "USER": user_named,
+    "MESSAGE TYPE": lambda name: message_types([name]),
+    "CONTRACT": lambda name: contracts([name]),
+    "SERVICE": service,
+    "REMOTE SERVICE BINDING": remote_service_binding,
+    "ROUTE": route,
+    "CERTIFICATE": certificate,
+}
+
+
+def permissions_on(user: User, login: Login, name: str | None, kind: str) -> Steps[list[str] | None]:
+    """What `user`, in the instance `login`, may do with the thing of that kind and name, in the order of names.
+
+    Without a name it is the instance, or the database. None: there is no such thing.
+    """
+    if kind in ("", "SERVER"):
+        if name is not None:
+            return None
+        rights = yield from find_login_rights(login)
+        named = _named(Kind.SERVER)
+        return [
+            one
+            for one in named
+            if login.is_administrator or is_allowed(rights.identities, one, INSTANCE, rights.entries)
+        ]
+    found: list[Securable] = []
+    if kind == "DATABASE":
+        if name is None or name.strip("[]").lower() == user.database.lower():
+            found = [Securable(Kind.DATABASE, 0, DBO, user.database)]
+    elif kind in _LOOKUPS and name is not None:
+        try:
+            found = yield from _LOOKUPS[kind](name)(user)
+        except BrokerError:  # which is no name
+            return None
+    if not found:
+        return None
+    on = found[0]
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
+    return [one for one in _named(on.kind) if is_allowed(rights.identities, one, on, rights.entries)]
+
+
+def _named(kind: Kind) -> list[str]:
+    return sorted(name for of, name in IMPLIED_BY if of is kind)

@@ -1,0 +1,98 @@
+"""HAS_PERMS_BY_NAME and fn_my_permissions: what who works may do."""
+
+from __future__ import annotations
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.model.permissions import IMPLIED_BY, Kind
+from servicebroker.tsql.check import Verdict, check
+from tsql_support import rows, told
+
+OBJECTS = """
+CREATE TABLE Goods (Id int) CREATE QUEUE Inbox CREATE SERVICE Shop ON QUEUE Inbox CREATE MESSAGE TYPE Order_
+CREATE USER Clerk WITHOUT LOGIN CREATE USER Writer WITHOUT LOGIN
+ALTER ROLE db_datawriter ADD MEMBER Writer
+GRANT SELECT, INSERT ON Goods TO Clerk DENY INSERT ON Goods TO Clerk
+GRANT RECEIVE ON Inbox TO Clerk GRANT SEND ON SERVICE::Shop TO Clerk
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(instance: sb.Instance) -> sb.Database:
+    made = instance.database("OwnRights", create=True)
+    made.execute_tsql(OBJECTS)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("asked", "dbo", "clerk", "writer"),
+    [
+        ("'dbo.Goods', 'OBJECT', 'SELECT'", 1, 1, 0),
+        ("N'Goods', 'object', 'insert'", 1, 0, 1),
+        ("'[dbo].[Goods]', 'OBJECT', 'ANY'", 1, 1, 1),
+        ("'Inbox', 'OBJECT', 'RECEIVE'", 1, 1, 0),
+        ("'Shop', 'SERVICE', 'SEND'", 1, 1, 0),
+        ("'Order_', 'MESSAGE TYPE', 'ANY'", 1, 0, 0),
+        ("'dbo', 'SCHEMA', 'INSERT'", 1, 0, 1),
+        ("DB_NAME(), 'DATABASE', 'CREATE QUEUE'", 1, 0, 0),
+        ("NULL, 'DATABASE', 'INSERT'", 1, 0, 1),
+        ("NULL, NULL, 'ALTER ANY DATABASE'", 1, 0, 0),
+        ("'Nothing', 'OBJECT', 'SELECT'", None, None, None),
+        ("'Goods', 'NO CLASS', 'SELECT'", None, None, None),
+        ("'Goods', 'OBJECT', NULL", None, None, None),
+        ("'a.b.c.d.e', 'OBJECT', 'SELECT'", None, None, None),
+    ],
+)
+def test_who_may(shop: sb.Database, asked: str, dbo: int | None, clerk: int | None, writer: int | None) -> None:
+    query = f"SELECT HAS_PERMS_BY_NAME({asked})"
+    said = told(shop, f"{query} EXECUTE AS USER = 'Clerk' {query} REVERT EXECUTE AS USER = 'Writer' {query}")
+    assert said == [[(dbo,)], [(clerk,)], [(writer,)]]
+
+
+def test_it_answers_what_the_statement_does(shop: sb.Database) -> None:
+    """By variables, in a transaction, and beside tables."""
+    said = told(
+        shop,
+        """
+        DECLARE @what sysname = N'DELETE', @name nvarchar(20) = N'Goods'
+        BEGIN TRANSACTION
+        INSERT Goods VALUES (1)
+        EXECUTE AS USER = 'Clerk'
+        IF HAS_PERMS_BY_NAME(@name, N'OBJECT', @what) = 0 PRINT 'no'
+        DELETE Goods
+        SELECT Id, HAS_PERMS_BY_NAME(@name, N'OBJECT', N'SELECT') FROM Goods WHERE Id / 0 = 1
+        SELECT Id, HAS_PERMS_BY_NAME(@name, N'OBJECT', N'SELECT') FROM Goods
+        REVERT
+        ROLLBACK
+        """,
+    )
+    assert said == ["no", 229, 8134, [(1, 1)]]
+
+
+def test_what_is_mine_is_listed(shop: sb.Database) -> None:
+    mine = "SELECT entity_name, permission_name FROM fn_my_permissions(N'Inbox', N'OBJECT') ORDER BY 2"
+    every = sorted(name for kind, name in IMPLIED_BY if kind is Kind.QUEUE)
+    assert rows(shop, mine) == [("Inbox", name) for name in every]
+    assert told(shop, f"EXECUTE AS USER = 'Clerk' {mine}") == [[("Inbox", "RECEIVE")]]
+    server = "SELECT COUNT(*) FROM sys.fn_my_permissions(NULL, 'SERVER') p WHERE p.permission_name LIKE 'ALTER ANY%'"
+    assert rows(shop, server) == [(sum(kind is Kind.SERVER and "ALTER ANY" in name for kind, name in IMPLIED_BY),)]
+    assert told(shop, f"EXECUTE AS USER = 'Writer' {server}") == [[(0,)]]
+    whole = "SELECT DISTINCT entity_name FROM fn_my_permissions(NULL, 'DATABASE')"
+    assert told(shop, whole) == [[("OwnRights",)]]
+
+
+@pytest.mark.parametrize(
+    ("query", "number"),
+    [
+        ("SELECT HAS_PERMS_BY_NAME(name, 'OBJECT', 'SELECT') FROM sys.tables", 40515),
+        ("SELECT HAS_PERMS_BY_NAME('Goods', 'OBJECT', 'SELECT', 'Id', 'COLUMN')", 40515),
+        ("SELECT HAS_PERMS_BY_NAME('Goods', 'OBJECT')", 189),
+        ("SELECT * FROM fn_my_permissions('Goods')", 174),
+        ("SELECT FN_MY_PERMISSIONS('Goods', 'OBJECT')", 40515),
+        ("SELECT HAS_PERMS_BY_NAME(@no, 'OBJECT', 'SELECT')", 137),
+    ],
+)
+def test_what_cannot_be_asked(shop: sb.Database, query: str, number: int) -> None:
+    assert told(shop, query) == [number]
+    assert [one.verdict for one in check(query)] == [Verdict.REFUSED]
