@@ -285,11 +285,12 @@ def together(*work: Callable[[], Any], seconds: float = 60) -> None:
 
 
 def eventually(condition: Callable[[], object], seconds: float = 120) -> None:
-    """Wait until the condition holds."""
-    deadline = time.monotonic() + seconds
+    """Wait until the condition holds: it is looked at less often the longer it does not, since a look costs a query."""
+    pause, deadline = 0.005, time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.05)
 
 
 def waiting_reader(database: sb.Database, queue: str = STOCK_QUEUE, *, inside: bool = False) -> Any:

@@ -21,9 +21,9 @@ def test_every_message_arrives_once_and_in_order_whatever_goes_wrong(request: py
     assert sums["forged"] > seeds
 
 
-def test_other_seeds_each_time(seeded_random: Random) -> None:
+def test_other_seeds_each_time(request: pytest.FixtureRequest, seeded_random: Random) -> None:
     start = seeded_random.randrange(2**40)
-    assert run_many(range(start, start + 100))[1] == []
+    assert run_many(range(start, start + request.config.option.other_seeds))[1] == []
 
 
 def test_a_seed_does_the_same_again() -> None:
