@@ -427,3 +427,29 @@ def test_dbo_may_be_said_to_grant(db: sb.Database) -> None:
         == []
     )
     assert told(db, "GRANT SELECT ON Granted TO public AS nobody") == [40515]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("SELECT '1' AS a UNION ALL SELECT 2 ORDER BY a DESC", [(2,), (1,)]),
+        ("SELECT 2.50 AS a UNION SELECT '1' ORDER BY a", [(D("1.00"),), (D("2.50"),)]),
+        ("SELECT 1 AS a, NULL AS b UNION ALL SELECT 2, NULL UNION ALL SELECT 3, 5 UNION SELECT '4', '6' ORDER BY a",
+         [(1, None), (2, None), (3, 5), (4, 6)]),
+        ("SELECT a FROM (SELECT NULL AS a UNION ALL SELECT NULL UNION ALL SELECT 7) x ORDER BY a",
+         [(None,), (None,), (7,)]),
+        ("SELECT NULL UNION ALL SELECT 'a'", [(None,), ("a",)]),
+        ("SELECT 1 EXCEPT SELECT '1'", []),
+        ("SELECT 'x' UNION ALL SELECT 2", 245),
+    ],
+)  # fmt: skip
+def test_queries_of_several_types_are_joined(db: sb.Database, query: str, found: object) -> None:
+    """Numbers and dates win over strings, and NULL is of any type."""
+    assert told(db, query) == [found]
+
+
+def test_a_query_fills_columns_of_other_types(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Filled (Id int, N int, S varchar(9))")
+    db.execute_tsql("INSERT Filled SELECT '1', NULL, 'x' INSERT TOP (2) Filled (S, N, Id) SELECT NULL, NULL, '2'")
+    assert rows(db, "SELECT Id, N, S FROM Filled ORDER BY Id") == [(1, None, "x"), (2, None, None)]
+    db.execute_tsql("DROP TABLE Filled")

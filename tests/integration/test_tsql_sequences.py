@@ -123,6 +123,21 @@ def test_each_row_of_values_draws_its_own(instance: sb.Instance, script: str, fo
     assert db.execute_tsql("SELECT A, B, C FROM D ORDER BY N").rows == found
 
 
+def test_merge_draws_by_default_alone(db: sb.Database) -> None:
+    db.execute_tsql("""
+        CREATE SEQUENCE S AS int START WITH 1
+        CREATE TABLE T (Id int, A int DEFAULT NEXT VALUE FOR S, B int DEFAULT NEXT VALUE FOR S)
+    """)
+    source = "MERGE T USING (VALUES (1), (2)) s (n) ON s.n = T.Id"
+    db.execute_tsql(f"{source} WHEN NOT MATCHED THEN INSERT (Id, A) VALUES (n, DEFAULT);")
+    assert db.execute_tsql("SELECT A, B FROM T ORDER BY A").rows == [(1, 1), (2, 2)]
+    for action in (
+        "MATCHED THEN UPDATE SET A = NEXT VALUE FOR S",
+        "NOT MATCHED THEN INSERT (A) VALUES (NEXT VALUE FOR S)",
+    ):
+        assert number(db, f"{source} WHEN {action};") == 11742
+
+
 def test_it_is_exhausted_and_restarted(db: sb.Database) -> None:
     db.execute_tsql("CREATE SEQUENCE Tiny AS tinyint START WITH 254")
     assert drawn(db, "Tiny", 2) == [254, 255]

@@ -83,6 +83,30 @@ def test_rowcount_limits_whatever_has_rows(db: sb.Database) -> None:
     assert told(db, "DECLARE @n int = 1 INSERT TOP (@n) T VALUES (1, 1), (2, 2)") == [40515]
 
 
+def test_rowcount_takes_every_form_of_a_change(db: sb.Database) -> None:
+    said = told(
+        db,
+        """
+        CREATE TABLE D (Id int, N int NULL DEFAULT 7, S varchar(9))
+        SET ROWCOUNT 2
+        INSERT D (Id, N, S) SELECT '1', NULL, 'x' UNION ALL SELECT 5, 5, 'z' ORDER BY 1
+        DELETE D WHERE Id = 5
+        INSERT D (Id, N, S) SELECT 2, NULL, NULL UNION ALL SELECT 3, NULL, NULL UNION ALL SELECT 4, 5, NULL
+        DELETE D WHERE Id = 3
+        UPDATE D SET S = 'y' WHERE Id = 2
+        UPDATE D SET N = DEFAULT, S = NULL OUTPUT inserted.N, deleted.S
+        UPDATE D SET N = DEFAULT FROM D JOIN T ON T.Id = D.Id WHERE D.Id = 1
+        DECLARE @n int
+        UPDATE D SET @n = N = N + 1 WHERE Id = 2
+        SELECT @n
+        DECLARE c CURSOR FOR SELECT Id FROM D ORDER BY Id
+        OPEN c FETCH c INTO @n UPDATE D SET N = 0 WHERE CURRENT OF c DELETE D WHERE CURRENT OF c CLOSE c DEALLOCATE c
+        SELECT Id, N, S FROM D
+        """,
+    )
+    assert said == [[(7, "x"), (7, "y")], [(8,)], [(2, 8, None)]]
+
+
 def test_rowcount_and_merge(db: sb.Database) -> None:
     merge = "MERGE T USING (VALUES (1), (2), (30)) s (n) ON s.n = T.Id WHEN MATCHED THEN UPDATE SET V = 9"
     assert told(db, f"SET ROWCOUNT 2 {merge};") == []

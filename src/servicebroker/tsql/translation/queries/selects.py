@@ -24,6 +24,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_predicate,
     write_value,
 )
+from servicebroker.tsql.translation.values.alternatives import alike
 from servicebroker.tsql.types import INT, SqlType, postgres_type
 
 _QUERY = (
@@ -56,6 +57,11 @@ class Output(NamedTuple):
     type: SqlType | None
     source: str = ""
     column: Column | None = None
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it is NULL in every row, as it is written."""
+        return self.text.startswith("NULL AS ")
 
 
 class Query(NamedTuple):
@@ -233,10 +239,44 @@ def _joined(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: st
     word = _SETS[type(node)] + ("" if node.args.get("distinct") else " ALL")
     tail = _tail(writer, node, _named(left.outputs, outermost))
     outputs = left.outputs
+    texts = left.text, right.text
     if outputs is not None and right.outputs is not None and len(outputs) == len(right.outputs):
-        pairs = zip(outputs, right.outputs, strict=True)
-        outputs = [one._replace(type=one.type or other.type) for one, other in pairs]
-    return Query(f"({left.text}) {word} ({right.text}){tail}", outputs)
+        columns = [_matched(place, *pair) for place, pair in enumerate(zip(outputs, right.outputs, strict=True))]
+        names = [(label if outermost else _inner)(each.name) for each in outputs]
+        texts = (
+            _brought(texts[0], [text for _, text, _ in columns], names),
+            _brought(texts[1], [text for _, _, text in columns], names),
+        )
+        outputs = [
+            one._replace(type=of, text=other.text if one.is_null else one.text)
+            for (of, _, _), one, other in zip(columns, outputs, right.outputs, strict=True)
+        ]
+    return Query(f"({texts[0]}) {word} ({texts[1]}){tail}", outputs)
+
+
+def _matched(place: int, left: Output, right: Output) -> tuple[SqlType | None, str, str]:
+    """The type of a column of two queries, and what each of them has there, c0, c1, ..., brought to that.
+
+    PostgreSQL joins neither strings with what is none, nor a NULL that two queries have joined before.
+    """
+    own = f"c{place}"
+    values = [Sql(own, each.type) for each in (left, right)]
+    kinds = {value.kind for value in values}
+    if "string" in kinds and kinds & {"number", "date", "uniqueidentifier"}:
+        of, (one, other) = alike(values)
+        return of, one, other
+    of = left.type or right.type
+    cast = own if of is None or "string" in kinds else f"{own}::{postgres_type(of)}"
+    return of, cast if left.is_null else own, cast if right.is_null else own
+
+
+def _brought(text: str, columns: list[str], names: list[str]) -> str:
+    """A query, its columns as they are called here, where that changes something."""
+    fields = [f"c{place}" for place in range(len(columns))]
+    if columns == fields:
+        return text
+    listed = ", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True))
+    return f"SELECT {listed} FROM ({text}) AS tsql_part ({', '.join(fields)})"
 
 
 def _named(outputs: list[Output] | None, outermost: bool) -> dict[str, str]:

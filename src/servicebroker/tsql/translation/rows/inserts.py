@@ -139,10 +139,10 @@ def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | Non
         )
     fields = [f"c{number}" for number in range(len(done.outputs))]
     into = [
-        into_column(Sql(field, output.type), target) if output.type is not None else field
+        into_column(Sql(field, output.type), target) if output.type is not None else "NULL" if output.is_null else field
         for field, output, target in zip(fields, done.outputs, targets or [None] * len(fields), strict=True)
     ]
-    if into == fields:
+    if text == done.text and all(each in (field, "NULL") for each, field in zip(into, fields, strict=True)):
         return text
     return f"SELECT {', '.join(into)} FROM ({text}) AS source ({', '.join(fields)})"
 

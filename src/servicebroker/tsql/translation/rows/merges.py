@@ -42,7 +42,7 @@ def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
     """MERGE [INTO] target USING source ON condition, and what happens WHEN rows match or not.
 
     Raises:
-        TsqlError: 40515 for TOP; 10711 for an action that its clause cannot have.
+        TsqlError: 40515 for TOP; 11742 for NEXT VALUE FOR; 10711 for an action that its clause cannot have.
     """
     option = piece.find("OPTION")  # how SQL Server is to do it
     piece = piece.part(0, len(piece.words) if option is None else option)
@@ -73,6 +73,11 @@ def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
                 writer.check_changes(target.table, *(each for each in _ACTIONS if each in clause.words))
             actions = [_clause(writer, clause, target, found) for clause in clauses]
             condition = _condition(writer, piece.part(on + 1, starts[0]))
+        if writer.drawn:
+            raise TsqlError(
+                11742, "NEXT VALUE FOR function can only be used with MERGE if it is defined within a default constraint "
+                "on the target table for insert actions."
+            )  # fmt: skip
         source = found.text.removeprefix("FROM ")
         text = f"{prefix}MERGE INTO {target.table} AS {identifier(target.alias)} USING {source} ON {condition} {' '.join(actions)}"
         server = _BY_SOURCE if any(words[at + 3 : at + 5] == ["BY", "SOURCE"] for at in starts) else 0

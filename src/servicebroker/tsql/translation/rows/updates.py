@@ -302,9 +302,9 @@ def _by_address(
     fields = [f"{target.address} AS tsql_row"] if target.common is None else [f"{alias}.*"]
     members = []
     for number, each in enumerate(settings):
-        if each.column:
-            if each.value is None:
-                raise refused("DEFAULT in an UPDATE with FROM or TOP", "Write the value.")
+        if each.column and each.value is None:
+            members.append(f"{target.column(each.column)} = DEFAULT")
+        elif each.column:
             fields.append(f"{_new(writer, each, target, is_alone=True)} AS tsql_{number}")
             members.append(f"{target.column(each.column)} = deleted.tsql_{number}")
         else:
