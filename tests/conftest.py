@@ -75,6 +75,7 @@ COUNTS = {
     "good-messages": Count(500, 1_000, "good messages among which poison is found"),
     "cuts": Count(2, 4, "at how many exchanges test_cut.py cuts each of its cases"),
     "kills": Count(1, 2, "how often test_pipeline_faults.py kills the pipeline"),
+    "ledger-batches": Count(8, 300, "batches of a stream that test_pipeline_ledger.py cuts off and meddles with"),
     "space-messages": Count(20_000, 20_000, "messages that go ten times through one queue"),
     "tsql-expressions": Count(300, 100_000, "expressions that Python and PostgreSQL evaluate"),
     "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),

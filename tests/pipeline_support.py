@@ -29,12 +29,16 @@ class Feed:
         self.database = database
         self.near, self.far = f"Near{number}", f"Far{number}"
         self.back, self.queue = f"Back{number}", f"Queue{number}"
-        database.create_queue(self.queue)
         database.create_queue(self.back)
         database.create_service(self.near, self.back)
-        database.create_service(self.far, self.queue, ["Lines"])
         self.options = {"instance": database.instance.url, "database": DATABASE, "queue": self.queue}
-        with database.instance.connection() as connection:
+        self.create()
+
+    def create(self) -> None:
+        """The queue that is read, and its service: they may have been dropped."""
+        self.database.create_queue(self.queue)
+        self.database.create_service(self.far, self.queue, ["Lines"])
+        with self.database.instance.connection() as connection:
             sql = "select queue_id from servicebroker.queues where name = %s"
             ((self.queue_id,),) = connection.execute(sql, (self.queue,)).fetchall()
         self.table = f"servicebroker.queue_{self.queue_id}"

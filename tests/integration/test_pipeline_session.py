@@ -75,8 +75,12 @@ def runs_in_silence(script, folder):
 @pytest.mark.spark
 def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
     script = (
+        "import os\n"
         "from servicebroker.pipeline.spark_session import spark_session\n"
-        "session = spark_session('quiet', cores=1)\n"
+        "_, lock = os.pipe()\n"
+        "session = spark_session('quiet', cores=1, held=[lock])\n"
+        "java = session.sparkContext._gateway.proc.pid\n"
+        "assert os.readlink(f'/proc/{java}/fd/{lock}') == os.readlink(f'/proc/self/fd/{lock}')\n"
         "assert session.range(3).count() == 3\n"
         "session.stop()\n"
         "assert spark_session('again', cores=1).range(4).count() == 4\n"

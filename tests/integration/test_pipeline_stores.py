@@ -2,16 +2,10 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("deltalake")
@@ -19,10 +13,10 @@ pytest.importorskip("moto")
 pytest.importorskip("pyiceberg")
 
 from deltalake import DeltaTable
-from pyarrow import fs
 from pyiceberg.catalog import load_catalog
 
 from forked import ran
+from object_store import environment, rows, serving
 from pipeline_support import LINE, Feed, warehouse
 from pipeline_tables import ORDER, QUEUE, batch, land, message, order
 from servicebroker.model.errors import InstanceError
@@ -47,25 +41,8 @@ SCHEMA = pa.schema([("id", pa.int64()), ("body", pa.binary())])
 
 @pytest.fixture(scope="module")
 def endpoint():
-    """A server of its own process: what deltalake asks holds Python's lock until it has its answer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        give_up = time.monotonic() + 60
-        while server.poll() is None and time.monotonic() < give_up:
-            try:
-                request = urllib.request.Request(f"http://127.0.0.1:{port}/lake", method="PUT")
-                urllib.request.urlopen(request, timeout=10).close()
-                break
-            except OSError:
-                time.sleep(0.05)
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
+    with serving() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -73,13 +50,7 @@ def lake(endpoint, monkeypatch, request):
     """A folder of the test's own."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{endpoint}",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-    }.items():
+    for name, value in environment(endpoint).items():
         monkeypatch.setenv(name, value)
     return StoreFolder(f"s3://lake/{request.node.name.replace('[', '-').replace(']', '')}")
 
@@ -87,27 +58,6 @@ def lake(endpoint, monkeypatch, request):
 @pytest.fixture
 def pipe(lake, tmp_path):
     return Pipeline("test", lake, (QUEUE,), (ORDER, STOCK, DAYS), checkpoints=tmp_path)
-
-
-def rows(endpoint, folder):
-    """The rows of a table, read by Arrow's own client of S3: the log as JSON, and the files that it leaves."""
-    ours = fs.S3FileSystem(
-        endpoint_override=endpoint, scheme="http", region="us-east-1", access_key="key", secret_key="secret"
-    )
-    place = str(folder).removeprefix("s3://")
-    log = ours.get_file_info(fs.FileSelector(f"{place}/_delta_log"))
-    files = set()
-    for entry in sorted(one.path for one in log if one.path.endswith(".json")):
-        with ours.open_input_stream(entry) as stream:
-            for line in stream.read().splitlines():
-                action = json.loads(line)
-                files |= {action["add"]["path"]} if "add" in action else set()
-                files -= {action["remove"]["path"]} if "remove" in action else set()
-    found = []
-    for file in sorted(files):
-        with ours.open_input_file(f"{place}/{file}") as source:
-            found += pq.ParquetFile(source).read().to_pylist()
-    return found
 
 
 def stock(number, key, note):

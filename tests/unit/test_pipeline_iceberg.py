@@ -238,8 +238,9 @@ def test_a_batch_is_known_when_its_snapshot_has_expired(lake, make_pipe):
     assert target(pipe, "orders").table.open().has_landed(("q", 3))
     on_disk = {path.name for path in Path(lake.file.parent, "orders", "data").iterdir()}
     assert on_disk == {Path(file["file_path"]).name for file in found.files()}
-    for number, one in enumerate(batches):
-        land(pipe, "q", number, one)
+    land(pipe, "q", 3, batches[3])
+    with pytest.raises(InstanceError, match=r"'lake\.shop\.bronze' has batch 3 of this query already"):
+        land(pipe, "q", 2, batches[2])
     assert sorted((row["id"], row["note"]) for row in lake.rows("orders")) == list(enumerate("abab"))
     assert compact(pipe, 24) == [("bronze", 0, 0, 0), ("orders", 0, 0, 0)]
 

@@ -228,10 +228,14 @@ class OpenDelta:
         """Files in the folder, which the log does not name yet."""
         return write_divided(rows, self.folder, self.partition_by)
 
+    def last_batch(self, query: str) -> int | None:
+        """The last batch of a query that the log knows."""
+        return self.table.transaction_version(query)
+
     def has_landed(self, batch: Batch) -> bool:
         """Whether the log knows a batch, or a later one of its query; its entry is durable then."""
         query, number = batch
-        landed = self.table.transaction_version(query)
+        landed = self.last_batch(query)
         if landed is None or landed < number:
             return False
         flush_landed(self.folder, query)

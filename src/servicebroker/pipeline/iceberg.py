@@ -248,11 +248,16 @@ class OpenIceberg:
     def _folder(self, inner: str) -> Folder:
         return folder_at(f"{self.table.location()}/{inner}", Path.cwd())
 
+    def last_batch(self, query: str) -> int | None:
+        """The last batch of a query that the table's properties know."""
+        landed = self.table.properties.get(f"{BATCH}{query}")
+        return None if landed is None else int(landed)
+
     def has_landed(self, batch: Batch) -> bool:
         """Whether the table's properties know a batch, or a later one of its query."""
         query, number = batch
-        landed = self.table.properties.get(f"{BATCH}{query}")
-        return landed is not None and int(landed) >= number
+        landed = self.last_batch(query)
+        return landed is not None and landed >= number
 
     def add(self, files: list[DataFile], batch: Batch) -> None:
         """A snapshot with the files and the batch."""

@@ -20,6 +20,7 @@ from servicebroker.pipeline.tables import (
     Table,
     TableFile,
     committed,
+    has_landed,
     lacks,
     land,
     opened,
@@ -113,6 +114,15 @@ class Target:
         if self.place is None or not self.place.is_there():
             return Plan()
         return lacks(self.place, self.place.open(), self.schema, self.partition_by, self.optional)
+
+    def last_batch(self, query_id: str) -> int:
+        """The last batch of a query that it has, -1 where it has none."""
+        if self.place is None:
+            names = names_in(self.folder, ".parquet")
+            start = f"batch-{query_id}-"
+            return max((int(one[len(start) :].partition("-")[0]) for one in names if one.startswith(start)), default=-1)
+        last = self.place.open().last_batch(query_id) if self.place.is_there() else None
+        return -1 if last is None else last
 
     @property
     def table(self) -> Place:
@@ -224,7 +234,7 @@ def _merge(target: Target, place: Place, files: list[DataFile], batch: Batch) ->
 
     def change() -> None:
         table = target.opened()
-        if table.has_landed(batch):
+        if has_landed(place, table, batch):
             return
         rows = newest(pa.concat_tables([_columns(file, None) for file in files]), target)
         table.exchange(*_replaced(target, table, rows), batch)

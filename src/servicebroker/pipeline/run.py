@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.checkpoint import check_checkpoint
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.last_run import LastRun
@@ -160,12 +161,13 @@ def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: b
     """The query of a queue, when the process that plans it has started.
 
     Raises:
-        InstanceError: Spark refuses it.
+        InstanceError: Spark refuses it, or its checkpoint is older than a table.
     """
     from pyspark.errors import PySparkException
 
     from servicebroker.pipeline.failed_query import reason
 
+    check_checkpoint(pipeline, queue)
     register_formats(spark)  # one for each query
     before = planners(spark)
     try:

@@ -122,7 +122,7 @@ def _launch(settings: object, said: IO[str], held: Sequence[int]) -> None:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if SparkContext._gateway is None:  # else Java still runs from a session that was stopped
-        popen = {"stdout": said, "stderr": said}
+        popen = {"stdout": said, "stderr": said, "pass_fds": tuple(held)}
         gateway = launch_gateway(settings, popen)  # type: ignore[no-untyped-call] # pyspark has no types here
     else:
         gateway = None

@@ -63,6 +63,9 @@ class Table(Protocol):
     def write(self, rows: pa.Table) -> list[DataFile]:
         """Files with these rows, which count when a commit names them."""
 
+    def last_batch(self, query: str) -> int | None:
+        """The last batch of a query that it has."""
+
     def has_landed(self, batch: Batch) -> bool:
         """Whether it has a batch, durably, or a later one of its query."""
 
@@ -136,17 +139,34 @@ def land(
     for `opened`.
 
     Raises:
-        InstanceError: the table has other columns, or is written by too many at once.
+        InstanceError: the table has other columns or a later batch, or is written by too many at once.
     """
 
     def change() -> bool:
         table = opened(place, schema, partition_by, optional)
-        if table.has_landed(batch):
+        if has_landed(place, table, batch):
             return False
         table.add(only_new(table, files), batch)
         return True
 
     return committed(place, change)
+
+
+def has_landed(place: Place, table: Table, batch: Batch) -> bool:
+    """Whether a table has a batch, durably.
+
+    Raises:
+        InstanceError: it has a later one of the query, whose checkpoint has forgotten what came in between.
+    """
+    query, number = batch
+    last = table.last_batch(query)
+    if last is not None and last > number:
+        raise InstanceError(
+            f"The {place.kind} table '{place}' has batch {last} of this query already, and its checkpoint goes on with "
+            f"batch {number}: it is an old copy, or not the only one. Start the query with a new checkpoint location, "
+            "after checking which messages of the queue the table holds."
+        )
+    return table.has_landed(batch)
 
 
 def opened(

@@ -1,0 +1,55 @@
+"""Whether the checkpoint of a query knows of all that the query has landed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.definition import Pipeline, QueueRule
+from servicebroker.pipeline.landing import target
+
+
+def check_checkpoint(pipeline: Pipeline, queue: QueueRule) -> None:
+    """Refuse a checkpoint that is older than a table, before a batch is planned from it.
+
+    Spark notes a batch before it is read, so no table has one that the checkpoint does not know. Where one has, new
+    messages would be given the number of a batch that has landed, be taken for it, and leave the queue.
+
+    Raises:
+        InstanceError: it is older.
+    """
+    folder = pipeline.checkpoint(queue)
+    query = _query(folder)
+    if query is None:
+        return
+    planned = _planned(folder)
+    for table in pipeline.table_names():
+        into = target(pipeline, table)
+        landed = into.last_batch(query)
+        if landed > planned:
+            knows = f"only batches up to {planned}" if planned >= 0 else "no batch"
+            raise InstanceError(
+                f"The checkpoint '{folder}' is older than the table '{into.place or into.folder}': that has batch "
+                f"{landed} of its query, and it knows {knows}. An old copy was put in its place, or a disk has lost "
+                f"its end. Remove it and run again: {_AGAIN if into.place else _PLAIN_AGAIN}."
+            )
+
+
+_AGAIN = "what the tables have is not added twice"
+_PLAIN_AGAIN = "of plain files nobody else notices what they have already, so look what the queue still holds of it"
+
+
+def _query(folder: Path) -> str | None:
+    """The query that a checkpoint belongs to, None where there is no checkpoint yet."""
+    try:
+        return str(json.loads((folder / "metadata").read_text(encoding="utf-8").splitlines()[0])["id"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError) as problem:
+        raise InstanceError(f"The checkpoint '{folder}' cannot be read: {problem}.") from None
+
+
+def _planned(folder: Path) -> int:
+    """The last batch that it knows of, -1 where there is none."""
+    return max((int(note.name) for note in (folder / "offsets").glob("[0-9]*") if note.name.isdecimal()), default=-1)

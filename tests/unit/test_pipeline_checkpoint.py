@@ -1,0 +1,76 @@
+"""A checkpoint that does not know what its query has landed is refused before a batch is planned from it."""
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pipeline_tables import QUEUE, batch, land, order, pipeline, table
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.checkpoint import check_checkpoint
+
+
+def noted(pipe, *batches):
+    """A checkpoint as Spark writes one, of the query "q"."""
+    folder = pipe.checkpoint(QUEUE)
+    (folder / "offsets").mkdir(parents=True, exist_ok=True)
+    (folder / "metadata").write_text(json.dumps({"id": "q"}))
+    for number in batches:
+        (folder / "offsets" / str(number)).write_text("v1")
+        (folder / "offsets" / f".{number}.crc").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_an_old_copy_of_a_checkpoint_is_refused(tmp_path, kind):
+    pipe = pipeline(tmp_path, format=kind)
+    check_checkpoint(pipe, QUEUE)  # no run yet
+    folder = noted(pipe)
+    check_checkpoint(pipe, QUEUE)
+    noted(pipe, 0)
+    land(pipe, "q", 0, batch(order(1)))
+    shutil.copytree(folder, tmp_path / "copy")
+    noted(pipe, 1)
+    check_checkpoint(pipe, QUEUE)
+    land(pipe, "q", 1, batch(order(2)))
+    check_checkpoint(pipe, QUEUE)  # as after a crash between table and queue
+    noted(pipe, 2)
+    check_checkpoint(pipe, QUEUE)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    said = r"is older than the table '.*bronze': that has batch 1 of its query, and it knows only batches up to 0\. .*"
+    again = "not added twice" if kind == "delta" else "look what the queue still holds"
+    with pytest.raises(InstanceError, match=said + again):
+        check_checkpoint(pipe, QUEUE)
+    shutil.rmtree(folder)
+    check_checkpoint(pipe, QUEUE)
+    noted(pipe)
+    with pytest.raises(InstanceError, match="it knows no batch"):
+        check_checkpoint(pipe, QUEUE)
+
+
+def test_another_query_of_the_same_queue_has_a_checkpoint_of_its_own(tmp_path):
+    pipe = pipeline(tmp_path)
+    land(pipe, "before", 7, batch(order(1)))
+    noted(pipe, 0)
+    check_checkpoint(pipe, QUEUE)
+
+
+def test_a_damaged_checkpoint_is_one_sentence(tmp_path):
+    pipe = pipeline(tmp_path)
+    (noted(pipe) / "metadata").write_text("{}")
+    with pytest.raises(InstanceError, match="cannot be read: 'id'"):
+        check_checkpoint(pipe, QUEUE)
+
+
+def test_a_table_takes_no_batch_before_its_last_one(tmp_path):
+    """Also where nobody has looked at the checkpoint."""
+    pipe = pipeline(tmp_path)
+    for number in range(3):
+        land(pipe, "q", number, batch(order(number)))
+    land(pipe, "q", 2, batch(order(2)))
+    with pytest.raises(InstanceError, match=r"has batch 2 of this query already, and its checkpoint goes on with bat"):
+        land(pipe, "q", 1, batch(order(9)))
+    assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2]
