@@ -120,7 +120,7 @@ docs: install
 	$(BIN)/python tools/make_reference.py --check
 	$(BIN)/python -m pytest -q --full tests/integration/test_dashboard_in_a_browser.py -k pictures
 	$(BIN)/mkdocs build --strict
-	$(BIN)/python -m pytest -q --full tests/integration/test_pages.py
+	$(BIN)/python -m pytest -q --full tests/integration/test_site_in_a_browser.py tests/integration/test_pages.py
 
 clean:
 	rm -rf $(VENV) demo-data site .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, settings
 import servicebroker as sb
 import servicebroker.api.aio.verbs
 import servicebroker.api.verbs
+from browsers import chromium as chromium
 from portal import open_behind_portal
 from remote_support import Pair, paired
 from second_tries import pytest_sessionfinish as pytest_sessionfinish

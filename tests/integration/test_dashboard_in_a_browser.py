@@ -1,12 +1,7 @@
-"""The dashboard in a real browser: what it looks like, by keyboard, and that markup in names is text.
-
-Needs Chromium with its driver (Debian: chromium, chromium-driver) and selenium, of the extra `docs`. What axe-core
-finds is asked where it is (`npm install axe-core` in the project's folder).
-"""
+"""The dashboard in a real browser: what it looks like, by keyboard, and that markup in names is text."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 import threading
 import time
@@ -21,33 +16,17 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
+from browsers import AXE, DESK, IN_A_BROWSER, PHONE, shown_in, violations
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, Role
 from support import ORDER, STOCK_QUEUE, begin, far_handle
 
-webdriver = pytest.importorskip("selenium.webdriver")
 pytest.importorskip("uvicorn")
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(shutil.which("chromedriver") is None, reason="needs chromium and its driver"),
-]
+pytestmark = IN_A_BROWSER
 
-AXE = Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"
 TOKEN = "a-token-that-is-long-enough"
-PHONE, DESK = (360, 740), (1280, 900)
 SCREENS = Path(__file__).parents[2] / "docs/screens"
 HIT = "<img src=x onerror='window.hit=1'>"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for one in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(one)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
 
 
 @contextmanager
@@ -173,15 +152,6 @@ def within(seconds: float, holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def shown_in(driver: Any, size: tuple[int, int], scheme: str) -> None:
-    driver.set_window_size(*size)
-    width, height = size
-    screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
 def test_each_page_fits_runs_no_markup_and_can_be_read_by_everybody(
@@ -199,18 +169,6 @@ def test_each_page_fits_runs_no_markup_and_can_be_read_by_everybody(
         if AXE.exists():
             found += [f"{page}: {one}" for one in violations(signed_in)]
     assert found == []
-
-
-def violations(driver: Any) -> list[str]:
-    """What axe-core has against the page, by the rules of WCAG 2.1 AA."""
-    driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
-    driver.execute_script(AXE.read_text())
-    found = driver.execute_async_script(
-        "const done = arguments[0];"
-        "axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}).then((r) => done(r.violations.map("
-        "(v) => `${v.id}: ${v.nodes.map((n) => n.target.join(' ')).slice(0, 3).join(', ')}`)))"
-    )
-    return list(found)
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core")
