@@ -148,6 +148,27 @@ def test_check_reads_on_after_a_batch_that_it_cannot_read(tmp_path: Path):
     assert [line.split(":")[1] for line in result.stdout.splitlines()[:-1]] == ["1", "3", "5"]
 
 
+def test_check_leaves_to_the_run_what_other_scripts_make(tmp_path: Path):
+    script = tmp_path / "part.sql"
+    script.write_text("""
+    CREATE PROCEDURE Part @price dbo.Money9, @rows dbo.Rows READONLY AS
+        DECLARE @more dbo.Rows, @half dbo.Money9 = @price
+        IF OBJECT_ID('tempdb..#Old') IS NOT NULL DROP TABLE #Old
+        INSERT @more SELECT * FROM #Given WHERE price > @price
+        SELECT price, COUNT(*) FROM #Given GROUP BY price
+        SELECT @half
+    GO
+    CREATE PROCEDURE #Mine @a INT AS SELECT @a
+    GO
+    SELECT * FROM @nowhere
+    """)
+    result = run("tsql", "check", str(script))
+    assert [line.split(": ")[1:3] for line in result.stdout.splitlines()[:-1]] == [
+        ["PROCEDURE does not run", "40515"],
+        ["batch does not run", "1087"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "runs"), [("SELECT 1", False), ("SELECT 1\nGO", True), ("go 3", True), ("exit;", True), (":r x.sql", True)]
 )

@@ -308,6 +308,32 @@ def test_queries(db: sb.Database, query: str, wanted: list[tuple[object, ...]]) 
     assert rows(db, query) == wanted
 
 
+def test_a_text_is_collected_from_parts_of_moments(db: sb.Database) -> None:
+    assert told(db, """
+    SELECT DATEADD(day, n, '20240131') AS moment, n INTO #Days FROM (VALUES (0), (1)) v(n)
+    DECLARE @s VARCHAR(99) = ''
+    SELECT @s = @s + DATENAME(mm, moment) + CAST(DATEPART(dd, moment) AS VARCHAR(9)) + '-' + CAST(DATEDIFF(hh, '20240131', moment) AS VARCHAR(9))
+        + ';' FROM #Days ORDER BY n DESC
+    PRINT @s
+    """) == ["February1-24;January31-0;"]  # fmt: skip
+
+
+def test_apply_takes_a_table_too(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Sizes (size int); INSERT Sizes VALUES (1), (2)")
+    made = "DECLARE @none TABLE (a int); SELECT 'x' AS c INTO #Colours; "
+    assert rows(db, made + "SELECT c, size FROM #Colours CROSS APPLY dbo.Sizes s WHERE s.size > 1") == [("x", 2)]
+    assert rows(db, made + "SELECT size, c FROM Sizes CROSS APPLY #Colours ORDER BY size") == [(1, "x"), (2, "x")]
+    assert rows(db, made + "SELECT size, n.a FROM Sizes OUTER APPLY @none n WHERE size = 2") == [(2, None)]
+    assert rows(db, made + "SELECT size, n.a FROM Sizes CROSS APPLY @none AS n") == []
+
+
+def test_a_temporary_table_may_be_called_as_what_reads_itself(db: sb.Database) -> None:
+    assert rows(db, """SELECT id, boss INTO #Staff FROM (VALUES (1, NULL), (2, 1), (3, 2)) v(id, boss);
+    WITH Staff AS (SELECT id, 0 AS depth FROM #Staff WHERE boss IS NULL
+        UNION ALL SELECT s.id, Staff.depth + 1 FROM #Staff s JOIN Staff ON s.boss = Staff.id)
+    SELECT id, depth FROM Staff ORDER BY id""") == [(1, 0), (2, 1), (3, 2)]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("query", "number"),
     [

@@ -57,6 +57,22 @@ def test_goto_goes_on_at_its_label(db: sb.Database) -> None:
     assert said(db, "SELECT @@VERSION done: PRINT 'x' GOTO finally PRINT 'never' finally: PRINT 'y'") == ["x", "y"]
 
 
+AT_THE_END = """
+BEGIN TRANSACTION
+GOTO Undo
+COMMIT TRANSACTION
+Undo:
+    IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
+Done:
+"""
+
+
+def test_a_label_is_no_name_of_the_transaction_before_it(db: sb.Database) -> None:
+    assert said(db, f"IF 1 = 1 BEGIN {AT_THE_END} END PRINT @@TRANCOUNT") == ["0"]
+    assert said(db, f"{AT_THE_END} PRINT @@TRANCOUNT") == ["0"]
+    assert said(db, "BEGIN TRAN COMMIT TRAN after: PRINT @@TRANCOUNT") == ["0"]
+
+
 def test_goto_in_a_loop_of_its_own_needs_no_depth(db: sb.Database) -> None:
     assert said(db, "DECLARE @n INT = 0 a: SET @n += 1 IF @n < 3000 GOTO a PRINT @n") == ["3000"]
 

@@ -13,7 +13,7 @@ STAFF = (
     '<root><dept id="1" n="A"><emp id="10"><sal>5</sal></emp><emp id="11"><sal>7</sal></emp></dept>'
     '<dept id="2" n="B"><emp id="12"><sal>9</sal></emp></dept><note xml:lang="en" xmlns="urn:n">a &amp; b</note></root>'
 )
-DECLARED = f"DECLARE @n INT = 11, @s NVARCHAR(9) = N'B', @b BIT = 1, @x XML = N'{STAFF}';"
+DECLARED = f"DECLARE @n INT = 11, @s NVARCHAR(9) = N'B', @b BIT = 1, @y VARBINARY(9) = 0x0AFF, @x XML = N'{STAFF}';"
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,16 @@ def told(db: sb.Database, call: str) -> object:
         ("empty(/root/dept) or exists(//sal)", "bit", 1),
         ('xs:date("2024-01-31") > xs:date("2024-01-30")', "bit", 1),
         ("round(2.5)", "int", 3),
+        ('xs:hexBinary(substring("0x0aFF", 3))', "varbinary(max)", b"\x0a\xff"),
+        ('xs:hexBinary(concat("0a", "f"))', "varbinary(9)", None),
+        ('xs:hexBinary("0aff")', "varchar(9)", "0AFF"),
+        ('xs:hexBinary("0aff")', "varbinary(1)", b"\x0a"),
+        ('xs:base64Binary("Cv8=")', "varbinary(9)", b"\x0a\xff"),
+        ('xs:base64Binary(xs:hexBinary("0aff"))', "varchar(9)", "Cv8="),
+        ('xs:base64Binary(sql:variable("@y"))', "varchar(9)", "Cv8="),
+        ('xs:hexBinary(sql:variable("@y"))', "varchar(9)", "0AFF"),
+        ('xs:hexBinary(sql:variable("@s"))', "varbinary(9)", None),
+        ('sql:variable("@y")', "varbinary(9)", b"\x0a\xff"),
         ("(: a note :) count(//emp (: of all :))", "int", 3),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import RAISED_BY_NOTHING, events_of
-from servicebroker.tsql.interpreter.foresight import Declared, foresee, inside
+from servicebroker.tsql.interpreter.foresight import Declared, OtherTables, OtherTypes, foresee, inside
 from servicebroker.tsql.interpreter.objects import OPTIONS
 from servicebroker.tsql.interpreter.principals import asked_by_nothing
 from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
@@ -74,7 +74,7 @@ class Finding(NamedTuple):
 
 def check(script: str) -> Iterator[Finding]:
     """Judge each statement of a script without a database; names of tables and columns are not looked up."""
-    known = Declared({}, {}, {}, [])
+    known = Declared({}, OtherTables(), OtherTypes(), [])
     try:
         for batch in batches(script):
             yield from _check_batch(batch, known)

@@ -150,6 +150,18 @@ language sql immutable parallel safe
 return (select case when first + count > 1 then substr(said, greatest(first, 1), first + count - greatest(first, 1)) else '' end
           from (select round(tsql.xq_number(start -> 0))::integer first, round(tsql.xq_number(length -> 0))::integer count) places);
 
+-- What a text in hexadecimal digits or base64 stands for; null for a text that is not written so.
+create or replace function tsql.xq_bytes(said text, coding text) returns bytea language sql immutable parallel safe
+return (select case when coding = 'hex' and plain ~ '^([0-9A-Fa-f]{2})*$' or coding = 'base64' and plain ~ '^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
+                    then decode(plain, coding) end
+          from (select case coding when 'hex' then btrim(said, E' \t\r\n') else translate(said, E' \t\r\n', '') end as plain) as written);
+
+create or replace function tsql.xq_written(bytes bytea, coding text) returns text language sql immutable parallel safe
+return case coding when 'hex' then upper(encode(bytes, 'hex')) else translate(encode(bytes, 'base64'), E'\n', '') end;
+create or replace function tsql.xq_rewritten(items jsonb, coding text, wanted text) returns jsonb language sql immutable parallel safe
+return (select case when said is null then '[]' else jsonb_build_array(said) end
+          from (select tsql.xq_written(tsql.xq_bytes(tsql.xq_string(items), coding), wanted) as said) as made);
+
 -- A value of another type; nothing, where it is none.
 create or replace function tsql.xq_cast(items jsonb, kind text) returns jsonb language plpgsql immutable parallel safe as $$
 declare
@@ -158,6 +170,10 @@ declare
 begin
     if said is null then return '[]'; end if;
     if kind = 'string' then return jsonb_build_array(tsql.xq_string(items)); end if;
+    if kind in ('hexBinary', 'base64Binary') then
+        return case when tsql.xq_bytes(said, case kind when 'hexBinary' then 'hex' else 'base64' end) is null then '[]'
+                    else jsonb_build_array(case kind when 'hexBinary' then upper(said) else said end) end;
+    end if;
     if kind = 'boolean' then
         return case when said in ('true', '1') then '[true]' when said in ('false', '0') then '[false]' when number is not null
                     and jsonb_typeof(items -> 0) = 'number' then jsonb_build_array(number <> 0) else '[]' end;

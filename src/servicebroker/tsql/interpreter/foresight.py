@@ -24,7 +24,7 @@ from servicebroker.tsql.interpreter.transport import check_alteration
 from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.relational import translate, translate_expression
 from servicebroker.tsql.scope import Scope, UserType
-from servicebroker.tsql.statement_errors import no_condition, unsupported
+from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
 from servicebroker.tsql.syntax import (
     Declarations,
     DeclareTable,
@@ -51,7 +51,7 @@ from servicebroker.tsql.syntax import Use as UseDatabase
 from servicebroker.tsql.translation.definitions.function_bodies import check_body
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
 from servicebroker.tsql.translation.values.expressions import CONDITION
-from servicebroker.tsql.types import SqlType, parse_type, type_key
+from servicebroker.tsql.types import NVARCHAR, SqlType, parse_type, type_key
 
 T = TypeVar("T")
 
@@ -80,12 +80,32 @@ class Declared(NamedTuple):
 
     def within(self, statement: Statement) -> Declared:
         """What holds inside a statement: a module has variables of its own."""
-        if isinstance(statement, Procedure | Function):
-            return self._replace(variables={}, tables={})
+        if not isinstance(statement, Procedure | Function | Trigger):
+            return self
+        inner = self._replace(variables={}, tables=type(self.tables)())
         if isinstance(statement, Trigger):
-            tables = {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"}
-            return self._replace(variables={}, tables=tables)
-        return self
+            inner.tables.update({"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"})
+        return inner
+
+
+class OtherTables(dict[str, str]):
+    """The tables of a script that stands alone: a temporary one that it does not make is made by who calls it."""
+
+    def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
+        """What a table is called in PostgreSQL."""
+        found = super().get(name, default)
+        return f'pg_temp."{name}"' if found is None and name.startswith("#") else found
+
+
+_OF_OTHERS = UserType(-1, NVARCHAR, "", True)
+
+
+class OtherTypes(dict[str, UserType]):
+    """The types of a script that stands alone: one that it does not make is made by another one."""
+
+    def get(self, name: str, default: UserType | None = None) -> UserType | None:  # type: ignore[override]
+        """What a name stands for; a text, and perhaps a table, for one that nobody knows."""
+        return super().get(name, default) or _OF_OTHERS
 
 
 def refuse_unrunnable(module: Procedure | Trigger, types: Mapping[str, UserType]) -> None:
@@ -128,21 +148,18 @@ def foresee(statement: Statement, declared: Declared) -> None:
     """
     if isinstance(statement, Declarations | Unsupported):
         return
+    if isinstance(statement, Procedure | Function):
+        _declare_parameters(statement, declared)
     _refuse(statement, declared)
     if type(statement) not in RUNNERS:
         raise unsupported(type(statement).__name__, "There is nothing like it here.", statement.line)
     _check_schema(statement)
     scope = Scope("master", declared.variables, declared.tables, dict.fromkeys(KNOWN), user_types=declared.types)
-    if isinstance(statement, Procedure | Function):
-        for parameter in statement.parameters:
-            if parameter.read_only:
-                declared.tables[parameter.name] = f'pg_temp."{parameter.name}"'
-            else:
-                declared.variables[parameter.name] = _type(parameter.type, declared)
     if isinstance(statement, DeclareVariable):
-        if _is_table(statement.type, declared):
+        made = declared.types.get(type_key(statement.type) or "")
+        if made is not None and (made.of is None or made is _OF_OTHERS):
             declared.tables[statement.name] = f'pg_temp."{statement.name}"'
-        else:
+        if made is None or made.of is not None:
             declared.variables.setdefault(statement.name, _type(statement.type, declared))
     elif isinstance(statement, Definition) and (statement.verb, statement.kind) == ("CREATE", "TYPE"):
         _declare_type(statement, declared, scope)
@@ -153,9 +170,9 @@ def foresee(statement: Statement, declared: Declared) -> None:
         check_body(statement, scope)
     elif isinstance(statement, Relational):
         check_schemas(translate(statement.text, scope).uses)
-        made = TEMPORARY.search(statement.text)
-        if made:
-            name = (made[1] or made[2]).lower()
+        temporary = TEMPORARY.search(statement.text)
+        if temporary:
+            name = (temporary[1] or temporary[2]).lower()
             declared.tables[name] = f'pg_temp."{name}"'
     elif isinstance(statement, InsertExecute):
         return
@@ -208,14 +225,23 @@ def _check_schema(statement: Statement) -> None:
     check_schemas([Use(f"CREATE {kind}", statement.name.schema or "dbo", statement.name.own)])
 
 
+def _declare_parameters(statement: Procedure | Function, declared: Declared) -> None:
+    for parameter in statement.parameters:
+        if parameter.read_only:
+            declared.tables[parameter.name] = f'pg_temp."{parameter.name}"'
+        else:
+            declared.variables[parameter.name] = _type(parameter.type, declared)
+
+
 def _type(text: str, declared: Declared) -> SqlType:
-    made = declared.types.get(type_key(text) or "")
-    return parse_type(text) if made is None or made.of is None else made.of
-
-
-def _is_table(text: str, declared: Declared) -> bool:
-    made = declared.types.get(type_key(text) or "")
-    return made is not None and made.of is None
+    try:
+        return parse_type(text)
+    except TsqlError as unknown:
+        key = type_key(text) if unknown.number == 2715 else None
+        made = declared.types.get(key) if key is not None else None
+        if made is None or made.of is None:
+            raise
+        return made.of
 
 
 def _declare_type(statement: Definition, declared: Declared, scope: Scope) -> None:

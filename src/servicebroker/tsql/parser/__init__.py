@@ -132,7 +132,7 @@ class Parser(Objects):
             return self._change(line)
         if word in ("OPEN", "CLOSE"):
             return self._open(line)
-        if self.is_identifier() and self.peek() == ":" and self.peek(2) != ":":
+        if self.is_label():
             label = self.identifier().lower()
             self.at += 1
             return Label(line, label)

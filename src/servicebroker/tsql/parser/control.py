@@ -431,7 +431,8 @@ class Control(Dialogs):
         kind = self.tokens.kinds[self.at]
         if kind == VARIABLE:
             return Variable(self.variable())
-        if kind == QUOTED or (kind == WORD and self.is_identifier() and self._is_no_verb()):
+        is_name = kind == QUOTED or (kind == WORD and self.is_identifier() and self._is_no_verb())
+        if is_name and not self.is_label():
             text = unquoted(self.tokens.text(self.at))
             self.at += 1
             return Constant(text)

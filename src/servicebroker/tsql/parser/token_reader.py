@@ -102,6 +102,10 @@ class Reader:
         kind = self.tokens.kinds[self.at]
         return kind == QUOTED or (kind == WORD and self.word not in RESERVED)
 
+    def is_label(self) -> bool:
+        """Whether a label stands here, and no name of a statement before it."""
+        return self.is_identifier() and self.peek() == ":" and self.peek(2) != ":"
+
     def identifier(self) -> str:
         """One part of a name."""
         if not self.is_identifier():

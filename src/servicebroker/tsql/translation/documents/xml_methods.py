@@ -18,8 +18,8 @@ from servicebroker.tsql.translation.documents.xml_paths import (
     plain_path,
     read_path,
 )
-from servicebroker.tsql.translation.documents.xquery import Compiler, Within, is_single
-from servicebroker.tsql.translation.documents.xquery_parser import Expression, parse
+from servicebroker.tsql.translation.documents.xquery import BINARIES, BINARY, Compiler, Within, is_single
+from servicebroker.tsql.translation.documents.xquery_parser import Call, Expression, Outside, parse
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Sql,
@@ -31,7 +31,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
 )
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import BIT, INT, NVARCHAR, XML, SqlType, parse_type
+from servicebroker.tsql.types import BIT, INT, NVARCHAR, VARBINARY, XML, SqlType, parse_type
 
 NODE = SqlType("xml_node")  # what nodes() returns: a tree in jsonb
 
@@ -65,6 +65,8 @@ def method(writer: Writer, node: exp.Dot) -> Sql:
     query = parse(_literal(arguments[0]), writer.namespaces)
     to = parse_type(_literal(arguments[1])) if name == "value" else XML
     try:
+        if isinstance(query, Outside):  # its bytes are written in base64
+            raise NotPlain
         path = plain_path(query, numbers_of(writer))
         _check_place(path.is_absolute, of)
     except NotPlain:
@@ -94,6 +96,8 @@ def _computed(writer: Writer, name: str, query: Expression, of: Sql, to: SqlType
     text = f"(SELECT {found} FROM (SELECT {tree} AS node) AS one WHERE one.node IS NOT NULL)"
     if name == "value":
         _check_type(to)
+        if to.name in BINARY:
+            return _bytes(text, query.name if isinstance(query, Call) else "", to)
         return converted(Sql(text, NVARCHAR), to)
     return Sql(text, BIT if name == "exist" else XML)
 
@@ -201,10 +205,15 @@ def _value(writer: Writer, of: Sql, path: Path, to: SqlType) -> Sql:
     if path.function == "count":
         return converted(Sql(_applied(writer, "tsql.xml_count", of, path), INT), to)
     text = _text(writer, of, path)
-    if to.name in ("varbinary", "binary", "image"):
-        coding = "hex" if path.function == "xs:hexBinary" else "base64"
-        return Sql(f"decode({text}, '{coding}')", to)
+    if to.name in BINARY:
+        return _bytes(text, path.function, to)
     return converted(Sql(f"({text})", NVARCHAR), to)
+
+
+def _bytes(text: str, function: str, to: SqlType) -> Sql:
+    """What a text stands for, which is written as `function` says; without one in base64."""
+    coding = BINARIES.get(function.removeprefix("xs:"), "base64")
+    return converted(Sql(f"tsql.xq_bytes({text}, '{coding}')", VARBINARY), to)
 
 
 def _several() -> TsqlError:

@@ -36,7 +36,8 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
 from servicebroker.tsql.translation.text_writer import Writer, kind_of, refused
 
 _SIGNS = {"=": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-_AROUND = frozenset({"string", "data", "count", "local-name", "number", "xs:hexBinary", "xs:base64Binary"})
+_BINARIES = frozenset({"xs:hexBinary", "xs:base64Binary"})  # a variable's bytes are written so, not read
+_AROUND = frozenset({"string", "data", "count", "local-name", "number"}) | _BINARIES
 _KINDS = {ELEMENT: "e", TEXT: "t", COMMENT: "c", INSTRUCTION: "i"}
 _AXES = {CHILD: ".c[*]", DESCENDANT: ".c[*].**", OR_SELF: ".**", SELF: ""}
 
@@ -112,7 +113,7 @@ def plain_path(expression: Expression, is_number: Callable[[str], bool]) -> Path
         case Filter(Call("data") as call, (Literal("1", True),)):
             expression, only_first = call, True
     match expression:
-        case Call(name, (inside,)) if name in _AROUND:
+        case Call(name, (inside,)) if name in _AROUND and not (name in _BINARIES and isinstance(inside, Outside)):
             function, stages = name, _stages(made, inside)
         case _:
             stages = _stages(made, expression)

@@ -44,6 +44,8 @@ _AGGREGATES = ("sum", "avg", "min", "max")
 _ROUNDED = ("ceiling", "floor", "round", "abs")
 _NAMES = ("local-name", "namespace-uri")
 _CONDITIONS = ("not", "empty", "exists", "contains", "starts-with", "true", "false", "boolean")
+BINARY = frozenset({"varbinary", "binary", "image"})
+BINARIES = {"hexBinary": "hex", "base64Binary": "base64"}  # and how PostgreSQL calls what their text is written in
 _TYPES = frozenset(
     {
         "string",
@@ -59,6 +61,7 @@ _TYPES = frozenset(
         "date",
         "time",
         "dateTime",
+        *BINARIES,
     }
 )
 # functions of one argument: a sequence that is {0}
@@ -185,13 +188,18 @@ class Compiler:
         return f"tsql.xq_string({self.sequence(of, within)})"
 
     def _outside(self, of: Outside) -> str:
-        value = self._writer.variable(of.name) if of.kind == "variable" else self._column(of.name)
+        value = self._value(of)
         kind = None if value.type is None else kind_of(value.type)
+        if _is_binary(value):
+            return f"tsql.xq_of(tsql.xq_written({value.text}, 'base64'))"
         if kind == "xml":
             return f"coalesce(tsql.xml_tree({value.text}) -> 'c', '[]')"
         if value.type is not None and value.type.name == "bit":
             return f"tsql.xq_of({value.text}::integer <> 0)"
         return f"tsql.xq_of({value.text})" if kind == "number" else f"tsql.xq_of(tsql.xml_text({value.text})::text)"
+
+    def _value(self, of: Outside) -> Sql:
+        return self._writer.variable(of.name) if of.kind == "variable" else self._column(of.name)
 
     def _column(self, name: str) -> Sql:
         table, _, column = name.replace("[", "").replace("]", "").rpartition(".")
@@ -326,7 +334,23 @@ class Compiler:
     def _cast(self, of: Expression, name: str, within: Within) -> str:
         if name not in _TYPES:
             raise refused(f"The type {name} in XQuery", f"It knows {', '.join(sorted(_TYPES))}.")
-        return f"tsql.xq_cast({self.sequence(of, within)}, '{name}')"
+        items, written = self.sequence(of, within), self._coding(of)
+        if written and name in BINARIES:
+            return f"tsql.xq_rewritten({items}, '{written}', '{BINARIES[name]}')"
+        return f"tsql.xq_cast({items}, '{name}')"
+
+    def _coding(self, of: Expression) -> str:
+        """How the bytes of an expression are written, as far as it says so itself; "" for one that has a text."""
+        match of:
+            case Call(name, (_,)):
+                return BINARIES.get(name.removeprefix("xs:"), "")
+            case Cast(_, name):
+                return BINARIES.get(name, "")
+            case Several((inside,)):
+                return self._coding(inside)
+            case Outside() if _is_binary(self._value(of)):
+                return "base64"
+        return ""
 
     def _made(self, of: Made, within: Within) -> str:
         written = []
@@ -337,6 +361,10 @@ class Compiler:
                 function = "tsql.xq_in_attribute" if piece.is_attribute else "tsql.xq_content"
                 written.append(f"{function}({self.sequence(piece.of, within)})")
         return f"tsql.xml_nodes({' || '.join(written)}, {string(json.dumps(dict(of.namespaces)))}::jsonb)"
+
+
+def _is_binary(value: Sql) -> bool:
+    return value.type is not None and value.type.name in BINARY
 
 
 def is_single(of: Expression) -> bool:

@@ -12,6 +12,7 @@ from servicebroker.tsql.translation.queries.selects import query
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.text_writer import Source, Writer, refused, write_value
 from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.translation.values.date_functions import is_part
 from servicebroker.tsql.types import STRINGS, SqlType
 
 _ROWS, _KEPT = "tsql_rows", "tsql_kept"
@@ -28,7 +29,9 @@ def collected(writer: Writer, node: exp.Select, targets: list[str]) -> Translate
         raise refused(
             f"SELECT {targets[0]} = ... that goes on with its own value over such a query", "Use STRING_AGG or SUM."
         )
-    columns = list(dict.fromkeys(column for value in values for column in value.find_all(exp.Column)))
+    columns = list(
+        dict.fromkeys(column for value in values for column in value.find_all(exp.Column) if not is_part(column))
+    )
     rows = node.copy()
     fields = [exp.alias_(column.copy(), f"c{number}") for number, column in enumerate(columns)]
     rows.set("expressions", [exp.alias_(_numbered(rows), "n"), *fields])
@@ -68,7 +71,7 @@ def _numbered(rows: exp.Select) -> exp.Expression:
 
 
 def _renamed(node: exp.Expression, columns: list[exp.Column], targets: list[str]) -> exp.Expression:
-    if isinstance(node, exp.Column) and node in columns:
+    if isinstance(node, exp.Column) and node in columns and not is_part(node):
         return exp.column(f"c{columns.index(node)}", table=_ROWS)
     if isinstance(node, exp.Parameter) and "@" + node.name.lower() in targets:
         return exp.column(f"v{targets.index('@' + node.name.lower())}", table=_KEPT)

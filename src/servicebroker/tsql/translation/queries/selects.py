@@ -204,7 +204,10 @@ def _read_directly(node: exp.Select, name: str) -> exp.Table | None:
     from_ = node.args.get("from_")
     sources = [*([from_.this] if from_ is not None else []), *(join.this for join in node.args.get("joins") or [])]
     for each in sources:
-        if isinstance(each, exp.Table) and each.name.lower() == name.lower() and not each.args.get("db"):
+        if not isinstance(each, exp.Table) or each.args.get("db") or not isinstance(each.this, exp.Identifier):
+            continue
+        own = each.this
+        if own.name.lower() == name.lower() and not own.args.get("temporary") and not own.args.get("global_"):
             return each
     return None
 

@@ -6,6 +6,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.function_table import wrong_count
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.text_writer import Sql, Writer, string, unsupported, value_of, write_value
 from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count
 from servicebroker.tsql.types import BIGINT, DATETIME, DATETIME2, INT, NVARCHAR, SqlType
@@ -100,7 +101,7 @@ def _as_given(text: str, moment: Sql) -> Sql:
     return Sql(f"({text}{cast})", of)
 
 
-SPECIAL |= {
+_OF_PARTS = {
     "datetrunc": _datetrunc,
     "date_bucket": _date_bucket,
     "dateadd": _dateadd,
@@ -109,6 +110,15 @@ SPECIAL |= {
     "datepart": _datepart,
     "datename": _datename,
 }
+SPECIAL |= _OF_PARTS
+
+
+def is_part(node: exp.Column) -> bool:
+    """Whether what reads as a column is the word for a part of a date: DATEDIFF(day, ...)."""
+    call = node.parent
+    if not isinstance(call, exp.Anonymous) or call.name.lower().removeprefix(MARK) not in _OF_PARTS:
+        return False
+    return call.expressions[0] is node
 
 
 @value_of(exp.CurrentTimestamp)

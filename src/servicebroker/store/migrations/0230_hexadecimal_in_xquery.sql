@@ -1,0 +1,1 @@
+-- xs:hexBinary() and xs:base64Binary() around any expression of XQuery: store/tsql/.
