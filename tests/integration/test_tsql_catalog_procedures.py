@@ -10,6 +10,7 @@ import servicebroker as sb
 from servicebroker.tsql.check import check
 from servicebroker.tsql.interpreter.foreign_procedures import INSTEAD
 from servicebroker.tsql.results import ResultSet
+from tsql_support import told
 
 OBJECTS = """
 CREATE TABLE dbo.Goods (Id INT IDENTITY PRIMARY KEY, Name NVARCHAR(40) NOT NULL, Price DECIMAL(9, 2), Twice AS Price * 2);
@@ -118,9 +119,30 @@ def test_all_of_it_is_listed(shop: sb.Database) -> None:
     assert all(cell.endswith(" KB") for cell in sizes.rows[0][2:])
 
 
+def test_a_text_is_run_for_each_table_and_each_database(shop: sb.Database) -> None:
+    assert [one.rows for one in sets(shop, "EXEC sp_MSforeachtable 'SELECT ''?'', COUNT(*) FROM ?'")] == [
+        [("[dbo].[Goods]", 2)], [("[Depot].[Shelf]", 0)],
+    ]  # fmt: skip
+    some = "@command1 = N'PRINT \"~?\"', @replacechar = '~', @whereand = 'AND o.name LIKE ''G%'''"
+    assert told(shop, f"SET QUOTED_IDENTIFIER ON EXEC sys.sp_MSforeachtable {some}".replace('"', "''")) == [
+        "[dbo].[Goods]?"
+    ]
+    here = "IF ''?'' LIKE ''ShownS%'' BEGIN USE [?]; SELECT DB_NAME(), COUNT(*) FROM sys.tables END"
+    assert told(shop, f"EXEC master..sp_MSforeachdb N'{here}'")[-1] == [("ShownShop", 2)]
+    listed = told(shop, "CREATE TABLE #d (n sysname) INSERT #d EXEC sp_MSforeachdb 'SELECT ''?''' SELECT n FROM #d")[-1]
+    assert {("master",), ("ShownShop",)} <= set(listed)
+
+
+def test_an_error_in_one_of_them_lets_the_others_run(shop: sb.Database) -> None:
+    around = "@precommand = 'PRINT 1', @postcommand = 'PRINT 2'"
+    script = f"EXEC sp_MSforeachtable 'SELEC ? FROM', @command2 = 'PRINT ''?''', {around}"
+    assert told(shop, script) == ["1", 102, "[dbo].[Goods]", 102, "[Depot].[Shelf]", "2"]
+
+
 @pytest.mark.parametrize(
     ("script", "number"),
     [
+        ("EXEC sp_MSforeachdb", 201),
         ("EXEC sp_help 'Nothing'", 15009),
         ("EXEC sp_help 'a b'", 15009),
         ("EXEC sp_help 'Other.dbo.Goods'", 15250),

@@ -7,9 +7,12 @@ from decimal import Decimal
 import pytest
 
 import servicebroker as sb
+from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.text_writer import schema_of
+from servicebroker.tsql.translation.values.catalog_views import OF_SYS, OWN
+from servicebroker.tsql.translation.values.foreign_views import refuse_foreign
 from tsql_support import rows, told
 
 D = Decimal
@@ -401,6 +404,75 @@ def test_monitoring_scripts_find_what_they_join(db: sb.Database) -> None:
         "CREATE ROUTE R WITH BROKER_INSTANCE = '6f9619ff-8b86-d011-b42d-00c04fc964ff', SERVICE_NAME = 's', ADDRESS = 'TCP://h:1'"
     )
     assert one(db, "SELECT broker_instance FROM sys.routes WHERE name = 'r'") == "6F9619FF-8B86-D011-B42D-00C04FC964FF"
+
+
+def test_users_are_found_by_the_sid_of_their_login(db: sb.Database) -> None:
+    db.execute_tsql("""CREATE LOGIN Known WITH PASSWORD = 'Secret 1'; CREATE USER Known FOR LOGIN Known
+    CREATE USER Alone WITHOUT LOGIN; CREATE ROLE Readers""")
+    query = """SELECT u.name, l.name, SUSER_SNAME(u.sid) FROM sys.database_principals u LEFT JOIN sys.server_principals l ON l.sid = u.sid
+    WHERE u.name IN ('Known', 'Alone', 'Readers', 'dbo') ORDER BY u.name"""
+    assert rows(db, query) == [
+        ("Alone", None, None),
+        ("Known", "Known", "Known"),
+        ("Readers", None, None),
+        ("dbo", None, "sa"),
+    ]
+    assert rows(db, "SELECT COUNT(DISTINCT sid) FROM sysusers WHERE name IN ('Known', 'Alone', 'Readers', 'dbo')") == [
+        (4,)
+    ]
+    assert rows(
+        db, "SELECT islogin, issqlrole FROM dbo.sysusers WHERE name IN (N'Known', N'Readers') ORDER BY name"
+    ) == [(1, 0), (0, 1)]
+    assert rows(db, "SELECT name FROM master..syslogins WHERE sid = SUSER_SID('known')") == [("Known",)]
+    assert rows(db, "SELECT SUSER_SID('sa'), SUSER_SID('nobody'), SUSER_SNAME(0x99)") == [(b"\x01", None, None)]
+    assert rows(db, "SELECT COUNT(*) FROM sys.dm_qn_subscriptions") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("SELECT * FROM sys.dm_os_schedulers", "'sys.dm_os_schedulers'. PostgreSQL's own views"),
+        (
+            "SELECT * FROM sys.dm_db_index_physical_stats(1, NULL, NULL, NULL, NULL)",
+            "'sys.dm_db_index_physical_stats'. PostgreSQL's",
+        ),
+        ("SELECT * FROM msdb.dbo.sysjobs", "'msdb.dbo.sysjobs'. The jobs of SQL Server Agent"),
+        ("SELECT * FROM msdb..backupset", "See the page on backups."),
+        ("SELECT * FROM master..sysperfinfo", "PostgreSQL's own views"),
+        ("SELECT * FROM sys.allocation_units", "Nothing here stands behind"),
+    ],
+)
+def test_what_the_catalog_of_sql_server_has_besides_is_known(db: sb.Database, query: str, shown: str) -> None:
+    with pytest.raises(TsqlError, match="208") as caught:
+        rows(db, query)
+    assert shown in caught.value.text
+    (found,) = check(query)
+    assert found.verdict is Verdict.REFUSED
+    assert shown in found.note
+
+
+def test_a_procedure_may_speak_of_what_is_not_there(db: sb.Database) -> None:
+    db.execute_tsql(
+        "CREATE PROCEDURE AsksServer @all BIT AS IF @all = 1 SELECT * FROM sys.dm_os_tasks ELSE PRINT 'little'"
+    )
+    assert told(db, "EXEC AsksServer 0 EXEC AsksServer 1") == ["little", 208]
+    assert (
+        rows(
+            db, "SELECT p.query_plan FROM sys.dm_exec_query_stats s CROSS APPLY sys.dm_exec_query_plan(s.plan_handle) p"
+        )
+        == []
+    )
+
+
+def test_no_view_that_is_there_is_called_foreign(instance: sb.Instance) -> None:
+    with instance.connection() as connection:
+        found = connection.execute(
+            "select relname from pg_class where relkind = 'v' and relnamespace = 'sys'::regnamespace"
+        )
+    for (name,) in found:
+        if name in OWN | OF_SYS:
+            continue
+        refuse_foreign("", "sys", name, name)
 
 
 def test_tools_ask_the_views_of_the_standard(db: sb.Database) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from servicebroker.cli.main import app
 from servicebroker.tsql.check import Verdict, check
+from tsql_support import told
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,17 @@ def test_goto_in_a_loop_of_its_own_needs_no_depth(db: sb.Database) -> None:
 )
 def test_goto_without_its_label_is_refused(db: sb.Database, script: str, wanted: int) -> None:
     assert number(db, script) == wanted
+
+
+def test_a_text_that_cannot_be_read_ends_itself_alone(db: sb.Database) -> None:
+    script = """SET XACT_ABORT ON BEGIN TRAN EXEC ('SELECT FROM') PRINT @@ERROR PRINT @@TRANCOUNT COMMIT
+    EXEC sp_executesql N'PRINT @x' PRINT 'on'"""
+    assert told(db, script) == [102, "102", "1", 137, "on"]
+    db.execute_tsql("CREATE PROCEDURE Reads @text NVARCHAR(99) AS EXEC (@text) PRINT 'read'")
+    assert told(db, "EXEC Reads N'SELECT FROM' PRINT 'after'") == [102, "read", "after"]
+    assert told(
+        db, "BEGIN TRY EXEC ('SELECT FROM') PRINT 'never' END TRY BEGIN CATCH PRINT ERROR_NUMBER() END CATCH"
+    ) == ["102"]
 
 
 def value(database: sb.Database, script: str) -> Any:

@@ -49,6 +49,33 @@ def test_event_notifications_of_one_name_on_two_queues(database: sb.Database) ->
     assert told(database, script) == [2714, [("Told", "B")]]
 
 
+def test_a_program_of_query_notifications_gets_its_permissions(database: sb.Database) -> None:
+    """As its documentation says; nobody subscribes to results here."""
+    script = """
+    CREATE USER Watcher WITHOUT LOGIN
+    GRANT CREATE PROCEDURE, CREATE QUEUE, CREATE SERVICE, SUBSCRIBE QUERY NOTIFICATIONS TO Watcher
+    GRANT REFERENCES ON CONTRACT::[http://schemas.microsoft.com/SQL/Notifications/PostQueryNotification] TO Watcher
+    GRANT RECEIVE ON QueryNotificationErrorsQueue TO Watcher
+    GRANT TAKE OWNERSHIP ON SCHEMA::dbo TO Watcher
+    GRANT VIEW ANY COLUMN MASTER KEY DEFINITION TO public
+    """
+    assert [said for said in told(database, script) if isinstance(said, int)] == []
+    assert told(database, "GRANT RECEIVE ON Nowhere TO Watcher GRANT RECEIVE ON sys.objects TO Watcher")[:1] == [15151]
+    assert told(database, "GRANT CONTROL ON QueryNotificationErrorsQueue TO Watcher") == [9663]
+
+
+def test_permissions_of_the_instance_stand_beside_others(instance: sb.Instance) -> None:
+    script = """CREATE LOGIN Beside WITH PASSWORD = 'Secret 1'
+    GRANT AUTHENTICATE SERVER, VIEW SERVER STATE TO Beside
+    SELECT permission_name FROM sys.server_permissions p
+    JOIN sys.server_principals l ON l.principal_id = p.grantee_principal_id
+    WHERE l.name = 'Beside' AND permission_name LIKE 'A%'
+    DROP LOGIN Beside"""
+    said = told(instance.database("master", create=True), script)
+    assert said[0].startswith("GRANT VIEW SERVER STATE changes nothing")
+    assert said[1] == [("AUTHENTICATE SERVER",)]
+
+
 def test_files_and_filegroups_are_noted_and_left_to_postgresql(instance: sb.Instance, database: sb.Database) -> None:
     name = database.name
     script = f"""

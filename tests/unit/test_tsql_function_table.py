@@ -48,6 +48,7 @@ CALLS = {
     "SESSION_CONTEXT('k')": "sql_variant",
     "SQL_VARIANT_PROPERTY(1, 'BaseType')": "sql_variant",
     "SUSER_ID()": "int",
+    "SUSER_SID()": "varbinary(85)",
     "TRIM(LEADING 'x' FROM 'xa')": "nvarchar(max)",
     "TRY_CAST('1' AS int)": "int",
     "TRY_CONVERT(int, '1')": "int",

@@ -28,6 +28,7 @@ from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what 
     control,
     conversations,
     cursors,
+    for_each,
     foreign_procedures,
     help_procedures,
     objects,

@@ -33,6 +33,10 @@ from servicebroker.store.statements import Statement, Steps
 _FIXED_ROLES = {one.principal_id for one in FIXED_PRINCIPALS if one.is_role and one.principal_id != PUBLIC}
 
 
+# whom it echoes for, and who may read and name what is built in, is up to who looks after the database
+_ON_BUILT_IN = frozenset({"SEND", "RECEIVE", "REFERENCES"})
+
+
 class Target(NamedTuple):
     """What a statement is about: an object that was named, or the database, which has no lookup."""
 
@@ -163,9 +167,8 @@ def _prepare(user: User, permission: str, principal: str, target: Target) -> Ste
     """Refuse what cannot be granted, to whom, or by whom."""
     if not isinstance(permission, str):
         raise BrokerError(402, "the permission", type(permission).__name__, "str")
+    securable = yield from _find(user, target, takes_built_in=permission in _ON_BUILT_IN)
     bringing(target.kind, permission)
-    # whom it echoes for is up to who looks after the database
-    securable = yield from _find(user, target, takes_built_in=permission == "SEND")
     grantee = yield from find_principal("find", user.database_id, principal)
     _refuse_grantee(user, grantee, securable)
     rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)

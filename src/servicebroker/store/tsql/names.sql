@@ -194,6 +194,12 @@ create or replace function tsql.login_id(name text) returns integer language sql
 begin atomic
     select p.principal_id from sys.server_principals p where lower(p.name) = lower(login_id.name);
 end;
+create or replace function tsql.login_sid(name text) returns bytea language sql stable parallel safe
+return (select tsql.login_sid(p.principal_id, p.name) from (select 0, 'sa' union all select s.principal_id, s.name from sys.server_principals s) p(principal_id, name)
+         where lower(p.name) = lower(login_sid.name) limit 1);
+create or replace function tsql.login_name(sid bytea) returns text language sql stable parallel safe
+return (select p.name from (select 0, 'sa' union all select s.principal_id, s.name from sys.server_principals s) p(principal_id, name)
+         where tsql.login_sid(p.principal_id, p.name) = sid limit 1);
 create or replace function tsql.login_name(id integer) returns text language sql stable parallel safe
 begin atomic
     select p.name from sys.server_principals p where p.principal_id = id;

@@ -2,7 +2,7 @@
 -- the setting servicebroker.database, as the views of sys do. Dropped and made again: nothing but T-SQL reads them.
 
 drop view if exists
-    tsql.database_principals, tsql.syslogins, tsql.server_principals, tsql.filegroups, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
+    tsql.sysusers, tsql.sql_logins, tsql.database_principals, tsql.syslogins, tsql.server_principals, tsql.filegroups, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
 
 -- The comment of a relation begins with its name; that of a view goes on with the text that has made it, in the next lines.
 create or replace function tsql.noted_name(relation oid) returns text language sql stable strict parallel safe
@@ -344,6 +344,17 @@ begin atomic
     select null::smallint, null::integer, null::smallint, 0::smallint, a.query
       from pg_stat_activity a where tsql.sql_handle(a.pid) = handle and a.datname = current_database();
 end;
+-- PostgreSQL keeps no plans to be asked for.
+create or replace function tsql.dm_exec_query_plan(handle bytea)
+returns table (dbid smallint, objectid integer, number smallint, encrypted smallint, query_plan text) language sql immutable
+begin atomic
+    select null::smallint, null::integer, null::smallint, 0::smallint, null::text where false;
+end;
+create or replace function tsql.dm_exec_text_query_plan(handle bytea, first integer, last integer)
+returns table (dbid smallint, objectid integer, number smallint, encrypted smallint, query_plan text) language sql immutable
+begin atomic
+    select null::smallint, null::integer, null::smallint, 0::smallint, null::text where false;
+end;
 create or replace function tsql.dm_exec_input_buffer(session integer, request integer)
 returns table (event_type text, parameters smallint, event_info text) language sql stable
 begin atomic
@@ -392,7 +403,9 @@ select coalesce(n.spid, a.pid) as session_id, 0 as request_id, a.query_start as 
        upper(a.wait_event_type || '_' || a.wait_event) as wait_type,
        case when a.wait_event_type is null then 0 else (extract(epoch from clock_timestamp() - a.query_start) * 1000)::integer end as wait_time,
        (a.xact_start is not null)::integer as open_transaction_count,
-       0 as cpu_time, (extract(epoch from clock_timestamp() - a.query_start) * 1000)::integer as total_elapsed_time
+       0 as cpu_time, (extract(epoch from clock_timestamp() - a.query_start) * 1000)::integer as total_elapsed_time,
+       null::bytea as plan_handle, 0 as statement_start_offset, -1 as statement_end_offset, upper(a.wait_event_type || '_' || a.wait_event) as last_wait_type,
+       0::bigint as reads, 0::bigint as writes, 0::bigint as logical_reads, 0::real as percent_complete, ''::text as wait_resource
   from pg_stat_activity a left join tsql.session_numbers n using (pid)
  where a.datname = current_database() and a.backend_type = 'client backend' and a.state = 'active';
 -- Of the machine PostgreSQL tells nothing.
@@ -418,8 +431,6 @@ select ''::text as name, 0 as endpoint_id, ''::text as state_desc, ''::text as r
 
 -- --- what databases are made of ---
 
-create or replace view tsql.sql_logins with (security_invoker = true) as
-select p.name, p.principal_id, p.type, p.type_desc, p.create_date from sys.server_principals p where p.type = 'S';
 create or replace view tsql.master_files with (security_invoker = true) as
 select d.database_id, 1 as file_id, 0::smallint as type, 'ROWS'::text as type_desc, d.name, 'PostgreSQL keeps its files itself'::text as physical_name,
        'ONLINE'::text as state_desc from tsql.databases d;
@@ -453,14 +464,34 @@ returns table (objtype text, objname text, name text, value text) language sql i
 begin atomic
     select null, null, null, null where false;
 end;
+-- A login has a sid for as long as it is there, and a user that of its login: what joins both by it finds them.
+create or replace function tsql.login_sid(login_id integer, name text) returns bytea language sql immutable parallel safe
+return case when lower(name) = 'sa' then '\x01'::bytea when login_id = 2 then '\x02'::bytea else decode(md5('login ' || login_id || ' ' || name), 'hex') end;
 create view tsql.server_principals with (security_invoker = true) as
-select p.*, 0::smallint as is_disabled, 'master'::text as default_database_name, 'us_english'::text as default_language_name from sys.server_principals p;
+select p.name, p.principal_id, tsql.login_sid(p.principal_id, p.name) as sid, p.type, p.type_desc, 0::smallint as is_disabled, p.create_date,
+       p.create_date as modify_date, 'master'::text as default_database_name, 'us_english'::text as default_language_name, null::integer as credential_id,
+       case p.type when 'R' then 1 end as owning_principal_id, 0::smallint as is_fixed_role
+  from sys.server_principals p;
 create view tsql.database_principals with (security_invoker = true) as
-select p.*, case p.type when 'S' then 1 else 0 end as authentication_type, case p.type when 'S' then 'INSTANCE' else 'NONE' end as authentication_type_desc
-  from sys.database_principals p;
+select p.name, p.principal_id, p.type, p.type_desc, p.default_schema_name, p.create_date, p.modify_date, p.owning_principal_id,
+       case when p.principal_id = 1 then '\x01'::bytea when p.principal_id = 2 then '\x00'::bytea when l.login_id is not null then tsql.login_sid(l.login_id, l.name)
+            else case p.type when 'R' then '\x010500000000000904000000'::bytea else '\x010500000000000903000000'::bytea end
+                 || decode(md5('user ' || u.database_id || ' ' || u.principal_id || ' ' || u.name), 'hex') end as sid,
+       p.is_fixed_role, p.postgres_role, p.broker_database,
+       case p.type when 'S' then 1 else 0 end as authentication_type, case p.type when 'S' then 'INSTANCE' else 'NONE' end as authentication_type_desc
+  from sys.database_principals p
+  join servicebroker.shown_databases shown on shown.broker_database = p.broker_database
+  join servicebroker.principals u on u.database_id = shown.database_id and u.principal_id = p.principal_id
+  left join servicebroker.logins l using (login_id);
 create view tsql.syslogins with (security_invoker = true) as
-select p.name, p.name as loginname, 'master'::text as dbname, p.create_date as createdate, 1 as hasaccess, (p.type in ('U', 'G'))::integer as isntname,
-       0 as sysadmin, 0 as denylogin from sys.server_principals p where p.type <> 'R';
+select p.sid, p.name, p.name as loginname, 'master'::text as dbname, p.create_date as createdate, 1 as hasaccess, (p.type in ('U', 'G'))::integer as isntname,
+       0 as sysadmin, 0 as denylogin from tsql.server_principals p where p.type <> 'R';
+create view tsql.sysusers with (security_invoker = true) as
+select p.principal_id as uid, p.name, p.sid, p.create_date as createdate, p.modify_date as updatedate, 1 as hasdbaccess,
+       (p.type <> 'R')::integer as islogin, 0 as isntname, (p.type = 'S')::integer as issqluser, (p.type = 'R')::integer as issqlrole, p.broker_database
+  from tsql.database_principals p;
+create view tsql.sql_logins with (security_invoker = true) as
+select p.name, p.principal_id, p.sid, p.type, p.type_desc, p.create_date from tsql.server_principals p where p.type = 'S';
 create or replace view tsql.trigger_events with (security_invoker = true) as
 select o.object_id, events.number as type, events.name as type_desc, 0::smallint as is_first, 0::smallint as is_last, o.broker_database
   from tsql.objects o join servicebroker.tsql_modules m on m.module_id = o.object_id,
@@ -470,6 +501,9 @@ create or replace view tsql.servers with (security_invoker = true) as
 select 0 as server_id, 'servicebroker'::text as name, 'SQL Server'::text as product, 0::smallint as is_linked;
 create or replace view tsql.stats with (security_invoker = true) as
 select 0 as object_id, ''::text as name, 0 as stats_id, 0::smallint as auto_created where false;
+-- Nobody subscribes to results of queries here.
+create or replace view tsql.dm_qn_subscriptions with (security_invoker = true) as
+select 0 as id, 0 as database_id, ''::bytea as sid, 0 as object_id, null::timestamp as created, 0 as timeout, 0 as status where false;
 create or replace view tsql.credentials with (security_invoker = true) as
 select 0 as credential_id, ''::text as name, ''::text as credential_identity where false;
 create or replace view tsql.sql_expression_dependencies with (security_invoker = true) as

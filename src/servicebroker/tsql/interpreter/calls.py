@@ -16,7 +16,7 @@ from servicebroker.tsql.interpreter.modules import Module, find_procedure, worki
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.results import ResultSet, RowCount, Said
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import UNSUPPORTED, TsqlError
 from servicebroker.tsql.syntax import (
     Argument,
     Execute,
@@ -220,9 +220,19 @@ def _execute_text(machine: Machine, statement: ExecuteText) -> None:
 
 
 def run_text(machine: Machine, script: str, frame: Frame, work_as: Callable[[], None] | None = None) -> None:
-    """Statements of a text, with variables of their own; temporary tables of the caller are there."""
+    """Statements of a text, with variables of their own; temporary tables of the caller are there.
+
+    One that cannot be read ends itself alone, whatever XACT_ABORT says.
+    """
     check_nesting(machine)
-    body = parse_text(script, {*frame.types, *frame.tables})
+    try:
+        body = parse_text(script, {*frame.types, *frame.tables})
+    except TsqlError as unreadable:
+        if machine.tries or unreadable.number == UNSUPPORTED:
+            raise
+        machine.say(unreadable)
+        machine.error = unreadable.number
+        return
     frame.signers = machine.frame.signers
     with machine.inside(frame, machine.context.database, work_as):
         _run(machine, body)

@@ -46,6 +46,8 @@ MAXIMUM_NESTING = 32
 _ABORTING = frozenset({241, 242, 244, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, 9420})
 # errors of a name that is not there: the procedure or text ends, what called it goes on
 _ENDING_SCOPE = frozenset({102, 137, 156, 195, 207, 208, 1087, 4104})
+# of those, what a text says of itself before it runs, whatever XACT_ABORT is
+_UNREADABLE = frozenset({102, 137, 156, 195, 1087})
 
 
 @functools.lru_cache(maxsize=1024)
@@ -230,7 +232,8 @@ class Machine:
         lost = error.number == 1205 or self.transactions.is_lost
         if lost and self.transactions.count and not self.transactions.outer:
             self.transactions.restart()
-        aborts = lost or error.undoes or (self.xact_abort and not error.is_raised) or error.number in _ABORTING
+        counts = not error.is_raised and error.number not in _UNREADABLE
+        aborts = lost or error.undoes or (self.xact_abort and counts) or error.number in _ABORTING
         if self.tries:
             if aborts and self.transactions.count:
                 self.transactions.doomed = True

@@ -32,16 +32,40 @@ _OBJECTS = {
     "SCHEMA": "schema",
 }
 # permissions on a database or an instance that nothing here asks for
-OF_NOTHING_HERE = frozenset(
-    {"SHOWPLAN", "UNMASK", "SUBSCRIBE QUERY NOTIFICATIONS", "ALTER TRACE"}
+OF_NOTHING_HERE = frozenset(  # on the instance and on a database
+    {
+        "SHOWPLAN",
+        "UNMASK",
+        "SUBSCRIBE QUERY NOTIFICATIONS",
+        "ALTER TRACE",
+        "TAKE OWNERSHIP",
+        "EXECUTE ANY EXTERNAL SCRIPT",
+    }
     | {"UNSAFE ASSEMBLY", "CONNECT SQL", "EXTERNAL ACCESS ASSEMBLY", "ADMINISTER BULK OPERATIONS", "ALTER SETTINGS"}
-    | {"SHUTDOWN", "CHECKPOINT", "SELECT ALL USER SECURABLES", "BACKUP DATABASE", "BACKUP LOG"}
-    | {f"VIEW {what}" for what in ("SERVER STATE", "DATABASE STATE", "ANY DEFINITION", "ANY DATABASE")}
-    | {f"CREATE {what}" for what in ("DEFAULT", "RULE", "DATABASE", "ASSEMBLY")}
-    | {f"ALTER ANY {what}" for what in ("SYMMETRIC KEY", "CREDENTIAL", "LINKED SERVER")}
-    | {f"ALTER ANY {what}" for what in ("CONNECTION", "ASSEMBLY", "ASYMMETRIC KEY", "DATASPACE")}
-    | {f"ALTER ANY {what}" for what in ("DATABASE DDL TRIGGER",)}
+    | {"SHUTDOWN", "CHECKPOINT", "SELECT ALL USER SECURABLES", "BACKUP DATABASE", "BACKUP LOG", "CONNECT REPLICATION"}
+    | {"CONNECT ANY DATABASE", "ALTER RESOURCES", "ALTER SERVER STATE", "KILL DATABASE CONNECTION"}
+    | {"ADMINISTER DATABASE BULK OPERATIONS", "ENABLE LEDGER", "ALTER LEDGER", "VIEW LEDGER CONTENT"}
+    | {f"VIEW {what}" for what in ("SERVER STATE", "DATABASE STATE", "ANY DEFINITION", "ANY DATABASE", "ANY ERROR LOG")}
+    | {
+        f"VIEW {where} {what}"
+        for where in ("SERVER", "DATABASE")
+        for what in ("PERFORMANCE STATE", "SECURITY STATE", "SECURITY AUDIT")
+    }
+    | {f"VIEW ANY {what} DEFINITION" for what in ("COLUMN ENCRYPTION KEY", "COLUMN MASTER KEY", "PERFORMANCE")}
+    | {f"VIEW {what}" for what in ("ANY SECURITY DEFINITION", "SECURITY DEFINITION", "PERFORMANCE DEFINITION")}
+    | {f"CREATE {what}" for what in ("DEFAULT", "RULE", "DATABASE", "ASSEMBLY", "AGGREGATE", "SYMMETRIC KEY")}
+    | {f"CREATE {what}" for what in ("ASYMMETRIC KEY", "FULLTEXT CATALOG", "AVAILABILITY GROUP", "SERVER ROLE")}
+    | {f"ALTER ANY {what}" for what in ("SYMMETRIC KEY", "CREDENTIAL", "LINKED SERVER", "FULLTEXT CATALOG", "MASK")}
+    | {f"ALTER ANY {what}" for what in ("CONNECTION", "ASSEMBLY", "ASYMMETRIC KEY", "DATASPACE", "APPLICATION ROLE")}
+    | {f"ALTER ANY {what}" for what in ("DATABASE DDL TRIGGER", "DATABASE AUDIT", "SERVER AUDIT", "SERVER ROLE")}
+    | {f"ALTER ANY {what}" for what in ("EVENT SESSION", "DATABASE EVENT SESSION", "AVAILABILITY GROUP")}
+    | {f"ALTER ANY {what}" for what in ("DATABASE SCOPED CONFIGURATION", "EXTERNAL DATA SOURCE", "SECURITY POLICY")}
+    | {f"ALTER ANY {what}" for what in ("COLUMN ENCRYPTION KEY", "COLUMN MASTER KEY", "EXTERNAL FILE FORMAT")}
 )
+_ELSEWHERE = {
+    "SCHEMA": ("VIEW CHANGE TRACKING", "UNMASK", "TAKE OWNERSHIP"),
+    "OBJECT": ("VIEW CHANGE TRACKING", "UNMASK"),
+}
 OF_THE_INSTANCE = frozenset(name for kind, name in IMPLIED_BY if kind is Kind.SERVER)
 NOT_KEPT = frozenset({"TYPE", "XML SCHEMA COLLECTION", "ROLE"})  # permissions on them
 _ALL = ("SELECT", "INSERT", "UPDATE", "DELETE", "REFERENCES")
@@ -165,23 +189,28 @@ def _permission(machine: Machine, statement: Permission) -> None:
     check_permission(statement)
     if statement.kind == "ENDPOINT":
         connect_on_endpoint(machine, statement)
-    elif _is_of_the_instance(statement):
-        _on_instance(machine, statement)
     else:
-        nothing = tuple(one for one in statement.permissions if asked_by_nothing(statement.kind, one))
+        nothing, kept = _told_apart(statement)
         if nothing:
             _not_kept(machine, replace(statement, permissions=nothing))
-        kept = tuple(one for one in statement.permissions if one not in nothing)
         if kept:
-            _on_object(machine, replace(statement, permissions=kept))
+            run = _on_instance if _is_of_the_instance(statement) else _on_object
+            run(machine, replace(statement, permissions=kept))
     tell_of_permission(
         machine, statement, of_the_instance=statement.kind == "ENDPOINT" or _is_of_the_instance(statement)
     )
     machine.done(0)
 
 
+def _told_apart(statement: Permission) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The permissions that nothing here asks for, and those that are kept."""
+    nothing = tuple(one for one in statement.permissions if asked_by_nothing(statement.kind, one))
+    return nothing, tuple(one for one in statement.permissions if one not in nothing)
+
+
 def _is_of_the_instance(statement: Permission) -> bool:
-    return statement.kind == "LOGIN" or (not statement.kind and OF_THE_INSTANCE.issuperset(statement.permissions))
+    kept = _told_apart(statement)[1]
+    return statement.kind == "LOGIN" or (not statement.kind and kept != () and OF_THE_INSTANCE.issuperset(kept))
 
 
 def check_permission(statement: Permission) -> None:
@@ -191,7 +220,7 @@ def check_permission(statement: Permission) -> None:
         TsqlError: 40515. Also DENY of what nothing asks for: what it is to keep from happening would happen.
     """
     verb, kind, line = statement.verb, statement.kind, statement.line
-    nothing = [one for one in statement.permissions if asked_by_nothing(kind, one)]
+    nothing, _ = _told_apart(statement)
     if kind == "ENDPOINT":
         check_endpoint_permission(statement)
     elif _is_of_the_instance(statement):
@@ -205,7 +234,9 @@ def check_permission(statement: Permission) -> None:
 
 def asked_by_nothing(kind: str, permission: str) -> bool:
     """Whether a permission on something of this kind is neither kept nor asked for."""
-    return permission in OF_NOTHING_HERE if kind in ("", "DATABASE") else kind in NOT_KEPT
+    if kind in ("", "DATABASE"):
+        return permission in OF_NOTHING_HERE
+    return kind in NOT_KEPT or permission in _ELSEWHERE.get(kind, ())
 
 
 def _on_instance(machine: Machine, statement: Permission) -> None:

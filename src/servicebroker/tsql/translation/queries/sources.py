@@ -28,9 +28,10 @@ from servicebroker.tsql.translation.text_writer import (
 )
 from servicebroker.tsql.translation.values.alternatives import alike, wider
 from servicebroker.tsql.translation.values.catalog_views import catalog_view
+from servicebroker.tsql.translation.values.foreign_views import refuse_foreign
 from servicebroker.tsql.translation.values.functions import argument
 from servicebroker.tsql.translation.values.permission_functions import asked
-from servicebroker.tsql.types import BIGINT, BIT, INT, INTEGERS, NVARCHAR, SYSNAME, SqlType, postgres_type
+from servicebroker.tsql.types import BIGINT, BIT, INT, INTEGERS, NVARCHAR, SYSNAME, XML, SqlType, postgres_type
 
 _NOT_HERE = frozenset(  # but for the tables of _TABLES
     {"openrowset", "openquery", "opendatasource", "openxml", "containstable", "freetexttable", "changetable"}
@@ -355,7 +356,11 @@ def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None
     inside = node.this if isinstance(node, exp.Table) else node
     if isinstance(inside, exp.OpenJSON):
         return open_json(writer, inside, alias, found.sources)
-    if isinstance(inside, exp.Dot) and isinstance(inside.this, exp.Identifier) and inside.this.name.lower() == "sys":
+    of_system = (
+        isinstance(inside, exp.Dot) and isinstance(inside.this, exp.Identifier) and inside.this.name.lower() == "sys"
+    )
+    of_system = of_system or (isinstance(node, exp.Table) and node.db.lower() == "sys")
+    if isinstance(inside, exp.Dot) and of_system:
         inside = inside.expression
     called = inside.name.lower() if isinstance(inside, exp.Anonymous) else ""
     if called.removeprefix(MARK) in _TABLES:
@@ -364,6 +369,8 @@ def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None
     if nodes is not None:
         return nodes
     shown = called.removeprefix(MARK)
+    if of_system:
+        refuse_foreign("", "sys", shown, f"sys.{shown}")
     users = table_call(writer, node, alias, found.sources) if shown not in _NOT_HERE else None
     if users is not None:
         return users
@@ -411,6 +418,7 @@ def _named(text: str, own: str, columns: list[Column], alias: exp.Expression | N
 
 
 _SMALLINT = SqlType("smallint")
+_PLAN = (Column("dbid", _SMALLINT), Column("objectid", INT), Column("number", _SMALLINT), Column("encrypted", BIT))
 _SYSTEM = {
     "fn_listextendedproperty": (
         "sssssss",
@@ -418,14 +426,10 @@ _SYSTEM = {
     ),
     "dm_exec_sql_text": (
         "b",
-        (
-            Column("dbid", _SMALLINT),
-            Column("objectid", INT),
-            Column("number", _SMALLINT),
-            Column("encrypted", BIT),
-            Column("text", NVARCHAR),
-        ),
+        (*_PLAN, Column("text", NVARCHAR)),
     ),
+    "dm_exec_query_plan": ("b", (*_PLAN, Column("query_plan", XML))),
+    "dm_exec_text_query_plan": ("bii", (*_PLAN, Column("query_plan", NVARCHAR))),
     "dm_exec_input_buffer": (
         "ii",
         (Column("event_type", NVARCHAR), Column("parameters", _SMALLINT), Column("event_info", NVARCHAR)),

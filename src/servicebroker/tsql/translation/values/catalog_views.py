@@ -8,6 +8,7 @@ from servicebroker.engine.security.tsql_objects import ENTER, Use
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.text_writer import Writer, refused, string
+from servicebroker.tsql.translation.values.foreign_views import refuse_foreign
 from servicebroker.tsql.types import SYSNAME
 
 # views of the schema tsql: what sys has not, or has otherwise
@@ -50,6 +51,7 @@ OWN = frozenset(
     | {"conversation_endpoints", "event_notification_event_types", "trigger_event_types"}
     | {"assemblies", "assembly_files", "asymmetric_keys", "extended_properties"}
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
+    | {"sysusers", "dm_qn_subscriptions"}
 )
 # names and GUIDs as text that are compared without regard to case; names of services, contracts and types are not
 _NAMED = {
@@ -80,8 +82,15 @@ _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_lo
                       | {"messages", "master_files", "dm_os_sys_info", "dm_exec_connections", "dm_os_wait_stats"}
                       | {"dm_tran_session_transactions", "dm_tran_active_transactions", "dm_os_waiting_tasks"}
                       | {"dm_exec_query_stats", "spt_values", "servers", "credentials", "dm_exec_cached_plans"}
-                      | {"sysprocesses", "event_notification_event_types", "trigger_event_types"}
+                      | {"sysprocesses", "dm_qn_subscriptions", "event_notification_event_types", "trigger_event_types"}
                       | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip
+
+
+# views of sys that T-SQL sees as they are, of those that are called as views of SQL Server that are not here
+OF_SYS = frozenset(
+    {"dm_broker_connections", "dm_broker_forwarded_messages", "dm_broker_queue_monitors", "dm_os_performance_counters"}
+)
+_OLD = frozenset({"sysdatabases", "sysobjects", "sysusers", "syslogins", "sysprocesses", "spt_values"})  # without sys
 
 
 class View(NamedTuple):
@@ -95,11 +104,13 @@ def catalog_view(writer: Writer, own: object) -> View | None:
     """The view that sys.name or INFORMATION_SCHEMA.name means, None for another schema.
 
     Raises:
-        TsqlError: 40515 for a view of INFORMATION_SCHEMA that is not there.
+        TsqlError: 40515 for a view of INFORMATION_SCHEMA that is not there, 208 for one of sys or msdb.
     """
     name, schema, database = (str(getattr(own, part)).lower() for part in ("name", "schema", "database"))
-    old = name in ("sysdatabases", "sysobjects", "syslogins", "sysprocesses", "spt_values") and schema in ("", "dbo")
+    old = name in _OLD and schema in ("", "dbo")
     old = old and (name != "spt_values" or database == "master" or writer.scope.database.lower() == "master")
+    if name not in OWN | OF_SYS:
+        refuse_foreign(database, schema, name, str(own))
     if schema not in ("sys", "information_schema") and not old:
         return None
     if schema == "information_schema":

@@ -153,6 +153,13 @@ def _suser_id(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return Sql(f"tsql.login_id({name})", INT)
 
 
+def _suser_sid(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    if len(nodes) > 1:
+        raise wrong_count("suser_sid", 0, 1)
+    name = as_text(write_value(writer, nodes[0])) if nodes else session_value(writer, "suser_name").text
+    return Sql(f"tsql.login_sid({name})", SqlType("varbinary", 85))
+
+
 def _not_here(name: str, instead: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
     def refuse(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         raise refused(name, instead)
@@ -178,6 +185,7 @@ SPECIAL |= {
     "least": _extreme("LEAST"),
     "cursor_status": _cursor_status,
     "suser_id": _suser_id,
+    "suser_sid": _suser_sid,
     "sql_variant_property": _variant_property,
     "session_context": _session_context,
     "string_split": _not_here("STRING_SPLIT as a value", "It is a table: write it in FROM."),

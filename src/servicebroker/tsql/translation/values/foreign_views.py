@@ -1,0 +1,52 @@
+"""Views and functions of SQL Server's catalog that are not here, so that the error says more than that nobody knows the name."""
+
+from __future__ import annotations
+
+import re
+
+from servicebroker.tsql.statement_errors import TsqlError
+
+_SERVER = "PostgreSQL's own views, such as pg_stat_activity, say how the server is."
+_AGENT = (
+    "The jobs of SQL Server Agent are not here: use a conversation timer, or the scheduler of the operating system."
+)
+_BACKUPS = "See the page on backups."
+_NOT_HERE = "Nothing here stands behind this view of SQL Server."
+
+_OF_THE_SERVER = re.compile(r"dm_\w+|fn_\w+|sysperfinfo|syslockinfo|syscacheobjects|trace\w*|system_internals_\w+")
+_OF_THE_CATALOG = re.compile(
+    r"(?:availability|change_tracking|column_encryption|column_master|column_store|cryptographic|fulltext|masked|memory_optimized|"
+    r"module_assembly|numbered|external|query_store|remote_data|resource_governor|security|selective_xml|server_audit|server_event_session|"
+    r"server_role|server_trigger|spatial|system|time_zone|trusted|xml_index|database_(?:audit|automatic|credential|event_session|"
+    r"filestream|mirroring|query_store|recovery|scoped))\w*|all_(?:parameters|sql_modules|views)|allocation_units|assembly_\w+|backup_devices|"
+    r"column_\w+_usages|destination_data_spaces|edge_constraints|extended_procedures|filetables|hash_indexes|http_endpoints|"
+    r"linked_logins|remote_logins|login_token|user_token|openkeys|parameter_\w+_usages|partition_parameters|periods|plan_guides|securable_classes|"
+    r"server_(?:assembly_modules|file_audits|principal_credentials|sql_modules)|soap_endpoints|sql_dependencies|stats_columns|"
+    r"sys(?:altfiles|charsets|columns|comments|configures|constraints|curconfigs|depends|devices|filegroups|files|foreignkeys|"
+    r"fulltextcatalogs|indexes|indexkeys|languages|members|messages|permissions|protects|references|remotelogins|servers|types)|"
+    r"table_types|type_assembly_usages|via_endpoints|xml_schema_(?!collections)\w+"
+)
+_OF_JOBS = re.compile(
+    r"sys(?:jobs?\w*|schedules|operators|alerts|categories|notifications|cachedcredentials|proxies|mail_\w+)"
+)
+_OF_BACKUPS = re.compile(r"backup\w+|restore\w+|suspect_pages|logmark\w+")
+
+
+def refuse_foreign(database: str, schema: str, name: str, shown: str) -> None:
+    """Of a name that stands for nothing here, in lower case.
+
+    Raises:
+        TsqlError: 208 SQL Server has something of this name, with what to do instead.
+    """
+    of_system = schema == "sys" or (database == "master" and schema in ("", "dbo") and name.startswith("sys"))
+    if of_system and _OF_THE_SERVER.fullmatch(name):
+        instead = _SERVER
+    elif of_system and _OF_THE_CATALOG.fullmatch(name):
+        instead = _NOT_HERE
+    elif database == "msdb" and _OF_JOBS.fullmatch(name):
+        instead = _AGENT
+    elif database == "msdb" and _OF_BACKUPS.fullmatch(name):
+        instead = _BACKUPS
+    else:
+        return
+    raise TsqlError(208, f"Invalid object name '{shown}'. {instead}")
