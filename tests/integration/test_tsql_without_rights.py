@@ -301,6 +301,11 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
         ("EXEC sp_rename 'Parcels.ByPlace', 'x', 'INDEX'", 1088),
     ],
     "sp_spaceused": [("EXEC sp_spaceused 'Parcels'", 229)],
+    "sp_msforeachdb": [("EXEC sp_MSforeachdb 'PRINT 1', @precommand = 'DELETE FROM Parcels'", 229)],
+    "sp_msforeachtable": [
+        ("EXEC sp_MSforeachtable 'PRINT 1', @precommand = 'DELETE FROM Parcels'", 229),
+        ("EXEC sp_MSforeachtable 'PRINT 1', @whereand = 'AND EXISTS (SELECT * FROM Parcels)'", 229),
+    ],
     "sp_executesql": [("EXEC sp_executesql N'INSERT Parcels VALUES (8, N''x'')'", 229)],
     "Unsupported": [("DROP RULE r", 40515)],
 }

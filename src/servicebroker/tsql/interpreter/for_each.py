@@ -40,9 +40,15 @@ def _given(machine: Machine, statement: Execute, names: tuple[str, ...]) -> dict
 def _run(machine: Machine, given: dict[str, str], query: str) -> None:
     """Each text is run for itself: an error in one is told, and the next one runs."""
     sign = given.get("@replacechar", "?")[:1]
-    names = [str(name) for (name,) in machine.queries.collect(query).rows]
+    with machine.inside(_frame(machine), machine.context.database):
+        names = [str(name) for (name,) in machine.queries.collect(query).rows]
     commands = [given[command] for command in _COMMANDS if command in given]
     texts = [text.replace(sign, name) if sign else text for name in names for text in commands]
     around = [[given[name]] if name in given else [] for name in ("@precommand", "@postcommand")]
     script = "".join(f"EXEC (N{literal(text)});" for text in (*around[0], *texts, *around[1]))
-    run_text(machine, script, Frame(machine.frame.procedure, machine.frame.number))
+    run_text(machine, script, _frame(machine))
+
+
+def _frame(machine: Machine) -> Frame:
+    """A text has no part in what a procedure around it may."""
+    return Frame(machine.frame.procedure, machine.frame.number)
