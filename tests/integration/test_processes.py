@@ -5,6 +5,7 @@ Each message and each answer is checked: exactly once, in order. Dialogs are sec
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -15,12 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 import servicebroker as sb
 from daemons import Served, free_port
+from forked import ran
 from support import (
     CONTRACT,
     ORDER,
@@ -105,7 +108,7 @@ def brokers(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[t
         west.database.create_route("r", service_name=STOCK, address=f"TCP://127.0.0.1:{east.port}")
         east.database.create_route("r", service_name=ORDERS, address=f"TCP://127.0.0.1:{west.port}")
         for one in made:
-            eventually(lambda one=one: len(one.children) == PROCESSES - 1)
+            one.daemons[0].says(f"Conversations are divided among {PROCESSES} rounds at a time.")
         yield west, east
 
 
@@ -205,6 +208,28 @@ def all_is_settled(*brokers: Broker) -> None:
         assert securities == [("F",)]
 
 
+def status_and_doctor_tell_of_them(one: Broker) -> None:
+    """Which processes serve the instance, and that one is killed again and again."""
+    killed = one.daemons[0].count("another one takes its place")
+    pids = [one.daemons[0].process.pid, *one.children]
+
+    def told() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(ran("status", "--instance", one.url, "--json").stdout)["processes"]
+        return found
+
+    eventually(lambda: sorted(process["process_id"] for process in told()) == sorted(pids))
+    found = told()
+    assert [process["number"] for process in found] == [1, 2, 3]
+    assert sum(process["replaced"] for process in found) == killed
+    assert all(process["memory"] > 10_000_000 for process in found)
+    served = ran("status", "--instance", one.url, env=os.environ | {"COLUMNS": "200"}).stdout
+    assert f"Served by {PROCESSES} processes: {pids[0]} (" in served
+    said = ran("doctor", "--instance", one.url).stdout
+    for process in found:
+        often = f"Process {process['number']} of 3 was replaced {process['replaced']} times, lately "
+        assert (often in said) == (process["replaced"] >= 3)
+
+
 @pytest.mark.feature(127, 140)
 def test_one_of_several_processes_is_killed(
     brokers: tuple[Broker, Broker], seeded_random: random.Random, request: pytest.FixtureRequest
@@ -221,7 +246,9 @@ def test_one_of_several_processes_is_killed(
             eventually(lambda: others < {*broker.children} - {killed})  # noqa: B023
             flow.moves()
     all_is_settled(*brokers)
-    assert sum(one.daemons[0].count("was killed: another one takes its place") for one in brokers) == kills
+    assert sum(one.daemons[0].count("was killed (SIGKILL): another one takes its place") for one in brokers) == kills
+    for one in brokers:
+        status_and_doctor_tell_of_them(one)
     for one in brokers:  # and all of them end when they are asked to
         before = one.children
         assert one.daemons[0].end() == 0

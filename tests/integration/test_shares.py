@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +21,11 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.broker import daemon, metrics, shares
+from mirrored_servers import Server
+from servicebroker.broker import daemon, metrics, processes, shares
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.postgres_store import PostgresStore
+from servicebroker.broker.processes import ShareProcess
 from servicebroker.engine.remote.arriving import Result
 from servicebroker.protocol.division import Division, share_of
 from servicebroker.protocol.incoming import Batch
@@ -66,6 +74,18 @@ class Site:
         with psycopg.connect(self.url) as connection:
             (found,) = connection.execute(text, (connection.info.dbname,)).fetchone() or (0,)
         return int(found)
+
+    @property
+    def processes(self) -> list[ShareProcess]:
+        """Of its shares; with them these know whose session it is."""
+        return [one for one in self.daemon._shares._opened if isinstance(one, ShareProcess) and one._session]
+
+    def session_of(self, process: ShareProcess) -> list[tuple[Any, ...]]:
+        """What the session of a process waits for, as long as there is one."""
+        assert process._session is not None
+        text = "select wait_event_type, wait_event from pg_stat_activity where pid = %s and backend_start = %s"
+        with psycopg.connect(self.url) as connection:
+            return connection.execute(text, process._session).fetchall()
 
     @property
     def remembered(self) -> list[int]:
@@ -154,7 +174,7 @@ def test_messages_large_and_small_come_once_and_in_order(
         west.route(STOCK, east)
         east.route(ORDERS, west)
         converse(west, east, large=3_000_000)
-        assert west.sessions == SHARES + 1
+        eventually(lambda: west.sessions == SHARES + 1)
         with psycopg.connect(east.url, autocommit=True) as other:  # one of them alone: all begin anew
             other.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'servicebroker serve' "
@@ -266,3 +286,222 @@ def _seconds(shares: int, make_instance_url: Callable[..., str], folder: Path) -
         east.route(ORDERS, west)
         eventually(lambda: west.waiting == 0)
         return time.monotonic() - began
+
+
+# ---------------------------------------------------------------- processes that do not do what they should
+
+
+@pytest.fixture
+def served(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Site, Site]]:
+    """West and east, each in two processes; conversations are under way, one of each share at least."""
+    with sites(2, make_instance_url, tmp_path, 2, in_processes=True) as (west, east):
+        west.route(STOCK, east)
+        east.route(ORDERS, west)
+        eventually(lambda: len(west.processes) == len(east.processes) == 1)
+        yield west, east
+
+
+def handle_of(site: Site, share: int) -> UUID:
+    """A new conversation of that share of two."""
+    while True:
+        handle = site.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+        text = (
+            f"select conversation_id from servicebroker.conversation_endpoints where conversation_handle = '{handle}'"
+        )
+        if share_of(query(site.database, text)[0][0], 2) == share:
+            return handle
+
+
+def sends(west: Site, east: Site, handle: UUID, body: bytes) -> None:
+    """It arrives, and west hears of that."""
+    west.database.send(handle, ORDER, body)
+    assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=60)] == [body]
+    eventually(lambda: west.waiting == 0)
+
+
+def killed(process: ShareProcess) -> None:
+    """As somebody else would do it."""
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def test_the_session_of_a_killed_process_ends_with_it(served: tuple[Site, Site]) -> None:
+    """PostgreSQL would not notice as long as it waits: for a lock here."""
+    west, east = served
+    handle = handle_of(west, 1)
+    sends(west, east, handle, b"1")
+    (before,) = east.processes
+    with psycopg.connect(east.url) as holder:
+        holder.execute("lock table servicebroker.arrivals in exclusive mode")
+        west.database.send(handle, ORDER, b"2")
+        eventually(lambda: east.session_of(before)[0][0] == "Lock")
+        killed(before)
+        eventually(lambda: east.session_of(before) == [])
+    eventually(lambda: bool(east.processes) and east.processes != [before])
+    assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=60)] == [b"2"]
+    eventually(lambda: west.waiting == 0)
+
+
+@pytest.fixture
+def guarded(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Site, Site, Server]]:
+    """As `served`, and east's server can be told to wait for a standby that there is not."""
+    folder = Path(tempfile.mkdtemp(prefix="servicebroker-guarded-"))  # where the server's user can get at it
+    folder.chmod(0o755)
+    server = Server(folder / "one")
+    server.make(synchronous="")
+    server.start()
+    try:
+        urls = iter([make_instance_url(1), server.url])
+        with sites(2, lambda _: next(urls), tmp_path, 2, in_processes=True) as (west, east):
+            west.route(STOCK, east)
+            east.route(ORDERS, west)
+            eventually(lambda: len(west.processes) == len(east.processes) == 1)
+            yield west, east, server
+    finally:
+        server.close()
+        shutil.rmtree(folder)
+
+
+def commit_waits(west: Site, east: Site, server: Server) -> ShareProcess:
+    """The process of east that has stored a message, which its standby does not confirm."""
+    handle = handle_of(west, 1)
+    sends(west, east, handle, b"1")
+    server.set_synchronous("nobody")
+    west.database.send(handle, ORDER, b"2")
+    (process,) = east.processes
+    eventually(lambda: east.session_of(process) == [("IPC", "SyncRep")])
+    return process
+
+
+def test_what_a_killed_process_has_committed_is_acknowledged_when_the_standby_has_it(
+    guarded: tuple[Site, Site, Server],
+) -> None:
+    west, east, server = guarded
+    before = commit_waits(west, east, server)
+    killed(before)
+    eventually(lambda: east.session_of(before) == [])
+    eventually(lambda: bool(east.processes) and east.processes != [before])
+    (after,) = east.processes
+    eventually(lambda: east.session_of(after) == [("IPC", "SyncRep")])
+    time.sleep(3.0)  # the message has come again meanwhile
+    assert west.waiting == 1
+    server.set_synchronous("")
+    eventually(lambda: west.waiting == 0)
+    assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=60)] == [b"2"]
+
+
+def test_a_commit_that_waits_for_its_standby_ends_with_the_daemon(
+    guarded: tuple[Site, Site, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    west, east, server = guarded
+    monkeypatch.setattr(daemon, "PATIENCE", 0.5)
+    process = commit_waits(west, east, server)
+    east.daemon.stop()
+    east._thread.join(20)
+    assert not east._thread.is_alive()
+    assert east.session_of(process) == []
+    assert west.waiting == 1
+    server.set_synchronous("")
+
+
+def _no_more(*_: object, **__: object) -> Any:
+    raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+HINDRANCES = pytest.mark.parametrize(
+    ("what", "name", "value", "said"),
+    [
+        (subprocess, "Popen", _no_more, "No process can be started: [Errno 11] Resource temporarily unavailable."),
+        (processes, "PROGRAM", [], "Another version was installed since the daemon began"),
+        (processes, "MODULE", "no_such_module", "A process ended with exit code 1 as it began."),
+    ],
+    ids=["none", "another version", "broken"],
+)
+
+
+@HINDRANCES
+def test_where_no_process_can_take_its_place_the_daemon_does_its_work(
+    served: tuple[Site, Site],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: object,
+    name: str,
+    value: object,
+    said: str,
+) -> None:
+    west, east = served
+    handle = handle_of(west, 1)
+    sends(west, east, handle, b"1")
+    monkeypatch.setattr(what, name, value)
+    killed(east.processes[0])
+    sends(west, east, handle, b"2")
+    assert east.processes == []
+    assert len(east.remembered) == 2
+    (told,) = [text for text in caplog.messages if "is done in the first" in text]
+    assert told.startswith(f"What process 2 of 2 did is done in the first: {said}")
+
+
+@HINDRANCES
+def test_where_no_process_can_be_had_the_daemon_goes_on_with_fewer(
+    make_instance_url: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: object,
+    name: str,
+    value: object,
+    said: str,
+) -> None:
+    tries: list[object] = []
+    opened_for = shares.Shares._opened_for
+
+    def noted(self: shares.Shares, divisions: list[Division]) -> Any:
+        tries.append(divisions)
+        return opened_for(self, divisions)
+
+    monkeypatch.setattr(shares, "GIVEN_UP", 0.0)
+    monkeypatch.setattr(shares.Shares, "_opened_for", noted)
+    with monkeypatch.context() as hindered:
+        hindered.setattr(what, name, value)
+        with sites(2, make_instance_url, tmp_path, 2, in_processes=True) as (west, east):
+            west.route(STOCK, east)
+            east.route(ORDERS, west)
+            sends(west, east, handle_of(west, 1), b"1")
+            eventually(lambda: len(tries) >= 6)
+            told = [text for text in caplog.messages if "It stays at 1 rounds at a time" in text]
+            assert len(told) == 2  # once each
+            assert all(said in text for text in told)
+            hindered.undo()
+            eventually(lambda: len(west.processes) == len(east.processes) == 1)
+            sends(west, east, handle_of(west, 1), b"2")
+
+
+def test_a_round_that_fails_is_no_killed_process(
+    served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it fails with, as here with what the end of the daemon looks like."""
+    west, east = served
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setattr(processes, "MODULE", "failing_share")
+    before = east.processes[0]
+    killed(before)
+    eventually(lambda: any("EOFError: of a round" in text for text in caplog.messages))
+    assert sum("was killed" in text for text in caplog.messages) == 1
+    monkeypatch.undo()
+    eventually(lambda: bool(east.processes) and east.processes != [before])
+    sends(west, east, handle_of(west, 1), b"1")
+
+
+def test_nothing_of_a_process_is_left_when_its_end_goes_wrong(
+    served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = served[1].processes[0]
+
+    def wrong(*_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(process, "_say", wrong)
+    eventually(lambda: process._process.poll() is not None)
+    eventually(lambda: served[1].session_of(process) == [])
+    assert process._connection.closed
+    assert process._process.stdin is not None
+    assert process._process.stdin.closed

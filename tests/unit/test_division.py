@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from types import SimpleNamespace
@@ -12,9 +15,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from many_sites import Pipe
-from servicebroker.broker import inboxes, shares
+from servicebroker.broker import inboxes, share_process, shares
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
 from servicebroker.broker.links import Arrival
+from servicebroker.broker.processes import Gone, ShareProcess
 from servicebroker.broker.shares import (
     COMPUTING,
     FEW,
@@ -242,6 +246,22 @@ class Unconnected:
     def close(self) -> None: ...
 
 
+def divided(carry: Callable[[Share], int], start: Any = None) -> Any:
+    """Shares of a daemon that has begun; rounds are `carry`."""
+
+    def made() -> Any:
+        forwarding = SimpleNamespace(drop_all=lambda number: None)
+        return SimpleNamespace(forget=lambda shares: None, forwarding=forwarding, round=lambda store, arrivals: 0)
+
+    of: Any = Shares("", partial(datetime.now, UTC), Inboxes(), made, carry, None, start)
+    of.begin(SimpleNamespace(division=Division()))
+    return of
+
+
+def opened() -> _Opened:
+    return _Opened(Unconnected(), SimpleNamespace(division=Division(1, 2)))  # type: ignore[arg-type]
+
+
 def test_a_share_that_fails_while_its_last_round_is_waited_for_is_not_overlooked() -> None:
     """As one whose commit has not reached the standby: nothing may be acknowledged before that is looked into."""
 
@@ -249,16 +269,117 @@ def test_a_share_that_fails_while_its_last_round_is_waited_for_is_not_overlooked
         of._over.wait()
         raise InstanceError("A commit did not reach the synchronous standby.")
 
-    def made() -> Any:
-        forwarding = SimpleNamespace(drop_all=lambda number: None)
-        return SimpleNamespace(forget=lambda shares: None, forwarding=forwarding, round=lambda store, arrivals: 0)
-
-    clock = partial(datetime.now, UTC)
-    of: Any = Shares("", clock, Inboxes(), made, carry, None)
-    of._store = SimpleNamespace(division=Division())
-    of._divide([_Opened(Unconnected(), SimpleNamespace(division=Division(1, 2)))])  # type: ignore[arg-type]
+    of = divided(carry)
+    of._divide([opened()])
     with pytest.raises(InstanceError, match="did not reach"):
         of._divide([])
     of.end()
     assert of.problem is None
     assert len(of.all) == 1
+
+
+def test_rounds_go_on_while_more_shares_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreters and connections take their time: the daemon's own share does not wait for them."""
+    may_open, is_ready = threading.Event(), threading.Event()
+
+    def open_slowly(*_: object) -> _Opened:
+        may_open.wait()
+        return opened()
+
+    monkeypatch.setattr(shares, "open_share", open_slowly)
+    of = divided(lambda share: is_ready.set() or 0)  # type: ignore[func-returns-value]
+    of._load = SimpleNamespace(wanted=lambda worked: 2)
+    for _ in range(3):
+        of.adapt()
+        assert len(of.all) == 1
+    may_open.set()
+    of._opening.result()
+    of.adapt()
+    assert len(of.all) == 2
+    assert is_ready.wait(5)
+    of.end()
+
+
+def test_what_is_opened_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_open, is_closed = threading.Event(), threading.Event()
+
+    def open_slowly(*_: object) -> Any:
+        may_open.wait()
+        return SimpleNamespace(ready=lambda: None, close=is_closed.set)
+
+    monkeypatch.setattr(shares, "open_share", open_slowly)
+    of = divided(lambda share: 0)
+    of._load = SimpleNamespace(wanted=lambda worked: 2)
+    of.adapt()
+    of.end()
+    may_open.set()
+    assert is_closed.wait(5)
+
+
+class Killed(ShareProcess):
+    """A process that was killed."""
+
+    ending = "was killed (SIGKILL)"
+
+    def __init__(self) -> None:
+        self._seen = None
+
+    def ready(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_over_before", [True, False])
+def test_no_process_begins_where_conversations_are_divided_anew(
+    *, is_over_before: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what the last one has committed is not acknowledged by who does not know whether a standby has it."""
+    started: list[object] = []
+
+    def carry(share: Share) -> int:
+        if is_over_before:
+            of._over.wait()
+        raise Gone
+
+    of = divided(carry, lambda *about: started.append(about))
+    of._divide([Killed()])
+    while not is_over_before and "takes its place" not in caplog.text:
+        time.sleep(0.01)
+    with pytest.raises(Gone):
+        of._divide([])
+    assert started == []
+    assert of._replaced.keys() == (set() if is_over_before else {2})
+    of.end()
+
+
+# ---------------------------------------------------------------- what a process asks its daemon
+
+
+class Asked:
+    """A daemon that counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.rounds, self.asked = 1, list[str]()
+
+    def ask(self, what: str, about: object) -> object:
+        self.asked.append(what)
+        return (7, "who", 1_000) if what == "reach" else "who"
+
+    def tell(self, *_: object, **__: object) -> None: ...
+
+
+def test_a_link_that_two_addresses_lead_to_has_its_room_once() -> None:
+    links: Any = share_process.Links(Asked())  # type: ignore[arg-type]
+    link = links.reach(HERE)
+    link.send(bytes(600))
+    assert links.reach(Address("there", 4022)) is link
+    assert link.room == 400
+
+
+def test_who_is_at_an_address_is_asked_when_something_else_is_known() -> None:
+    asked: Any = Asked()
+    peers = share_process.KnownPeers(asked)
+    for version in (1, 1, 2):
+        peers.begin(version, proves=True)
+        assert [peers.owner_at(HERE), peers.owner_at(HERE)] == ["who", "who"]
+    assert asked.asked == ["owner_at"] * 2

@@ -28,9 +28,9 @@ from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reac
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.postgres_store import PostgresStore
-from servicebroker.broker.processes import Begin, ShareProcess
+from servicebroker.broker.processes import Begin, Gone, ShareProcess
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.shares import FALLBACK, MANY, NAME, PACE, SOON, Share, Shares, pin_plans
+from servicebroker.broker.shares import FALLBACK, MANY, NAME, PACE, SOON, Serving, Share, Shares, pin_plans
 from servicebroker.broker.sockets import Network
 from servicebroker.broker.standing import Proof
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
@@ -127,6 +127,7 @@ class Daemon:
         self._tell_fault_at = 0.0
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
+        self._serving: list[Serving] = []
         self._membership: ToldMembership | None = None  # as the database has it
         self._holds = False  # messages to pass on are shown
         self._proof = Proof(self._network, self._stopped)
@@ -138,8 +139,8 @@ class Daemon:
             self._network, self._clock, time.monotonic, Random(), self._here, keys=keys, peers=self._network.peers
         )
 
-    def _start_process(self, keys: KeyFolder | None, division: Division) -> ShareProcess:
-        begin = Begin(self._url, None if keys is None else keys.path, division, _log.getEffectiveLevel())
+    def _start_process(self, keys: KeyFolder | None, division: Division, follows: bool) -> ShareProcess:
+        begin = Begin(self._url, None if keys is None else keys.path, division, _log.getEffectiveLevel(), follows)
         return ShareProcess(begin, self._network, self._network.peers, self._here, self._clock, time.monotonic)
 
     def listen(self, host: str, port: int, *names: str) -> Address:
@@ -176,6 +177,9 @@ class Daemon:
             while not self._stopped.is_set():
                 try:
                     self._connect_and_serve()
+                except Gone as problem:  # as conversations were to be divided anew
+                    _log.warning("%s All of them begin anew from what is stored.", problem)
+                    self._begin_anew()
                 except (psycopg.Error, InstanceError) as problem:
                     self._outage.lost(problem)
                     self._begin_anew()
@@ -270,7 +274,7 @@ class Daemon:
         return False
 
     def _serve(self, connection: DirectConnection) -> None:
-        self._shown, self._look_at, self._answer_at, self._sample_at = [], 0.0, 0.0, 0.0
+        self._shown, self._serving, self._look_at, self._answer_at, self._sample_at = [], [], 0.0, 0.0, 0.0
         self._membership = run(connection, find_membership())
         store = PostgresStore(connection, self._clock)
         connection.add_notice_handler(store.notice)
@@ -310,6 +314,10 @@ class Daemon:
         if shown != self._shown:
             connections.write(connection, shown)
             self._shown = shown
+        serving = self._shares.serving()
+        if serving != self._serving:
+            connections.show(connection, "serving_processes", Serving._fields, serving)
+            self._serving = serving
         self._shares.show()
         held = self._shares.forwarded()
         if held or self._holds:

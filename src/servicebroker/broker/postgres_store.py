@@ -85,6 +85,15 @@ class PostgresStore(Store):
         if not self._is_replicated:
             raise InstanceError("A commit did not reach the synchronous standby, so nothing of it is acknowledged.")
 
+    def prove(self) -> None:
+        """Wait for a commit that the synchronous standby has, where there is one, and with it all that was committed.
+
+        Raises:
+            InstanceError: somebody has given it up.
+        """
+        with self.transaction():
+            self._do(mirrored_pairs.proof())
+
     def _do(self, steps: Steps[T]) -> T:
         """Run a verb: the transaction must be on disk before anything goes on."""
         self._must_last = True

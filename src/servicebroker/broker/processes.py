@@ -8,17 +8,20 @@ know nothing of processes. What only is known here a process asks for while its 
 from __future__ import annotations
 
 import logging
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import psycopg
 
 from servicebroker.broker import metrics
 from servicebroker.broker.forwarding import Row
@@ -29,20 +32,43 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.division import Division
 from servicebroker.protocol.mirroring import NEVER, Standing
 from servicebroker.protocol.routing import Address
+from servicebroker.store.connection import connect, one_line
+from servicebroker.store.running import execute
 from servicebroker.store.statement_counts import Place, counts_at
 
 MODULE = "servicebroker.broker.share_process"
-CLOSING = 5.0  # seconds that a process has to end by itself
+CLOSING = 5.0  # seconds that a process has to end by itself, and then its session
 TO_LINKS, TO_PEERS, TO_LOG = "links", "peers", "log"  # who is told something, beside a link
 
 
+def program_on_disk() -> list[tuple[str, int]]:
+    """What a process that starts now runs: another one when somebody has installed something since."""
+    place = Path(__file__).parents[1]
+    return sorted((str(file.relative_to(place)), file.stat().st_mtime_ns) for file in place.rglob("*.py"))
+
+
+PROGRAM = program_on_disk()  # when this process has begun
+
+
 class Begin(NamedTuple):
-    """What a process is to do. It connects to the database, and answers with `Done`."""
+    """What a process is to do. It says what program it is, connects to the database, and says its `Session` and `Done`.
+
+    Attributes:
+        follows: one that was killed, whose last commit may not have reached the standby.
+    """
 
     url: str
     keys: Path | None
     division: Division
     level: int  # of the log
+    follows: bool
+
+
+class Session(NamedTuple):
+    """Of a process with PostgreSQL."""
+
+    pid: int
+    began: datetime
 
 
 class Round(NamedTuple):
@@ -110,10 +136,14 @@ class Failed(NamedTuple):
 
 
 class Gone(InstanceError):
-    """The process has ended without a word: somebody has killed it."""
+    """A process has ended without a word."""
 
     def __init__(self) -> None:
-        super().__init__("The process of a share was killed.")
+        super().__init__("The process of a share has ended.")
+
+
+class Unstartable(InstanceError):
+    """No process can be had that does what this one asks for."""
 
 
 class Held(NamedTuple):
@@ -153,15 +183,20 @@ class ShareProcess:
         self._happened: list[tuple[str, tuple[Any, ...]]] = []
         self._seen: Seen | None = None
         self._is_idle = self._is_ready = False  # it waits for a question, it has connected
+        self._url = begin.url
+        self._session: Session | None = None
         self.wake_at = NEVER
-        self._connection, theirs = Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-                stdin=subprocess.PIPE,  # it ends when nobody has the other end any more
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for this process, which lets it finish
-            )
+        try:
+            self._connection, theirs = Pipe()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                    stdin=subprocess.PIPE,  # it ends when nobody has the other end any more
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # Ctrl-C is for this process, which lets it finish
+                )
+        except OSError as problem:  # as where a user may have no more of them
+            raise Unstartable(f"No process can be started: {one_line(problem)}.") from problem
         with suppress(Gone):  # `ready` says so
             self._say(begin)
 
@@ -169,29 +204,65 @@ class ShareProcess:
         """Wait until it has connected.
 
         Raises:
+            Unstartable: it is another program than this one, or none that runs.
             Gone, InstanceError: it has not.
         """
-        if not self._is_ready:
+        if self._is_ready:
+            return
+        try:
+            if self._hear() != PROGRAM:
+                raise Unstartable(
+                    "Another version was installed since the daemon began, so no process can join it: start it again."
+                )
+            self._session = self._hear()
             self._take(self._hear())
-            self._is_ready = True
+        except Gone as gone:
+            if self._process.wait() >= 0:  # nobody has killed it
+                raise Unstartable(f"A process {self.ending} as it began.") from gone
+            raise
+        self._is_ready = True
 
     def close(self) -> None:
         """Have it end: what it has counted is counted, and its transaction is over."""
-        impatient = threading.Timer(CLOSING if self._is_idle else 0.0, self._process.kill)
-        impatient.start()
-        if self._is_idle:
-            with suppress(InstanceError, RuntimeError):
-                self._say(None)
-                self._take(self._hear())
-        self._process.wait()
-        impatient.cancel()
-        self._connection.close()
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        impatient = threading.Timer(CLOSING if self._is_idle else 0.0, self._process.kill)
+        with ExitStack() as stack:
+            stack.callback(self._end_session)
+            stack.callback(self._process.wait)
+            stack.enter_context(self._process.stdin)  # which has it end, whatever went wrong here
+            stack.enter_context(self._connection)
+            stack.callback(impatient.cancel)
+            impatient.start()
+            if self._is_idle:
+                with suppress(InstanceError, RuntimeError):
+                    self._say(None)
+                    self._take(self._hear())
+            self._process.wait()
+
+    def _end_session(self) -> None:
+        """PostgreSQL does not notice that it was killed, as long as a lock or a standby is waited for."""
+        if self._session is None or self._process.returncode == 0:
+            return
+        with suppress(psycopg.Error, InstanceError), connect(self._url) as connection:  # without a server there is none
+            execute(
+                connection,
+                "processes.end_session",
+                "select pg_terminate_backend(pid, $3) from pg_stat_activity where pid = $1 and backend_start = $2",
+                *self._session,
+                int(CLOSING * 1000),
+            )
 
     def interrupt(self, patience: float) -> None:
-        """A commit that waits for a standby would wait for ever."""
+        """A commit that waits for a standby would wait for ever: whose thread this is ends its session."""
         self._process.kill()
+
+    @property
+    def ending(self) -> str:
+        """How it has ended, when it has."""
+        code = self._process.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        return f"was killed ({signal.Signals(-code).name})" if -code in set(signal.Signals) else f"was killed ({-code})"
 
     @property
     def pid(self) -> int:
@@ -260,9 +331,9 @@ class ShareProcess:
         except OSError as problem:
             raise Gone from problem
 
-    def _hear(self) -> Ask | Done:
+    def _hear(self) -> Any:
         try:
-            heard: Ask | Done | Failed = self._connection.recv()
+            heard = self._connection.recv()
         except (EOFError, OSError) as problem:
             raise Gone from problem
         if isinstance(heard, Failed):
@@ -271,7 +342,7 @@ class ShareProcess:
             raise failure
         return heard
 
-    def _take(self, done: Ask | Done) -> int:
+    def _take(self, done: Done) -> int:
         assert isinstance(done, Done)
         self._is_idle = True
         for told in done.told:

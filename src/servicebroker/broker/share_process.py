@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import closing
 from datetime import datetime, timedelta
 from multiprocessing.connection import Connection
 from random import Random
@@ -25,7 +26,20 @@ from servicebroker.broker import metrics
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.links import Link as AnyLink
 from servicebroker.broker.peers import Peers
-from servicebroker.broker.processes import TO_LINKS, TO_LOG, TO_PEERS, Ask, Begin, Done, Failed, Round, Seen, Told
+from servicebroker.broker.processes import (
+    PROGRAM,
+    TO_LINKS,
+    TO_LOG,
+    TO_PEERS,
+    Ask,
+    Begin,
+    Done,
+    Failed,
+    Round,
+    Seen,
+    Session,
+    Told,
+)
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.shares import open_share
 from servicebroker.engine.remote.site import Here
@@ -35,6 +49,7 @@ from servicebroker.protocol.mirroring import NEVER, Known
 from servicebroker.protocol.routing import Address
 from servicebroker.store.connection import one_line
 from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.running import execute
 from servicebroker.store.statement_counts import counts_of, place_of
 
 LOOK = 1.0  # seconds between two times that it says how it stands
@@ -48,14 +63,28 @@ class Daemon:
     """
 
     def __init__(self, connection: Connection) -> None:
-        self.connection = connection
         self.rounds = 0
+        self._connection = connection
         self._told: list[Told] = []
+
+    def hear(self) -> Any:
+        """What it says. Where it has gone this process ends: that is not to look like the failure of a round."""
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            sys.exit(1)
+
+    def say(self, what: object) -> None:
+        """Answer it."""
+        try:
+            self._connection.send(what)
+        except OSError:
+            sys.exit(1)
 
     def ask(self, what: str, about: object) -> Any:
         """What only the daemon knows."""
-        self.connection.send(Ask(what, about))
-        return self.connection.recv()
+        self.say(Ask(what, about))
+        return self.hear()
 
     def tell(self, whom: int | str, method: str, *arguments: object, **named: object) -> None:
         """A call for it to make."""
@@ -85,8 +114,9 @@ class Link:
         return self._room
 
     def grant(self, room: int) -> None:
-        """It takes so many bytes in this round."""
-        self._room, self._round = room, self._daemon.rounds
+        """It takes so many bytes in this round; the daemon does not know yet what of it this round has used."""
+        if self._round != self._daemon.rounds:
+            self._room, self._round = room, self._daemon.rounds
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         """After the commit of this round."""
@@ -151,11 +181,19 @@ class KnownPeers(Peers):
     def __init__(self, daemon: Daemon) -> None:
         super().__init__()
         self._daemon = daemon
+        self._owner_at: dict[Address, str | None] = {}
+
+    def begin(self, version: int, *, proves: bool) -> None:
+        """Another round."""
+        if version != self.version:
+            self._owner_at.clear()
+        self.version, self.proves = version, proves
 
     def owner_at(self, address: Address) -> str | None:
-        """Who is at an address."""
-        owner: str | None = self._daemon.ask("owner_at", address)
-        return owner
+        """Who is at an address, by what was known when the round began."""
+        if address not in self._owner_at:
+            self._owner_at[address] = self._daemon.ask("owner_at", address)
+        return self._owner_at[address]
 
     def mistrust(self, what: Mistrust, detail: str) -> None:
         """Have counted what a peer has done and may not."""
@@ -213,25 +251,35 @@ class Worker:
             peers=self._peers,
         )
         self._relay.forget(begin.division.shares)
-        self._connection, self._store = open_share(begin.url, self._clock, begin.division)
+        self._opened = open_share(begin.url, self._clock, begin.division, follows=begin.follows)
         self._look_at = 0.0
 
     def serve(self) -> None:
         """Until the daemon wants no more rounds."""
-        connection = self._daemon.connection
-        with self._connection:
-            connection.send(Done(0, NEVER, self._daemon.take_told(), None))
-            while (wanted := connection.recv()) is not None:
-                connection.send(self._round(wanted))
+        daemon = self._daemon
+        with closing(self._opened):
+            daemon.say(self._session())
+            self._opened.ready()
+            daemon.say(Done(0, NEVER, daemon.take_told(), None))
+            while (wanted := daemon.hear()) is not None:
+                daemon.say(self._round(wanted))
             self._relay.forwarding.drop_all(11293)
-            connection.send(Done(0, NEVER, self._daemon.take_told(), self._seen()))
+            daemon.say(Done(0, NEVER, daemon.take_told(), self._seen()))
+
+    def _session(self) -> Session:
+        ((pid, began),) = execute(
+            self._opened.connection,
+            "share_process.session",
+            "select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()",
+        )
+        return Session(pid, began)
 
     def _round(self, wanted: Round) -> Done:
         self._daemon.rounds += 1
         self._links.begin()
         self._clock.set(*wanted.time)
         self._here = wanted.here or self._here
-        self._peers.proves, self._peers.version = wanted.proves, wanted.version
+        self._peers.begin(wanted.version, proves=wanted.proves)
         brought = [
             Arrival(self._links.link(number, owner), body, is_forwarded)
             for number, owner, body, is_forwarded in wanted.arrivals
@@ -241,7 +289,7 @@ class Worker:
                 link.grant(room)
         for method, arguments in wanted.happened:
             self._happens(method, arguments)
-        carried = self._relay.round(self._store, brought)
+        carried = self._relay.round(self._opened.store, brought)
         wake_at, now = self._relay.wake_at, time.monotonic()
         seen = None
         if now >= self._look_at:
@@ -259,7 +307,7 @@ class Worker:
 
     def _seen(self) -> Seen:
         forwarding = self._relay.forwarding
-        statements = place_of(self._connection), counts_of(self._connection).take()
+        statements = place_of(self._opened.connection), counts_of(self._opened.connection).take()
         return Seen(self._relay.remembered, forwarding.held, forwarding.observed(), metrics.take_counted(), statements)
 
 
@@ -275,18 +323,17 @@ def main(descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_daemon, daemon=True).start()
     with Connection(descriptor) as connection:
-        begin: Begin = connection.recv()
         daemon = Daemon(connection)
+        daemon.say(PROGRAM)  # before anything that another program would not understand
+        begin: Begin = daemon.hear()
         logging.basicConfig(handlers=[DaemonsLog(daemon)], level=logging.WARNING)
         logging.getLogger("servicebroker").setLevel(begin.level)
         try:
             Worker(daemon, begin).serve()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            return
         except Exception as problem:
             of_database = isinstance(problem, psycopg.Error | InstanceError)
             text = one_line(problem) if of_database else f"{type(problem).__name__}: {one_line(problem)}"
-            connection.send(Failed(of_database, text, traceback.format_exc()))
+            daemon.say(Failed(of_database, text, traceback.format_exc()))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
@@ -22,7 +25,7 @@ import psycopg
 from servicebroker.broker import metrics
 from servicebroker.broker.inboxes import Inbox, Inboxes
 from servicebroker.broker.postgres_store import PostgresStore
-from servicebroker.broker.processes import Gone, ShareProcess
+from servicebroker.broker.processes import Gone, ShareProcess, Unstartable
 from servicebroker.broker.relay import Relay
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.division import Division
@@ -64,19 +67,25 @@ class Share:
         """When there is something to do, if nothing happens."""
         return min(self.relay.wake_at, self.inbox.wake_at)
 
-    def works_with(self, opened: PostgresStore | ShareProcess) -> None:
+    def works_with(self, opened: _Opened | ShareProcess) -> None:
         """From now on: the store of its relay, or the process that has both."""
         if isinstance(opened, ShareProcess):
             self.relay = opened
         else:
-            self.store = opened
+            self.store = opened.store
 
 
 class _Opened(NamedTuple):
-    """What a share of this process works with."""
+    """What a share of this process works with; it may follow a process that was killed."""
 
     connection: DirectConnection
     store: PostgresStore
+    follows: bool = False
+
+    def ready(self) -> None:
+        """What the killed one has committed is with the standby from now on: who begins here may acknowledge it."""
+        if self.follows:
+            self.store.prove()
 
     def close(self) -> None:
         """It works with it no more."""
@@ -88,7 +97,7 @@ class _Opened(NamedTuple):
             self.connection.cancel_safe(timeout=patience)
 
 
-def open_share(url: str, clock: Callable[[], datetime], division: Division) -> _Opened:
+def open_share(url: str, clock: Callable[[], datetime], division: Division, *, follows: bool = False) -> _Opened:
     """A connection for that share."""
     with ExitStack() as stack:
         connection = stack.enter_context(connect(url, application_name=NAME))
@@ -96,13 +105,31 @@ def open_share(url: str, clock: Callable[[], datetime], division: Division) -> _
         connection.add_notice_handler(store.notice)
         pin_plans(connection)
         stack.pop_all()
-    return _Opened(connection, store)
+    return _Opened(connection, store, follows)
+
+
+class Serving(NamedTuple):
+    """A process that serves the instance, by the columns of servicebroker.serving_processes.
+
+    Attributes:
+        memory: bytes that are resident; None where the system does not tell.
+        replaced: how often another one has taken its place.
+        ending: how the last one has ended.
+    """
+
+    number: int
+    process_id: int
+    memory: int | None
+    replaced: int = 0
+    last_time: datetime | None = None
+    ending: str | None = None
 
 
 class Shares:
     """Those of one daemon, whose thread calls all of it.
 
-    `make` makes a relay, `carry` runs a round; `count` of them, not as load asks for; `start` makes processes for them.
+    `make` makes a relay, `carry` runs a round; `count` of them, not as load asks for; `start` makes processes for them,
+    with True in the place of one that was killed.
 
     Attributes:
         all: the first one is the share of the daemon's own thread and connection.
@@ -118,7 +145,7 @@ class Shares:
         make: Callable[[], Relay],
         carry: Callable[[Share], int],
         count: int | None,
-        start: Callable[[Division], ShareProcess] | None = None,
+        start: Callable[[Division, bool], ShareProcess] | None = None,
     ) -> None:
         self._url = url
         self._clock = clock
@@ -132,23 +159,28 @@ class Shares:
         self._load = self._new_load()
         self._store: PostgresStore | None = None  # of the first share
         self._opened: list[_Opened | ShareProcess] = []
+        self._opening: Future[list[_Opened | ShareProcess]] | None = None
+        self._replaced: dict[int, tuple[int, datetime, str]] = {}  # how often, when lately, and how that one had ended
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
         self.problem: Exception | None = None
         self._try_at = 0.0
+        self._told = ""
 
     # ---------------------------------------------------------------- beginning and ending
 
     def begin(self, store: PostgresStore) -> None:
-        """Serve with the daemon's store, and as many others as are always wanted."""
-        self._store, self._load = store, self._new_load()
-        self.all[0].works_with(store)
-        self._divide(self._open(self._wanted or 1))
+        """Serve with the daemon's store alone; `adapt` brings the others."""
+        self._store, self._load, self._try_at = store, self._new_load(), 0.0
+        self.all[0].store = store
+        self._divide([])
 
     def end(self) -> None:
         """The rounds that run are finished, then there is one share, which has forgotten everything."""
         self._stop()
-        self.problem = None
+        if self._opening is not None:
+            self._opening.add_done_callback(_close)
+        self.problem = self._opening = self._store = None
         self._shrink(1)
         self._inboxes.divide(1)
         self._load = self._new_load()
@@ -161,7 +193,8 @@ class Shares:
         self._inboxes.forget_links()
 
     def interrupt(self, patience: float) -> None:
-        """Commits that wait for a standby would wait for ever. From any thread."""
+        """Commits that wait for a standby would wait for ever. From any thread; nobody replaces who is killed here."""
+        self._over.set()
         for one in list(self._opened):
             one.interrupt(patience)
 
@@ -186,7 +219,7 @@ class Shares:
             one = opened[number - 1]
             self.all.append(Share(one if isinstance(one, ShareProcess) else self._make(), inbox))
         for share, one in zip(self.all[1:], opened, strict=True):
-            share.works_with(one if isinstance(one, ShareProcess) else one.store)
+            share.works_with(one)
         assert self._store is not None
         self._store.division = Division(0, count)
         self.forget()
@@ -196,17 +229,27 @@ class Shares:
             self._threads.append(threading.Thread(target=self._run, args=(number, self._over), name=name, daemon=True))
             self._threads[-1].start()
 
-    def _open(self, count: int) -> list[_Opened | ShareProcess]:
-        """Connections for all shares but the first, here or in processes."""
-        divisions = [Division(number, count) for number in range(1, count)]
+    def _open(self, count: int) -> Future[list[_Opened | ShareProcess]]:
+        """Connections for all shares but the first, here or in processes: that takes a while, and rounds go on."""
+        future: Future[list[_Opened | ShareProcess]] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self._opened_for([Division(number, count) for number in range(1, count)]))
+            except Exception as problem:
+                future.set_exception(problem)
+
+        threading.Thread(target=work, name="servicebroker shares", daemon=True).start()
+        return future
+
+    def _opened_for(self, divisions: list[Division]) -> list[_Opened | ShareProcess]:
         with ExitStack() as stack:
             opened: list[_Opened | ShareProcess] = []
             for division in divisions:
-                one = open_share(self._url, self._clock, division) if self._start is None else self._start(division)
+                one = self._start(division, False) if self._start else open_share(self._url, self._clock, division)
                 opened.append(stack.enter_context(closing(one)))
             for one in opened:
-                if isinstance(one, ShareProcess):
-                    one.ready()
+                one.ready()
             stack.pop_all()
         return opened
 
@@ -239,46 +282,77 @@ class Shares:
         """What they hold for others, for sys.dm_broker_forwarded_messages."""
         return [row for share in self.all for row in share.relay.forwarding.observed()]
 
+    def serving(self) -> list[Serving]:
+        """The processes that run their rounds."""
+        pids = {1: os.getpid()} | {
+            number: one.pid for number, one in enumerate(self._opened, 2) if isinstance(one, ShareProcess)
+        }
+        return [Serving(number, pid, _resident(pid), *self._replaced.get(number, ())) for number, pid in pids.items()]
+
     def adapt(self) -> None:
-        """Each second: one more while all are busy, one less while they rest."""
+        """Each second: one more while all are busy, one less while they rest; or as many as are always wanted.
+
+        They are opened beside those that run, and conversations are divided among them at a look after that.
+        """
+        if self._store is None:
+            return
         count = len(self.all)
-        wanted = self._load.wanted([share.worked for share in self.all])
-        if self._wanted is not None or wanted == count or time.monotonic() < self._try_at:
-            return
         try:
-            opened = self._open(wanted)
-        except (psycopg.Error, InstanceError) as problem:
+            if self._opening is None:
+                wanted = self._wanted or self._load.wanted([share.worked for share in self.all])
+                if wanted != count and time.monotonic() >= self._try_at:
+                    self._opening = self._open(wanted)
+                return
+            if not self._opening.done():
+                return
+            opening, self._opening = self._opening, None
+            opened = opening.result()
+        except (psycopg.Error, InstanceError, OSError, RuntimeError) as problem:
             self._try_at = time.monotonic() + GIVEN_UP
-            _log.warning("It stays at %d rounds at a time: %s", count, one_line(problem))
+            if self._told != (told := one_line(problem)):
+                self._told = told
+                _log.warning("It stays at %d rounds at a time: %s", count, told)
             return
+        self._told = ""
         self._divide(opened)
-        _log.info("Conversations are divided among %d rounds at a time.", wanted)
+        _log.info("Conversations are divided among %d rounds at a time.", len(self.all))
 
     def _run(self, number: int, over: threading.Event) -> None:
         """A share's thread, until it is told to end or fails. A process that somebody has killed is replaced."""
-        count, began = len(self.all), time.monotonic()
+        count, share, division = len(self.all), self.all[number], Division(number, len(self.all))
+        another: Callable[[], _Opened | ShareProcess] = partial(self._opened.__getitem__, number - 1)
         try:
-            while self._was_killed(self.all[number], self._opened[number - 1], over) and self._start is not None:
-                metrics.REPLACED.inc()
-                _log.warning("Process %d of %d was killed: another one takes its place.", number + 1, count)
-                over.wait(max(0.0, began + YOUNG - time.monotonic()))
+            while True:
                 began = time.monotonic()
-                self._opened[number - 1] = self._start(Division(number, count))
+                try:
+                    self._opened[number - 1] = opened = another()
+                    with closing(opened):
+                        opened.ready()
+                        share.works_with(opened)
+                        self._rounds(share, over)
+                    return
+                except Gone:
+                    assert isinstance(opened, ShareProcess)
+                    if not over.is_set():
+                        self._note_killed(number + 1, opened.ending)
+                        over.wait(max(0.0, began + YOUNG - time.monotonic()))
+                    if over.is_set() or self._start is None:  # nobody begins here who would wait for its last commit
+                        raise
+                    another = partial(self._start, division, True)
+                except Unstartable as problem:
+                    _log.warning("What process %d of %d did is done in the first: %s", number + 1, count, problem)
+                    share.relay = self._make()
+                    share.relay.forget(count)
+                    another = partial(open_share, self._url, self._clock, division, follows=True)
         except Exception as problem:
             self.problem = problem
             self._inboxes.ring()
 
-    def _was_killed(self, share: Share, opened: _Opened | ShareProcess, over: threading.Event) -> bool:
-        """The rounds of a share until it is told to end (False), or its process was killed."""
-        try:
-            with closing(opened):
-                if isinstance(opened, ShareProcess):
-                    opened.ready()
-                    share.works_with(opened)
-                self._rounds(share, over)
-        except Gone:
-            return not over.is_set()
-        return False
+    def _note_killed(self, number: int, ending: str) -> None:
+        metrics.REPLACED.inc()
+        times, *_ = self._replaced.get(number, (0,))
+        self._replaced[number] = times + 1, self._clock(), ending
+        _log.warning("Process %d of %d %s: another one takes its place.", number, len(self.all), ending)
 
     def _rounds(self, share: Share, over: threading.Event) -> None:
         """As the daemon's, but nobody notifies this one: while the daemon is awake it looks at each pace."""
@@ -324,6 +398,22 @@ class Load:
             self._resting = 0
             return count - 1
         return count
+
+
+def _close(opening: Future[list[_Opened | ShareProcess]]) -> None:
+    """What nobody waits for any more."""
+    if opening.exception() is None:
+        for one in opening.result():
+            one.close()
+
+
+def _resident(pid: int) -> int | None:
+    """The memory of a process, in whole megabytes: less is no news."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):  # on another system, or it has just ended
+        return None
+    return (pages * os.sysconf("SC_PAGE_SIZE") >> 20) << 20
 
 
 def most(*, in_processes: bool = False) -> int:
