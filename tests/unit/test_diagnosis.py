@@ -23,6 +23,7 @@ from servicebroker.engine.diagnosis.findings import (
     judge_down,
     judge_timeouts,
 )
+from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import Refused
@@ -36,6 +37,7 @@ WELL = Facts(NOW, [], [], [], [], [], {"fsync": "on", "synchronous_commit": "on"
 QUEUE = QueueFacts("Shop.dbo.Q", True, 0, None, 0, 0, False, None, None, False, False, 0)
 DAEMON = DaemonFacts(815, "idle", NOW - timedelta(seconds=1))
 CLOCK = WrongClock("servicebroker serve", "10.0.0.7", 3_600, NOW - timedelta(seconds=9))
+REPLACED = ProcessStatus(2, 4711, None, 3, AGO, "was killed (SIGKILL)")
 BROKEN = Refused(True, "TCP://far:4022", 9753, 3, AGO, NOW - timedelta(seconds=9), "The stream has ended.")
 SESSION = SessionFacts(4711, "reports", "idle in transaction", AGO, "select 1", 3)
 PEER = PeerFacts("certificate mallory", "messages", 40, AGO, "//shop", "mallory")
@@ -68,6 +70,8 @@ def test_all_is_well() -> None:
     assert said(clocks=[CLOCK._replace(last=AGO)]) == []
     assert said(clocks=[CLOCK._replace(last=NOW + timedelta(hours=1))]) == []  # the server's was wrong
     assert said(refusals=[BROKEN._replace(last=AGO)]) == []
+    assert said(processes=[REPLACED._replace(replaced=2)]) == []
+    assert said(processes=[REPLACED._replace(last_time=NOW - timedelta(hours=2))]) == []
     assert of_queue(messages=5, oldest=AGO, is_piped=True) == []
     assert of_talk() == []
     assert said(sessions=[SESSION._replace(since=NOW)]) == []
@@ -91,6 +95,10 @@ def test_all_is_well() -> None:
         ({"daemon": DAEMON._replace(state="active", since=AGO)}, ["waited in one statement for 10 minutes"]),
         ({"clocks": [CLOCK]}, ["machine 10.0.0.7: The clock of servicebroker serve there is 3,600 s ahead of"]),
         ({"clocks": [CLOCK._replace(host="", seconds_ahead=-9)]}, ["of the PostgreSQL server: ", "is 9 s behind"]),
+        (
+            {"processes": [REPLACED._replace(number=1, replaced=0), REPLACED]},
+            ["Process 2 of 2 was replaced 3 times, lately 2030-01-01 11:50:00 UTC: it was killed (SIGKILL)."],
+        ),
         ({"refusals": [BROKEN]}, ["peer TCP://far:4022: The connection with it broke, 3 times", "between the two"]),
         ({"remote_routes": 2, "daemon": DAEMON}, ["no endpoint", "CREATE ENDPOINT"]),
         ({"remote_routes": 1, "daemon": DAEMON, "endpoint": "STOPPED"}, ["endpoint is STOPPED", "STARTED"]),

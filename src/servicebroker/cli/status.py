@@ -17,7 +17,14 @@ from servicebroker.cli.existing import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
 from servicebroker.cli.texts import as_json_text, blocks
 from servicebroker.engine.diagnosis.history import Course, courses
-from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, connections, is_standby, refusals
+from servicebroker.engine.diagnosis.queue_counts import (
+    COUNT_LIMIT,
+    ProcessStatus,
+    connections,
+    is_standby,
+    processes,
+    refusals,
+)
 from servicebroker.engine.diagnosis.totals import StatementTotal, statement_totals
 from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.model.wording import counted
@@ -69,6 +76,7 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
     queues, waiting = opened.status()
     with opened.connection() as connection:
         now = opened.clock()
+        serving = run(connection, processes())
         links, refused = run(connection, connections()), run(connection, refusals())
         mirrors = run(connection, is_standby())
         expiring = [one for one in run(connection, certificates_in_use(now)) if one.is_expiring(now)]
@@ -77,6 +85,7 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
             "is_standby": mirrors,
             "queues": [queue._asdict() for queue in queues],
             "transmission_queue": waiting._asdict(),
+            "processes": [one._asdict() for one in serving],
             "connections": [link._asdict() for link in links],
             "refused_connections": [one._asdict() for one in refused],
             "expiring_certificates": [one._asdict() for one in expiring],
@@ -106,6 +115,8 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
             f"{counted(waiting.messages, 'message waits', 'messages wait')} in the transmission queue; "
             f"the oldest because: {waiting.status}"
         )
+    if serving:
+        console.print(f"Served by {counted(len(serving), 'process', 'processes')}: {', '.join(map(_process, serving))}")
     for link in links:
         how = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
         console.print(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
@@ -116,6 +127,12 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
         over = "has expired" if old.expires <= now else "expires"
         where = f" of {old.user} in {old.database}" if old.database else ""
         console.print(f"Certificate {old.name}{where} {over} on {old.expires:%Y-%m-%d}: servicebroker doctor")
+
+
+def _process(one: ProcessStatus) -> str:
+    memory = [] if one.memory is None else [f"{one.memory >> 20} MB"]
+    replaced = [f"replaced {counted(one.replaced, 'time')}"] if one.replaced else []
+    return f"{one.process_id} ({', '.join(memory + replaced)})" if memory or replaced else str(one.process_id)
 
 
 def _show_statements(totals: list[StatementTotal], *, as_json: bool) -> None:

@@ -24,7 +24,7 @@ from servicebroker.engine.diagnosis.findings import (
     SnapshotFacts,
     WaitFacts,
 )
-from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, queue_depths, share_of
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, processes, queue_depths, share_of
 from servicebroker.engine.diagnosis.wrong_clocks import find_wrong_clocks
 from servicebroker.engine.remote.domain_state import find_membership
 from servicebroker.engine.remote.refusals import find_refusals
@@ -135,6 +135,7 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         [OldCopyFacts(*row) for row in copies],
         (yield from find_refusals(now - HOUR)),
         (yield from find_wrong_clocks(_MOST)),
+        (yield from processes()),
     )
 
 

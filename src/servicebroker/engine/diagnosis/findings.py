@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import BROKE, FAILED, Refused
@@ -22,7 +23,8 @@ LONG = timedelta(minutes=1)  # a transaction older than this, or a message that 
 HOUR = timedelta(hours=1)  # so long a refusal is told
 ENOUGH = 2**30  # bytes that a disk has left; a twentieth of a small one
 REASONLESS = timedelta(seconds=10)  # messages that wait longer, and nobody says why, are worth one too
-OFTEN = 3  # times that connections with a peer break, lately within LONG, until the network is worth one
+OFTEN = 3  # times that connections with a peer break, lately within LONG, until the network is worth one; or that a
+# process of the daemon is replaced, lately within HOUR
 SHORT = 1_000  # milliseconds: a timeout of applications that is no longer cuts what they do
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
 _NO_CONNECTION = ("too many clients", "remaining connection slots", "too many connections")
@@ -184,6 +186,7 @@ class Facts(NamedTuple):
     old_copies: Sequence[OldCopyFacts] = ()
     refusals: Sequence[Refused] = ()  # of the last hour
     clocks: Sequence[WrongClock] = ()
+    processes: Sequence[ProcessStatus] = ()
 
 
 class ConversationFacts(NamedTuple):
@@ -223,6 +226,7 @@ def judge(facts: Facts) -> list[Finding]:
         *_network(facts),
         *(_clock(one) for one in facts.clocks if abs(facts.now - one.last) < LONG),
         *_daemon(facts.daemon, facts.now),
+        *_replaced(facts.processes, facts.now),
         *(_refusal(one) for one in facts.refusals if one.number not in (BROKE, FAILED)),
         *(_failed(one) for one in facts.refusals if one.number == FAILED),
         *(_broken(one) for one in facts.refusals if one.number == BROKE and _lasts(one, facts.now)),
@@ -408,6 +412,18 @@ def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
         "See whether it is frozen, or its machine; end it and start it again. Another one that stands by takes over "
         f"after select pg_terminate_backend({daemon.pid}).",
     )
+
+
+def _replaced(processes: Sequence[ProcessStatus], now: datetime) -> Iterator[Finding]:
+    """One that is killed now and then harms nobody."""
+    for one in processes:
+        if one.replaced >= OFTEN and one.last_time is not None and now - one.last_time < HOUR:
+            yield Finding(
+                "servicebroker serve",
+                f"Process {one.number} of {len(processes)} was replaced {counted(one.replaced, 'time')}, "
+                f"lately {one.last_time:%Y-%m-%d %H:%M:%S} UTC: it {one.ending}.",
+                "See who ends it: the system where memory is short (its log has that), or a limit of the service.",
+            )
 
 
 def _network(facts: Facts) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from servicebroker.model import names
+from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
 COUNT_LIMIT = 100_000
@@ -142,6 +143,20 @@ class ConnectionStatus(NamedTuple):
     principal_name: str | None
 
 
+class ProcessStatus(NamedTuple):
+    """A process of the daemon. `memory`: bytes that are resident, None where the system does not tell.
+
+    `replaced`: how often one in its place was killed, lately when and how.
+    """
+
+    number: int
+    process_id: int
+    memory: int | None
+    replaced: int
+    last_time: datetime | None
+    ending: str | None
+
+
 class Refusal(NamedTuple):
     """How many peers the daemon has refused with an error's number, which one lately, and in which words."""
 
@@ -165,6 +180,18 @@ def connections() -> Steps[list[ConnectionStatus]]:
         "order by connect_time",
     )
     return [ConnectionStatus(*row) for row in rows]
+
+
+def processes() -> Steps[list[ProcessStatus]]:
+    """Those that serve the instance; none while there is no daemon."""
+    rows = yield Statement(
+        "queue_counts.processes",
+        "select number, process_id, memory, replaced, last_time, ending "
+        "from servicebroker.rows_here(null::servicebroker.serving_processes) p where exists (select from pg_locks l "
+        "where l.locktype = 'advisory' and l.granted and l.pid = p.pid "
+        f"and l.classid::bigint = {locks.BROKER} and l.objid::bigint = 0) order by number",
+    )
+    return [ProcessStatus(*row) for row in rows]
 
 
 def refusals() -> Steps[list[Refusal]]:
