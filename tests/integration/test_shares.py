@@ -80,6 +80,15 @@ class Site:
         """Of its shares; with them these know whose session it is."""
         return [one for one in self.daemon._shares._opened if isinstance(one, ShareProcess) and one._session]
 
+    @property
+    def second_session(self) -> int:
+        """The process of PostgreSQL that the second share talks to."""
+        one = self.daemon._shares._opened[0]
+        if isinstance(one, ShareProcess):
+            assert one._session is not None
+            return one._session.pid
+        return one.connection.info.backend_pid
+
     def session_of(self, process: ShareProcess) -> list[tuple[Any, ...]]:
         """What the session of a process waits for, as long as there is one."""
         assert process._session is not None
@@ -122,6 +131,8 @@ def sites(
 
 def converse(west: Site, east: Site, *, large: int = 0, encryption: bool = False) -> None:
     """Many conversations of both; each message is answered, and everything comes once and in order, and is counted."""
+    for site in (west, east):
+        eventually(lambda site=site: len(site.remembered) == SHARES)
     counted = _arrived()
     handles = [
         west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=encryption)
@@ -176,10 +187,8 @@ def test_messages_large_and_small_come_once_and_in_order(
         converse(west, east, large=3_000_000)
         eventually(lambda: west.sessions == SHARES + 1)
         with psycopg.connect(east.url, autocommit=True) as other:  # one of them alone: all begin anew
-            other.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'servicebroker serve' "
-                "and datname = current_database() and query like '%look.divided%' limit 1"
-            )
+            other.execute("select pg_terminate_backend(%s)", [east.second_session])
+        eventually(lambda: len(east.remembered) == 1)
         converse(west, east)
 
 
@@ -281,6 +290,7 @@ def _seconds(shares: int, make_instance_url: Callable[..., str], folder: Path) -
         ]
         for handle in handles:
             west.database.send_batch(handle, ORDER, [b"x"] * (MESSAGES // len(handles)))
+        eventually(lambda: len(west.remembered) == len(east.remembered) == shares)
         began = time.monotonic()
         west.route(STOCK, east)
         east.route(ORDERS, west)
