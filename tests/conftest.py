@@ -86,7 +86,7 @@ COUNTS = {
     "chaos-seconds": Count(8, 60, "how long everything goes wrong"),
     "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),
     "store-operations": Count(300, 5_000, "operations on the simulator's store beside PostgreSQL"),
-    "table-histories": Count(5, 30, "histories of a table whose rule changes while messages land"),
+    "table-histories": Count(3, 30, "histories of a table whose rule changes while messages land"),
     "iceberg-histories": Count(1, 20, "such histories of an Iceberg table"),
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
     "process-kills": Count(2, 20, "how often test_processes.py kills one of several processes"),

@@ -22,8 +22,8 @@ def main(arguments: list[str]) -> int:
     fresh = path.with_suffix(f".{os.getpid()}")
     os.environ["SPARK_SUBMIT_OPTS"] = f'-XX:ArchiveClassesAtExit="{fresh}" -XX:+UseSerialGC -XX:TieredStopAtLevel=1'
     try:
-        # not in a folder that only its owner enters: a server of root's runs as somebody else
         with tempfile.TemporaryDirectory(prefix="servicebroker-archive-") as folder:
+            os.chmod(folder, 0o711)  # a server of root's runs as somebody else
             source = Path(folder, "lines")
             source.write_text("".join(f"line {number}\n" for number in range(LINES)))
             run_demo(source, Path(folder, "out"), say_nothing())

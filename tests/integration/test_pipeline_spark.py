@@ -120,6 +120,7 @@ def test_every_message_lands_once_in_order_under_rough_writers(feed, land, tmp_p
     assert len(landed(tmp_path / "table")) > 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("deliver", "rows_of_batches"), [("messages", [15, 15, 10]), ("parts", [2, 2, 2])])
 def test_a_run_lands_in_pages_ends_conversations_and_leaves_nothing(feed, land, tmp_path, deliver, rows_of_batches):
     handles = [feed.dialog(b"\xff\x00", b"<x/>", b"") for _ in range(10)]
