@@ -148,6 +148,15 @@ def test_check_reads_on_after_a_batch_that_it_cannot_read(tmp_path: Path):
     assert [line.split(":")[1] for line in result.stdout.splitlines()[:-1]] == ["1", "3", "5"]
 
 
+def test_check_reads_a_block_twice_and_its_variables_once(tmp_path: Path):
+    script = tmp_path / "block.sql"
+    script.write_text("IF 1 = 1\nBEGIN\nDECLARE @n INT = 1\nDBCC CLONEDATABASE (a, b)\nPRINT @n\nEND")
+    result = run("tsql", "check", str(script))
+    assert [line.split(":")[1:3] for line in result.stdout.splitlines()[:-1]] == [
+        ["4", " DBCC CLONEDATABASE does not run"]
+    ]
+
+
 def test_check_leaves_to_the_run_what_other_scripts_make(tmp_path: Path):
     script = tmp_path / "part.sql"
     script.write_text("""

@@ -322,8 +322,13 @@ def test_dates_beside_numbers_and_parameters_of_templates(database: sb.Database)
     CREATE QUEUE <queue_name, sysname, test_queue>
     """
     assert told(database, script) == ["in time", "days since 1900", 102, 102]
-    with pytest.raises(TsqlError, match="a parameter of a template"):
-        database.execute_tsql("DROP QUEUE <queue_name, sysname, test_queue>")
+    for parameter in (
+        "<queue_name, sysname, test_queue>",
+        "<queue name ,sysname , test-queue>",
+        "<message-type, sysname>",
+    ):
+        with pytest.raises(TsqlError, match="a parameter of a template"):
+            database.execute_tsql(f"DROP QUEUE {parameter}")
 
 
 def test_clean_up_that_puts_its_statements_together(database: sb.Database) -> None:

@@ -236,7 +236,7 @@ class Control(Dialogs):
             TsqlError: 134.
         """
         line, place, name = self.line, self.at, self.variable()
-        if name in self.declared:
+        if self.declared.get(name, place) != place:  # what is read once more, statement by statement, is no other one
             text = (
                 f"The variable name '{self.tokens.text(place)}' has already been declared. "
                 "Variable names must be unique within a query batch or stored procedure."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import NoReturn
 
@@ -12,6 +13,7 @@ from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Varia
 from servicebroker.tsql.tokens import NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens, string_value, tokenize, unquoted
 
 MAXIMUM_PARTS = 4
+_TEMPLATE = re.compile(r"<([^<>,\n]+),[^<>\n]*>")  # name, type and value, as tools have them filled in
 
 
 class Reader:
@@ -77,10 +79,11 @@ class Reader:
         if self.word == "":
             before = max(self.at - 1, 0)
             return syntax_error(self.tokens.text(before) or "the end", self.tokens.line(before))
-        if self.word == "<" and self.words[self.at + 2 : self.at + 4] == [",", self.peek(3)]:
+        template = _TEMPLATE.match(self.tokens.source, self.tokens.starts[self.at])
+        if template is not None:
             return TsqlError(
                 102,
-                f"Incorrect syntax near '<'. <{self.tokens.text(self.at + 1)}, ...> is a parameter of a template: "
+                f"Incorrect syntax near '<'. <{template[1].strip()[:60]}, ...> is a parameter of a template: "
                 "write a value in its place.",
                 severity=15,
                 line=self.line,
