@@ -112,8 +112,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
 # Java compiles what it runs a second time, at length: that pays after minutes, and a test of Spark takes seconds
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _CLASSES = Path(sys.prefix, "spark.jsa")  # what Spark loads, mapped instead of read: tools/make_class_archive.py
-# nor does Java code pay that Spark would write and compile for each query (decision 285)
-_INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+_MAPPED = f' -XX:SharedArchiveFile="{_CLASSES}" -Xlog:disable -Xlog:all=error:stderr' if _CLASSES.exists() else ""
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", _JAVA)
+os.environ.setdefault("SPARK_SUBMIT_OPTS", _JAVA + _MAPPED)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -134,16 +135,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = random.SystemRandom().randrange(2**31)
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(config.option.seed)
-    _hurry_java(config.option.full)
     of_fuzz = {"max_examples": config.option.fuzz_examples, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("fuzz", deadline=None, **of_fuzz)
-
-
-def _hurry_java(full: bool) -> None:
-    """What each Java of this run is started with."""
-    mapped = f' -XX:SharedArchiveFile="{_CLASSES}" -Xlog:disable -Xlog:all=error:stderr' if _CLASSES.exists() else ""
-    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _JAVA)
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{_JAVA}{mapped}{'' if full else f' {_INTERPRETED}'}")
 
 
 def _share(item: pytest.Item, cases: int) -> int:
