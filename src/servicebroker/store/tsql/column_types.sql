@@ -19,7 +19,7 @@ begin
             ('xtype', 'char(2)', 'sysobjects'),
             ('type', 'char(1)', 'database_principals server_principals sql_logins'),
             ('type', 'tinyint', 'endpoints tcp_endpoints service_broker_endpoints master_files'),
-            ('sid', 'varbinary(85)', '*'), ('owner_sid', 'varbinary(85)', '*'),
+            ('query_hash', 'binary(8)', '*'), ('query_plan_hash', 'binary(8)', '*'), ('sid', 'varbinary(85)', '*'), ('owner_sid', 'varbinary(85)', '*'),
             ('type_desc', 'nvarchar(60)', '*'), ('state_desc', 'nvarchar(60)', '*'), ('class_desc', 'nvarchar(60)', '*'),
             ('protocol', 'tinyint', '*'), ('protocol_desc', 'nvarchar(60)', '*'),
             ('state', 'tinyint', 'endpoints tcp_endpoints service_broker_endpoints databases'),

@@ -387,7 +387,11 @@ select ''::text as wait_type, 0::bigint as waiting_tasks_count, 0::bigint as wai
 create or replace view tsql.dm_exec_query_stats with (security_invoker = true) as
 select null::bytea as sql_handle, null::bytea as plan_handle, 0 as statement_start_offset, 0 as statement_end_offset, null::timestamptz as creation_time,
        null::timestamptz as last_execution_time, 0::bigint as execution_count, 0::bigint as total_worker_time, 0::bigint as total_elapsed_time,
-       0::bigint as total_logical_reads, 0::bigint as total_logical_writes, 0::bigint as total_physical_reads where false;
+       0::bigint as total_logical_reads, 0::bigint as total_logical_writes, 0::bigint as total_physical_reads,
+       null::bytea as query_hash, null::bytea as query_plan_hash, 0::bigint as plan_generation_num, 0::bigint as total_rows, 0::bigint as last_rows,
+       0::bigint as last_worker_time, 0::bigint as min_worker_time, 0::bigint as max_worker_time, 0::bigint as last_physical_reads, 0::bigint as min_physical_reads,
+       0::bigint as max_physical_reads, 0::bigint as last_logical_writes, 0::bigint as min_logical_writes, 0::bigint as max_logical_writes, 0::bigint as last_logical_reads,
+       0::bigint as min_logical_reads, 0::bigint as max_logical_reads, 0::bigint as last_elapsed_time, 0::bigint as min_elapsed_time, 0::bigint as max_elapsed_time where false;
 create or replace view tsql.dm_db_index_usage_stats with (security_invoker = true) as
 select shown.database_id::smallint as database_id, o.object_id, i.indexrelid::bigint::integer as index_id, i.idx_scan as user_seeks, 0::bigint as user_scans,
        0::bigint as user_lookups, 0::bigint as user_updates

@@ -1,0 +1,1 @@
+-- Columns of sys.dm_exec_query_stats that monitoring scripts name: store/tsql/.
