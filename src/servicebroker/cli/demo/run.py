@@ -18,7 +18,7 @@ from servicebroker.api.open import open_instance
 from servicebroker.cli.demo import shipper as names
 from servicebroker.cli.demo.input_file import default_source, open_source
 from servicebroker.cli.demo.shipper import Shipper, set_up
-from servicebroker.cli.demo.warehouse import Landing, first_rows, landed_rows
+from servicebroker.cli.demo.warehouse import Landing, Row, first_rows, landed_rows
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.spark_session import check_java
 
@@ -44,15 +44,22 @@ class Summary:
 
 @dataclass(frozen=True)
 class Voice:
-    """How a run speaks: `say` a sentence, `show` a bar's name with how many messages are done and expected."""
+    """How a run speaks.
+
+    Attributes:
+        say: a sentence.
+        show: a bar's name with how many messages are done and expected.
+        first: the first rows of the table, as soon as this run has landed some.
+    """
 
     say: Callable[[str], None]
     show: Callable[[str, int, int], None]
+    first: Callable[[list[Row]], None]
 
 
 def say_nothing() -> Voice:
     """For scripts."""
-    return Voice(lambda sentence: None, lambda name, done, expected: None)
+    return Voice(lambda sentence: None, lambda name, done, expected: None, lambda rows: None)
 
 
 def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
@@ -63,20 +70,23 @@ def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
     """
     check_java()
     path = source or default_source()
+    table = out.resolve() / "table"
     with open_source(path) as file, _only_one(out) as lock:
         begin = time.monotonic()
         voice.say(f"Input: {path}")
         voice.say(f"Starting the embedded PostgreSQL in {out / 'instance'}, and Spark.")
-        table = out.resolve() / "table"
-        with open_instance(out / "instance") as instance:
+        with (
+            open_instance(out / "instance") as instance,
+            Landing(instance.url, table, out.resolve() / "checkpoint", lock) as landing,
+        ):
             database = instance.database(names.DATABASE, create=True)
             set_up(database)
             shipper = Shipper(database, path, file)
             before = landed_rows(table)
-            with Landing(instance.url, table, out.resolve() / "checkpoint", lock) as landing:
-                voice.say(f"Sending each line from {names.SHIPPER} to {names.WAREHOUSE}; Spark lands them in {table}.")
-                _ship(shipper, os.fstat(file.fileno()).st_size, landing, voice)
-                _drain(shipper, landing, before, voice)
+            voice.say(f"Sending each line from {names.SHIPPER} to {names.WAREHOUSE}; Spark lands them in {table}.")
+            _ship(shipper, os.fstat(file.fileno()).st_size, landing, voice)
+            landing.begin()
+            _drain(shipper, landing, before, voice)
         seconds = time.monotonic() - begin
         if shipper.failures:
             raise InstanceError(" ".join(shipper.failures))
@@ -95,9 +105,12 @@ def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
 
 
 def _ship(shipper: Shipper, size: int, landing: Landing, voice: Voice) -> None:
+    """Send, and land as soon as Spark is there."""
     for offset in shipper.ship(size):
         voice.show("sent", shipper.sent, round(shipper.sent * size / max(offset, 1)))
         shipper.answer()
+        if landing.is_ready:
+            landing.begin()
         landing.check()
     shipper.finish()
     voice.show("sent", shipper.sent, shipper.sent)
@@ -105,11 +118,15 @@ def _ship(shipper: Shipper, size: int, landing: Landing, voice: Voice) -> None:
 
 def _drain(shipper: Shipper, landing: Landing, before: int, voice: Voice) -> None:
     """Until every conversation is closed on both sides: then everything has landed and is acknowledged."""
+    is_shown = False
     while True:
         while shipper.answer():
             pass
         landed = landing.rows() - before
         voice.show("landed", landed, max(shipper.sent, landed))
+        if landed and not is_shown:
+            voice.first(landing.first_rows(FEW_ROWS))
+            is_shown = True
         if not shipper.open_conversations():
             return
         landing.check()
@@ -143,8 +160,15 @@ def _only_one(out: Path) -> Iterator[int]:
 
 
 def show(source: Path | None, out: Path) -> None:
-    """A run for a person: sentences, two bars, a summary and the first rows."""
+    """A run for a person: sentences, two bars, the first rows as soon as there are some, and a summary."""
     console = Console()
+    shown: list[Row] = []
+
+    def show_rows(rows: list[Row]) -> None:
+        shown.extend(rows)
+        if rows:
+            console.print(_rows_table(rows))
+
     columns = (TextColumn("{task.description:>7}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=False) as progress:
         bars = {name: progress.add_task(name, total=None) for name in ("sent", "landed")}
@@ -152,15 +176,21 @@ def show(source: Path | None, out: Path) -> None:
         def update(name: str, done: int, expected: int) -> None:
             progress.update(bars[name], completed=done, total=max(expected, 1) if done or expected else 1)
 
-        summary = run_demo(source, out, Voice(lambda sentence: console.print(sentence, highlight=False), update))
+        voice = Voice(lambda sentence: console.print(sentence, highlight=False), update, show_rows)
+        summary = run_demo(source, out, voice)
+    if not shown:  # nothing was new
+        show_rows(first_rows(Path(summary.table), FEW_ROWS))
     console.print(_summary_table(summary))
-    rows = Table(title="First rows of the table", show_lines=False)
-    for heading in ("conversation", "number", "message_body"):
-        rows.add_column(heading)
-    for handle, number, body in first_rows(Path(summary.table), FEW_ROWS):
-        rows.add_row(handle[:8], str(number), body.decode(errors="replace")[:100])
-    console.print(rows)
     console.print("Run it again: only lines that are new since then are sent and landed.", highlight=False)
+
+
+def _rows_table(rows: list[Row]) -> Table:
+    table = Table(title="First rows of the table", show_lines=False)
+    for heading in ("conversation", "number", "message_body"):
+        table.add_column(heading)
+    for handle, number, body in rows:
+        table.add_row(handle[:8], str(number), body.decode(errors="replace")[:100])
+    return table
 
 
 def _summary_table(summary: Summary) -> Table:

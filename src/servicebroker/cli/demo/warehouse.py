@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -20,39 +21,60 @@ from servicebroker.pipeline.delta import ensure_table
 from servicebroker.pipeline.failed_query import reason
 from servicebroker.pipeline.spark_session import spark_session
 
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
 TRIGGER = "100 milliseconds"
+Row = tuple[str, int, bytes]  # conversation handle, sequence number, body
 
 
 class Landing:
-    """A running query from the warehouse's queue into a Delta table, exactly once."""
+    """A query from the warehouse's queue into a Delta table, exactly once. Spark starts while others work.
+
+    Takes a lock's descriptor: two queries must never share a checkpoint, so it is held as long as Java lives.
+    """
 
     def __init__(self, url: str, table: Path, checkpoint: Path, lock: int) -> None:
-        self._table = table
-        # two queries must never share a checkpoint: the run's lock lasts as long as Java does
-        self._spark = spark_session("servicebroker demo", held=[lock])
-        try:
-            lines = (
-                self._spark.readStream.format("servicebroker")
-                .option("instance", url)
-                .option("database", names.DATABASE)
-                .option("queue", names.WAREHOUSE_QUEUE)
-                .option("endOfStream", names.END_OF_STREAM)
-                .load()
-                .where(F.col("message_type_name") == names.LINE)
-                # an empty body travels as NULL; here it is a blank line again
-                .withColumn("message_body", F.coalesce("message_body", F.lit(bytearray())))
-            )
-            ensure_table(table, lines.schema)
-            self._query = (
-                lines.writeStream.format("servicebroker_delta")
-                .option("path", str(table))
-                .option("checkpointLocation", str(checkpoint))
-                .trigger(processingTime=TRIGGER)
-                .start()
-            )
-        except BaseException:
-            self._spark.stop()
-            raise
+        self._url, self._table, self._checkpoint = url, table, checkpoint
+        self._query: StreamingQuery | None = None
+        self._starting = ThreadPoolExecutor(1)
+        self._spark = self._starting.submit(spark_session, "servicebroker demo", held=[lock])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether Spark has started, or will not; `begin` does not wait then."""
+        return self._spark.done()
+
+    def begin(self) -> None:
+        """Begin to land, when Spark has started; what has begun goes on.
+
+        Raises:
+            InstanceError: Spark does not start, or the query is refused.
+        """
+        if self._query is None:  # in the thread that has started Spark, which is the one where Java knows the session
+            self._query = self._starting.submit(self._begun).result()
+
+    def _begun(self) -> StreamingQuery:
+        lines = (
+            self._spark.result()
+            .readStream.format("servicebroker")
+            .option("instance", self._url)
+            .option("database", names.DATABASE)
+            .option("queue", names.WAREHOUSE_QUEUE)
+            .option("endOfStream", names.END_OF_STREAM)
+            .load()
+            .where(F.col("message_type_name") == names.LINE)
+            # an empty body travels as NULL; here it is a blank line again
+            .withColumn("message_body", F.coalesce("message_body", F.lit(bytearray())))
+        )
+        ensure_table(self._table, lines.schema)
+        return (
+            lines.writeStream.format("servicebroker_delta")
+            .option("path", str(self._table))
+            .option("checkpointLocation", str(self._checkpoint))
+            .trigger(processingTime=TRIGGER)
+            .start()
+        )
 
     def check(self) -> None:
         """Raise what broke the query, if anything did.
@@ -60,6 +82,8 @@ class Landing:
         Raises:
             InstanceError: with the innermost reason.
         """
+        if self._query is None:
+            return
         problem = self._query.exception()
         if problem is not None:
             raise InstanceError(f"The Spark query failed: {reason(problem)}")
@@ -70,16 +94,22 @@ class Landing:
         """Rows in the table now."""
         return landed_rows(self._table)
 
+    def first_rows(self, count: int) -> list[Row]:
+        """Some rows of the table."""
+        return first_rows(self._table, count)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(PySparkException, Py4JError):  # Ctrl-C may have broken the connection to Java
-            self._query.stop()
-        with contextlib.suppress(PySparkException, Py4JError):
-            self._spark.stop()
+        if self._query is not None:
+            with contextlib.suppress(PySparkException, Py4JError):  # Ctrl-C may have broken the connection to Java
+                self._query.stop()
+        with contextlib.suppress(PySparkException, Py4JError, InstanceError):
+            self._spark.result().stop()
+        self._starting.shutdown()
 
 
 def landed_rows(table: Path) -> int:
@@ -89,7 +119,7 @@ def landed_rows(table: Path) -> int:
     return int(DeltaTable(str(table)).count())
 
 
-def first_rows(table: Path, count: int) -> list[tuple[str, int, bytes]]:
+def first_rows(table: Path, count: int) -> list[Row]:
     """Conversation handle, sequence number and body of the first rows of the table's oldest file."""
     files = pa.table(DeltaTable(str(table)).get_add_actions()).sort_by("modification_time").column("path").to_pylist()
     if not files:
