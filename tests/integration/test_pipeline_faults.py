@@ -3,16 +3,13 @@
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from pathlib import Path
 
-import duckdb
 import psycopg
 import pytest
 
@@ -23,10 +20,14 @@ pytest.importorskip("pyspark")
 
 from deltalake import DeltaTable
 
+import pipeline_senders
 import servicebroker as sb
+from pipeline_senders import Meddler, Sender, make_notes, noted
 from servicebroker.benchmarks.processes import family
+from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.file import read_pipeline
 from servicebroker.pipeline.run import running
+from support import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -34,8 +35,13 @@ TARGETS = ("driver", "java", "worker", "server")
 ATTEMPTS = 5  # to begin a run on a busy machine
 
 
+@pytest.fixture(scope="module")
+def database(instance):
+    return warehouse(instance)
+
+
 def describe(folder, feeds, at_most=2000, **queue):
-    more = "".join(f'{key} = "{value}"\n' for key, value in queue.items())
+    more = "".join(f"{key} = {json.dumps(value)}\n" for key, value in queue.items())
     queues = "".join(
         f'[[queue]]\ninstance = "{feed.options["instance"]}"\ndatabase = "Warehouse"\nqueue = "{feed.queue}"\n{more}'
         f"max_messages_per_trigger = {at_most}\n"
@@ -80,36 +86,6 @@ def ended_run(path):
 def commits(path):
     """How often something has landed in the table."""
     return len([*(read_pipeline(path).folder("lines") / "_delta_log").glob("*.json")])
-
-
-class Sender(threading.Thread):
-    """Sends numbered messages on two conversations and notes each, in the same transaction, in a table of its own."""
-
-    def __init__(self, number, feed, seed):
-        super().__init__()
-        self.number, self.feed, self.chance = number, feed, random.Random(seed)
-        self.stop = threading.Event()
-        self.handles = [feed.dialog() for _ in range(2)]
-
-    def run(self):
-        n = 0
-        while not self.stop.is_set():
-            count = self.chance.randrange(1, 40)
-            numbers = range(n, n + count)
-            with contextlib.suppress(InterruptedError, psycopg.Error, sb.ServiceBrokerError):  # the server was killed
-                self.send(numbers)
-            n += count
-
-    def send(self, numbers):
-        with self.feed.database.transaction() as transaction:
-            transaction.connection.execute("select pg_current_xact_id()")
-            time.sleep(self.chance.random() * 0.2)
-            bodies = [json.dumps({"sender": self.number, "n": one}) for one in numbers]
-            transaction.send_batch(self.chance.choice(self.handles), LINE, bodies)
-            noted = [(self.number, one) for one in numbers]
-            transaction.connection.cursor().executemany("insert into public.sent values (%s, %s)", noted)
-            if self.chance.random() < 0.1:
-                raise InterruptedError
 
 
 def landing_run(path):
@@ -164,8 +140,19 @@ def end(run):
         run.wait(timeout=60)
 
 
+def other_options(chance):
+    """What a run may be given that the run before it was not."""
+    return {
+        "at_most": chance.choice((200, 2000)),
+        "min_partitions": chance.randrange(1, 4),
+        "partitioning": chance.choice(("group", "range")),
+        "max_bytes_per_trigger": chance.choice((0, 20_000)),
+        "ack": chance.choice(("delete", "archive")),
+    }
+
+
 @pytest.mark.timeout(7200)  # --kills 50; each wait in here has a limit of its own
-def test_whatever_is_killed_every_message_lands_once_and_in_order(tmp_path, request, seeded_random):
+def test_whatever_is_killed_every_message_lands_once_and_in_order(tmp_path, request, seeded_random, record_property):
     kills = request.config.option.kills
     targets = [TARGETS[number % len(TARGETS)] for number in range(kills)]
     seeded_random.shuffle(targets)
@@ -173,13 +160,14 @@ def test_whatever_is_killed_every_message_lands_once_and_in_order(tmp_path, requ
     place = tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True)
     with place as folder, sb.open(Path(folder) / "instance") as instance:
         database = warehouse(instance)
-        with instance.connection() as connection:
-            connection.execute("create table public.sent (sender bigint, n bigint)")
+        make_notes(instance)
         feeds = [Feed(database), Feed(database)]
         path = describe(tmp_path, feeds)
         senders = [Sender(number, feeds[number % 2], seeded_random.random()) for number in range(3)]
-        for sender in senders:
-            sender.start()
+        meddler = Meddler(feeds, seeded_random.random())
+        workers = [*senders, meddler]
+        for worker in workers:
+            worker.start()
 
         def server_pid():
             with psycopg.connect(instance.url) as connection:
@@ -192,48 +180,59 @@ def test_whatever_is_killed_every_message_lands_once_and_in_order(tmp_path, requ
                 run = landing_run(path)
                 time.sleep(seeded_random.uniform(0, 2))
                 kill(path, run, target, server_pid)
+                describe(tmp_path, feeds, **other_options(seeded_random))
         finally:
-            for sender in senders:
-                sender.stop.set()
-            for sender in senders:
-                sender.join()
+            for worker in workers:
+                worker.stop.set()
+            for worker in workers:
+                worker.join()
+        for feed in feeds:
+            database.alter_queue(feed.queue, status=True)
+        eventually(lambda: instance.status()[1].messages == 0, seconds=60)
         ended_run(describe(tmp_path, feeds, at_most=1_000_000))  # what is left, in a batch or two
         assert [feed.left() for feed in feeds] == [0, 0]
-        with instance.connection() as connection:
-            sent = connection.execute("select sender, n from public.sent order by 1, 2").fetchall()
-    check(path, sent)
+        sent = noted(instance)
+    check(path, sent, moved=meddler.told["move"] > 0)
+    told = ", ".join(f"{count} {deed}" for deed, count in sorted(meddler.told.items()))
+    record_property("ledger", f"{len(sent):,} messages, {kills} kills; beside them {told}")
 
 
-def check(path, sent):
-    """What DuckDB reads from the files that the tables' logs name is what the senders have noted."""
-    tables = read_pipeline(path)
-    lines = DeltaTable(tables.folder("lines")).file_uris()
-    found = duckdb.sql(f"select sender, n from read_parquet({lines}) order by 1, 2").fetchall()
-    assert found == sent
-    # along a conversation, numbers have no gap and the bodies are in their order
-    disorder = duckdb.sql(
-        "select count(*) from (select _message_sequence_number - row_number() over w + 1 as gap, "
-        "n - lag(n) over w as step, _queuing_order - lag(_queuing_order) over w as arrival "
-        f"from read_parquet({lines}) "
-        "window w as (partition by _conversation_handle order by _message_sequence_number)) "
-        "where gap <> 0 or step <= 0 or arrival <= 0"
-    ).fetchall()
-    assert disorder == [(0,)]
-    bronze = DeltaTable(tables.folder("bronze")).file_uris()
-    counted = f"select count(*), count(distinct (conversation_handle, queuing_order)) from read_parquet({bronze})"
-    assert duckdb.sql(counted).fetchall() == [(len(sent), len(sent))]
+def files(path, table):
+    """The files that the log of a table names."""
+    return DeltaTable(read_pipeline(path).folder(table)).file_uris()
+
+
+def check(path, sent, **more):
+    pipeline_senders.check(files(path, "lines"), files(path, "bronze"), sent, **more)
 
 
 @pytest.mark.full
-def test_an_archive_survives_a_lost_checkpoint_and_doubles_nothing(tmp_path, instance):
-    feed = Feed(warehouse(instance))
+def test_a_checkpoint_that_is_lost_or_an_old_copy_doubles_nothing_and_loses_nothing(tmp_path, database):
+    feed = Feed(database)
     handle = feed.dialog(*(b'{"sender": 1, "n": %d}' % n for n in range(3000)))
     path = describe(tmp_path, [feed], ack="archive")
     run_here(path)
-    shutil.rmtree(tmp_path / "tables" / "_checkpoints")
+    checkpoints = tmp_path / "tables" / "_checkpoints"
+    shutil.rmtree(checkpoints)
     feed.database.send(handle, LINE, b'{"sender": 1, "n": 3000}')
     run_here(path)
     check(path, [(1, n) for n in range(3001)])
+    assert feed.left() == 0
+
+    describe(tmp_path, [feed], ack="delete")
+    shutil.copytree(checkpoints, tmp_path / "copy")
+    for n in range(3001, 3003):
+        feed.database.send(handle, LINE, b'{"sender": 1, "n": %d}' % n)
+        run_here(path)
+    shutil.rmtree(checkpoints)
+    shutil.copytree(tmp_path / "copy", checkpoints)
+    feed.database.send(handle, LINE, b'{"sender": 1, "n": 3003}')
+    with pytest.raises(InstanceError, match=r"is older than the table .* what the tables have is not added twice"):
+        run_here(path)
+    assert feed.left() == 1
+    shutil.rmtree(checkpoints)
+    run_here(path)
+    check(path, [(1, n) for n in range(3004)])
     assert feed.left() == 0
 
 
@@ -241,3 +240,50 @@ def run_here(path):
     """A run to the end of the queues as the command does it, in this process: the second one need not start Java."""
     with running(read_pipeline(path), once=True) as run:
         run.wait()
+
+
+@pytest.mark.full
+def test_a_queue_that_is_off_or_dropped_and_made_again_goes_on_while_it_runs(tmp_path, database):
+    steady, changing = Feed(database), Feed(database)
+    path = describe(tmp_path, [steady, changing], fail_on_data_loss=False)
+    counts = {0: 0, 1: 0}
+
+    def sends(which, feed, count=20):
+        numbers = range(counts[which], counts[which] + count)
+        counts[which] += count
+        feed.dialog(*(b'{"sender": %d, "n": %d}' % (which, n) for n in numbers))
+
+    def until_landed(run):
+        give_up = time.monotonic() + 300
+        while landed_lines(path) < sum(counts.values()):
+            assert time.monotonic() < give_up, (landed_lines(path), counts, [one.reason for one in run.queues])
+            run.look()
+            time.sleep(0.1)
+
+    for which, feed in enumerate((steady, changing)):
+        sends(which, feed)
+    with running(read_pipeline(path), once=False) as run:
+        until_landed(run)
+        database.alter_queue(changing.queue, status=False)
+        sends(0, steady)
+        sends(1, changing)
+        assert changing.left() <= 20  # what the last batch has not acknowledged yet, and nothing new
+        database.alter_queue(changing.queue, status=True)
+        until_landed(run)
+        for _ in range(2):
+            database.drop_service(changing.far)
+            database.drop_queue(changing.queue)
+            changing.create()
+            sends(1, changing)
+            sends(0, steady)
+            until_landed(run)
+        restarts = [one.restarts for one in run.queues]
+        assert restarts[0] == 0
+        assert restarts[1] >= 2
+    run_here(path)
+    assert (steady.left(), changing.left()) == (0, 0)
+    check(path, [(which, n) for which in counts for n in range(counts[which])])
+
+
+def landed_lines(path):
+    return DeltaTable(read_pipeline(path).folder("lines")).count()

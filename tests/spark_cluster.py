@@ -1,0 +1,127 @@
+"""A standalone cluster of Spark, from the pyspark that is installed: master and workers are processes of this machine.
+
+Each worker has an address of its own in 127.0.0.0/8: Spark runs no second attempt of a task on the host of the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pyspark
+
+HOME = Path(pyspark.__file__).parent
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+class Cluster:
+    """Its master, and workers that come and go."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._environment = os.environ | environment | {"SPARK_HOME": str(HOME), "SPARK_SCALA_VERSION": "2.13"}
+        self._environment |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": _SHORT_LIVED}
+        self._environment.pop("SPARK_LOCAL_IP", None)
+        self._web, port = _free_port(), _free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        self._count = 0
+        self._all = [self._started("master", "--host", "127.0.0.1", "--port", port, "--webui-port", self._web)]
+
+    def _started(self, kind: str, *arguments: object) -> subprocess.Popen[bytes]:
+        java = f"org.apache.spark.deploy.{kind}.{kind.capitalize()}"
+        command = [HOME / "bin" / "spark-class", java, *arguments]
+        with (self._folder / f"{kind}-{self._count}.log").open("wb") as said:
+            return subprocess.Popen(
+                [*map(str, command)], env=self._environment, stdout=said, stderr=said, start_new_session=True
+            )
+
+    def add_worker(self) -> subprocess.Popen[bytes]:
+        """A worker on a host of its own, which the master knows of."""
+        self._count += 1
+        host, place = f"127.0.0.{1 + self._count}", self._folder / f"worker-{self._count}"
+        size = ("--cores", 2, "--memory", "1g", "--webui-port", 0)
+        worker = self._started("worker", "--host", host, *size, "--work-dir", place, self.url)
+        self._all.append(worker)
+        give_up = time.monotonic() + 120
+        while not any(one["host"] == host for one in self._workers()):
+            assert worker.poll() is None, (self._folder / f"worker-{self._count}.log").read_text()
+            assert time.monotonic() < give_up, "the worker never came"
+            time.sleep(0.1)
+        return worker
+
+    def _workers(self) -> list[dict[str, Any]]:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self._web}/json/") as page:
+            found: list[dict[str, Any]] = json.load(page)["workers"]
+            return [one for one in found if one["state"] == "ALIVE"]
+        return []
+
+    def submitted(
+        self, program: Path, *arguments: object, settings: Mapping[str, str], said: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        """`spark-submit` of a program in Python."""
+        given = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.extraJavaOptions": _SHORT_LIVED,
+            "spark.executor.memory": "700m",
+            "spark.executor.cores": "2",
+            "spark.pyspark.python": sys.executable,
+            "spark.sql.session.timeZone": "UTC",
+            "spark.ui.enabled": "false",
+            **settings,
+        }
+        confs = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
+        command = [HOME / "bin" / "spark-submit", "--master", self.url, *confs, program, *arguments]
+        return subprocess.Popen(
+            [*map(str, command)], env=self._environment, stdout=said, stderr=said, start_new_session=True
+        )
+
+    def close(self) -> None:
+        """End all of it."""
+        for process in reversed(self._all):
+            kill(process)
+
+
+@contextmanager
+def cluster(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
+    """A cluster without workers."""
+    started = Cluster(folder, environment)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """kill -9 of a process with all that it has started, as when a machine goes: of a worker its executors too."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """What a driver has logged of this kind, with `spark.eventLog.enabled`."""
+    found = []
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and not file.name.startswith((".", "appstatus")):
+            lines = file.read_text().splitlines()  # of one that was killed the last one may be cut off
+            found += [json.loads(line) for line in lines if f'"{kind}"' in line and line.endswith("}")]
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
