@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@sed '/^$$/q; s/^# //' Makefile
 
-install: $(VENV)/installed $(VENV)/spark.jsa
+install: $(VENV)/installed
 
 # the demo needs neither what tests nor what checks, builds the docs or is measured against; nor twice what is there
 $(VENV)/for-the-demo: EXTRAS := spark
@@ -49,12 +49,7 @@ $(VENV)/for-the-demo $(VENV)/installed: pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
-# what each Java of the tests would read anew: made once (decision 285)
-$(VENV)/spark.jsa: $(VENV)/installed
-	@echo "Archiving the classes of Spark (once; half a minute) ..."
-	@$(BIN)/python tools/make_class_archive.py $@
-
-demo: $(if $(wildcard $(VENV)/installed),$(VENV)/installed,$(VENV)/for-the-demo)
+demo: $(if $(wildcard $(VENV)/installed),install,$(VENV)/for-the-demo)
 	@$(BIN)/servicebroker demo --out $(OUT) $(if $(INPUT),--input '$(INPUT)')
 
 # one in some thousand tests loses a race on a busy machine: it is told, with why, and run once more (decision 136)

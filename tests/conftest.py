@@ -11,12 +11,10 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
@@ -110,11 +108,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Java compiles what it runs a second time, at length: that pays after minutes, and a test of Spark takes seconds
-_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_CLASSES = Path(sys.prefix, "spark.jsa")  # what Spark loads, mapped instead of read: tools/make_class_archive.py
-_MAPPED = f' -XX:SharedArchiveFile="{_CLASSES}" -Xlog:disable -Xlog:all=error:stderr' if _CLASSES.exists() else ""
-os.environ.setdefault("SPARK_LAUNCHER_OPTS", _JAVA)
-os.environ.setdefault("SPARK_SUBMIT_OPTS", _JAVA + _MAPPED)
+for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ.setdefault(_options, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
