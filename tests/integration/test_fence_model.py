@@ -128,6 +128,12 @@ class FencedModel(Model):
     def define(self, what: str, which: int) -> None:
         self.definition(what, which)
 
+    @precondition(Model.has_conversations)
+    @rule(which=_number, other=_number, seconds=st.sampled_from([3_600, 86_400]))
+    def begin_conversation_timer(self, which: int, other: int, seconds: int) -> None:
+        """None that fires before a slow history has ended."""
+        super().begin_conversation_timer(which, other, seconds)
+
     def see(self, text: str, *parameters: object) -> Rows:
         """But for times, which are the server's; the numbers of what was refused; and why a message waits."""
         rows = super().see(text, *parameters)
