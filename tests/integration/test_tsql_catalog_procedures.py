@@ -133,6 +133,17 @@ def test_a_text_is_run_for_each_table_and_each_database(shop: sb.Database) -> No
     assert {("master",), ("ShownShop",)} <= set(listed)
 
 
+@pytest.mark.parametrize(
+    "condition",
+    ["o.id > 0", "uid = SCHEMA_ID('dbo')", "syso.schema_id = 1", "o.xtype = 'U' AND syso.name LIKE 'G%'", "o.uid = 1"],
+)
+def test_the_tables_are_chosen_as_by_sql_server(shop: sb.Database, condition: str) -> None:
+    given = condition.replace("'", "''")
+    said = told(shop, f"EXEC sp_MSforeachtable 'PRINT ''?''', @whereand = 'AND {given}'")
+    assert said[0] == "[dbo].[Goods]"
+    assert (len(said) == 2) is (condition == "o.id > 0")
+
+
 def test_an_error_in_one_of_them_lets_the_others_run(shop: sb.Database) -> None:
     around = "@precommand = 'PRINT 1', @postcommand = 'PRINT 2'"
     script = f"EXEC sp_MSforeachtable 'SELEC ? FROM', @command2 = 'PRINT ''?''', {around}"

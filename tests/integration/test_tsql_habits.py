@@ -415,7 +415,7 @@ def test_users_are_found_by_the_sid_of_their_login(db: sb.Database) -> None:
         ("Alone", None, None),
         ("Known", "Known", "Known"),
         ("Readers", None, None),
-        ("dbo", None, "sa"),
+        ("dbo", "sa", "sa"),
     ]
     assert rows(db, "SELECT COUNT(DISTINCT sid) FROM sysusers WHERE name IN ('Known', 'Alone', 'Readers', 'dbo')") == [
         (4,)
@@ -559,3 +559,23 @@ def test_a_query_fills_columns_of_other_types(db: sb.Database) -> None:
     db.execute_tsql("INSERT Filled SELECT '1', NULL, 'x' INSERT TOP (2) Filled (S, N, Id) SELECT NULL, NULL, '2'")
     assert rows(db, "SELECT Id, N, S FROM Filled ORDER BY Id") == [(1, None, "x"), (2, None, None)]
     db.execute_tsql("DROP TABLE Filled")
+
+
+def test_who_works_has_a_sid(db: sb.Database) -> None:
+    assert rows(db, "SELECT COUNT(*) FROM sys.server_principals WHERE sid = SUSER_SID() AND name = SUSER_SNAME()") == [
+        (1,)
+    ]
+    script = (
+        "SELECT CASE WHEN SUSER_SNAME(SUSER_SID()) = SUSER_SNAME() THEN 1 END, SUSER_NAME(SUSER_ID()), SUSER_SNAME()"
+    )
+    ((same, by_id, name),) = rows(db, script)
+    assert (same, by_id) == (1, name)
+    assert rows(
+        db,
+        "SELECT p.name FROM sys.databases d JOIN sys.server_principals p ON p.sid = d.owner_sid WHERE d.name = DB_NAME()",
+    ) == [("sa",)]
+    db.execute_tsql("CREATE LOGIN Sided WITH PASSWORD = 'Secret 1' CREATE USER Sided CREATE USER NoLogin WITHOUT LOGIN")
+    assert told(db, "EXECUTE AS LOGIN = 'Sided' SELECT SUSER_SNAME(SUSER_SID()) REVERT") == [[("Sided",)]]
+    assert told(db, "EXECUTE AS USER = 'NoLogin' SELECT COUNT(SUSER_SID()) REVERT") == [[(1,)]]
+    db.execute_tsql("CREATE TABLE Sids (a int, sid varbinary(85) DEFAULT SUSER_SID()) INSERT Sids (a) VALUES (1)")
+    assert rows(db, "SELECT COUNT(*) FROM Sids WHERE sid = SUSER_SID()") == [(1,)]

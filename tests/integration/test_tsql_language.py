@@ -462,3 +462,49 @@ def test_queries_in_parentheses_and_braces(db: sb.Database) -> None:
     assert db.execute_tsql(
         "DECLARE @a national char varying(5) = 'abcdef', @d double precision = 1.5 SELECT @a, @d"
     ).rows == [("abcde", 1.5)]
+
+
+@pytest.mark.parametrize("script", ["SELECT FROM", "PRINT @x", "SELECT 1 / 0", "SELECT * FROM Nothing", "SELECT 1"])
+def test_sp_executesql_returns_the_number_of_its_error(db: sb.Database, script: str) -> None:
+    said = told(db, f"DECLARE @r int = 5 EXEC @r = sp_executesql N'{script}' PRINT @@ERROR PRINT @r")
+    number = said[0] if isinstance(said[0], int) else 0
+    assert said[1:] == [str(number)] * 2
+    assert (number > 0) is (script != "SELECT 1")
+
+
+def test_rows_of_nothing_but_null(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Nulls (v int, d date)")
+    script = """INSERT Nulls (v) SELECT NULL UNION ALL SELECT NULL
+    INSERT Nulls SELECT DISTINCT NULL, NULL FROM Nulls
+    INSERT Nulls SELECT NULL, NULL EXCEPT SELECT 1, NULL
+    INSERT Nulls (d) SELECT TOP (1) NULL UNION SELECT NULL UNION ALL SELECT NULL
+    SELECT COUNT(*), COUNT(v), COUNT(d) FROM Nulls"""
+    assert told(db, script) == [[(6, 0, 0)]]
+
+
+def test_a_type_of_the_system_is_no_table(db: sb.Database) -> None:
+    script = "DECLARE @x int = 1 INSERT @x VALUES (1)"
+    assert number(db, script) == 1087
+    assert [one.note[:40] for one in check(script) if one.verdict is Verdict.REFUSED] != []
+    assert [one.verdict for one in check("DECLARE @t dbo.OfAnother INSERT @t VALUES (1)")] == [Verdict.RUNS] * 2
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("CROSS APPLY sys.tables t WHERE t.name = 'Applied'", 2),
+        ("CROSS APPLY sys.tables AS t WITH (NOLOCK) WHERE t.name = 'Applied'", 2),
+        ("OUTER APPLY INFORMATION_SCHEMA.TABLES t WHERE t.TABLE_NAME = 'Applied'", 2),
+        ("CROSS APPLY Applied AS y WITH (NOLOCK)", 4),
+        ("CROSS APPLY Applied y WITH (NOLOCK, ROWLOCK) CROSS APPLY (SELECT y.a + 1 AS b) z WHERE z.b = 2", 2),
+        ("OUTER APPLY dbo.Applied y (NOLOCK) WHERE y.a = 1", 2),
+        ("OUTER APPLY dbo.Applied WITH (READPAST)", 4),
+        ("OUTER APPLY [Languages]..[Applied] [y] JOIN Applied z WITH (NOLOCK) ON z.a = y.a", 4),
+        ("OUTER APPLY (SELECT 1 AS b) y CROSS APPLY STRING_SPLIT('a b', ' ') AS s", 4),
+        ("OUTER APPLY #Nobody y", 2),
+    ],
+)
+def test_apply_takes_what_from_takes(db: sb.Database, source: str, found: int) -> None:
+    script = f"""CREATE TABLE #Nobody (a int) DROP TABLE IF EXISTS Applied CREATE TABLE Applied (a int)
+    INSERT Applied VALUES (1), (2) SELECT COUNT(*) FROM Applied x {source}"""
+    assert told(db, script.replace("Languages", db.name)) == [[(found,)]]

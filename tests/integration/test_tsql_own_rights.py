@@ -42,6 +42,17 @@ def shop(instance: sb.Instance) -> sb.Database:
         ("'Goods', 'NO CLASS', 'SELECT'", None, None, None),
         ("'Goods', 'OBJECT', NULL", None, None, None),
         ("'a.b.c.d.e', 'OBJECT', 'SELECT'", None, None, None),
+        ("'a.b.c.d', 'OBJECT', 'SELECT'", None, None, None),
+        ("'Goods', 'OBJECT', 'NO SUCH'", None, None, None),
+        ("NULL, NULL, 'VIEW SERVER STATE'", 0, 0, 0),
+        ("'OwnRights..Goods', 'OBJECT', 'SELECT'", 1, 1, 0),
+        ("'[OwnRights].dbo.[Goods]', 'OBJECT', 'INSERT'", 1, 0, 1),
+        ("'Elsewhere..Goods', 'OBJECT', 'SELECT'", None, None, None),
+        ("'sys.tables', 'OBJECT', 'SELECT'", 1, 1, 1),
+        ("'OwnRights.sys.conversation_endpoints', 'OBJECT', 'INSERT'", 0, 0, 0),
+        ("'INFORMATION_SCHEMA.TABLES', 'OBJECT', 'ANY'", 1, 1, 1),
+        ("'sys.nothing', 'OBJECT', 'SELECT'", None, None, None),
+        ("'sys.allocation_units', 'OBJECT', 'SELECT'", None, None, None),
     ],
 )
 def test_who_may(shop: sb.Database, asked: str, dbo: int | None, clerk: int | None, writer: int | None) -> None:
@@ -96,3 +107,23 @@ def test_what_is_mine_is_listed(shop: sb.Database) -> None:
 def test_what_cannot_be_asked(shop: sb.Database, query: str, number: int) -> None:
     assert told(shop, query) == [number]
     assert [one.verdict for one in check(query)] == [Verdict.REFUSED]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "CREATE VIEW Asks AS SELECT HAS_PERMS_BY_NAME('Goods', 'OBJECT', 'SELECT') AS may",
+        "CREATE VIEW Asks AS SELECT * FROM fn_my_permissions('Goods', 'OBJECT')",
+        "CREATE TABLE Asks (a int, may int DEFAULT HAS_PERMS_BY_NAME('Goods', 'OBJECT', 'SELECT'))",
+        "CREATE TABLE Asks (a int, CHECK (HAS_PERMS_BY_NAME('Goods', 'OBJECT', 'SELECT') = 1))",
+        "CREATE FUNCTION Asks () RETURNS int AS BEGIN RETURN HAS_PERMS_BY_NAME('Goods', 'OBJECT', 'SELECT') END",
+        "CREATE FUNCTION Asks () RETURNS TABLE AS RETURN SELECT HAS_PERMS_BY_NAME(NULL, NULL, 'CONTROL') AS may",
+    ],
+)
+def test_what_outlives_the_session_does_not_ask(shop: sb.Database, script: str) -> None:
+    with pytest.raises(sb.TsqlError) as caught:
+        shop.execute_tsql(script)
+    assert caught.value.number == 40515
+    name = "FN_MY_PERMISSIONS" if "fn_my" in script else "HAS_PERMS_BY_NAME"
+    assert caught.value.text.startswith(f"{name} in a view, a function, a DEFAULT")
+    assert Verdict.REFUSED in [one.verdict for one in check(script)]

@@ -204,3 +204,69 @@ def test_check_tells_of_collations_wherever_columns_are_defined(script: str) -> 
 def test_check_reads_no_collation_in_a_string() -> None:
     script = "CREATE TABLE W (a varchar(90) DEFAULT 'COLLATE Latin1_General_CI_AS')"
     assert [one.verdict for one in check(script)] == [Verdict.RUNS]
+
+
+_TAKES = """
+CREATE TABLE Jobs (Id int IDENTITY PRIMARY KEY, Payload nvarchar(20))
+INSERT Jobs VALUES (N'a'), (N'b'), (N'c')
+GO
+CREATE PROCEDURE Take AS DELETE TOP (1) FROM Jobs OUTPUT deleted.Id, deleted.Payload
+GO
+CREATE PROCEDURE Add_ AS INSERT Jobs OUTPUT inserted.Payload VALUES (N'new')
+GO
+CREATE PROCEDURE Change AS WITH j AS (SELECT * FROM Jobs) UPDATE j SET Payload += N'!' OUTPUT inserted.Payload
+GO
+CREATE PROCEDURE TakeQuietly AS BEGIN TRY EXEC Take END TRY BEGIN CATCH PRINT 'caught' END CATCH
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        ("EXEC Take WITH RESULT SETS ((Id int))", 11537),
+        ("EXEC Take WITH RESULT SETS ((Id int, Payload int))", 245),
+        ("EXEC TakeQuietly WITH RESULT SETS NONE", 11535),
+        ("EXEC Add_ WITH RESULT SETS ((a int, b int))", 11537),
+        ("EXEC Change WITH RESULT SETS ((a date))", 241),
+        ("EXEC ('DELETE Jobs OUTPUT deleted.Id') WITH RESULT SETS ((a int, b int))", 11537),
+    ],
+)
+def test_rows_that_nobody_was_told_of_are_there_still(instance: sb.Instance, call: str, number: int) -> None:
+    db = instance.database("Takes", create=True)
+    db.execute_tsql("DROP TABLE IF EXISTS Jobs DROP PROCEDURE IF EXISTS Take, Add_, Change, TakeQuietly")
+    db.execute_tsql(_TAKES)
+    kept = [[(1, "a"), (2, "b"), (3, "c")]]
+    assert told(db, call) == [number]
+    assert told(db, "SELECT * FROM Jobs ORDER BY Id") == kept
+    if number > 1000:  # what ends the batch undoes the transaction
+        script = f"BEGIN TRAN INSERT Jobs VALUES (N'mine') {call}\nPRINT @@TRANCOUNT SELECT Payload FROM Jobs ROLLBACK"
+        assert told(db, script) == [number, "1", [("a",), ("b",), ("c",), ("mine",)]]
+    assert told(db, "EXEC Take WITH RESULT SETS ((Id int, Payload nvarchar(9))) PRINT @@TRANCOUNT") == [[(1, "a")], "0"]
+
+
+def test_what_is_switched_off_follows_what_is_renamed(instance: sb.Instance) -> None:
+    db = instance.database("SwitchedRenamed", create=True)
+    db.execute_tsql("""
+    CREATE TABLE Goods (Id int PRIMARY KEY, [Odd, name] int UNIQUE)
+    CREATE TABLE Lines (Good int CONSTRAINT FK_Good REFERENCES Goods (Id) ON DELETE CASCADE,
+        Odd int CONSTRAINT FK_Odd REFERENCES Goods ([Odd, name]), v int CONSTRAINT CK_v CHECK (v > 0 OR v < -5))
+    ALTER TABLE Lines NOCHECK CONSTRAINT ALL""")
+    helped = db.execute_tsql("EXEC sp_helpconstraint Lines, nomsg").sets[0].rows
+    assert helped[0][0] == "CHECK on column v"
+    db.execute_tsql("""
+    EXEC sp_rename 'Goods', 'Wares'; EXEC sp_rename 'Wares.Id', 'Number', 'COLUMN'
+    EXEC sp_rename 'Lines.Good', 'Ware', 'COLUMN'; EXEC sp_rename 'Lines.v', 'w', 'COLUMN'""")
+    assert told(db, "DROP TABLE Wares") == [3726]
+    shown = """SELECT f.name, OBJECT_NAME(f.referenced_object_id), p.name, r.name, f.is_disabled FROM sys.foreign_keys f
+    JOIN sys.foreign_key_columns c ON c.constraint_object_id = f.object_id
+    JOIN sys.columns p ON p.object_id = c.parent_object_id AND p.column_id = c.parent_column_id
+    JOIN sys.columns r ON r.object_id = c.referenced_object_id AND r.column_id = c.referenced_column_id
+    ORDER BY f.name"""
+    assert rows(db, shown) == [("FK_Good", "Wares", "Ware", "Number", 1), ("FK_Odd", "Wares", "Odd", "Odd, name", 1)]
+    assert "w > 0" in str(rows(db, "SELECT definition FROM sys.check_constraints")[0][0])
+    assert told(db, "INSERT Lines VALUES (7, 7, -1) DELETE Lines") == []
+    assert told(db, "ALTER TABLE Lines WITH CHECK CHECK CONSTRAINT ALL") == []
+    bad = "INSERT Lines VALUES (7, NULL, 1) INSERT Lines VALUES (NULL, 7, 1) INSERT Lines VALUES (NULL, NULL, -1)"
+    assert told(db, bad) == [547, 547, 547]
+    assert rows(db, shown)[0] == ("FK_Good", "Wares", "Ware", "Number", 0)
+    db.execute_tsql("INSERT Wares VALUES (1, 2); INSERT Lines VALUES (1, 2, 1); DELETE Lines; DROP TABLE Lines, Wares")

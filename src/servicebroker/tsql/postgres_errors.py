@@ -70,6 +70,7 @@ _NUMBERS: dict[str, tuple[int, int, str]] = {
     ),
     "P0001": (50000, 16, "{message}"),
 }  # fmt: skip
+_REFERRING = re.compile(r"^constraint .* on table .* depends on table ", re.MULTILINE)
 _UNIQUE = (
     "Violation of {kind} constraint '{constraint}'. Cannot insert duplicate key in object '{table}'. "
     "The duplicate key value is {key}."
@@ -134,6 +135,9 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
             4712, f"Cannot truncate table '{truncated[1] if truncated else ''}' because it is being referenced by a "
             "FOREIGN KEY constraint."
         )  # fmt: skip
+    if problem.sqlstate == "2BP01" and _REFERRING.search(diagnosis.message_detail or ""):
+        table = as_written(message.split(" because ")[0].split()[-1].replace('"', ""), source)
+        return TsqlError(3726, f"Could not drop object '{table}' because it is referenced by a FOREIGN KEY constraint.")
     if problem.sqlstate not in _NUMBERS:
         return TsqlError(OTHER, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
     number, severity, text = _NUMBERS[problem.sqlstate]

@@ -24,11 +24,56 @@ begin
     end loop;
 end $$;
 
--- The first line of a constraint's comment is its name; one that NOCHECK has switched off is CHECK (true), and its definition
--- the second line.
+-- The first line of a constraint's comment is its name, the second line the definition of one that NOCHECK has switched off. In its
+-- place stands a CHECK that always holds and names its columns, and the table that a foreign key refers to: they are renamed there,
+-- and that table is not dropped. The columns of that table stand in the comment alone: see tsql.rename_held_column.
 create or replace function tsql.noted_constraint(id oid, line integer) returns text language sql stable strict parallel safe
 return case line when 1 then nullif(split_part(obj_description(id, 'pg_constraint'), E'\n', 1), '')
        else nullif(regexp_replace(obj_description(id, 'pg_constraint'), E'^[^\n]*\n?', ''), '') end;
+create or replace function tsql.split_key(definition text, out own text, out referenced text, out other text, out actions text)
+language sql immutable strict parallel safe as $$
+select m[1], m[2], m[3], m[4]
+  from (values ('(?:[^\s"(),.]+|"(?:[^"]|"")+")')) p (part),
+       regexp_match(definition, '^FOREIGN KEY \((' || part || '(?:, ' || part || ')*)\) REFERENCES (' || part || '(?:\.' || part || ')?)\(('
+                                || part || '(?:, ' || part || ')*)\)(.*)$') m $$;
+create or replace function tsql.holding(definition text) returns text language sql immutable strict parallel safe as $$
+select case when (k).own is null then format('check (true or (%s))', substring(definition from '^CHECK (.*)$'))
+            else format('check (true or row(%s) is null or %L::regclass is null)', (k).own, (k).referenced) end
+  from (select tsql.split_key(definition) as k) key $$;
+create or replace function tsql.held_constraint(id oid) returns text language plpgsql stable strict
+set search_path = pg_catalog, pg_temp as $$
+declare
+    noted constant text := tsql.noted_constraint(id, 2);
+    shown constant text := case when noted is not null then pg_get_constraintdef(id) end;
+    named text[];
+    key record;
+begin
+    if noted is null then return null; end if;
+    select k.* into key from tsql.split_key(noted) k;
+    if key.own is null then return coalesce('CHECK (' || substring(shown from '^CHECK \(\(true OR (.*)\)\)$') || ')', noted); end if;
+    named := regexp_match(shown, '^CHECK \(\(true OR \(ROW\((.*)\) IS NULL\) OR \(''(.*)''::regclass IS NULL\)\)\)$');
+    if named is null then return noted; end if;
+    return format('FOREIGN KEY (%s) REFERENCES %s(%s)%s', named[1], replace(named[2], $q$''$q$, $q$'$q$), key.other, key.actions);
+end $$;
+create or replace function tsql.rename_held_column(relation regclass, old_column text, new_column text) returns void language plpgsql as $$
+declare
+    part constant text := '(?:[^\s"(),.]+|"(?:[^"]|"")+")';
+    held record;
+begin
+    for held in
+        select distinct k.conname, k.conrelid::regclass as place, coalesce(tsql.noted_constraint(k.oid, 1), k.conname) as called,
+               s.own, s.referenced, s.actions,
+               (select string_agg(case when parse_ident(one[1]) = parse_ident(old_column) then quote_ident((parse_ident(new_column))[1])
+                                       else one[1] end, ', ' order by number)
+                  from regexp_matches(s.other, part, 'g') with ordinality found (one, number)) as other
+          from pg_constraint k join pg_depend d on d.classid = 'pg_constraint'::regclass and d.objid = k.oid
+         cross join tsql.split_key(tsql.held_constraint(k.oid)) s
+         where k.contype = 'c' and d.refclassid = 'pg_class'::regclass and d.refobjid = relation and s.referenced::regclass = relation
+    loop
+        execute format('comment on constraint %I on %s is %L', held.conname, held.place,
+                       format(E'%s\nFOREIGN KEY (%s) REFERENCES %s(%s)%s', held.called, held.own, held.referenced, held.other, held.actions));
+    end loop;
+end $$;
 create or replace function tsql.switch_constraints(relation regclass, names text[], holds boolean, is_checked boolean) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -40,7 +85,7 @@ begin
     if missing is not null then perform tsql.refuse(4917, format('Constraint ''%s'' does not exist.', missing)); end if;
     for known in
         select k.conname, k.contype, k.convalidated, coalesce(tsql.noted_constraint(k.oid, 1), k.conname) as called,
-               pg_get_constraintdef(k.oid) as definition, tsql.noted_constraint(k.oid, 2) as held
+               pg_get_constraintdef(k.oid) as definition, tsql.held_constraint(k.oid) as held
           from pg_constraint k
          where k.conrelid = relation and (names is null and k.contype in ('f', 'c') or exists (
                    select from unnest(names) n where lower(n) in (lower(tsql.noted_constraint(k.oid, 1)), k.conname)))
@@ -55,7 +100,8 @@ begin
         elsif holds or known.held is null then
             execute format('alter table %s drop constraint %I', relation, known.conname);
             execute format('alter table %s add constraint %I %s', relation, known.conname,
-                           case when holds then known.held || case when is_checked then '' else ' not valid' end else 'check (true)' end);
+                           case when holds then known.held || case when is_checked then '' else ' not valid' end
+                                else tsql.holding(regexp_replace(known.definition, ' NOT VALID$', '')) end);
             execute format('comment on constraint %I on %s is %L', known.conname, relation,
                            known.called || case when holds then '' else E'\n' || regexp_replace(known.definition, ' NOT VALID$', '') end);
         end if;
@@ -67,25 +113,24 @@ create or replace function tsql.foreign_key(id oid, out referenced oid, out key_
                                             out deleted text, out updated text) language plpgsql stable as $$
 declare
     part constant text := '(?:[^\s"(),.]+|"(?:[^"]|"")+")';
-    list constant text := part || '(?:, ' || part || ')*';
-    said constant text[] := regexp_match(tsql.noted_constraint(id, 2), '^FOREIGN KEY \((' || list || ')\) REFERENCES ('
-                                         || part || '(?:\.' || part || ')?)\((' || list || ')\)(.*)$');
+    said record;
     names text[];
 begin
     select k.confrelid, k.conindid, k.conkey, k.confkey, k.confdeltype, k.confupdtype into referenced, key_index, own, other, deleted, updated
       from pg_constraint k where k.oid = id;
-    if said is null then return; end if;
-    names := parse_ident(said[2]);
+    select k.* into said from tsql.split_key(tsql.held_constraint(id)) k;
+    if said.own is null then return; end if;
+    names := parse_ident(said.referenced);
     referenced := (select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
                     where c.relkind in ('r', 'p') and c.relname = names[cardinality(names)]
                       and case cardinality(names) when 1 then pg_table_is_visible(c.oid) else n.nspname = names[1] end);
     own := tsql.column_numbers((select k.conrelid from pg_constraint k where k.oid = id),
-                               array(select one[1] from regexp_matches(said[1], part, 'g') one));
-    other := tsql.column_numbers(referenced, array(select one[1] from regexp_matches(said[3], part, 'g') one));
+                               array(select one[1] from regexp_matches(said.own, part, 'g') one));
+    other := tsql.column_numbers(referenced, array(select one[1] from regexp_matches(said.other, part, 'g') one));
     key_index := (select i.indexrelid from pg_index i where i.indrelid = referenced and i.indisunique
                      and i.indkey::smallint[] @> other and i.indkey::smallint[] <@ other order by i.indisprimary desc limit 1);
-    deleted := tsql.key_action(substring(said[4] from 'ON DELETE (CASCADE|SET NULL|SET DEFAULT|RESTRICT)'));
-    updated := tsql.key_action(substring(said[4] from 'ON UPDATE (CASCADE|SET NULL|SET DEFAULT|RESTRICT)'));
+    deleted := tsql.key_action(substring(said.actions from 'ON DELETE (CASCADE|SET NULL|SET DEFAULT|RESTRICT)'));
+    updated := tsql.key_action(substring(said.actions from 'ON UPDATE (CASCADE|SET NULL|SET DEFAULT|RESTRICT)'));
 end $$;
 create or replace function tsql.column_numbers(relation oid, quoted_names text[]) returns smallint[] language sql stable as $$
 select array(select a.attnum from unnest(quoted_names) with ordinality one (name, place)
@@ -125,7 +170,7 @@ create view tsql.check_constraints with (security_invoker = true) as
 select o.*, (tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_disabled,
        (not c.convalidated or tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_not_trusted,
        case when cardinality(c.conkey) = 1 then c.conkey[1]::integer else 0 end as parent_column_id,
-       coalesce(substring(tsql.noted_constraint(c.oid, 2) from '^CHECK (.*)$'), pg_get_expr(c.conbin, c.conrelid)) as definition, (o.name ~ '^CK__.*__[0-9A-F]{8}$')::integer::smallint as is_system_named
+       coalesce(substring(tsql.held_constraint(c.oid) from '^CHECK \((.*)\)$'), pg_get_expr(c.conbin, c.conrelid)) as definition, (o.name ~ '^CK__.*__[0-9A-F]{8}$')::integer::smallint as is_system_named
   from tsql.objects o join pg_constraint c on c.oid = o.object_id::bigint::oid where o.type = 'C';
 
 create view tsql.default_constraints with (security_invoker = true) as

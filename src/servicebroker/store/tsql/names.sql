@@ -190,20 +190,15 @@ return case when lower(collation_name) = 'latin1_general_bin2' then
            case lower(property) when 'codepage' then 1252 when 'lcid' then 1033 when 'comparisonstyle' then 0 when 'version' then 0 end end;
 create or replace function tsql.lock_timeout() returns integer language sql stable parallel safe
 return coalesce(nullif((select s.setting::integer from pg_settings s where s.name = 'lock_timeout'), 0), -1);
+-- Texts, since defaults of tables may call them: what depends on a view that falls would fall with it.
 create or replace function tsql.login_id(name text) returns integer language sql stable parallel safe
-begin atomic
-    select p.principal_id from sys.server_principals p where lower(p.name) = lower(login_id.name);
-end;
+as $$ select p.principal_id from tsql.server_principals p where lower(p.name) = lower(login_id.name) limit 1 $$;
 create or replace function tsql.login_sid(name text) returns bytea language sql stable parallel safe
-return (select tsql.login_sid(p.principal_id, p.name) from (select 0, 'sa' union all select s.principal_id, s.name from sys.server_principals s) p(principal_id, name)
-         where lower(p.name) = lower(login_sid.name) limit 1);
+as $$ select p.sid from tsql.server_principals p where lower(p.name) = lower(login_sid.name) limit 1 $$;
 create or replace function tsql.login_name(sid bytea) returns text language sql stable parallel safe
-return (select p.name from (select 0, 'sa' union all select s.principal_id, s.name from sys.server_principals s) p(principal_id, name)
-         where tsql.login_sid(p.principal_id, p.name) = sid limit 1);
+as $$ select p.name from tsql.server_principals p where p.sid = login_name.sid limit 1 $$;
 create or replace function tsql.login_name(id integer) returns text language sql stable parallel safe
-begin atomic
-    select p.name from sys.server_principals p where p.principal_id = id;
-end;
+as $$ select p.name from tsql.server_principals p where p.principal_id = login_name.id limit 1 $$;
 create or replace function tsql.certproperty(id integer, property text) returns text language sql stable parallel safe
 begin atomic
     select case lower(property) when 'subject' then c.subject when 'issuer_name' then c.issuer_name when 'cert_serial_number' then c.cert_serial_number

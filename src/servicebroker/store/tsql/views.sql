@@ -468,14 +468,21 @@ returns table (objtype text, objname text, name text, value text) language sql i
 begin atomic
     select null, null, null, null where false;
 end;
--- A login has a sid for as long as it is there, and a user that of its login: what joins both by it finds them.
+-- A login has a sid for as long as it is there, and a user that of its login: what joins both by it finds them. Databases are sa's,
+-- and who works as a role of PostgreSQL, as the owner does, finds a login of the role's name.
 create or replace function tsql.login_sid(login_id integer, name text) returns bytea language sql immutable parallel safe
 return case when lower(name) = 'sa' then '\x01'::bytea when login_id = 2 then '\x02'::bytea else decode(md5('login ' || login_id || ' ' || name), 'hex') end;
 create view tsql.server_principals with (security_invoker = true) as
 select p.name, p.principal_id, tsql.login_sid(p.principal_id, p.name) as sid, p.type, p.type_desc, 0::smallint as is_disabled, p.create_date,
        p.create_date as modify_date, 'master'::text as default_database_name, 'us_english'::text as default_language_name, null::integer as credential_id,
        case p.type when 'R' then 1 end as owning_principal_id, 0::smallint as is_fixed_role
-  from sys.server_principals p;
+  from (select name, principal_id, type, type_desc, create_date from sys.server_principals
+        union all
+        select own.name, own.principal_id, 'S', 'SQL_LOGIN', everybody.create_date from sys.server_principals everybody,
+               (select 'sa'::text, 1 union all
+                select r.rolname::text, (1000000000 + r.oid::bigint % 1000000000)::integer from pg_roles r
+                 where r.rolname = session_user and lower(r.rolname) <> 'sa') own (name, principal_id)
+         where everybody.principal_id = 2 and not exists (select from servicebroker.logins l where lower(l.name) = lower(own.name))) p;
 create view tsql.database_principals with (security_invoker = true) as
 select p.name, p.principal_id, p.type, p.type_desc, p.default_schema_name, p.create_date, p.modify_date, p.owning_principal_id,
        case when p.principal_id = 1 then '\x01'::bytea when p.principal_id = 2 then '\x00'::bytea when l.login_id is not null then tsql.login_sid(l.login_id, l.name)
@@ -489,7 +496,7 @@ select p.name, p.principal_id, p.type, p.type_desc, p.default_schema_name, p.cre
   left join servicebroker.logins l using (login_id);
 create view tsql.syslogins with (security_invoker = true) as
 select p.sid, p.name, p.name as loginname, 'master'::text as dbname, p.create_date as createdate, 1 as hasaccess, (p.type in ('U', 'G'))::integer as isntname,
-       0 as sysadmin, 0 as denylogin from tsql.server_principals p where p.type <> 'R';
+       (lower(p.name) = 'sa')::integer as sysadmin, 0 as denylogin from tsql.server_principals p where p.type <> 'R';
 create view tsql.sysusers with (security_invoker = true) as
 select p.principal_id as uid, p.name, p.sid, p.create_date as createdate, p.modify_date as updatedate, 1 as hasdbaccess,
        (p.type <> 'R')::integer as islogin, 0 as isntname, (p.type = 'S')::integer as issqluser, (p.type = 'R')::integer as issqlrole, p.broker_database

@@ -239,7 +239,8 @@ def run_text(machine: Machine, script: str, frame: Frame, work_as: Callable[[], 
 
 
 @system("sp_executesql")
-def _sp_executesql(machine: Machine, statement: Execute) -> None:
+def _sp_executesql(machine: Machine, statement: Execute) -> int:
+    """Its return code is @@ERROR of the text's last statement, also where the text cannot be read."""
     arguments = list(statement.arguments)
     if not arguments:
         raise TsqlError(
@@ -256,6 +257,7 @@ def _sp_executesql(machine: Machine, statement: Execute) -> None:
     run_text(machine, "" if script is None else str(script), frame)
     for parameter, variable in outputs.items():
         machine.frame.assign(variable, frame.values[parameter], frame.types[parameter])
+    return machine.error
 
 
 def _declared(text: str) -> Procedure:

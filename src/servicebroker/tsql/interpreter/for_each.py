@@ -13,8 +13,9 @@ from servicebroker.tsql.types import NVARCHAR
 _COMMANDS = ("@command1", "@command2", "@command3")
 _DATABASES = "SELECT name FROM sys.databases WHERE HAS_DBACCESS(name) = 1 ORDER BY database_id"
 _TABLES = (
-    "SELECT QUOTENAME(SCHEMA_NAME(o.schema_id)) + '.' + QUOTENAME(o.name) FROM sys.objects AS o "
-    "WHERE o.type = 'U' AND o.is_ms_shipped = 0 {} ORDER BY o.object_id"
+    "SELECT QUOTENAME(SCHEMA_NAME(syso.schema_id)) + '.' + QUOTENAME(o.name) FROM dbo.sysobjects AS o "
+    "JOIN sys.all_objects AS syso ON o.id = syso.object_id WHERE o.type = 'U' AND syso.is_ms_shipped = 0 {} "
+    "ORDER BY o.id"
 )
 
 

@@ -156,7 +156,7 @@ def foresee(statement: Statement, declared: Declared) -> None:
     _check_schema(statement)
     scope = Scope("master", declared.variables, declared.tables, dict.fromkeys(KNOWN), user_types=declared.types)
     if isinstance(statement, DeclareVariable):
-        made = declared.types.get(type_key(statement.type) or "")
+        made = _made_type(statement.type, declared)
         if made is not None and (made.of is None or made is _OF_OTHERS):
             declared.tables[statement.name] = f'pg_temp."{statement.name}"'
         if made is None or made.of is not None:
@@ -234,14 +234,18 @@ def _declare_parameters(statement: Procedure | Function, declared: Declared) -> 
 
 
 def _type(text: str, declared: Declared) -> SqlType:
+    made = _made_type(text, declared)
+    return parse_type(text) if made is None or made.of is None else made.of
+
+
+def _made_type(text: str, declared: Declared) -> UserType | None:
+    """What CREATE TYPE has made of a name that is no type of the system."""
     try:
-        return parse_type(text)
+        parse_type(text)
     except TsqlError as unknown:
         key = type_key(text) if unknown.number == 2715 else None
-        made = declared.types.get(key) if key is not None else None
-        if made is None or made.of is None:
-            raise
-        return made.of
+        return declared.types.get(key) if key is not None else None
+    return None
 
 
 def _declare_type(statement: Definition, declared: Declared, scope: Scope) -> None:

@@ -96,7 +96,16 @@ class Queries:
         begin_to_look(machine, done)
         if done.kind != "rows":
             machine.transactions.check()
-        if done.kind != "ddl" and _has(_CHANGES, text) and triggers.any_here(machine):
+        changes = done.kind != "ddl" and _has(_CHANGES, text)
+        if changes and machine.shaping and (done.kind == "rows" or done.columns):  # OUTPUT, which may be refused
+            with machine.whole():
+                self._run(done, text, changes=changes)
+            return
+        self._run(done, text, changes=changes)
+
+    def _run(self, done: Translated, text: str, *, changes: bool) -> None:
+        machine = self.machine
+        if changes and triggers.any_here(machine):
             with machine.together():  # a statement and the triggers that it fires, all or nothing
                 triggers.ask(machine)
                 result = self._execute(done, text)

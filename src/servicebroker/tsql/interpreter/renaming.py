@@ -185,6 +185,8 @@ def _rename_column(machine: Machine, table: str, old: str, new: str) -> None:
         raise _taken(new, "COLUMN")
     own, renamed = identifier(column.name), identifier(new)
     done = [] if own == renamed else [f"alter table {table} rename column {own} to {renamed}"]
+    if done:  # a foreign key that is switched off names it in its comment
+        done.append(f"select tsql.rename_held_column({string(table)}, {string(own)}, {string(renamed)})")
     note = string(noted(column._replace(name=new)))
     machine.queries.define("; ".join([*done, f"comment on column {table}.{renamed} is {note}"]))
 

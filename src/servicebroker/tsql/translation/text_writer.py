@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -264,6 +265,20 @@ _SETTINGS = {
 }
 
 
+PERMISSIONS = "permissions "  # before what is asked, as JSON: each argument is NULL, 'text, @variable or the database
+
+
+def not_permitted(name: str, number: int = 128) -> TsqlError:
+    """The refusal of a parameter in what outlives the session that gives it: views, functions, DEFAULT, CHECK."""
+    if name.startswith(PERMISSIONS):
+        function = str(json.loads(name.removeprefix(PERMISSIONS))[0]).upper()
+        return refused(
+            f"{function} in a view, a function, a DEFAULT, a CHECK or a computed column",
+            "The session answers it: ask in a statement or a procedure.",
+        )
+    return TsqlError(number, f'The name "{name}" is not permitted in this context.', severity=15)
+
+
 def of_session(scope: Scope, name: str) -> str:
     """A value of the session that PostgreSQL can find by itself.
 
@@ -275,7 +290,7 @@ def of_session(scope: Scope, name: str) -> str:
     if name == "db_id":
         return f"tsql.db_id({string(scope.database)})"
     if name not in _SETTINGS:
-        raise TsqlError(128, f'The name "{name}" is not permitted in this context.', severity=15)
+        raise not_permitted(name)
     return f"coalesce(nullif(current_setting('{_SETTINGS[name]}', true), ''), current_user)"
 
 

@@ -32,7 +32,15 @@ from servicebroker.tsql.translation.reading.parts import table_in
 from servicebroker.tsql.translation.reading.piece_reader import PieceReader
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed
 from servicebroker.tsql.translation.result import Translated
-from servicebroker.tsql.translation.text_writer import Sql, Writer, identifier, refused, schema_of, string
+from servicebroker.tsql.translation.text_writer import (
+    Sql,
+    Writer,
+    identifier,
+    not_permitted,
+    refused,
+    schema_of,
+    string,
+)
 from servicebroker.tsql.translation.values.functions import SPECIAL
 from servicebroker.tsql.types import BIT, column_type
 
@@ -44,11 +52,7 @@ def definition(writer: Writer, piece: Slice) -> Translated:
     if reader.word:
         raise reader.failure()
     if writer.parameters:
-        raise TsqlError(
-            111 if piece.words[1:2] == ["VIEW"] else 128,
-            f'The name "{writer.parameters[0]}" is not permitted in this context.',
-            severity=15,
-        )
+        raise not_permitted(writer.parameters[0], 111 if piece.words[1:2] == ["VIEW"] else 128)
     return Translated("; ".join(done), (), "ddl")
 
 

@@ -20,6 +20,7 @@ from servicebroker.tsql.translation.text_writer import (
     Source,
     Writer,
     identifier,
+    not_permitted,
     of_session,
     refused,
     string,
@@ -257,7 +258,7 @@ def with_settings(writer: Writer, text: str) -> str:
 
 def _without_parameters(writer: Writer) -> None:
     if writer.parameters:
-        raise TsqlError(128, f'The name "{writer.parameters[0]}" is not permitted in this context.', severity=15)
+        raise not_permitted(writer.parameters[0])
 
 
 _COLLATION = re.compile(

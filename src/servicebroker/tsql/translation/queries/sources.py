@@ -124,24 +124,10 @@ def _apply(writer: Writer, node: exp.Lateral, found: From) -> str:
         text = _values(writer, inside.this, alias, found)
     elif isinstance(inside, exp.Subquery):
         text = _named_query(writer, inside, alias, found)
-    elif (table := _plain_table(inside, alias)) is not None:
-        text = _table(writer, table, found)
-        return f" CROSS JOIN {text}" if node.args.get("cross_apply") else f" LEFT JOIN {text} ON true"
     else:
         text = _function(writer, inside, alias, found)
     text = text.removeprefix("LATERAL ")
     return f" CROSS JOIN LATERAL {text}" if node.args.get("cross_apply") else f" LEFT JOIN LATERAL {text} ON true"
-
-
-def _plain_table(inside: exp.Expression, alias: exp.Expression | None) -> exp.Table | None:
-    """The table whose name stands behind APPLY; None where a function does."""
-    parts = inside.parts if isinstance(inside, exp.Dot) else [inside]
-    if not all(isinstance(part, exp.Identifier) for part in parts[:-1]):
-        return None
-    if not isinstance(parts[-1], exp.Identifier | exp.Parameter) or len(parts) > 3:
-        return None
-    named = dict(zip(("this", "db", "catalog"), (part.copy() for part in reversed(parts)), strict=False))
-    return exp.Table(**named, alias=alias.copy() if alias is not None else None)
 
 
 def _derived(writer: Writer, node: exp.Subquery, found: From) -> str:

@@ -52,6 +52,7 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"})
 
 
+_APPLYING = {"CROSS": "CROSS JOIN", "OUTER": "LEFT JOIN"}  # of a table that APPLY names, as a join of it
 _PARSES = {"PARSE": "CAST", "TRY_PARSE": "TRY_CAST"}
 _BEHIND = frozenset({"", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
 _BEFORE_VALUES = frozenset({"SELECT", "DISTINCT", "(", ",", "BY", "SET", "VALUES"})
@@ -233,8 +234,11 @@ def _respelled(piece: Slice) -> str:
     place = tokens.starts[piece.first] if piece.first < piece.last else 0
     without = set(left_out(tokens, piece.first, piece.last))
     ordered: set[int] = set()  # where OVER of NEXT VALUE FOR ends
+    applied: set[int] = set()  # behind the tables of OUTER APPLY
     for at in range(piece.first, piece.last):
         word = words[at]
+        if at in applied:
+            out.append(" ON 1 = 1")
         if at in without:
             place = tokens.starts[at]
             continue
@@ -262,6 +266,10 @@ def _respelled(piece: Slice) -> str:
                 ordered.add(closing)
         elif at in ordered:
             out.append("))")
+        elif word in _APPLYING and words[at + 1] == "APPLY" and (end := _table_end(tokens, at + 2, piece.last)):
+            out.append(_APPLYING[word])
+            without.add(at + 1)
+            applied |= {end} if word == "OUTER" else set()
         elif word == "CURRENT" and words[at + 1] == "OF" and at + 2 < piece.last:
             skipped = 3 if words[at + 2] == "GLOBAL" and at + 3 < piece.last else 2
             out.append(f"{PLACE_OF}({_literal(tokens.text(at + skipped))}) = 1")
@@ -308,6 +316,8 @@ def _respelled(piece: Slice) -> str:
         else:
             out.append(text)
     out.extend(")" * len(pending))
+    if piece.last in applied:
+        out.append(" ON 1 = 1")
     return "".join(out)
 
 
@@ -346,6 +356,30 @@ def _name_end(tokens: Tokens, at: int, last: int) -> int:
     at += 1
     while at + 1 < last and tokens.words[at] == ".":
         at += 2
+    return at
+
+
+def _table_end(tokens: Tokens, at: int, last: int) -> int:
+    """The place behind a table with its alias and hints; 0 where a function or a query stands."""
+    words, kinds = tokens.words, tokens.kinds
+    while at < last and (words[at] == "." or (kinds[at] in (WORD, QUOTED, VARIABLE) and words[at] not in RESERVED)):
+        at += 1
+        if words[at] != "." != words[at - 1]:
+            break
+    else:
+        return 0
+    is_old = opens_hints(words, at)
+    if at < last and words[at] == "(" and not is_old:
+        return 0
+    if not is_old:
+        at += words[at] == "AS"
+        is_name = at < last and kinds[at] in (WORD, QUOTED)
+        at += is_name and not (kinds[at] == WORD and words[at] in RESERVED | NO_ALIAS)
+    if opens_hints(words, at):
+        alias = _alias_behind(tokens, at, last)
+        return alias.stop if alias else (closing_place(words, at) or at) + 1
+    if words[at : at + 2] == ["WITH", "("]:
+        return (closing_place(words, at + 1) or at + 1) + 1
     return at
 
 

@@ -142,7 +142,7 @@ def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | Non
         into_column(Sql(field, output.type), target) if output.type is not None else "NULL" if output.is_null else field
         for field, output, target in zip(fields, done.outputs, targets or [None] * len(fields), strict=True)
     ]
-    if text == done.text and all(each in (field, "NULL") for each, field in zip(into, fields, strict=True)):
+    if text == done.text and into == fields:  # NULL of several queries, or of DISTINCT, would be a text to PostgreSQL
         return text
     return f"SELECT {', '.join(into)} FROM ({text}) AS source ({', '.join(fields)})"
 

@@ -8,11 +8,10 @@ from sqlglot import exp
 
 from servicebroker.tsql.function_table import wrong_count
 from servicebroker.tsql.translation.reading.text_to_tree import MARK
-from servicebroker.tsql.translation.text_writer import Sql, Writer, refused
+from servicebroker.tsql.translation.text_writer import PERMISSIONS, Sql, Writer, refused
 from servicebroker.tsql.translation.values.functions import SPECIAL
 from servicebroker.tsql.types import INT
 
-PERMISSIONS = "permissions "  # before what is asked, as JSON: each argument is NULL, 'text, @variable or the database
 DATABASE = "="
 
 

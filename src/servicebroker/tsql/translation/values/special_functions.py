@@ -28,6 +28,7 @@ from servicebroker.tsql.translation.values.patterns import expression as pattern
 from servicebroker.tsql.types import INT, NVARCHAR, VARBINARY, VARIANT, SqlType
 
 SMALLINT = SqlType("smallint")
+_SID = SqlType("varbinary", 85)
 
 
 def _isnull(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -156,8 +157,10 @@ def _suser_id(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 def _suser_sid(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if len(nodes) > 1:
         raise wrong_count("suser_sid", 0, 1)
-    name = as_text(write_value(writer, nodes[0])) if nodes else session_value(writer, "suser_name").text
-    return Sql(f"tsql.login_sid({name})", SqlType("varbinary", 85))
+    if nodes:
+        return Sql(f"tsql.login_sid({as_text(write_value(writer, nodes[0]))})", _SID)
+    name = session_value(writer, "suser_name").text  # who works as a user without a login has a sid too
+    return Sql(f"coalesce(tsql.login_sid({name}), tsql.login_sid(0, {name}))", _SID)
 
 
 def _not_here(name: str, instead: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
