@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import subprocess
 from collections.abc import Callable
 
 import pytest
 from psycopg import sql
 
 import servicebroker as sb
+from servicebroker.store.cluster import programs
 from servicebroker.tsql.check import Row, Verdict, check
 from servicebroker.tsql.translation.text_writer import schema_of
 from tsql_support import rows, told
@@ -315,3 +317,26 @@ def test_what_an_older_version_has_switched_off_follows_too(make_instance_url: C
 def test_the_last_error_of_a_text_is_its_return_code(db: sb.Database, script: str, said: list[object]) -> None:
     text = script.replace("'", "''")
     assert told(db, f"DECLARE @r int EXEC @r = sp_executesql N'{text}' PRINT @r") == said
+
+
+def test_a_dump_makes_tables_that_refer_to_each_other(make_instance_url: Callable[..., str]) -> None:
+    url = make_instance_url(1)
+    with sb.open(url, upkeep=None) as instance:
+        db = instance.database("Circle", create=True)
+        db.execute_tsql("""
+        CREATE TABLE One (Id int PRIMARY KEY, b int)
+        CREATE TABLE Two (Id int PRIMARY KEY, a int CONSTRAINT FK_Two REFERENCES One (Id),
+            Self int CONSTRAINT FK_Self REFERENCES Two (Id))
+        ALTER TABLE One ADD CONSTRAINT FK_One FOREIGN KEY (b) REFERENCES Two (Id)
+        ALTER TABLE One NOCHECK CONSTRAINT ALL ALTER TABLE Two NOCHECK CONSTRAINT ALL""")
+        schema = schema_of("Circle", "dbo").strip('"')
+        made = subprocess.run([programs() / "pg_dump", "-n", schema, url], check=True, capture_output=True, text=True)
+        with instance.connection() as connection:
+            connection.execute(f'drop schema "{schema}" cascade')
+        subprocess.run(
+            [programs() / "psql", "-q", "-v", "ON_ERROR_STOP=1", url], input=made.stdout, text=True, check=True
+        )
+        assert told(db, "DROP TABLE Two DROP TABLE One") == [3726, 3726]
+        db.execute_tsql("EXEC sp_rename 'Two', 'Second'; EXEC sp_rename 'Second.Id', 'Number', 'COLUMN'")
+        db.execute_tsql("ALTER TABLE One CHECK CONSTRAINT ALL ALTER TABLE Second CHECK CONSTRAINT ALL")
+        assert told(db, "INSERT Second VALUES (1, NULL, 2) INSERT One VALUES (1, 2)") == [547, 547]

@@ -17,7 +17,8 @@ begin
             execute format('alter table %s drop constraint %I', known.place, known.conname);
             execute format('alter table %s add constraint %I check (true or %s)', known.place, known.conname,
                            case when key is null then format('(%s)', substring(known.held from '^CHECK (.*)$'))
-                                else format('row(%s) is null or %L::regclass is null', key[1], key[2]) end);
+                                else format('row(%s) is null or %s is null', key[1],
+                                            case when key[2]::regclass = known.place then 'tableoid' else format('%L::regclass', key[2]) end) end);
             execute format('comment on constraint %I on %s is %L', known.conname, known.place, known.note);
         exception when others then null;  -- what it names was renamed since: it stays as it is
         end;

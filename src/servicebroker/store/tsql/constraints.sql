@@ -36,10 +36,16 @@ select m[1], m[2], m[3], m[4]
   from (values ('(?:[^\s"(),.]+|"(?:[^"]|"")+")')) p (part),
        regexp_match(definition, '^FOREIGN KEY \((' || part || '(?:, ' || part || ')*)\) REFERENCES (' || part || '(?:\.' || part || ')?)\(('
                                 || part || '(?:, ' || part || ')*)\)(.*)$') m $$;
-create or replace function tsql.holding(definition text) returns text language sql immutable strict parallel safe as $$
-select case when (k).own is null then format('check (true or (%s))', substring(definition from '^CHECK (.*)$'))
-            else format('check (true or row(%s) is null or %L::regclass is null)', (k).own, (k).referenced) end
-  from (select tsql.split_key(definition) as k) key $$;
+-- A table that refers to itself cannot name itself in what a dump makes with it: there stands its tableoid.
+create or replace function tsql.holding(relation regclass, definition text) returns text language plpgsql stable strict as $$
+declare
+    key record;
+begin
+    select k.* into key from tsql.split_key(definition) k;
+    if key.own is null then return format('check (true or (%s))', substring(definition from '^CHECK (.*)$')); end if;
+    return format('check (true or row(%s) is null or %s is null)', key.own,
+                  case when key.referenced::regclass = relation then 'tableoid' else format('%L::regclass', key.referenced) end);
+end $$;
 create or replace function tsql.held_constraint(id oid) returns text language plpgsql stable strict
 set search_path = pg_catalog, pg_temp as $$
 declare
@@ -51,9 +57,11 @@ begin
     if noted is null then return null; end if;
     select k.* into key from tsql.split_key(noted) k;
     if key.own is null then return coalesce('CHECK (' || substring(shown from '^CHECK \(\(true OR (.*)\)\)$') || ')', noted); end if;
-    named := regexp_match(shown, '^CHECK \(\(true OR \(ROW\((.*)\) IS NULL\) OR \(''(.*)''::regclass IS NULL\)\)\)$');
+    named := regexp_match(shown, '^CHECK \(\(true OR \(ROW\((.*)\) IS NULL\) OR \((?:''(.*)''::regclass|tableoid) IS NULL\)\)\)$');
     if named is null then return noted; end if;
-    return format('FOREIGN KEY (%s) REFERENCES %s(%s)%s', named[1], replace(named[2], $q$''$q$, $q$'$q$), key.other, key.actions);
+    return format('FOREIGN KEY (%s) REFERENCES %s(%s)%s', named[1],
+                  coalesce(replace(named[2], $q$''$q$, $q$'$q$), (select k.conrelid::regclass::text from pg_constraint k where k.oid = id)),
+                  key.other, key.actions);
 end $$;
 create or replace function tsql.rename_held_column(relation regclass, old_column text, new_column text) returns void language plpgsql as $$
 declare
@@ -101,7 +109,7 @@ begin
             execute format('alter table %s drop constraint %I', relation, known.conname);
             execute format('alter table %s add constraint %I %s', relation, known.conname,
                            case when holds then known.held || case when is_checked then '' else ' not valid' end
-                                else tsql.holding(regexp_replace(known.definition, ' NOT VALID$', '')) end);
+                                else tsql.holding(relation, regexp_replace(known.definition, ' NOT VALID$', '')) end);
             execute format('comment on constraint %I on %s is %L', known.conname, relation,
                            known.called || case when holds then '' else E'\n' || regexp_replace(known.definition, ' NOT VALID$', '') end);
         end if;
