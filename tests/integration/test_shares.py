@@ -485,6 +485,32 @@ def test_where_no_process_can_be_had_the_daemon_goes_on_with_fewer(
             sends(west, east, handle_of(west, 1), b"2")
 
 
+def test_where_no_thread_can_be_had_all_begin_anew_with_one_share(
+    make_instance_url: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    start = threading.Thread.start
+
+    def hindered(thread: threading.Thread) -> None:
+        if thread.name == "servicebroker share 1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(shares, "GIVEN_UP", 1.0)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", hindered)
+        with sites(2, make_instance_url, tmp_path, 2) as (west, east):
+            west.route(STOCK, east)
+            east.route(ORDERS, west)
+            eventually(lambda: any("can't start new thread" in text for text in caplog.messages))
+            west.database.send(handle_of(west, 1), ORDER, b"1")
+            assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=30)] == [b"1"]
+            limited.undo()
+            eventually(lambda: len(west.remembered) == len(east.remembered) == 2, 30)
+
+
 def test_a_round_that_fails_is_no_killed_process(
     served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ pytest.importorskip("pyspark")
 from pipeline_tables import QUEUE, batch, land, order, pipeline, table
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.checkpoint import check_checkpoint
+from servicebroker.pipeline.landing import target
 
 
 def noted(pipe, *batches):
@@ -74,3 +75,16 @@ def test_a_table_takes_no_batch_before_its_last_one(tmp_path):
     with pytest.raises(InstanceError, match=r"has batch 2 of this query already, and its checkpoint goes on with bat"):
         land(pipe, "q", 1, batch(order(9)))
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2]
+
+
+def test_a_table_that_cannot_be_read_is_one_sentence(tmp_path):
+    """It stops the queue that is to be started, not the others."""
+    pipe = pipeline(tmp_path)
+    land(pipe, "q", 0, batch(order(1)))
+    noted(pipe, 0)
+    place = target(pipe, "orders").place
+    opened = place.open()
+    for entry in (tmp_path / "orders" / "_delta_log").glob("*.json"):
+        entry.unlink()
+    with pytest.raises(InstanceError, match=r"The Delta table '.*orders' cannot be read: "):
+        opened.last_batch("q")

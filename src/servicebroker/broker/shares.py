@@ -226,8 +226,15 @@ class Shares:
         self._over, self._opened = threading.Event(), opened
         for number in range(1, count):
             name = f"servicebroker share {number}"
-            self._threads.append(threading.Thread(target=self._run, args=(number, self._over), name=name, daemon=True))
-            self._threads[-1].start()
+            thread = threading.Thread(target=self._run, args=(number, self._over), name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads may be started: all begin anew, with one share for a while
+                self._try_at = time.monotonic() + GIVEN_UP
+                for one in opened[number - 1 :]:
+                    one.close()
+                raise
+            self._threads.append(thread)
 
     def _open(self, count: int) -> Future[list[_Opened | ShareProcess]]:
         """Connections for all shares but the first, here or in processes: that takes a while, and rounds go on."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import Pipeline, QueueRule
-from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.landing import Target, target
 
 
 def check_checkpoint(pipeline: Pipeline, queue: QueueRule) -> None:
@@ -17,16 +17,16 @@ def check_checkpoint(pipeline: Pipeline, queue: QueueRule) -> None:
     messages would be given the number of a batch that has landed, be taken for it, and leave the queue.
 
     Raises:
-        InstanceError: it is older.
+        InstanceError: it is older, or a table cannot be read.
     """
     folder = pipeline.checkpoint(queue)
     query = _query(folder)
     if query is None:
         return
-    planned = _planned(folder)
-    for table in pipeline.table_names():
-        into = target(pipeline, table)
-        landed = into.last_batch(query)
+    targets = [target(pipeline, table) for table in pipeline.table_names()]
+    known = [_landed(into, query) for into in targets]
+    planned = _planned(folder)  # read last: what Spark still lands has been noted before
+    for into, landed in zip(targets, known, strict=True):
         if landed > planned:
             knows = f"only batches up to {planned}" if planned >= 0 else "no batch"
             raise InstanceError(
@@ -38,6 +38,13 @@ def check_checkpoint(pipeline: Pipeline, queue: QueueRule) -> None:
 
 _AGAIN = "what the tables have is not added twice"
 _PLAIN_AGAIN = "of plain files nobody else notices what they have already, so look what the queue still holds of it"
+
+
+def _landed(into: Target, query: str) -> int:
+    try:
+        return into.last_batch(query)
+    except OSError as problem:
+        raise InstanceError(f"The table '{into.place or into.folder}' cannot be read: {problem}.") from None
 
 
 def _query(folder: Path) -> str | None:

@@ -230,7 +230,12 @@ class OpenDelta:
 
     def last_batch(self, query: str) -> int | None:
         """The last batch of a query that the log knows."""
-        return self.table.transaction_version(query)
+        from deltalake.exceptions import DeltaError
+
+        try:
+            return self.table.transaction_version(query)
+        except (DeltaError, OSError) as problem:
+            raise InstanceError(f"The Delta table '{self.folder}' cannot be read: {plain(problem)}.") from None
 
     def has_landed(self, batch: Batch) -> bool:
         """Whether the log knows a batch, or a later one of its query; its entry is durable then."""
