@@ -14,6 +14,7 @@ from uuid import UUID
 
 import duckdb
 import psycopg
+from adbc_driver_manager import Error as ReadError
 
 import servicebroker as sb
 from pipeline_support import LINE, Feed
@@ -47,7 +48,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.is_set():
-            with contextlib.suppress(InterruptedError, psycopg.Error, sb.ServiceBrokerError):
+            with contextlib.suppress(InterruptedError, psycopg.Error, ReadError, sb.ServiceBrokerError):
                 self.work()
 
     def work(self) -> None:
