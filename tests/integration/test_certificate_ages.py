@@ -24,6 +24,9 @@ DAY = timedelta(days=1)
 NOW = datetime.now(UTC)
 
 
+EXPIRING = "servicebroker_expiring_certificates"
+
+
 @pytest.fixture
 def shop(fresh_instance: sb.Instance, tmp_path: Path) -> Iterator[sb.Database]:
     with sb.open(fresh_instance.url, upkeep=None, keys=tmp_path) as instance:
@@ -50,7 +53,7 @@ def imported(shop: sb.Database, name: str, days: float, login: str | None = None
 
 def scraped(shop: sb.Database) -> dict[str, float]:
     text = prometheus_client.generate_latest(metrics.registry(shop.instance.url)).decode()
-    lines = (line.rsplit(" ", 1) for line in text.splitlines() if "certificate" in line and line[0] != "#")
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(EXPIRING))
     return {name.removeprefix("servicebroker_"): float(value) for name, value in lines}
 
 

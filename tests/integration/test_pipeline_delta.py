@@ -37,7 +37,9 @@ def test_a_batch_lands_once(tmp_path):
     assert land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
     assert not land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
     assert land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(3)), ("q", 1))
-    assert not land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
+    assert not land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(3)), ("q", 1))
+    with pytest.raises(InstanceError, match="has batch 1 of this query already"):  # Spark repeats only the last one
+        land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
     assert numbers(tmp_path) == [1, 2, 3]
 
 
