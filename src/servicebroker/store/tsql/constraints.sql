@@ -30,10 +30,13 @@ end $$;
 create or replace function tsql.noted_constraint(id oid, line integer) returns text language sql stable strict parallel safe
 return case line when 1 then nullif(split_part(obj_description(id, 'pg_constraint'), E'\n', 1), '')
        else nullif(regexp_replace(obj_description(id, 'pg_constraint'), E'^[^\n]*\n?', ''), '') end;
+-- The pattern of one name in a definition as PostgreSQL shows it.
+create or replace function tsql.shown_name() returns text language sql immutable parallel safe as $$
+select '(?:[^\s"(),.]+|"(?:[^"]|"")+")' $$;
 create or replace function tsql.split_key(definition text, out own text, out referenced text, out other text, out actions text)
 language sql immutable strict parallel safe as $$
 select m[1], m[2], m[3], m[4]
-  from (values ('(?:[^\s"(),.]+|"(?:[^"]|"")+")')) p (part),
+  from tsql.shown_name() part,
        regexp_match(definition, '^FOREIGN KEY \((' || part || '(?:, ' || part || ')*)\) REFERENCES (' || part || '(?:\.' || part || ')?)\(('
                                 || part || '(?:, ' || part || ')*)\)(.*)$') m $$;
 -- A table that refers to itself cannot name itself in what a dump makes with it: there stands its tableoid.
@@ -65,7 +68,6 @@ begin
 end $$;
 create or replace function tsql.rename_held_column(relation regclass, old_column text, new_column text) returns void language plpgsql as $$
 declare
-    part constant text := '(?:[^\s"(),.]+|"(?:[^"]|"")+")';
     held record;
 begin
     for held in
@@ -73,7 +75,7 @@ begin
                s.own, s.referenced, s.actions,
                (select string_agg(case when parse_ident(one[1]) = parse_ident(old_column) then quote_ident((parse_ident(new_column))[1])
                                        else one[1] end, ', ' order by number)
-                  from regexp_matches(s.other, part, 'g') with ordinality found (one, number)) as other
+                  from regexp_matches(s.other, tsql.shown_name(), 'g') with ordinality found (one, number)) as other
           from pg_constraint k join pg_depend d on d.classid = 'pg_constraint'::regclass and d.objid = k.oid
          cross join tsql.split_key(tsql.held_constraint(k.oid)) s
          where k.contype = 'c' and d.refclassid = 'pg_class'::regclass and d.refobjid = relation and s.referenced::regclass = relation
@@ -120,7 +122,6 @@ end $$;
 create or replace function tsql.foreign_key(id oid, out referenced oid, out key_index oid, out own smallint[], out other smallint[],
                                             out deleted text, out updated text) language plpgsql stable as $$
 declare
-    part constant text := '(?:[^\s"(),.]+|"(?:[^"]|"")+")';
     said record;
     names text[];
 begin
@@ -133,8 +134,8 @@ begin
                     where c.relkind in ('r', 'p') and c.relname = names[cardinality(names)]
                       and case cardinality(names) when 1 then pg_table_is_visible(c.oid) else n.nspname = names[1] end);
     own := tsql.column_numbers((select k.conrelid from pg_constraint k where k.oid = id),
-                               array(select one[1] from regexp_matches(said.own, part, 'g') one));
-    other := tsql.column_numbers(referenced, array(select one[1] from regexp_matches(said.other, part, 'g') one));
+                               array(select one[1] from regexp_matches(said.own, tsql.shown_name(), 'g') one));
+    other := tsql.column_numbers(referenced, array(select one[1] from regexp_matches(said.other, tsql.shown_name(), 'g') one));
     key_index := (select i.indexrelid from pg_index i where i.indrelid = referenced and i.indisunique
                      and i.indkey::smallint[] @> other and i.indkey::smallint[] <@ other order by i.indisprimary desc limit 1);
     deleted := tsql.key_action(substring(said.actions from 'ON DELETE (CASCADE|SET NULL|SET DEFAULT|RESTRICT)'));
