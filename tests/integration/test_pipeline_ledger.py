@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.pipeline.checkpoint import check_checkpoint
+from servicebroker.pipeline.checkpoint import Checkpoints
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.frontier import Frontier
@@ -279,7 +279,7 @@ class Life:
             self.seen["copied"] += 1
         is_old = self.landed[self.query] - 1 > max(self.noted("offsets"), default=-1)
         with pytest.raises(InstanceError, match="is older than the table") if is_old else contextlib.nullcontext():
-            check_checkpoint(self.pipe, self.rule)
+            Checkpoints(self.pipe).check(self.rule)
         if is_old:
             self.seen["old"] += 1
             self.lose()

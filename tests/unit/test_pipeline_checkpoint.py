@@ -7,9 +7,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pipeline_tables import QUEUE, batch, land, order, pipeline, table
+from pipeline_tables import ORDER, QUEUE, batch, land, order, pipeline, table
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.checkpoint import check_checkpoint
+from servicebroker.pipeline.checkpoint import Checkpoints
+from servicebroker.pipeline.definition import Pipeline, QueueRule
+from servicebroker.pipeline.delta import DeltaPlace, OpenDelta
 from servicebroker.pipeline.landing import target
 
 
@@ -27,43 +29,43 @@ def noted(pipe, *batches):
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_an_old_copy_of_a_checkpoint_is_refused(tmp_path, kind):
     pipe = pipeline(tmp_path, format=kind)
-    check_checkpoint(pipe, QUEUE)  # no run yet
+    Checkpoints(pipe).check(QUEUE)  # no run yet
     folder = noted(pipe)
-    check_checkpoint(pipe, QUEUE)
+    Checkpoints(pipe).check(QUEUE)
     noted(pipe, 0)
     land(pipe, "q", 0, batch(order(1)))
     shutil.copytree(folder, tmp_path / "copy")
     noted(pipe, 1)
-    check_checkpoint(pipe, QUEUE)
+    Checkpoints(pipe).check(QUEUE)
     land(pipe, "q", 1, batch(order(2)))
-    check_checkpoint(pipe, QUEUE)  # as after a crash between table and queue
+    Checkpoints(pipe).check(QUEUE)  # as after a crash between table and queue
     noted(pipe, 2)
-    check_checkpoint(pipe, QUEUE)
+    Checkpoints(pipe).check(QUEUE)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "copy", folder)
     said = r"is older than the table '.*bronze': that has batch 1 of its query, and it knows only batches up to 0\. .*"
     again = "not added twice" if kind == "delta" else "look what the queue still holds"
     with pytest.raises(InstanceError, match=said + again):
-        check_checkpoint(pipe, QUEUE)
+        Checkpoints(pipe).check(QUEUE)
     shutil.rmtree(folder)
-    check_checkpoint(pipe, QUEUE)
+    Checkpoints(pipe).check(QUEUE)
     noted(pipe)
     with pytest.raises(InstanceError, match="it knows no batch"):
-        check_checkpoint(pipe, QUEUE)
+        Checkpoints(pipe).check(QUEUE)
 
 
 def test_another_query_of_the_same_queue_has_a_checkpoint_of_its_own(tmp_path):
     pipe = pipeline(tmp_path)
     land(pipe, "before", 7, batch(order(1)))
     noted(pipe, 0)
-    check_checkpoint(pipe, QUEUE)
+    Checkpoints(pipe).check(QUEUE)
 
 
 def test_a_damaged_checkpoint_is_one_sentence(tmp_path):
     pipe = pipeline(tmp_path)
     (noted(pipe) / "metadata").write_text("{}")
     with pytest.raises(InstanceError, match="cannot be read: 'id'"):
-        check_checkpoint(pipe, QUEUE)
+        Checkpoints(pipe).check(QUEUE)
 
 
 def test_a_table_takes_no_batch_before_its_last_one(tmp_path):
@@ -88,3 +90,37 @@ def test_a_table_that_cannot_be_read_is_one_sentence(tmp_path):
         entry.unlink()
     with pytest.raises(InstanceError, match=r"The Delta table '.*orders' cannot be read: "):
         opened.last_batch("q")
+
+
+def test_tables_are_opened_once_for_all_queues_and_again_for_one_that_starts_again(tmp_path, monkeypatch):
+    queues = [QueueRule("./data", "Shop", name) for name in ("A", "B", "C")]
+    pipe = Pipeline("test", tmp_path, tuple(queues), (ORDER,))
+    land(pipe, "A", 0, batch(order(1)))
+    for queue in queues[:2]:
+        (pipe.checkpoint(queue) / "offsets").mkdir(parents=True)
+        (pipe.checkpoint(queue) / "offsets" / "0").write_text("v1")
+        (pipe.checkpoint(queue) / "metadata").write_text(json.dumps({"id": queue.queue}))
+    opened = []
+    open_table = DeltaPlace.open
+    monkeypatch.setattr(DeltaPlace, "open", lambda place: opened.append(place.folder.name) or open_table(place))
+    checkpoints = Checkpoints(pipe)
+    for queue in queues:
+        checkpoints.check(queue)
+    assert opened == ["bronze", "orders"]  # nothing is in quarantine yet
+    (pipe.checkpoint(queues[2]) / "offsets").mkdir(parents=True)
+    (pipe.checkpoint(queues[2]) / "metadata").write_text(json.dumps({"id": "C"}))
+    for query, queue in (("A", queues[0]), ("C", queues[2])):
+        for number in range(2):
+            land(pipe, query, number, batch(order(number, handle=query)))
+        with pytest.raises(InstanceError, match="is older than the table"):
+            checkpoints.check(queue)
+
+
+def test_a_batch_that_comes_again_asks_the_table_once(tmp_path, monkeypatch):
+    pipe = pipeline(tmp_path, bronze="", unconfigured="quarantine")
+    land(pipe, "q", 0, batch(order(1)))
+    asked = []
+    last_batch = OpenDelta.last_batch
+    monkeypatch.setattr(OpenDelta, "last_batch", lambda table, query: asked.append(query) or last_batch(table, query))
+    land(pipe, "q", 0, batch(order(1)))
+    assert asked == ["q"]

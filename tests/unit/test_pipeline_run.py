@@ -177,10 +177,15 @@ def test_each_query_registers_the_formats_before_it_is_defined(monkeypatch):
             told.append("defined")
             raise InstanceError("seen")
 
+    class Unseen:
+        """Checkpoints of which none is refused."""
+
+        def check(self, queue):
+            pass
+
     monkeypatch.setattr(pipeline_run, "register_formats", lambda spark: told.append("registered"))
     monkeypatch.setattr(pipeline_run, "planners", lambda spark: frozenset())
-    monkeypatch.setattr(pipeline_run, "check_checkpoint", lambda pipeline, queue: None)
     for _ in range(2):
         with pytest.raises(InstanceError, match="seen"):
-            pipeline_run._start(Spark(), None, QueueRule("url", "Shop", "StockQueue"), once=True)
+            pipeline_run._start(Spark(), None, Unseen(), QueueRule("url", "Shop", "StockQueue"), once=True)
     assert told == ["registered", "defined"] * 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from servicebroker.model.errors import InstanceError
@@ -10,39 +12,65 @@ from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.landing import Target, target
 
 
-def check_checkpoint(pipeline: Pipeline, queue: QueueRule) -> None:
-    """Refuse a checkpoint that is older than a table, before a batch is planned from it.
+class Checkpoints:
+    """The checkpoints of a pipeline, each looked at before its query starts.
 
-    Spark notes a batch before it is read, so no table has one that the checkpoint does not know. Where one has, new
-    messages would be given the number of a batch that has landed, be taken for it, and leave the queue.
-
-    Raises:
-        InstanceError: it is older, or a table cannot be read.
+    For the first starts of all queries the tables are opened once, for each that starts again anew.
     """
-    folder = pipeline.checkpoint(queue)
-    query = _query(folder)
-    if query is None:
-        return
-    targets = [target(pipeline, table) for table in pipeline.table_names()]
-    known = [_landed(into, query) for into in targets]
-    planned = _planned(folder)  # read last: what Spark still lands has been noted before
-    for into, landed in zip(targets, known, strict=True):
-        if landed > planned:
-            knows = f"only batches up to {planned}" if planned >= 0 else "no batch"
-            raise InstanceError(
-                f"The checkpoint '{folder}' is older than the table '{into.place or into.folder}': that has batch "
-                f"{landed} of its query, and it knows {knows}. An old copy was put in its place, or a disk has lost "
-                f"its end. Remove it and run again: {_AGAIN if into.place else _PLAIN_AGAIN}."
-            )
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._tables: list[tuple[Target, Callable[[str], int | None]]] = []
+        self._seen: set[str] = set()
+
+    def check(self, queue: QueueRule) -> None:
+        """Refuse a checkpoint that is older than a table, before a batch is planned from it.
+
+        Spark notes a batch before it is read, so no table has one that the checkpoint does not know. Where one has, new
+        messages would be given the number of a batch that has landed, be taken for it, and leave the queue.
+
+        Raises:
+            InstanceError: it is older, or a table cannot be read.
+        """
+        starts_again = queue.label in self._seen
+        self._seen.add(queue.label)
+        folder = self._pipeline.checkpoint(queue)
+        query = _query(folder)
+        if query is None:
+            return
+        if starts_again or not self._tables:
+            self._tables = [_opened(target(self._pipeline, table)) for table in self._pipeline.table_names()]
+        known = [(into, _landed(into, batches, query)) for into, batches in self._tables]
+        planned = _planned(folder)  # read last: what Spark still lands has been noted before
+        for into, landed in known:
+            if landed > planned:
+                knows = f"only batches up to {planned}" if planned >= 0 else "no batch"
+                raise InstanceError(
+                    f"The checkpoint '{folder}' is older than the table '{into.place or into.folder}': that has batch "
+                    f"{landed} of its query, and it knows {knows}. An old copy was put in its place, or a disk has "
+                    f"lost its end. Remove it and run again: {_AGAIN if into.place else _PLAIN_AGAIN}."
+                )
 
 
 _AGAIN = "what the tables have is not added twice"
 _PLAIN_AGAIN = "of plain files nobody else notices what they have already, so look what the queue still holds of it"
 
 
-def _landed(into: Target, query: str) -> int:
+def _opened(into: Target) -> tuple[Target, Callable[[str], int | None]]:
+    with _said(into):
+        return into, into.batches()
+
+
+def _landed(into: Target, batches: Callable[[str], int | None], query: str) -> int:
+    with _said(into):
+        last = batches(query)
+    return -1 if last is None else last
+
+
+@contextlib.contextmanager
+def _said(into: Target) -> Iterator[None]:
     try:
-        return into.last_batch(query)
+        yield
     except OSError as problem:
         raise InstanceError(f"The table '{into.place or into.folder}' cannot be read: {problem}.") from None
 

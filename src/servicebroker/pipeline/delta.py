@@ -237,14 +237,9 @@ class OpenDelta:
         except (DeltaError, OSError) as problem:
             raise InstanceError(f"The Delta table '{self.folder}' cannot be read: {plain(problem)}.") from None
 
-    def has_landed(self, batch: Batch) -> bool:
-        """Whether the log knows a batch, or a later one of its query; its entry is durable then."""
-        query, number = batch
-        landed = self.last_batch(query)
-        if landed is None or landed < number:
-            return False
+    def keep(self, query: str) -> None:
+        """Flush what the log says of it."""
         flush_landed(self.folder, query)
-        return True
 
     def add(self, files: list[DataFile], batch: Batch) -> None:
         """One entry of the log with the files and the batch.

@@ -253,11 +253,8 @@ class OpenIceberg:
         landed = self.table.properties.get(f"{BATCH}{query}")
         return None if landed is None else int(landed)
 
-    def has_landed(self, batch: Batch) -> bool:
-        """Whether the table's properties know a batch, or a later one of its query."""
-        query, number = batch
-        landed = self.last_batch(query)
-        return landed is not None and landed >= number
+    def keep(self, query: str) -> None:
+        """Nothing: a catalog takes a commit when all of it is durable."""
 
     def add(self, files: list[DataFile], batch: Batch) -> None:
         """A snapshot with the files and the batch."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.pipeline.definition import Pipeline
@@ -115,14 +116,11 @@ class Target:
             return Plan()
         return lacks(self.place, self.place.open(), self.schema, self.partition_by, self.optional)
 
-    def last_batch(self, query_id: str) -> int:
-        """The last batch of a query that it has, -1 where it has none."""
+    def batches(self) -> Callable[[str], int | None]:
+        """What the table has now: the last batch of a query, None where it has none."""
         if self.place is None:
-            names = names_in(self.folder, ".parquet")
-            start = f"batch-{query_id}-"
-            return max((int(one[len(start) :].partition("-")[0]) for one in names if one.startswith(start)), default=-1)
-        last = self.place.open().last_batch(query_id) if self.place.is_there() else None
-        return -1 if last is None else last
+            return partial(_last_named, names_in(self.folder, ".parquet"))
+        return self.place.open().last_batch if self.place.is_there() else lambda query_id: None
 
     @property
     def table(self) -> Place:
@@ -329,3 +327,9 @@ def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int)
             final = f"{name}-{number:04d}-of-{len(files):04d}.parquet"
             move(target.folder, f"{STAGED}/{file.name}", final)
     flush(target.folder)
+
+
+def _last_named(names: list[str], query_id: str) -> int | None:
+    """The last batch of a query of which there are files with these names."""
+    start = f"batch-{query_id}-"
+    return max((int(one[len(start) :].partition("-")[0]) for one in names if one.startswith(start)), default=None)

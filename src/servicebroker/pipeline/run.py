@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.pipeline.attachment import Attachment
-from servicebroker.pipeline.checkpoint import check_checkpoint
+from servicebroker.pipeline.checkpoint import Checkpoints
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.last_run import LastRun
@@ -103,7 +103,8 @@ def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Ite
             target(pipeline, table).ensure()
         _check_queues(pipeline)
         spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master)
-        starts = [partial(_start, spark, pipeline, queue, once=once) for queue in pipeline.queues]
+        checkpoints = Checkpoints(pipeline)
+        starts = [partial(_start, spark, pipeline, checkpoints, queue, once=once) for queue in pipeline.queues]
         hear = lineage(pipeline)
         pairs = zip(pipeline.queues, starts, strict=True)
         run = Run([QueueRun(queue, start, once, hear=hear) for queue, start in pairs])
@@ -157,7 +158,9 @@ def _wait_until_free(queue: QueueRule) -> None:
             attached.close()
 
 
-def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: bool) -> Started:
+def _start(
+    spark: SparkSession, pipeline: Pipeline, checkpoints: Checkpoints, queue: QueueRule, *, once: bool
+) -> Started:
     """The query of a queue, when the process that plans it has started.
 
     Raises:
@@ -167,7 +170,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: b
 
     from servicebroker.pipeline.failed_query import reason
 
-    check_checkpoint(pipeline, queue)
+    checkpoints.check(queue)
     register_formats(spark)  # one for each query
     before = planners(spark)
     try:

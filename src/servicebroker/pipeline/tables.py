@@ -66,8 +66,8 @@ class Table(Protocol):
     def last_batch(self, query: str) -> int | None:
         """The last batch of a query that it has."""
 
-    def has_landed(self, batch: Batch) -> bool:
-        """Whether it has a batch, durably, or a later one of its query."""
+    def keep(self, query: str) -> None:
+        """Make the last batch of a query durable, whose writer may have died before it could."""
 
     def add(self, files: list[DataFile], batch: Batch) -> None:
         """Add the files of a batch, which is known from then on."""
@@ -160,13 +160,16 @@ def has_landed(place: Place, table: Table, batch: Batch) -> bool:
     """
     query, number = batch
     last = table.last_batch(query)
-    if last is not None and last > number:
+    if last is None or last < number:
+        return False
+    if last > number:
         raise InstanceError(
             f"The {place.kind} table '{place}' has batch {last} of this query already, and its checkpoint goes on with "
             f"batch {number}: it is an old copy, or not the only one. Start the query with a new checkpoint location, "
             "after checking which messages of the queue the table holds."
         )
-    return table.has_landed(batch)
+    table.keep(query)
+    return True
 
 
 def opened(
