@@ -22,6 +22,7 @@ from support import (
     query,
     state,
 )
+from tsql_support import told
 
 ENDS = """
 SET LOCK_TIMEOUT 20
@@ -120,3 +121,89 @@ def test_definitions_in_transactions_that_wait_for_each_other(database: sb.Datab
         assert sorted(getattr(problem, "number", 0) for problem in problems) == [0, 1205]
         for session in (first, second):
             session.execute("IF @@TRANCOUNT > 0 ROLLBACK")
+
+
+INSERT_EXEC = """
+CREATE TABLE Said (n INT PRIMARY KEY, of_whom VARCHAR(3)) CREATE TABLE Noted (n INT)
+GO
+CREATE PROCEDURE Say @n INT AS INSERT Noted VALUES (@n) SELECT @n, 'abc'
+GO
+CREATE PROCEDURE Say3 AS INSERT Noted VALUES (3) SELECT 1, 2, 3
+GO
+CREATE PROCEDURE Settle AS INSERT Noted VALUES (4) COMMIT SELECT 4, 'd'
+GO
+CREATE PROCEDURE Undo AS INSERT Noted VALUES (5) ROLLBACK SELECT 5, 'e'
+GO
+CREATE PROCEDURE UndoOne AS SAVE TRAN here INSERT Noted VALUES (6) ROLLBACK TRAN here SELECT 6, 'f'
+GO
+CREATE PROCEDURE UndoThere AS ROLLBACK TRAN there SELECT 7, 'g'
+"""
+LEFT = "SELECT (SELECT COUNT(*) FROM Said), (SELECT COUNT(*) FROM Noted), @@TRANCOUNT"
+
+
+def said_by(database: sb.Database, script: str) -> list[object]:
+    """What it says, and what is in both tables then, which are emptied."""
+    return [*told(database, script), *told(database, LEFT + " DELETE Said DELETE Noted")]
+
+
+def test_insert_exec_is_one_statement(database: sb.Database) -> None:
+    """What the procedure has done goes with the INSERT, and without a transaction both are one."""
+    told(database, INSERT_EXEC)
+    assert said_by(database, "INSERT Said EXEC Say 1") == [[(1, 1, 0)]]
+    for fails, number in (
+        ("INSERT Said EXEC Say3", 213),
+        ("INSERT Said (of_whom, n) EXEC Say 1", 245),
+        ("INSERT Said EXEC ('INSERT Noted VALUES (1) SELECT NULL, 0')", 515),
+        ("INSERT Said EXEC NotThere", 2812),
+    ):
+        assert said_by(database, fails) == [number, [(0, 0, 0)]], fails
+    twice = "INSERT Said EXEC Say 1 INSERT Said EXEC Say 1 SELECT @@ERROR"
+    assert said_by(database, twice) == [2627, [(2627,)], [(1, 1, 0)]]
+    caught = "BEGIN TRY INSERT Said EXEC Say3 END TRY BEGIN CATCH SELECT XACT_STATE() END CATCH"
+    assert said_by(database, caught) == [[(0,)], [(0, 0, 0)]]
+
+
+def test_insert_exec_in_a_transaction_is_undone_alone(database: sb.Database) -> None:
+    told(database, INSERT_EXEC)
+    script = "BEGIN TRAN INSERT Said EXEC Say 1 INSERT Said EXEC Say 1 SELECT @@TRANCOUNT COMMIT"
+    assert said_by(database, script) == [2627, [(1,)], [(1, 1, 0)]]
+    script = "BEGIN TRAN INSERT Said EXEC Say 1 INSERT Said EXEC Say3 SELECT 'never'"
+    assert said_by(database, script) == [213, [(0, 0, 0)]]  # another number of columns ends the batch there too
+
+
+def test_nothing_ends_the_transaction_of_an_insert_exec(database: sb.Database) -> None:
+    told(database, INSERT_EXEC)
+    count = "INSERT Noted EXEC ('SELECT @@TRANCOUNT BEGIN TRAN COMMIT')"
+    script = f"{count} SELECT n FROM Noted BEGIN TRAN {count} COMMIT SELECT n FROM Noted"
+    assert said_by(database, script) == [[(1,)], [(1,), (1,)], [(0, 2, 0)]]
+    for before, after in ("", ""), ("BEGIN TRAN SAVE TRAN there ", " COMMIT"):
+        assert said_by(database, f"{before}INSERT Said EXEC Settle{after}") == [3916, [(1, 1, 0)]]
+        assert said_by(database, f"{before}INSERT Said EXEC Undo SELECT 'never'") == [3915, [(0, 0, 0)]]
+        assert said_by(database, f"{before}INSERT Said EXEC UndoOne{after}") == [[(1, 0, 0)]]
+        assert said_by(database, f"{before}INSERT Said EXEC UndoThere{after}") == [6401, [(1, 0, 0)]]
+
+
+def test_insert_exec_fires_triggers_once_and_leaves_the_identity(database: sb.Database) -> None:
+    told(
+        database,
+        """CREATE TABLE Counted (id INT IDENTITY(5, 1), n INT) CREATE TABLE Fired (rows_of INT)
+        GO
+        CREATE TRIGGER Fires ON Counted AFTER INSERT AS INSERT Fired SELECT COUNT(*) FROM inserted
+        GO
+        CREATE VIEW Seen AS SELECT n FROM Counted
+        GO
+        CREATE TRIGGER FiresInstead ON Seen INSTEAD OF INSERT AS INSERT Fired SELECT 10 * COUNT(*) FROM inserted""",
+    )
+    several = "EXEC ('SELECT 1 UNION ALL SELECT 2 SELECT NULL')"
+    assert told(database, f"INSERT Counted {several} SELECT @@ROWCOUNT, SCOPE_IDENTITY()") == [[(3, 7)]]
+    assert told(database, f"INSERT Seen {several} SELECT @@ROWCOUNT") == [[(3,)]]
+    assert told(database, "SELECT rows_of FROM Fired") == [[(3,), (30,)]]
+
+
+def test_insert_exec_takes_more_rows_than_one_statement_has_values(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servicebroker.tsql.interpreter.queries._PARAMETERS", 100)
+    many = "EXEC ('SELECT value, value + 1 FROM GENERATE_SERIES(1, 120)')"
+    script = f"CREATE TABLE #Many (a INT, b INT) INSERT #Many {many} SELECT @@ROWCOUNT, SUM(b - a) FROM #Many"
+    assert told(database, script) == [[(120, 120)]]

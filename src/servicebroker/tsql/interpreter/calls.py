@@ -11,7 +11,7 @@ from servicebroker.tsql.interpreter import user_types
 from servicebroker.tsql.interpreter.evaluation import evaluate, operand_value, text
 from servicebroker.tsql.interpreter.foresight import system_name
 from servicebroker.tsql.interpreter.frame import Frame
-from servicebroker.tsql.interpreter.machine import MAXIMUM_NESTING, Machine, ScopeEnd, runs
+from servicebroker.tsql.interpreter.machine import MAXIMUM_NESTING, RUNNERS, Machine, ScopeEnd, runs
 from servicebroker.tsql.interpreter.modules import Module, find_procedure, working_as
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.parser import parse_text
@@ -272,7 +272,7 @@ def _declared(text: str) -> Procedure:
 
 @runs(InsertExecute)
 def _insert_execute(machine: Machine, statement: InsertExecute) -> None:
-    """The result sets of the procedure become rows of the table."""
+    """The result sets of the procedure become rows of the table; what else it does stands or falls with them."""
     sets: list[ResultSet] = []
     listener = machine.listener
 
@@ -282,9 +282,11 @@ def _insert_execute(machine: Machine, statement: InsertExecute) -> None:
         elif not isinstance(said, RowCount):
             listener(said)
 
-    machine.listener = keep
-    try:
-        machine.step(statement.source)
-    finally:
-        machine.listener = listener
-    machine.queries.insert_rows(statement.target, [row for found in sets for row in found.rows])
+    with machine.whole():
+        machine.listener = keep
+        try:
+            with machine.transactions.held_open():
+                RUNNERS[type(statement.source)](machine, statement.source)
+        finally:
+            machine.listener = listener
+        machine.queries.insert_rows(statement.target, [row for found in sets for row in found.rows])

@@ -266,6 +266,7 @@ def _commit(machine: Machine, statement: CommitTransaction) -> None:
 def _rollback(machine: Machine, statement: RollbackTransaction) -> None:
     name = text(machine, statement.name)
     if name is None or machine.transactions.names_all(name):
+        machine.transactions.check_ends()
         machine.context.roll_back()
     else:
         machine.transactions.rollback_to(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import ChainMap
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import psycopg
@@ -43,6 +43,7 @@ _CHANGES = re.compile(r"\A\s*(?:insert|update|delete|merge|with)\b", re.IGNORECA
 _ASKS = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IGNORECASE)
 _SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE)
 _VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # of the catalog, also behind a synonym
+_PARAMETERS = 20_000  # of one statement; PostgreSQL takes 65,535
 _SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch")
 
 
@@ -104,19 +105,26 @@ class Queries:
         self._run(done, text, changes=changes)
 
     def _run(self, done: Translated, text: str, *, changes: bool) -> None:
-        machine = self.machine
-        if changes and triggers.any_here(machine):
-            with machine.together():  # a statement and the triggers that it fires, all or nothing
-                triggers.ask(machine)
-                result = self._execute(done, text)
-                changed = triggers.captured(machine)
-                result = result._replace(touched=result.touched + triggers.diverted_rows(machine, changed))
-                self._take(done, result, text)
-                triggers.fire(machine, text, changed)
-            return
-        self._take(done, self._execute(done, text), text)
+        work, take = functools.partial(self._execute, done, text), functools.partial(self._take, done, text)
+        if changes:
+            self._change(text, work, take)
+        else:
+            take(work())
 
-    def _take(self, done: Translated, result: Result, text: str) -> None:
+    def _change(self, text: str, work: Callable[[], Result], take: Callable[[Result], None]) -> None:
+        """Run and take what may fire triggers: it and they stand or fall together."""
+        machine = self.machine
+        if not triggers.any_here(machine):
+            take(work())
+            return
+        with machine.together():
+            triggers.ask(machine)
+            result = work()
+            changed = triggers.captured(machine)
+            take(result._replace(touched=result.touched + triggers.diverted_rows(machine, changed)))
+            triggers.fire(machine, text, changed)
+
+    def _take(self, done: Translated, text: str, result: Result) -> None:
         """What comes of a statement that has run: its rows are said or assigned, its count is kept."""
         machine = self.machine
         if done.kind == "ddl":
@@ -138,7 +146,7 @@ class Queries:
             machine.say(_result_set(done, result))
             machine.done(len(result.rows))
         else:
-            self._changed(done, result, text)
+            self._changed(done, text, result)
 
     def _divert_again(self, done: Translated) -> None:
         """A view that was altered is a new one to PostgreSQL: its INSTEAD OF triggers stay."""
@@ -147,7 +155,7 @@ class Queries:
                 database = use.database or self.machine.database.name
                 triggers.divert(self.machine, f"{schema_of(database, use.schema)}.{quoted(postgres_name(use.name))}")
 
-    def _changed(self, done: Translated, result: Result, text: str) -> None:
+    def _changed(self, done: Translated, text: str, result: Result) -> None:
         machine = self.machine
         rows = result.rows
         if done.identity is not None:
@@ -359,30 +367,50 @@ class Queries:
             raise
 
     def insert_rows(self, target: str, rows: list[tuple[object, ...]]) -> None:
-        """INSERT target of rows that a procedure has returned."""
+        """INSERT target of rows that a procedure has returned: one change to triggers.
+
+        Raises:
+            TsqlError: 213 a row has more or fewer values than there are columns.
+        """
         machine = self.machine
         rows = rows[: machine.row_limit or None]
         if not rows:
             machine.changed(0)
             return
         frame = machine.frame
-        width = len(rows[0])
-        names = [f"@insert${number}" for number in range(width)]
-        values = ", ".join(names)
-        count = 0
+        given: dict[str, object] = {}
+        lists: list[str] = []
+        for row in rows:
+            names = [f"@insert${len(given) + place}" for place in range(len(row))]
+            given.update(zip(names, row, strict=True))
+            lists.append(f"({', '.join(names)})")
+        frame.values.update(given)
+        frame.types.update((name, type_of(value) or SqlType("nvarchar", -1)) for name, value in given.items())
+        most = max(1, _PARAMETERS // len(rows[0]))
         try:
-            for row in rows:
-                for name, value in zip(names, row, strict=True):
-                    frame.types[name] = type_of(value) or SqlType("nvarchar", -1)
-                    frame.values[name] = value
-                done = translate(f"{target} VALUES ({values})", self.scope())
-                count += self._execute(done, "").touched
+            parts = [self._of_values(target, lists[n : n + most]) for n in range(0, len(lists), most)]
+            self._change(
+                target,
+                functools.partial(self._insert, parts, target),
+                functools.partial(self._changed, parts[-1], target),
+            )
         finally:
-            for name in names:
-                frame.types.pop(name, None)
-                frame.values.pop(name, None)
-        machine.error = 0
-        machine.changed(count)
+            for name in given:
+                del frame.types[name], frame.values[name]
+
+    def _of_values(self, target: str, lists: list[str]) -> Translated:
+        try:
+            return translate(f"{target} VALUES {', '.join(lists)}", self.scope())
+        except TsqlError as error:
+            if error.number not in (109, 110):
+                raise
+            other = TsqlError(213, "Column name or number of supplied values does not match table definition.", state=7)
+            other.undoes = True
+            raise other from None
+
+    def _insert(self, parts: list[Translated], target: str) -> Result:
+        results = [self._execute(done, target) for done in parts]
+        return results[-1]._replace(touched=sum(result.touched for result in results))
 
     def behind(self, name: Name) -> Name:
         """What a synonym stands for; any other name is itself.

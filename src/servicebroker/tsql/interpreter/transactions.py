@@ -54,6 +54,7 @@ class Transactions:
     outer: bool = False  # the transaction belongs to the caller, who ends it
     snapshot: bool = False
     when_undone: Callable[[], None] = field(default=lambda: None)
+    _floor: int = 0  # COMMIT and ROLLBACK leave so many open
     _name: str = ""
     _savepoints: list[tuple[str, str]] = field(default_factory=list)  # name in T-SQL, in PostgreSQL
     _made: int = 0
@@ -84,11 +85,16 @@ class Transactions:
         """COMMIT TRANSACTION; whether that ended it.
 
         Raises:
-            TsqlError: 3902 none is open, 3930 it is doomed.
+            TsqlError: 3902 none is open, 3930 it is doomed, 3916 INSERT ... EXEC holds it open.
         """
         if self.count == 0:
             raise TsqlError(3902, "The COMMIT TRANSACTION request has no corresponding BEGIN TRANSACTION.")
         self.check()
+        if self.count == self._floor:
+            raise TsqlError(
+                3916, "Cannot use the COMMIT statement within an INSERT-EXEC statement unless BEGIN TRANSACTION is "
+                "used first.", state=0,
+            )  # fmt: skip
         if self.count > 1 or self.outer:
             if self.count == 1:
                 raise TsqlError(3902, "The transaction belongs to the caller, who commits it.")
@@ -109,7 +115,7 @@ class Transactions:
     @property
     def may_end(self) -> bool:
         """Whether COMMIT would end it."""
-        return self.count == 1 and not self.outer and not self.doomed
+        return self.count == 1 and not self._floor and not self.outer and not self.doomed
 
     def run_and_commit(self, statement: Statement) -> Rows:
         """A statement, and in its round trip the COMMIT that is the session's next one, which is told how that went.
@@ -129,6 +135,27 @@ class Transactions:
             return ((0,),)
         self._commit = True
         return rows
+
+    @contextmanager
+    def held_open(self) -> Iterator[None]:
+        """What runs inside, of an INSERT ... EXEC, does not end the transaction, nor go back to before."""
+        outer, savepoints = self._floor, self._savepoints
+        self._floor, self._savepoints = self.count, []
+        try:
+            yield
+        finally:
+            self._floor, self._savepoints = outer, savepoints if self.count else []
+
+    def check_ends(self) -> None:
+        """Refuse a ROLLBACK TRANSACTION of what is held open.
+
+        Raises:
+            TsqlError: 3915.
+        """
+        if self._floor:
+            error = TsqlError(3915, "Cannot use the ROLLBACK statement within an INSERT-EXEC statement.", state=0)
+            error.undoes = True
+            raise error
 
     def has_begun(self) -> bool:
         """Whether BEGIN has been sent."""
