@@ -209,7 +209,7 @@ REFUSED = [
     (BAD.format("DECLARE @a INT UPDATE Orders SET @a = Id RETURN 1"), 443),
     (BAD.format("SELECT Id INTO #t FROM Orders RETURN 1"), 443),
     (BAD.format("SET @nobody = 1 RETURN 1"), 137),
-    (BAD.format("RETURN @@ROWCOUNT"), 128),
+    (BAD.format("RETURN @@ROWCOUNT"), 40515),
     (BAD.format("DECLARE @a INT = 1"), 455),
     (BAD.format("RETURN Nothing"), 207),
     ("CREATE FUNCTION dbo.Bad () RETURNS @t TABLE (a INT) AS BEGIN RETURN 1 END", 178),

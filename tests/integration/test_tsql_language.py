@@ -327,7 +327,9 @@ def test_a_view_may_ask_which_database_it_is_of(db: sb.Database) -> None:
     db.execute_tsql("CREATE VIEW Asking AS SELECT DB_ID() AS id, DB_NAME() AS name WHERE DB_ID() > 4")
     found = db.execute_tsql("SELECT a.* FROM Asking a JOIN sys.databases d ON d.database_id = a.id")
     assert found.rows == [(db.database_id + 3, "Language")]
-    assert number(db, "CREATE VIEW Never AS SELECT USER_NAME() AS who") == 111
+    db.execute_tsql("CREATE VIEW AskingMore AS SELECT @@SPID AS spid, @@SERVERNAME AS server")
+    assert db.execute_tsql("SELECT spid - @@SPID, server FROM AskingMore").rows == [(0, "servicebroker")]
+    assert number(db, "CREATE VIEW Never AS SELECT USER_NAME() AS who") == 40515
     assert number(db, "DECLARE @n int = 1 EXEC ('CREATE VIEW Never AS SELECT @n AS n')") in (111, 137)
 
 
@@ -508,3 +510,63 @@ def test_apply_takes_what_from_takes(db: sb.Database, source: str, found: int) -
     script = f"""CREATE TABLE #Nobody (a int) DROP TABLE IF EXISTS Applied CREATE TABLE Applied (a int)
     INSERT Applied VALUES (1), (2) SELECT COUNT(*) FROM Applied x {source}"""
     assert told(db, script.replace("Languages", db.name)) == [[(found,)]]
+
+
+def test_a_variable_may_have_an_odd_name(db: sb.Database) -> None:
+    """What begins with @@ is a function only where there is one of that name."""
+    names = ("@", "@@", "@@@", "@#", "@$", "@_", "@7", "@8x", "@@x")
+    declared = "DECLARE " + ", ".join(f"{name} int = {value}" for value, name in enumerate(names, 1))
+    listed = f"SELECT {', '.join(names)}, @@ROWCOUNT"
+    assert db.execute_tsql(f"{declared} {listed}").rows == [(1, 2, 3, 4, 5, 6, 7, 8, 9, 1)]
+    assert said(db, f"{declared} WHILE @ < 3 SET @ += @@ SET @@x -= @ IF @@x = 6 PRINT @# SELECT @ = @$ PRINT @") == [
+        "4",
+        "5",
+    ]
+    db.execute_tsql("CREATE PROCEDURE Odd @ int, @@y int = 5 AS SELECT @ - @@y")
+    assert db.execute_tsql("DECLARE @ int = 7 EXEC Odd @ = @, @@y = 2").rows == [(5,)]
+    assert db.execute_tsql("EXEC sp_executesql N'SELECT @ * @@y', N'@ int, @@y int', @ = 3, @@y = 2").rows == [(6,)]
+    table = "DECLARE @ TABLE (a int) INSERT @ VALUES (1), (2) DELETE x FROM @ x WHERE a = 1 SELECT * FROM @"
+    assert db.execute_tsql(table).rows == [(2,)]
+    assert [number(db, f"SELECT {name}") for name in ("@", "@@x", "@@nothing")] == [137] * 3
+
+
+def test_defaults_ask_the_session(db: sb.Database) -> None:
+    db.execute_tsql(
+        """CREATE TABLE Asked (
+            n INT IDENTITY, spid smallint DEFAULT @@SPID, server sysname DEFAULT @@SERVERNAME,
+            host sysname DEFAULT HOST_NAME(), program sysname DEFAULT APP_NAME(), first tinyint DEFAULT @@DATEFIRST,
+            context varbinary(128) DEFAULT CONTEXT_INFO(),
+            tenant int DEFAULT CAST(SESSION_CONTEXT(N'tenant') AS int), login sysname DEFAULT ORIGINAL_LOGIN(),
+            domain sysname DEFAULT DEFAULT_DOMAIN())
+        GO
+        CREATE FUNCTION TenantOfSession() RETURNS int AS BEGIN RETURN CAST(SESSION_CONTEXT(N'tenant') AS int) END"""
+    )
+    found = db.execute_tsql(
+        """INSERT Asked DEFAULT VALUES
+        EXEC sp_set_session_context 'tenant', 5 SET CONTEXT_INFO 0x0102
+        INSERT Asked DEFAULT VALUES
+        BEGIN TRAN EXEC sp_set_session_context 'tenant', 6 INSERT Asked DEFAULT VALUES ROLLBACK
+        INSERT Asked DEFAULT VALUES
+        SELECT n, tenant, CAST(context AS varbinary(2)) FROM Asked
+        SELECT DISTINCT spid - @@SPID, server, host, program, first, login, domain, dbo.TenantOfSession() FROM Asked"""
+    )
+    assert found.sets[0].rows == [(1, None, None), (2, 5, b"\1\2"), (4, 6, b"\1\2")]
+    assert [row[:5] + row[6:] for row in found.sets[1].rows] == [
+        (0, "servicebroker", "localhost", "servicebroker", 7, "WORKGROUP", 6)
+    ]
+    assert found.sets[1].rows[0][5] == db.execute_tsql("SELECT ORIGINAL_LOGIN()").rows[0][0]
+    for asked in ("@@TRANCOUNT", "ERROR_NUMBER()", "@@IDENTITY", "XACT_STATE()"):
+        assert number(db, f"CREATE TABLE Never (a INT DEFAULT {asked})") == 40515
+
+
+def test_indexes_of_tables_in_memory_stand_in_the_table(db: sb.Database) -> None:
+    db.execute_tsql(
+        """CREATE TABLE Hashed (a INT NOT NULL PRIMARY KEY NONCLUSTERED HASH WITH (BUCKET_COUNT = 8),
+            b INT INDEX ixb HASH WITH (BUCKET_COUNT = 8), c INT INDEX ixc NONCLUSTERED, d INT INDEX ixd UNIQUE,
+            INDEX ixe HASH (c, d) WITH (BUCKET_COUNT = 8), INDEX ixf NONCLUSTERED (d DESC)) WITH (MEMORY_OPTIMIZED = ON)
+        DECLARE @t TABLE (a INT INDEX ix NONCLUSTERED HASH WITH (BUCKET_COUNT = 4), INDEX iy HASH (a))"""
+    )
+    named = db.execute_tsql(
+        "SELECT name FROM sys.indexes WHERE object_id = OBJECT_ID('Hashed') AND name LIKE 'ix%' ORDER BY name"
+    )
+    assert [name for (name,) in named.rows] == ["ixb", "ixc", "ixd", "ixe", "ixf"]

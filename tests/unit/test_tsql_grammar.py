@@ -70,7 +70,6 @@ def test_every_broken_sentence_is_a_syntax_error() -> None:
         ("SELECT N'open", "105"),
         ("SELECT 1 /* open /* closed */", "113"),
         ("SELECT \u00a7 FROM dbo.Orders", "102"),
-        ("SELECT @ FROM dbo.Orders", "102"),
     ],
 )
 def test_a_text_without_its_end_is_no_batch(text: str, number: str) -> None:

@@ -93,6 +93,8 @@ for _row in ROWS:
 SESSION = _by_name("session")
 REFUSED = _by_name("refused")
 CODE = _by_name("code")
+# what begins with @@ and is no variable
+GLOBALS = frozenset(row.name.lower() for row in ROWS if row.name.startswith("@@"))
 # words that are calls when a parenthesis follows, whatever else they may mean
 CALLS = frozenset(row.name for row in ROWS if row.text != "syntax" and not row.name.startswith("@@"))
 

@@ -12,6 +12,8 @@ from servicebroker.tsql.types import SqlType
 
 # settings of the session's connection, for defaults of columns, which outlive the session that has written them
 USER, LOGIN = "servicebroker.tsql_user", "servicebroker.tsql_login"
+ORIGINAL_LOGIN = "servicebroker.tsql_original_login"  # where it is not the login
+CONTEXT, CONTEXT_INFO = "servicebroker.tsql_context", "servicebroker.tsql_context_info"  # JSON; hexadecimal
 
 
 class Column(NamedTuple):

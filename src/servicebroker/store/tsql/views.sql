@@ -328,6 +328,18 @@ select l.pid, l.objid::bigint::integer as spid
   from pg_locks l
  where l.locktype = 'advisory' and l.classid = 1396834337 and l.objsubid = 2 and l.granted
    and l.database = (select d.oid from pg_database d where d.datname = current_database());
+-- That of this session, which takes the first free one where it has none yet; NULL: there is none.
+create or replace function tsql.spid() returns smallint language plpgsql as $$
+declare
+    known text := nullif(current_setting('servicebroker.tsql_spid', true), '');
+begin
+    if known is null then
+        known := coalesce((select spid from tsql.session_numbers where pid = pg_backend_pid() limit 1),
+                          (select n from generate_series(51, 32767) n where pg_try_advisory_lock(1396834337, n) limit 1));
+        perform set_config('servicebroker.tsql_spid', known, false);
+    end if;
+    return known;
+end $$;
 create or replace view tsql.dm_exec_sessions with (security_invoker = true) as
 select coalesce(n.spid, a.pid) as session_id, a.backend_start as login_time, a.client_hostname::text as host_name, a.application_name::text as program_name,
        a.usename::text as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.interpreter.simple import NotSimple, Value, compiled
 from servicebroker.tsql.statement_errors import no_condition
 from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Variable
@@ -64,7 +65,7 @@ def operand(machine: Machine, given: Operand | None) -> object:
 def operand_value(machine: Machine, given: Operand) -> Value:
     """The value of a clause, with its type."""
     match given:
-        case Variable(name) if name.startswith("@@"):
+        case Variable(name) if name in GLOBALS:
             return evaluate(machine, Expression(name, 0))
         case Variable(name):
             return Value(machine.frame.value_of(name), machine.frame.types[name])

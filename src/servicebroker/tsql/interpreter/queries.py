@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
@@ -29,7 +30,7 @@ from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.interpreter.violations import violation
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
-from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
+from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.translation.reading.text_to_tree import LONG
@@ -57,7 +58,7 @@ class Queries:
         self.user_types = UserTypes(machine)
         self.synonyms = Synonyms(machine)
         self._shown: str | None = None  # the database that the views of sys show
-        self._told: tuple[str, str] | None = None  # the user and the login that defaults of columns ask for
+        self._told: dict[str, str] | None = None  # what the connection was told of the session, for defaults of columns
         self._identity_insert: str | None = None
         self._settings: set[str] = set()
         self._made = 0
@@ -279,16 +280,19 @@ class Queries:
             self._shown = name
 
     def _tell_who(self, text: str) -> None:
-        """Defaults of columns, functions, and the view of the transmission queue ask who works.
+        """Defaults of columns, functions, and the view of the transmission queue ask who works, and in what context.
 
         It is told before the first statement that may ask; whoever is not dbo is told at once.
         """
-        who = self.machine.database.user.name, self.machine.login
         may_ask = self._told is not None or self.user_functions.any_called or not self.machine.database.user.is_dbo
-        if self._told != who and (may_ask or _has(_ASKS, text)):
-            for setting, name in zip((USER, LOGIN), who, strict=True):
-                self.set(setting, name)
-            self._told = who
+        if not (may_ask or _has(_ASKS, text)):
+            return
+        now = _of_session(self.machine)
+        before = dict.fromkeys(self._settings, None) if self._told is None else self._told
+        for setting, value in now.items():
+            if value != before.get(setting, ""):
+                self.set(setting, value)
+        self._told = now
 
     def set(self, option: str, value: str) -> None:
         """A setting of the connection, given back when the session ends."""
@@ -473,6 +477,18 @@ def _check_most(done: Translated, result: Result) -> None:
             f"MERGE that changes more than the {done.most} rows of SET ROWCOUNT",
             "Write the TOP into the query behind USING.", 0,
         )  # fmt: skip
+
+
+def _of_session(machine: Machine) -> dict[str, str]:
+    """What the connection is told of the session, by the settings."""
+    original = machine.context.original_login
+    return {
+        USER: machine.database.user.name,
+        LOGIN: machine.login,
+        ORIGINAL_LOGIN: "" if original == machine.login else original,
+        CONTEXT: json.dumps(machine.session_context) if machine.session_context else "",
+        CONTEXT_INFO: (machine.context_info or b"").hex(),
+    }
 
 
 def _result_set(done: Translated, result: Result) -> ResultSet:

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from servicebroker.store import locks
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import fetch
 from servicebroker.tsql.statement_errors import TsqlError
@@ -61,12 +60,7 @@ KNOWN: dict[str, Callable[[Machine], object]] = {
     "@@identity": lambda machine: machine.identity,
     "@@fetch_status": lambda machine: machine.fetch_status,
     "@@procid": lambda machine: machine.frame.number,
-    "@@servername": lambda machine: "servicebroker",
-    "@@servicename": lambda machine: "servicebroker",
     "@@version": lambda machine: f"servicebroker {version('servicebroker')}",
-    "@@language": lambda machine: "us_english",
-    "@@datefirst": lambda machine: 7,
-    "@@max_precision": lambda machine: 38,
     "scope_identity": lambda machine: machine.identity,
     "xact_state": lambda machine: machine.transactions.state,
     "error_number": _caught("number"),
@@ -85,8 +79,6 @@ KNOWN: dict[str, Callable[[Machine], object]] = {
     "suser_sname": lambda machine: machine.login,
     "system_user": lambda machine: machine.login,
     "original_login": lambda machine: machine.context.original_login,
-    "app_name": lambda machine: "servicebroker",
-    "host_name": lambda machine: "localhost",
     "context_info": lambda machine: machine.context_info,
     "columns_updated": _columns_updated,
     "rowcount_big": lambda machine: machine.rowcount,
@@ -124,13 +116,6 @@ class Functions(Mapping[str, object]):
         return len(KNOWN)
 
 
-_FIRST_SPID, _LAST_SPID = 51, 32_767
-_TAKE = (
-    "select n from generate_series($1::int, $2::int) n where pg_try_advisory_lock($3::int, n) limit 1"  # the first free
-)
-_SPIDS = locks.TSQL_SESSION
-
-
 _taken: WeakKeyDictionary[DirectConnection, int] = WeakKeyDictionary()
 
 
@@ -145,8 +130,8 @@ def spid_of(machine: Machine) -> int:
     known = _taken.get(machine.connection)
     if known is not None:
         return known
-    rows = fetch(machine.connection, "session_functions.spid_of", _TAKE, (_FIRST_SPID, _LAST_SPID, _SPIDS))
-    if not rows:
+    ((number,),) = fetch(machine.connection, "session_functions.spid_of", "select tsql.spid()", ())
+    if number is None:
         raise TsqlError(701, "There are more than 32,717 sessions.")
-    _taken[machine.connection] = int(rows[0][0])
-    return _taken[machine.connection]
+    _taken[machine.connection] = int(number)
+    return int(number)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.function_table import type_of_session
+from servicebroker.tsql.function_table import GLOBALS, type_of_session
 from servicebroker.tsql.interpreter.session_functions import KNOWN
 from servicebroker.tsql.parser.token_reader import Reader, number
 from servicebroker.tsql.statement_errors import TsqlError
@@ -149,7 +149,7 @@ class _Compiler(Reader):
         self.at += 1
         if self.word == ".":
             raise NotSimple
-        if name.startswith("@@"):
+        if name in GLOBALS:
             return _known(name)
         return lambda machine: Value(machine.frame.value_of(name), machine.frame.types[name])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import VARIABLE, Tokens
 
@@ -25,7 +26,7 @@ def check_variables(
             continue
         written = tokens.text(place)
         name = written.lower()
-        if name.startswith("@@") or name in known or declared.get(name, place + 1) <= place:
+        if name in GLOBALS or name in known or declared.get(name, place + 1) <= place:
             continue
         number, what = (1087, "table") if _is_table(tokens, place) else (137, "scalar")
         text = f'Must declare the {what} variable "{written}".'

@@ -15,7 +15,8 @@ from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model import names
 from servicebroker.model.errors import RULES
 from servicebroker.store.queue import quoted
-from servicebroker.tsql.scope import LOGIN, USER, Column, Scope, UserType
+from servicebroker.tsql.function_table import GLOBALS
+from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope, UserType
 from servicebroker.tsql.statement_errors import TsqlError, no_condition
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import BINARIES, DATES, NUMBERS, STRINGS, SqlType, parse_type, postgres_type, type_key
@@ -258,10 +259,18 @@ class Writer:
         return None
 
 
+def _told(setting: str) -> str:
+    return f"nullif(current_setting('{setting}', true), '')"
+
+
 # what the session has told its connection, for what outlives it: defaults of columns, bodies of functions
-_SETTINGS = {
-    **dict.fromkeys(("suser_name", "suser_sname", "original_login", "system_user"), LOGIN),
-    **dict.fromkeys(("user_name", "current_user", "session_user", "user"), USER),
+_OF_SESSION = {
+    **dict.fromkeys(("suser_name", "suser_sname", "system_user"), f"coalesce({_told(LOGIN)}, current_user)"),
+    **dict.fromkeys(("user_name", "current_user", "session_user", "user"), f"coalesce({_told(USER)}, current_user)"),
+    "original_login": f"coalesce({_told(ORIGINAL_LOGIN)}, {_told(LOGIN)}, current_user)",
+    "session context": f"coalesce({_told(CONTEXT)}, '{{}}')",
+    "context_info": f"decode({_told(CONTEXT_INFO)}, 'hex')",
+    "@@spid": "tsql.spid()",
 }
 
 
@@ -270,10 +279,11 @@ PERMISSIONS = "permissions "  # before what is asked, as JSON: each argument is 
 
 def not_permitted(name: str, number: int = 128) -> TsqlError:
     """The refusal of a parameter in what outlives the session that gives it: views, functions, DEFAULT, CHECK."""
-    if name.startswith(PERMISSIONS):
-        function = str(json.loads(name.removeprefix(PERMISSIONS))[0]).upper()
+    if not name.startswith("@") or name in GLOBALS:
+        is_asked = name.startswith(PERMISSIONS)
+        function = str(json.loads(name.removeprefix(PERMISSIONS))[0]) if is_asked else name
         return refused(
-            f"{function} in a view, a function, a DEFAULT, a CHECK or a computed column",
+            f"{function.upper()} in a view, a function, a DEFAULT, a CHECK or a computed column",
             "The session answers it: ask in a statement or a procedure.",
         )
     return TsqlError(number, f'The name "{name}" is not permitted in this context.', severity=15)
@@ -283,15 +293,15 @@ def of_session(scope: Scope, name: str) -> str:
     """A value of the session that PostgreSQL can find by itself.
 
     Raises:
-        TsqlError: 128 it cannot.
+        TsqlError: 128 it is a variable, 40515 it cannot.
     """
     if name == "db_name":
         return string(scope.database)
     if name == "db_id":
         return f"tsql.db_id({string(scope.database)})"
-    if name not in _SETTINGS:
+    if name not in _OF_SESSION:
         raise not_permitted(name)
-    return f"coalesce(nullif(current_setting('{_SETTINGS[name]}', true), ''), current_user)"
+    return _OF_SESSION[name]
 
 
 Handler = Callable[[Writer, Any], Any]

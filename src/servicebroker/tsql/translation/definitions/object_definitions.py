@@ -302,7 +302,11 @@ def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
         )
     known = output_columns(writer, node)
     text = done.text
-    if set(writer.parameters) <= {"db_id", "db_name"}:  # who works, whoever reads the view would have to be told
+    if set(writer.parameters) <= {
+        "db_id",
+        "db_name",
+        "@@spid",
+    }:  # who works, whoever reads the view would have to be told
         text = with_settings(writer, text)
     statements = [f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}"]
     if own.schema.lower() not in ("", "dbo"):

@@ -15,7 +15,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from servicebroker.tsql.function_table import CALLS
+from servicebroker.tsql.function_table import CALLS, GLOBALS
 from servicebroker.tsql.parser.words import RESERVED
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.tokens import (
@@ -36,6 +36,7 @@ from servicebroker.tsql.translation.reading.optimizer_hints import HINTS, left_o
 from servicebroker.tsql.translation.reading.well_formed import NO_ALIAS, check_form
 from servicebroker.tsql.types import DATES, NUMBERS, parse_type
 
+_PLAIN_VARIABLE = re.compile(r"@[^\W\d]\w*")
 LONG = 20_000  # characters of a text that is not worth to be kept
 MARK = "tsql_"  # before the name of a function, so that it stays the call that was written
 PLACE, PLACE_OF = "place_of_row", "current_of_cursor"
@@ -294,8 +295,10 @@ def _respelled(piece: Slice) -> str:
         elif word in ("NULL", "ABSENT") and words[at + 1 : at + 4] == ["ON", "NULL", ")"] and _in_array(words, at):
             out.append(f", {NULLS}()" if word == "NULL" else "")
             without |= {at + 1, at + 2}
-        elif kinds[at] == VARIABLE and text.startswith("@@"):
+        elif kinds[at] == VARIABLE and text.lower() in GLOBALS:
             out.append(f"{MARK}global('{text}')")
+        elif kinds[at] == VARIABLE and not _PLAIN_VARIABLE.fullmatch(text):  # @, @# or @@x
+            out.append(f"@[{text[1:]}]")
         elif kinds[at] == WORD and _is_function(words, at, piece):
             out.append(f"1 = {MARK}{text}" if word == "UPDATE" else MARK + text)  # which is a condition
         elif word in ("CURRENT_USER", "SESSION_USER", "SYSTEM_USER", "USER") and _is_value(words, at, piece):

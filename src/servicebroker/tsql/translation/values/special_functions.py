@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
-from servicebroker.tsql.function_table import PLAIN, REFUSED, SESSION, wrong_count
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.function_table import wrong_count
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
@@ -81,11 +80,7 @@ def _hashbytes(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 
 
 def _global(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    written = nodes[0].name
-    name = written.lower()
-    if not (name in SESSION or name in PLAIN or name in REFUSED):
-        raise TsqlError(137, f'Must declare the scalar variable "{written}".', severity=15)
-    return plain_call(writer, name, [], written)
+    return plain_call(writer, nodes[0].name.lower(), [], nodes[0].name)
 
 
 def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:

@@ -1,0 +1,1 @@
+-- @@SPID is found in the server too, for defaults of columns: tsql.spid in store/tsql/views.sql.
