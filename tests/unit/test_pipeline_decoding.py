@@ -435,6 +435,16 @@ def test_numbers_inside_avro_stay_exact():
     assert decoder("avro", [column], schema=definition).decode(sink.getvalue()) == [value]
 
 
+def test_a_number_of_avro_with_more_digits_than_a_decimal_has_is_kept_as_text():
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2}
+    schema = {"type": "record", "name": "A", "fields": [{"name": "x", "type": kind}]}
+    sink = io.BytesIO()
+    value = Decimal("1234567890123456789012345678901234567890.10")
+    fastavro.schemaless_writer(sink, fastavro.parse_schema(schema), {"x": value})
+    reader = decoder("avro", schema=json.dumps(schema).encode())
+    assert (reader.columns[0].kind, reader.decode(sink.getvalue())) == ("json", [str(value)])
+
+
 def proto_set():
     files = descriptor_pb2.FileDescriptorSet()
     file = files.file.add(name="order.proto", package="shop", syntax="proto3")
@@ -507,6 +517,9 @@ def test_protobuf_that_is_not_what_it_should_be():
     assert reason(proto_reader(), b"\xff\xff") == "malformed"
     assert reason(proto_reader(refuse_extra=True), b"\x9a\x06\x01x") == "extra field"
     assert proto_reader().decode(b"\x9a\x06\x01x")[0] == 0
+    some = proto_reader([Column("id", "long"), Column("inner", "long", True, "part.id")], refuse_extra=True)
+    assert some.decode(proto_message(id=1, part={"id": 2}).SerializeToString()) == [1, 2]
+    assert reason(some, proto_message(id=1, tags=["a"]).SerializeToString()) == "extra field"
 
 
 def test_protobuf_that_has_no_form_in_json_is_said():
@@ -569,6 +582,11 @@ def test_a_record_that_may_hold_itself_is_read():
         ({"format_": "protobuf", "schema": b"", "message": "A"}, "no message 'A'"),
         ({"format_": "text", "schema": b"{}"}, "text has no schema"),
         ({"format_": "text", "encoding": "klingon"}, "no encoding"),
+        ({"format_": "text", "columns": ORDER}, "text has one column of its own"),
+        ({"format_": "binary", "columns": ORDER}, "binary has one column of its own"),
+        ({"format_": "xml", "columns": ORDER, "refuse_extra": True}, "xml knows no extra fields"),
+        ({"format_": "json", "columns": ORDER, "message": "A"}, "only protobuf has a message"),
+        ({"format_": "json", "columns": ORDER, "encoding": "latin-1"}, "only text has an encoding"),
         ({"format_": "text", "encoding": "rot13"}, "no encoding of text"),
         ({"format_": "text", "encoding": "base64"}, "no encoding of text"),
     ],

@@ -101,6 +101,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('name = "orders"', "name = 5", 2, "'name' must be a text"),
         ('name = "orders"', 'name = " "', 2, "'name' is empty"),
         ("trigger_seconds = 0.5", "trigger_seconds = -1", 4, "number from 0 on"),
+        ("trigger_seconds = 0.5", "trigger_seconds = inf", 4, "number from 0 on"),
         ("trigger_seconds = 0.5", "triger_seconds = 1", 4, "there is no key 'triger_seconds'"),
         ("trigger_seconds = 0.5", 'format = "orc"', 4, "one of delta, parquet"),
         ('warehouse = "tables"', 'warehouse = "ftp://host/tables"', 3, "not at ftp://"),
@@ -132,6 +133,8 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('id = "long"', 'id = { type = "long", round = true }', 29, "only decimal and timestamp can be rounded"),
         ('id = "long"', 'id = { type = "long", from = ["a", 5] }', 29, "list of texts"),
         ('id = "long"', 'id = "long"\n_date = "date"', 28, "there twice"),
+        ('id = "long"', 'id = "long"\nID = "long"', 28, "'id' is there twice"),
+        ('format = "json"', 'format = "json"\nregistry = "http://registry"\nencoding = "latin-1"', 21, "only text has"),
         ('format = "binary"', 'format = "avro"\nschema = "none.avsc"', 37, "cannot be read"),
         ("[[queue]]", "[queue]", 6, ""),
         ('[message.columns]\nid = "long"\nnote = "string?"', "[other]", 28, "there is no key 'other'"),
@@ -140,7 +143,8 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('format = "json"', 'format = "json"\nregistry = "registry:8081"', 22, "is no URL of a registry"),
         ('format = "json"', 'format = "json"\nregistry = "http://a:b@registry"', 22, "credentials belong into"),
         ('format = "json"', 'format = "xml"\nregistry = "http://registry"', 21, "none of xml"),
-        ('format = "json"', 'format = "text"\nencoding = "klingon"', 21, "no encoding"),
+        ('format = "binary"', 'format = "text"\nencoding = "klingon"', 36, "no encoding"),
+        ('format = "json"', 'format = "text"', 21, "text has one column of its own"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(write, old, new, line, complaint):
@@ -188,6 +192,15 @@ def test_a_schema_that_is_none_is_said_with_its_line(write, tmp_path):
     assert str(refused.value).startswith(f"{path}:22: message 1: it is no JSON Schema at 'properties.id.type': ")
     (tmp_path / "order.json").write_text('{"properties": {"id": {"type": "integer"}}}')
     assert b"integer" in read_pipeline(path).rule("//shop/Order").schema
+
+
+def test_a_table_of_delta_is_not_divided_by_bytes(write):
+    """Its log holds the values as texts, and readers take them for UTF-8."""
+    text = WHOLE.replace('"string?"', '"binary?"').replace('partition_by = "_date"', 'partition_by = "note"')
+    with pytest.raises(InstanceError, match=r":23: .*cannot be divided by 'note', which is binary"):
+        read_pipeline(write(text))
+    lake = 'format = "iceberg"\ncatalog = "lake"\nnamespace = "shop"\ntrigger_seconds = 0.5'
+    assert read_pipeline(write(text.replace("trigger_seconds = 0.5", lake))).messages[0].partition_by == ("note",)
 
 
 def test_a_file_that_is_no_toml_or_not_there(write, tmp_path):

@@ -182,6 +182,23 @@ def test_a_table_is_divided_and_every_reader_finds_the_values(tmp_path):
     assert sorted(found["id"].to_pylist()) == [1, 3]
 
 
+def test_zero_and_minus_zero_divide_a_table_and_double_no_row(tmp_path):
+    columns = (Column("id", "long"), Column("weight", "double"))
+    pipe = pipeline(tmp_path, MessageRule("Order", "json", "orders", columns, ("weight",)))
+    bodies = ["0.0", "-0.0", "1.5", "0.0"]
+    land(pipe, "q", 0, batch(*(message(i, b'{"id":%d,"weight":%b}' % (i, w.encode())) for i, w in enumerate(bodies))))
+    assert sorted((row["id"], str(row["weight"])) for row in table(pipe, "orders")) == list(enumerate(bodies))
+
+
+def test_an_empty_text_that_divides_a_table_is_found_again_by_its_key(tmp_path):
+    pipe = pipeline(tmp_path, MessageRule("Order", "json", "orders", (Column("city", "string"),), ("city",), ("city",)))
+    for number in range(3):
+        rows = message(number, b'{"city":""}'), message(number + 9, b'{"city":"x"}', handle="x")
+        land(pipe, "q", number, batch(*rows))
+    found = [(row["city"], row["_queuing_order"]) for row in table(pipe, "orders")]
+    assert sorted(found, key=str) == [("x", 11), (None, 2)]
+
+
 def test_a_key_keeps_the_newest_row(tmp_path):
     rule = MessageRule("Order", "json", "orders", ORDER.columns, key=("id",))
     pipe = pipeline(tmp_path, rule)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.decoding import Column, Decoder, RegisteredDecoder, decoder
+from servicebroker.pipeline.decoding import UTF_8, Column, Decoder, RegisteredDecoder, check_given, decoder
 from servicebroker.pipeline.storage import Folder, StoreFolder
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,120}")
@@ -93,7 +93,7 @@ class MessageRule:
     key: tuple[str, ...] = ()
     when_bad: str = "go on"
     refuse_extra: bool = False
-    encoding: str = "utf-8"
+    encoding: str = UTF_8
     schema: bytes | None = None
     message: str = ""
     maximum_body: int = MAXIMUM_BODY
@@ -110,6 +110,7 @@ class MessageRule:
 
             if self.message:
                 raise ValueError("beside a registry bodies say themselves which message they are: leave it out")
+            check_given(self.format, (), message="", encoding=self.encoding, refuse_extra=False)
             return RegisteredDecoder(
                 *(self.format, self.columns, partial(find, self.registry)),
                 reader=self.schema,
@@ -233,13 +234,23 @@ def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
             raise DefinitionError(
                 f"'{name}' is no name of a column: letters, digits and _ make one", "message", number, "columns", name
             )
+    spelled = [name.lower() for name in (*names, *(column.name for column in ORIGIN))]
     for name in names:
-        if names.count(name) > 1 or name in {column.name for column in ORIGIN}:
-            raise DefinitionError(f"the column '{name}' is there twice", "message", number, "columns")
+        if spelled.count(name.lower()) > 1:
+            raise DefinitionError(
+                f"the column '{name}' is there twice, upper and lower case being the same to most readers",
+                *("message", number, "columns"),
+            )
     for column in rule.partition_by:
         if column not in [*names, "_queue", "_date"]:
             raise DefinitionError(f"there is no column '{column}' to divide by", "message", number, "partition_by")
     kinds = {column.name: column for column in columns}
+    for column in rule.partition_by:
+        if table_format == "delta" and column in kinds and kinds[column].kind == "binary":
+            raise DefinitionError(
+                f"a table of Delta cannot be divided by '{column}', which is binary: its log has these values as texts",
+                *("message", number, "partition_by"),
+            )
     for column in rule.key:
         if column not in kinds or kinds[column].is_optional:
             raise DefinitionError(f"the key needs a column '{column}' that is never null", "message", number, "key")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.decoding import FORMATS, Column
+from servicebroker.pipeline.decoding import FORMATS, UTF_8, Column
 from servicebroker.pipeline.decoding.columns import check_kind, digits
 from servicebroker.pipeline.definition import (
     MAXIMUM_BODY,
@@ -135,7 +136,7 @@ def _message(table: Table, folder: Path) -> MessageRule:
         tuple(table.texts("key")),
         table.choice("when_bad", WHEN_BAD),
         table.choice("extra_fields", ("ignore", "refuse")) == "refuse",
-        table.text("encoding", "utf-8"),
+        table.text("encoding", UTF_8),
         _content(folder / schema, table) if schema else None,
         table.text("message", ""),
         int(table.number("maximum_body", MAXIMUM_BODY, 1)),
@@ -223,7 +224,7 @@ class Table:
     def number(self, key: str, default: float, lowest: float) -> float:
         """A number that is not below `lowest`."""
         value = self._value(key, (int, float), "a number", default)
-        if isinstance(value, bool) or not value >= lowest:
+        if isinstance(value, bool) or not lowest <= value < math.inf:
             raise DefinitionError(f"'{key}' must be a number from {lowest:g} on", *self.place, key)
         return float(value)
 

@@ -79,17 +79,19 @@ def write_divided(rows: pa.Table, folder: Folder, partition_by: Sequence[str]) -
 
 def divided(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
     """Rows in a table for each combination of values of the columns `partition_by`, and these values."""
+    import pyarrow as pa
     from pyarrow import compute
 
     if not partition_by:
         yield {}, rows
         return
-    for values in rows.select(list(partition_by)).group_by(list(partition_by)).aggregate([]).to_pylist():
-        these = rows
-        for name, value in values.items():
-            column = these.column(name)
-            these = these.filter(compute.is_null(column) if value is None else compute.equal(column, value))
-        yield values, these
+    place = pa.array(range(rows.num_rows), pa.int64())
+    grouped = rows.select(list(partition_by)).append_column("a place", place).group_by(list(partition_by))
+    groups = grouped.aggregate([("a place", "list")])
+    places: Any = groups.column("a place_list").combine_chunks()
+    # by places: 0.0 and -0.0 are values of their own here, and equal where they are compared
+    for values, theirs in zip(groups.select(list(partition_by)).to_pylist(), places, strict=True):
+        yield values, rows.filter(compute.is_in(place, value_set=theirs.values))
 
 
 def partition_values(values: dict[str, Any]) -> dict[str, str | None]:

@@ -29,9 +29,22 @@ def meetings(
     for file in table.files():
         if _is_apart(file, ranges):
             continue
-        found = pairs(rows, read_columns(table, file, [*names, *more]), names, more)
+        there = _with_empty_texts(table, read_columns(table, file, [*names, *more]), names)
+        found = pairs(rows, there, names, more)
         if found.num_rows:
             yield file, found
+
+
+def _with_empty_texts(table: Table, rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Rows of a table by columns that are never null: where one divides a table of Delta, an empty text is null."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    for number, field in enumerate(rows.schema):
+        if field.name in names and field.name in table.partition_by and pa.types.is_string(field.type):
+            column: Any = rows.column(number)
+            rows = rows.set_column(number, field, compute.fill_null(column, ""))
+    return rows
 
 
 def pairs(here: pa.Table, there: pa.Table, names: Sequence[str], more: Sequence[str] = ()) -> pa.Table:

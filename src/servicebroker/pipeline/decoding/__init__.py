@@ -19,8 +19,9 @@ from servicebroker.pipeline.decoding.registered import RegisteredDecoder
 from servicebroker.pipeline.decoding.xml import XmlDecoder
 
 FORMATS = ("json", "xml", "avro", "protobuf", "text", "binary")
+UTF_8 = "utf-8"
 
-__all__ = ["FORMATS", "Column", "Decoder", "RegisteredDecoder", "Undecodable", "decoder"]
+__all__ = ["FORMATS", "UTF_8", "Column", "Decoder", "RegisteredDecoder", "Undecodable", "check_given", "decoder"]
 
 
 def decoder(
@@ -29,7 +30,7 @@ def decoder(
     *,
     schema: bytes | None = None,
     message: str = "",
-    encoding: str = "utf-8",
+    encoding: str = UTF_8,
     refuse_extra: bool = False,
 ) -> Decoder:
     """What reads bodies of that format.
@@ -43,8 +44,9 @@ def decoder(
         refuse_extra: whether a field that no column takes makes a body undecodable.
 
     Raises:
-        ValueError: the schema is none, or does not go with the columns.
+        ValueError: the schema is none, or does not go with the columns; or something is said that the format has not.
     """
+    check_given(format_, columns, message=message, encoding=encoding, refuse_extra=refuse_extra)
     if format_ == "json":
         return JsonDecoder(columns, refuse_extra, None if schema is None else JsonSchema(schema))
     if format_ == "xml":
@@ -56,6 +58,22 @@ def decoder(
     if schema is not None:
         raise ValueError(f"{format_} has no schema")
     return TextDecoder(encoding) if format_ == "text" else BinaryDecoder()
+
+
+def check_given(format_: str, columns: Sequence[Column], *, message: str, encoding: str, refuse_extra: bool) -> None:
+    """Refuse what a format would not heed.
+
+    Raises:
+        ValueError: it is said.
+    """
+    if columns and format_ in ("text", "binary"):
+        raise ValueError(f"{format_} has one column of its own: leave columns out")
+    if refuse_extra and format_ not in ("json", "avro", "protobuf"):
+        raise ValueError(f"{format_} knows no extra fields: leave extra_fields out")
+    if message and format_ != "protobuf":
+        raise ValueError("only protobuf has a message: leave it out")
+    if encoding != UTF_8 and format_ != "text":
+        raise ValueError("only text has an encoding: leave it out")
 
 
 D = TypeVar("D", AvroDecoder, ProtobufDecoder)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servicebroker.pipeline.decoding.columns import Column, Projection, Undecodable
+from servicebroker.pipeline.decoding.columns import MOST_DIGITS, Column, Projection, Undecodable
 
 _KINDS = {
     "string": "string",
@@ -103,7 +103,7 @@ def _kind(kind: Any) -> str:
     if isinstance(kind, str):
         return _KINDS.get(kind, "json")
     logical = kind.get("logicalType")
-    if logical == "decimal":
+    if logical == "decimal" and kind["precision"] <= MOST_DIGITS:
         return f"decimal({kind['precision']},{kind.get('scale', 0)})"
     return _LOGICAL.get(logical) or ("json" if logical else _KINDS.get(kind["type"], "json"))
 

@@ -13,6 +13,7 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from json.encoder import encode_basestring
 from typing import Any, Final, NamedTuple, Protocol
 
+MOST_DIGITS = 38  # of a decimal
 KINDS = ("string", "integer", "long", "double", "boolean", "date", "timestamp", "binary", "json")
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -96,8 +97,8 @@ def check_kind(kind: str) -> None:
     found = _DECIMAL.fullmatch(kind)
     if found is None:
         raise ValueError(f"'{kind}' is no type: there are {', '.join(KINDS)} and decimal(precision, scale)")
-    if not 0 < int(found[1]) <= 38 or int(found[2]) > int(found[1]):
-        raise ValueError(f"'{kind}' is no type: precision goes from 1 to 38, and scale up to precision")
+    if not 0 < int(found[1]) <= MOST_DIGITS or int(found[2]) > int(found[1]):
+        raise ValueError(f"'{kind}' is no type: precision goes from 1 to {MOST_DIGITS}, and scale up to precision")
 
 
 def digits(kind: str) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import UTC
 from importlib import import_module
 from typing import Any
@@ -23,7 +23,7 @@ class ProtobufDecoder:
         self.columns = tuple(columns) or tuple(_column(field) for field in self._class.DESCRIPTOR.fields)
         self.fields = frozenset(self._class.DESCRIPTOR.fields_by_name)
         self._ways = [column.steps for column in self.columns]
-        self._refuse_extra = refuse_extra
+        self._taken = {steps[0] for steps in self._ways} if refuse_extra else None
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._given
@@ -34,7 +34,6 @@ class ProtobufDecoder:
     def decode(self, body: bytes | None) -> list[Any]:
         """See `Decoder`."""
         from google.protobuf.message import DecodeError
-        from google.protobuf.unknown_fields import UnknownFieldSet
 
         found = self._class()
         try:
@@ -43,8 +42,8 @@ class ProtobufDecoder:
             raise Undecodable("malformed", str(problem)) from None
         if not found.IsInitialized():
             raise Undecodable("missing field", str(found.FindInitializationErrors()))
-        if self._refuse_extra and len(UnknownFieldSet(found)):
-            raise Undecodable("extra field", f"number {UnknownFieldSet(found)[0].field_number} is not in the schema")
+        if self._taken is not None:
+            _check_extra(found, self._taken)
         try:
             values = [_at(found, steps) for steps in self._ways]
         except Undecodable:
@@ -52,6 +51,18 @@ class ProtobufDecoder:
         except Exception as problem:  # many kinds: a Timestamp beyond the year 9999, an Any of a type that nobody knows
             raise Undecodable("wrong type", str(problem)) from None
         return [checked(column, value, convert) for column, value in zip(self.columns, values, strict=True)]
+
+
+def _check_extra(message: Any, taken: Container[str]) -> None:
+    """Refuse a field that the schema does not know, or that no column takes."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise Undecodable("extra field", f"number {unknown[0].field_number} is not in the schema")
+    extra = [field.name for field, _ in message.ListFields() if field.name not in taken]
+    if extra:
+        raise Undecodable("extra field", f"'{extra[0]}' has no column")
 
 
 def message_at(file: bytes, way: Sequence[int]) -> str:
