@@ -1,5 +1,7 @@
 """Landing files in a Delta table: once for each batch of a query, whoever else writes."""
 
+import json
+import struct
 import threading
 from datetime import UTC, datetime
 
@@ -8,7 +10,7 @@ import pytest
 pytest.importorskip("deltalake")
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, Schema, write_deltalake
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
@@ -115,6 +117,110 @@ def test_a_partitioned_table_is_refused(tmp_path):
     DeltaTable.create(tmp_path, SCHEMA, partition_by=["name"])
     with pytest.raises(InstanceError, match="partitioned"):
         land(DeltaPlace(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
+
+
+# ---------------------------------------------------------------- tables of others that ask for more
+
+
+def made_by_others(folder, *features, configuration=None, deleted=()):
+    """A table of the numbers 1 and 2, as a writer that knows more leaves it; `deleted`: places in its file."""
+    write_deltalake(folder, pa.table({"n": [1, 2]}))
+    log = folder / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "protocol" in action:
+            asked = {"readerFeatures": features, "writerFeatures": features}
+            action["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, **asked}
+        if "metaData" in action:
+            action["metaData"]["configuration"] = configuration or {}
+            physical = '"metadata":{"delta.columnMapping.id":1,"delta.columnMapping.physicalName":"col-1"}'
+            if configuration:
+                schema = action["metaData"]["schemaString"].replace('"metadata":{}', physical)
+                action["metaData"]["schemaString"] = schema
+        if "add" in action and deleted:
+            action["add"]["deletionVector"] = deletion_vector(deleted)
+            action["add"]["stats"] = json.dumps({"numRecords": 2, "tightBounds": False})
+    log.write_text("\n".join(map(json.dumps, actions)) + "\n")
+    return folder
+
+
+def deletion_vector(places):
+    """Places below 65,536 of a file, as Delta writes them into its log: a Roaring bitmap in Z85."""
+    bitmap = struct.pack("<IIHHI", 12346, 1, 0, len(places) - 1, 16) + struct.pack(f"<{len(places)}H", *places)
+    content = struct.pack("<IQI", 1681511377, 1, 0) + bitmap
+    digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    padded = content + bytes(-len(content) % 4)
+    words = [number for (number,) in struct.iter_unpack(">I", padded)]
+    text = "".join(digits[word // 85**power % 85] for word in words for power in (4, 3, 2, 1, 0))
+    stored = {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(content)}
+    return {**stored, "cardinality": len(places)}
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"features": ["deletionVectors"], "deleted": [0]}, "marked as deleted elsewhere .*REORG TABLE"),
+        ({"features": ["columnMapping"], "configuration": {"delta.columnMapping.mode": "name"}}, "column mapping"),
+        ({"features": ["variantShredding"]}, "needs more of its readers than is known here: variantShredding"),
+    ],
+)
+def test_a_table_whose_rows_are_not_those_of_its_files_is_refused(tmp_path, given, complaint):
+    """Rows that are deleted would be there again, columns null."""
+    folder = made_by_others(tmp_path / "t", *given.pop("features"), **given)
+    with pytest.raises(InstanceError, match=f"cannot be read: .*{complaint}"):
+        read_back(folder)
+    files = write_parquet(iter([pa.record_batch({"n": [3]})]), folder, pa.schema([("n", pa.int64())]))
+    with pytest.raises(InstanceError, match=complaint):
+        land(DeltaPlace(folder), pa.schema([("n", pa.int64())]), files, ("q", 0))
+
+
+def test_what_a_table_may_have_and_does_not_use_is_no_reason(tmp_path):
+    folder = made_by_others(tmp_path / "t", "deletionVectors", "columnMapping", "v2Checkpoint")
+    assert read_back(folder) == [{"n": 1}, {"n": 2}]
+
+
+def test_a_constraint_that_nobody_would_check_is_refused(tmp_path):
+    write_deltalake(tmp_path, pa.table({"n": [1]}))
+    DeltaTable(tmp_path).alter.add_constraint({"positive": "n > 0"})
+    files = write_parquet(iter([pa.record_batch({"n": [-3]})]), tmp_path, pa.schema([("n", pa.int64())]))
+    with pytest.raises(InstanceError, match="has the constraint 'positive', and nothing here compares rows with it"):
+        land(DeltaPlace(tmp_path), pa.schema([("n", pa.int64())]), files, ("q", 0))
+    assert read_back(tmp_path) == [{"n": 1}]
+
+
+def test_a_column_that_others_compute_is_refused(tmp_path):
+    schema = Schema([Field("n", "long"), Field("twice", "long", metadata={"delta.generationExpression": "2 * n"})])
+    DeltaTable.create(tmp_path, schema)
+    with pytest.raises(InstanceError, match=r"'twice' of the Delta table .* has delta.generationExpression"):
+        land(DeltaPlace(tmp_path), pa.schema([("n", pa.int64())]), [], ("q", 0))
+
+
+def test_what_deltalake_refuses_is_no_conflict(tmp_path, monkeypatch):
+    """It had been tried a hundred times, and then taken for many writers."""
+    folder = made_by_others(tmp_path / "t", "typeWidening")
+    files = write_parquet(iter([pa.record_batch({"n": [3]})]), folder, pa.schema([("n", pa.int64())]))
+    with pytest.raises(InstanceError, match="cannot be changed: Unsupported table features required"):
+        land(DeltaPlace(folder), pa.schema([("n", pa.int64())]), files, ("q", 0))
+
+
+def test_a_table_that_has_got_a_column_is_read_in_those_that_spark_knows(tmp_path):
+    write_deltalake(tmp_path, pa.table({"n": [1]}))
+    source = DeltaSink({"path": str(tmp_path)})
+    reader = source.reader(source.schema())
+    write_deltalake(tmp_path, pa.table({"n": [2], "more": ["x"]}), mode="append", schema_mode="merge")
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert sorted((row for batch in batches for row in batch.to_pylist()), key=str) == [{"n": 1}, {"n": 2}]
+    with pytest.raises(InstanceError, match="has no column 'other'"):
+        DeltaSink({"path": str(tmp_path)}).reader(StructType().add("other", "string")).partitions()
+
+
+@pytest.mark.parametrize("name", ["timestampAsOf", "mergeSchema"])
+def test_an_option_that_would_not_be_heeded_is_refused(tmp_path, name):
+    with pytest.raises(InstanceError, match=f"has no option '{name}'; it has path, versionAsOf"):
+        DeltaSink({"path": str(tmp_path), name: "x"})
+    assert DeltaSink({"path": str(tmp_path), "checkpointLocation": "x", "queryName": "y"})
+    with pytest.raises(InstanceError, match="'versionAsOf' is for reading"):
+        DeltaSink({"path": str(tmp_path), "versionAsOf": "1"}).streamWriter(StructType(), overwrite=False)
 
 
 @pytest.mark.parametrize(

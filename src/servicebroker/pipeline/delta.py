@@ -22,12 +22,13 @@ from servicebroker.pipeline.delta_reader import (
     DeltaReader,
     File,
     arrow_columns,
+    check_readable,
     files_of,
     open_table,
     read_file,
     table_schema,
 )
-from servicebroker.pipeline.options import whole_number
+from servicebroker.pipeline.options import known_options, whole_number, without_sparks_own
 from servicebroker.pipeline.parquet import DataFile, partition_values, write_divided, write_parquet
 from servicebroker.pipeline.spark_task import query_id
 from servicebroker.pipeline.storage import Folder, StoreFolder, flush, folder_at, has_table, now, plain
@@ -58,13 +59,14 @@ class DeltaSink(DataSource):
     version of it.
 
     Raises:
-        InstanceError: no path, one where no tables can be, or another output mode.
+        InstanceError: no path, one where no tables can be, an option that there is not, or another output mode.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._folder = _folder(options.get("path"))
-        version = whole_number({name.lower(): value for name, value in options.items()}, "versionAsOf", -1, 0)
+        values = known_options("delta sink", without_sparks_own(options), ("path", "versionAsOf"), ())
+        self._folder = _folder(values.get("path"))
+        version = whole_number(values, "versionAsOf", -1, 0)
         self._version = None if version < 0 else version
 
     @classmethod
@@ -78,12 +80,14 @@ class DeltaSink(DataSource):
 
     def reader(self, schema: StructType) -> DeltaReader:
         """The rows of the table that is there."""
-        return DeltaReader(self._folder, self._version)
+        return DeltaReader(self._folder, self._version, schema.fieldNames())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DeltaWriter:
         """The writer of a streaming query."""
         if overwrite:
             raise InstanceError("The servicebroker_delta sink only appends: use outputMode('append').")
+        if self._version is not None:
+            raise InstanceError("The option 'versionAsOf' is for reading: rows go behind the newest version.")
         return DeltaWriter(self._folder, schema)
 
 
@@ -141,7 +145,7 @@ class DeltaPlace:
 
     def open(self) -> OpenDelta:
         """The newest version."""
-        return OpenDelta(self.folder, open_table(self.folder))
+        return _opened(self.folder, open_table(self.folder))
 
     def made(self, columns: pa.Schema, partition_by: Sequence[str]) -> OpenDelta:
         """The newest version, made where there is none."""
@@ -156,7 +160,8 @@ class DeltaPlace:
                 table = DeltaTable.create(place, Schema.from_arrow(columns), partition_by=list(partition_by))
             except DeltaError:  # somebody else was faster
                 table = DeltaTable(place)
-        return OpenDelta(self.folder, table)
+        check_readable(self.folder, table)
+        return _opened(self.folder, table)
 
     def write(self, rows: pa.Table, partition_by: Sequence[str]) -> list[DataFile]:
         """Files in the folder, which the log does not name yet."""
@@ -182,7 +187,7 @@ class DeltaPlace:
         """By deltalake's own means."""
         table = open_table(self.folder)
         before = table.version()
-        with _conflicts():
+        with _conflicts(self.folder, before):
             told = table.optimize.compact()
         flush_changes(self.folder, before)
         return told["numFilesRemoved"], told["numFilesAdded"]
@@ -191,7 +196,7 @@ class DeltaPlace:
         """By deltalake's own means."""
         table = open_table(self.folder)
         before = table.version()
-        with _conflicts():
+        with _conflicts(self.folder, before):
             removed = table.vacuum(
                 retention_hours=round(keep_hours), dry_run=False, enforce_retention_duration=False, full=left_over
             )
@@ -266,7 +271,7 @@ class OpenDelta:
             return False
         before = self.table.version()
         added = [field for field in Schema.from_arrow(columns).fields if field.name not in there.names]
-        with _conflicts():
+        with _conflicts(self.folder, before):
             self.table.alter.add_columns(added, commit_properties=_properties(None, max_commit_retries=0))
         flush_log(self.folder, before + 1)
         return True
@@ -287,7 +292,7 @@ class OpenDelta:
         schema: Schema | None = None,
     ) -> None:
         flush(self.folder)
-        with _conflicts():
+        with _conflicts(self.folder, self.table.version()):
             self.table.create_write_transaction(
                 list(actions),
                 mode,
@@ -298,6 +303,32 @@ class OpenDelta:
         flush_log(self.folder, self.table.version())
 
 
+_ASKS = ("delta.generationExpression", "delta.identity.start", "delta.invariants")  # of a column, in its metadata
+_CONSTRAINT = "delta.constraints."
+
+
+def _opened(folder: Folder, table: DeltaTable) -> OpenDelta:
+    """A version that may be written behind.
+
+    Raises:
+        InstanceError: the table asks its writers for something that nothing here does.
+    """
+    for name in table.metadata().configuration:
+        if name.startswith(_CONSTRAINT):
+            raise InstanceError(
+                f"The Delta table '{folder}' has the constraint '{name.removeprefix(_CONSTRAINT)}', and nothing here "
+                "compares rows with it: drop it."
+            )
+    for field in table.schema().fields:
+        asks = [name for name in _ASKS if name in field.metadata]
+        if asks:
+            raise InstanceError(
+                f"The column '{field.name}' of the Delta table '{folder}' has {asks[0]}, which nothing here heeds: "
+                "make it a plain column, or drop it."
+            )
+    return OpenDelta(folder, table)
+
+
 def _properties(batch: Batch | None, max_commit_retries: int | None = None) -> CommitProperties:
     from deltalake import CommitProperties, Transaction
 
@@ -306,13 +337,16 @@ def _properties(batch: Batch | None, max_commit_retries: int | None = None) -> C
 
 
 @contextlib.contextmanager
-def _conflicts() -> Iterator[None]:
+def _conflicts(folder: Folder, version: int) -> Iterator[None]:
+    """A commit behind `version` that is refused has met another one, or asks for what deltalake never does."""
     from deltalake.exceptions import CommitFailedError
 
     try:
         yield
     except CommitFailedError as problem:
-        raise Conflict(plain(problem)) from None
+        if open_table(folder).version() > version:
+            raise Conflict(plain(problem)) from None
+        raise InstanceError(f"The Delta table '{folder}' cannot be changed: {plain(problem)}.") from None
 
 
 def _add(file: DataFile) -> AddAction:

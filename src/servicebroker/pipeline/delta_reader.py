@@ -33,17 +33,32 @@ class File(InputPartition):
         return cls(folder, file.name, file.partition, schema.serialize().to_pybytes())
 
 
-class DeltaReader(DataSourceReader):
-    """Reads the newest version of a table, or the one that was asked for; one task for each file."""
+_READ = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "typeWidening"}  # features of Delta that need no more
+_LOOKED_AT = {"columnMapping", "deletionVectors"}  # which a table may have and not use
 
-    def __init__(self, folder: Folder, version: int | None) -> None:
+
+class DeltaReader(DataSourceReader):
+    """Reads the newest version of a table, or the one that was asked for; one task for each file.
+
+    `columns`: those that Spark knows of; the table may have got others since.
+    """
+
+    def __init__(self, folder: Folder, version: int | None, columns: Sequence[str]) -> None:
         self._folder = folder
         self._version = version
+        self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
         """The files of the version."""
+        import pyarrow as pa
+
         table = open_table(self._folder, self._version)
-        return [File.of(self._folder, file, arrow_columns(table)) for file in files_of(table)]
+        there = arrow_columns(table)
+        for name in self._columns:
+            if name not in there.names:
+                raise InstanceError(f"The Delta table '{self._folder}' has no column '{name}'.")
+        columns = pa.schema([there.field(name) for name in self._columns])
+        return [File.of(self._folder, file, columns) for file in files_of(table)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a file, in a task. Spark makes up a part of another kind when there is none."""
@@ -60,11 +75,36 @@ def open_table(folder: Folder, version: int | None = None) -> DeltaTable:
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
-        return DeltaTable(str(folder), version=version)
+        table = DeltaTable(str(folder), version=version)
+        check_readable(folder, table)
     except TableNotFoundError:
         raise InstanceError(f"There is no Delta table in '{folder}'.") from None
     except (DeltaError, OSError, ValueError) as problem:
         raise InstanceError(f"The Delta table '{folder}' cannot be read: {plain(problem)}.") from None
+    return table
+
+
+def check_readable(folder: Folder, table: DeltaTable) -> None:
+    """Refuse a table whose rows are not simply those of its files.
+
+    Raises:
+        InstanceError: it has others, or needs more of its readers than is known here.
+    """
+    import pyarrow as pa
+
+    features = set(table.protocol().reader_features or ())
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        why = "its columns have other names in its files (column mapping)"
+    elif unknown := features - _READ - _LOOKED_AT:
+        why = f"it needs more of its readers than is known here: {', '.join(sorted(unknown))}"
+    elif "deletionVectors" in features and pa.table(table.deletion_vectors()).num_rows:
+        why = (
+            "rows of its files are marked as deleted elsewhere (deletion vectors): write these files anew, by "
+            "REORG TABLE ... APPLY (PURGE), and set delta.enableDeletionVectors to false"
+        )
+    else:
+        return
+    raise InstanceError(f"The Delta table '{folder}' cannot be read: {why}.")
 
 
 def arrow_columns(table: DeltaTable) -> pa.Schema:

@@ -201,8 +201,7 @@ def writer_options(given: Mapping[str, str]) -> WriterOptions:
     Raises:
         InstanceError: an unknown or missing name, or a value that is not what it must be.
     """
-    ours = {name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
-    values = known_options("writer", ours, _WRITER_NAMES, _WRITER_NEEDS)
+    values = known_options("writer", without_sparks_own(given), _WRITER_NAMES, _WRITER_NEEDS)
     return WriterOptions(
         instance=values["instance"],
         database=values["database"],
@@ -246,6 +245,11 @@ def _seconds(values: Mapping[str, str], name: str, default: int) -> int:
     if not found:
         raise InstanceError(f"The option '{name}' must be a time such as 30s, 15m or 1h, not '{text}'.")
     return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def without_sparks_own(given: Mapping[str, str]) -> dict[str, str]:
+    """The options that Spark does not give a sink by itself."""
+    return {name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
 
 
 def known_options(
