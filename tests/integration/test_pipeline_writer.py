@@ -81,10 +81,20 @@ def test_rows_become_messages_in_their_order(feed):
 def test_a_batch_is_sent_once(feed):
     assert write(feed, rows(b"a"), batch=3)
     assert not write(feed, rows(b"a"), batch=3)
-    assert not write(feed, rows(b"a"), batch=2)
     assert write(feed, rows(b"b"), batch=4)
     assert write(feed, rows(b"c"), batch=0, writer="another")
     assert sorted(bodies(everything(feed))) == [b"a", b"b", b"c"]
+
+
+def test_an_old_copy_of_a_checkpoint_is_refused(feed):
+    """Spark repeats only the last batch: the rows of an earlier number are others, and would be lost."""
+    for batch in (6, 7):
+        assert write(feed, rows(b"%d" % batch), writer="old", batch=batch)
+    with pytest.raises(InstanceError, match=r"Batch 7 of this query was sent already, .* goes on with batch 6: .* old"):
+        write(feed, rows(b"new"), writer="old", batch=6)
+    assert write(feed, rows(b"8"), writer="old", batch=8)
+    assert bodies(everything(feed)) == [b"6", b"7", b"8"]
+    assert staged(feed) == 0
 
 
 def test_two_commits_of_one_batch_at_once_send_it_once(feed):

@@ -79,7 +79,7 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
 
     Raises:
         InstanceError: the stage has lost rows, as after a crash of the server; too many bodies are refused; the sendId
-            stands for other rows, or the target for nobody.
+            stands for other rows, or the target for nobody; the checkpoint is an old one.
         BrokerError: what BEGIN DIALOG and SEND raise.
     """
     expected = sum(one.messages for one in staged)
@@ -102,15 +102,30 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
 
 
 def _note_batch(sender: Sender, batch: int, messages: int) -> Steps[bool]:
-    """Note a batch of a query. False when it, or a later one, is noted already."""
-    rows = yield Statement(
-        "sending.note_batch",
+    """Note a batch of a query. False when it is noted already.
+
+    Raises:
+        InstanceError: a later one is, and Spark repeats only the last: these are other rows, of an old checkpoint.
+    """
+    noted = yield Statement(
+        "sending.note_batch.insert",
         "insert into servicebroker.writers as w (writer, batch, messages) values ($1, $2, $3) "
         "on conflict (writer) do update set batch = excluded.batch, messages = excluded.messages, "
         "committed_at = clock_timestamp() where w.batch < excluded.batch returning true",
         (sender.writer, batch, messages),
     )
-    return bool(rows)
+    if noted:
+        return True
+    ((last,),) = yield Statement(
+        "sending.note_batch.find", "select batch from servicebroker.writers where writer = $1", (sender.writer,)
+    )
+    if last > batch:
+        raise InstanceError(
+            f"Batch {last} of this query was sent already, and its checkpoint goes on with batch {batch}: it is an old "
+            "copy, or not the only one. Nothing is sent: start the query with a new checkpoint location, after looking "
+            "which of its rows were sent."
+        )
+    return False
 
 
 def _note_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[bool]:
