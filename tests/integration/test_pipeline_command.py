@@ -248,6 +248,27 @@ def test_the_status_knows_of_a_run_that_never_began(feed, write):
     assert "It was killed: its process" in " ".join(pipeline("status", path).stdout.split())
 
 
+def test_the_status_looks_again_and_tells_of_a_server_that_is_away(feed, write, unused_port):
+    path = write(feed)
+    away = f'instance = "postgresql://127.0.0.1:{unused_port}/none"\ndatabase = "Shop"\nqueue = "Away"'
+    path.write_text(path.read_text() + f"[[queue]]\n{away}\n")
+    feed.dialog(b"1", b"2")
+    with subprocess.Popen(
+        [*COMMAND, "status", path, "--watch", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as watching:
+        looks = [json.loads(watching.stdout.readline()) for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 0, watching.stderr.read()
+    for look in looks:
+        here, there = look["queues"]
+        assert (here["behind"]["messagesBehind"], here["problem"]) == (2, None)
+        assert (there["queue"], there["behind"]) == ("Shop.Away", {})
+        assert str(unused_port) in there["problem"]
+    shown = " ".join(pipeline("status", path).stdout.split())
+    assert f"Shop.Away: {there['problem']}"[:60] in shown
+    assert str(unused_port) in pipeline("check", path, code=1).stderr
+
+
 @pytest.mark.full
 @pytest.mark.spark
 def test_a_spark_that_does_not_start_says_why(feed, write):

@@ -165,6 +165,9 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
         check_registry(url)
     changes = _changes(pipeline)
     found = look(pipeline)
+    problems = [queue.problem for queue in found.queues if queue.problem]
+    if problems:
+        raise InstanceError(" ".join(problems))
     if as_json:
         told = [{"table": table, "change": change} for table, change in changes]
         queues = [queue.queue for queue in found.queues]
@@ -225,7 +228,7 @@ def _status(pipeline: Pipeline) -> Group:
         (
             queue.queue,
             queue.batch,
-            queue.behind["messagesBehind"],
+            queue.behind.get("messagesBehind", ""),
             queue.behind.get("oldestMessageSeconds", ""),
             queue.behind.get("blockingPid", ""),
         )
@@ -235,6 +238,7 @@ def _status(pipeline: Pipeline) -> Group:
         *(Text(line) for line in in_words(last_run(pipeline))),
         _table("table", "rows", "files", "bytes", rows=found.tables),
         _table("queue", "last batch", "behind", "oldest, seconds", "held back by process", rows=shown),
+        *(Text(f"{queue.queue}: {queue.problem}") for queue in found.queues if queue.problem),
         *(Text(f"{count:,} in quarantine: {': '.join(pair)}") for pair, count in found.quarantined.items()),
     )
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from servicebroker.dashboard.observed import Seen, Watched
-from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.wording import counted
 from servicebroker.pipeline.file import read_pipeline
 
@@ -50,10 +49,7 @@ class WatchedPipeline(Watched):
         from servicebroker.pipeline.maintenance import status
 
         pipeline = read_pipeline(self._path)
-        try:
-            found = status(pipeline)
-        except BrokerError as problem:
-            raise InstanceError(str(problem)) from problem
+        found = status(pipeline)
         return {
             "name": pipeline.name,
             "run": in_words(last_run(pipeline)),

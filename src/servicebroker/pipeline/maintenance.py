@@ -8,11 +8,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.frontier import Frontier
@@ -41,11 +42,15 @@ class TableStatus(NamedTuple):
 
 
 class QueueStatus(NamedTuple):
-    """Which batch of a queue was the last to land, -1 for none, and how far behind its query is."""
+    """Which batch of a queue was the last to land, -1 for none, and how far behind its query is.
+
+    `problem`: why nobody can say so, as when its server is away.
+    """
 
     queue: str
     batch: int
     behind: dict[str, Any]
+    problem: str | None = None
 
 
 class Status(NamedTuple):
@@ -77,17 +82,10 @@ def status(pipeline: Pipeline) -> Status:
     """How the pipeline stands. Reads the tables' logs, the checkpoints and the queues; starts nothing.
 
     Raises:
-        InstanceError, BrokerError: an instance cannot be reached, or a queue not be found.
+        InstanceError: a table cannot be read.
     """
     tables = [_table_status(pipeline, name) for name in pipeline.table_names()]
-    queues = []
-    for queue in pipeline.queues:
-        batch, offset = last_landed(pipeline.checkpoint(queue))
-        attached = Attachment.open(source_options(queue.source_options()))
-        try:
-            queues.append(QueueStatus(queue.label, batch, attached.progress(offset or attached.initial)))
-        finally:
-            attached.close()
+    queues = [_queue_status(pipeline, queue) for queue in pipeline.queues]
     return Status(tables, queues, _quarantined(pipeline))
 
 
@@ -151,6 +149,16 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
     if left:
         raise InstanceError(" ".join([*left, "The other tables are done."]))
     return found
+
+
+def _queue_status(pipeline: Pipeline, queue: QueueRule) -> QueueStatus:
+    batch = -1
+    try:
+        batch, offset = last_landed(pipeline.checkpoint(queue))
+        with closing(Attachment.open(source_options(queue.source_options()))) as attached:
+            return QueueStatus(queue.label, batch, attached.progress(offset or attached.initial))
+    except (InstanceError, BrokerError) as problem:
+        return QueueStatus(queue.label, batch, {}, str(problem))
 
 
 def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
