@@ -532,3 +532,22 @@ def test_what_reads_itself_has_the_types_of_its_first_rows(items: Session) -> No
     assert items.run(text) == [
         (date(2026, 11, 2), 1, "1"), (date(2026, 11, 3), 2, "1/2"), (date(2026, 11, 4), 4, "1/2/4"),
     ]  # fmt: skip
+
+
+def test_a_null_of_the_first_rows_is_an_int_to_what_reads_itself(items: Session) -> None:
+    """Another type in the rows that follow is refused by name; a NULL there has that of the first rows."""
+    text = "WITH r (a, n) AS (SELECT {}, 1 UNION ALL SELECT {}, n + 1 FROM r WHERE n < 3) SELECT a FROM r"
+    assert items.run(text.format("NULL", "n * 2")) == [(None,), (2,), (4,)]
+    assert items.run(text.format("NULL", "a + 1")) == [(None,)] * 3
+    assert items.run(text.format("5", "NULL")) == [(5,), (None,), (None,)]
+    assert items.run(text.format("'x'", "'longer'")) == [("x",), ("longer",), ("longer",)]
+    assert items.run(text.format("NULL", "7, 5 UNION ALL SELECT a")) == [(None,), (7,), (None,), (None,)]
+    for first, following in (
+        ("NULL", "'x'"),
+        ("NULL", "2.5"),
+        ("1", "a * 2.5"),
+        ("1", "CAST(a AS bigint)"),
+        ("'a'", "n"),
+    ):
+        with pytest.raises(TsqlError, match=r'Msg 240, .* in column "a" of recursive query "r"'):
+            items.run(text.format(first, following))

@@ -174,23 +174,46 @@ def _counted(
     if left.outputs is None:
         return None
     names = renamed if len(renamed) == len(left.outputs) else [output.name for output in left.outputs]
-    types = [output.type for output in left.outputs]
+    types = [INT if output.is_null else output.type for output in left.outputs]
     level[name.lower()] = _with_level(names, types)
     right = query(writer, recursive, outermost=False)
     if right.outputs is None or len(right.outputs) != len(names) + 1:
         level[name.lower()] = None
         return None
     columns, own = ", ".join(identifier(each) for each in names), identifier(name)
-    firsts = ", ".join(
-        identifier(each) + (f"::{postgres_type(of)}" if of is not None else "")
-        for each, of in zip(names, types, strict=True)
+    firsts = ", ".join(_cast(identifier(each), of) for each, of in zip(names, types, strict=True))
+    nexts = ", ".join(
+        _as_first(name, *each)
+        for each in zip(names, types, right.outputs, strict=False)  # the last one is the level
     )
     return Query(
         f"WITH RECURSIVE {own} ({columns}, {_LEVEL}) AS ((SELECT {firsts}, 0 FROM ({left.text}) AS first_rows ({columns})) UNION ALL "
-        f"(SELECT {columns}, tsql.level({_LEVEL}, {writer.levels}) FROM ({right.text}) AS next_rows ({columns}, {_LEVEL}))) "
+        f"(SELECT {nexts}, tsql.level({_LEVEL}, {writer.levels}) FROM ({right.text}) AS next_rows ({columns}, {_LEVEL}))) "
         f"SELECT {columns} FROM {own}",
-        left.outputs,
+        [output._replace(type=of) for output, of in zip(left.outputs, types, strict=True)],
     )
+
+
+def _cast(text: str, of: SqlType | None) -> str:
+    return text if of is None else f"{text}::{postgres_type(of)}"
+
+
+def _as_first(name: str, column: str, first: SqlType | None, given: Output) -> str:
+    """A column of the rows that are found next, as the first rows have it.
+
+    Raises:
+        TsqlError: 240 it has another type there. Lengths of strings and bytes may differ.
+    """
+    own, next_ = Sql("", first), Sql("", None if given.is_null else given.type)
+    if own.type is None or next_.type is None:
+        return _cast(identifier(column), first if given.is_null else None)
+    is_alike = own.kind == next_.kind and own.kind in ("string", "binary")
+    if not is_alike and own.type != next_.type:
+        raise TsqlError(
+            240, f'Types don\'t match between the anchor and the recursive part in column "{column}" of recursive query '
+            f'"{name}".',
+        )  # fmt: skip
+    return identifier(column) if is_alike else _cast(identifier(column), first)
 
 
 def _with_level(names: list[str], types: list[SqlType | None]) -> dict[str, Column] | None:
