@@ -579,3 +579,40 @@ def test_who_works_has_a_sid(db: sb.Database) -> None:
     assert told(db, "EXECUTE AS USER = 'NoLogin' SELECT COUNT(SUSER_SID()) REVERT") == [[(1,)]]
     db.execute_tsql("CREATE TABLE Sids (a int, sid varbinary(85) DEFAULT SUSER_SID()) INSERT Sids (a) VALUES (1)")
     assert rows(db, "SELECT COUNT(*) FROM Sids WHERE sid = SUSER_SID()") == [(1,)]
+
+
+def test_a_query_that_was_prepared_follows_its_table(db: sb.Database) -> None:
+    seen = "SELECT * FROM Shifting"
+    assert told(db, f"""
+    CREATE TABLE Shifting (a int); INSERT Shifting VALUES (7); {seen}; {seen}
+    ALTER TABLE Shifting ALTER COLUMN a varchar(9); {seen}
+    BEGIN TRAN; INSERT Shifting VALUES ('b'); ALTER TABLE Shifting ADD b int; {seen}; COMMIT
+    DROP TABLE Shifting; CREATE TABLE Shifting (c bit); {seen}
+    """) == [[(7,)], [(7,)], [("7",)], [("7", None), ("b", None)], []]  # fmt: skip
+
+
+def test_a_column_becomes_no_shorter_than_what_it_holds(db: sb.Database) -> None:
+    db.execute_tsql(
+        "CREATE TABLE Narrow (a varchar(20), b bit, c int, d datetime); INSERT Narrow VALUES ('abcdef', 1, 12345, '20240203')"
+    )
+    for change in ("a varchar(3)", "c varchar(2)"):
+        assert told(db, f"ALTER TABLE Narrow ALTER COLUMN {change}") == [8152]
+    db.execute_tsql("""ALTER TABLE Narrow ALTER COLUMN a nvarchar(6) ALTER TABLE Narrow ALTER COLUMN b varchar(5)
+    ALTER TABLE Narrow ALTER COLUMN d varchar(30)""")
+    assert rows(db, "SELECT a, b, c, d FROM Narrow") == [("abcdef", "1", 12345, "Feb  3 2024 12:00AM")]
+
+
+def test_blanks_that_fill_a_char_need_no_pattern(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Filled (a char(6), b nchar(6)); INSERT Filled VALUES ('abc', N'abc')")
+    found = [
+        one(db, f"DECLARE @p varchar(9) = 'a_c'; SELECT COUNT(*) FROM Filled WHERE {like}")
+        for like in (
+            "a LIKE 'abc'",
+            "a LIKE '%bc'",
+            "a LIKE '[a]bc  '",
+            "a LIKE @p",
+            "a NOT LIKE 'a%c'",
+            "b LIKE N'abc'",
+        )
+    ]
+    assert found == [1, 1, 0, 1, 0, 0]

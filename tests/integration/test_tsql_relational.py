@@ -292,6 +292,8 @@ def test_a_variable_goes_on_from_row_to_row(items: Session) -> None:
     joined = "SELECT @s = COALESCE(@s + '; ', '') + i.Name FROM Items i WHERE i.Price > 1 ORDER BY i.Name"
     assert items.run(joined) == [("text; b; c",)]
     assert items.run("SELECT @s = @s + Name FROM Items WHERE 1 = 0") == [("text",)]
+    numbered = "SELECT @n += 1, @s = @s + CAST(@n AS varchar(9)) + Name, @n *= 10 FROM Items ORDER BY Id"
+    assert items.run(numbered) == [(611, "text6a61b611c", 6110)]
 
 
 def test_merge_changes_and_inserts(items: Session) -> None:

@@ -81,3 +81,34 @@ def test_what_is_not_there_is_refused_and_nothing_switched(house: sb.Database, s
         house.execute_tsql(script)
     assert refused.value.number == number
     assert rung(house, "PRINT 'as before'") == ["bell", "knocker"]
+
+
+def test_a_trigger_does_not_fire_itself(instance: sb.Instance) -> None:
+    """RECURSIVE_TRIGGERS is OFF; those of two tables fire each other."""
+    mill = instance.database("MillHouse", create=True)
+    mill.execute_tsql("""
+    CREATE TABLE Sacks (Id int, Turns int DEFAULT 0, Weight int)
+    CREATE TABLE Carts (Id int)
+    INSERT Sacks (Id) VALUES (1), (2)
+    GO
+    CREATE TRIGGER Turned ON Sacks AFTER UPDATE AS
+    UPDATE Sacks SET Turns = Sacks.Turns + 1 FROM Sacks JOIN inserted i ON i.Id = Sacks.Id
+    GO
+    CREATE TRIGGER Filled ON Sacks AFTER INSERT AS EXEC ('INSERT Sacks (Id) VALUES (99)')
+    GO
+    CREATE TRIGGER Loaded ON Carts AFTER INSERT AS
+    IF EXISTS (SELECT * FROM inserted WHERE Id < 3) INSERT Sacks (Id) SELECT Id FROM inserted
+    GO
+    CREATE TRIGGER Followed ON Sacks AFTER INSERT AS
+    IF EXISTS (SELECT * FROM inserted WHERE Id < 9) INSERT Carts SELECT Id + 1 FROM inserted
+    """)
+    found = mill.execute_tsql("UPDATE Sacks SET Weight = 5 WHERE Id = 1; SELECT Id, Turns FROM Sacks ORDER BY Id").rows
+    assert found == [(1, 1), (2, 0)]
+    mill.execute_tsql("DISABLE TRIGGER Followed ON Sacks; INSERT Sacks (Id) VALUES (3)")
+    assert mill.execute_tsql("SELECT Id FROM Sacks ORDER BY Id").rows == [(1,), (2,), (3,), (99,)]
+    mill.execute_tsql("DISABLE TRIGGER Filled ON Sacks; ENABLE TRIGGER Followed ON Sacks; INSERT Carts VALUES (1)")
+    assert mill.execute_tsql("SELECT Id FROM Carts ORDER BY Id").rows == [(1,), (2,), (3,)]
+    with pytest.raises(TsqlError) as refused:
+        mill.execute_tsql("ALTER DATABASE MillHouse SET RECURSIVE_TRIGGERS ON")
+    assert refused.value.number == 40515
+    mill.execute_tsql("ALTER DATABASE MillHouse SET RECURSIVE_TRIGGERS OFF")

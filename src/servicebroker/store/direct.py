@@ -162,6 +162,9 @@ class PreparedStatements:
                     "undone the transaction: begin it again."
                 ) from None
             result = yield from self._run(connection, sql, types, values, transformer.formats, then, is_rare)
+        except psycopg.errors.FeatureNotSupported:  # perhaps its table has other columns now
+            self._give_up(sql, types)
+            raise
         if result.status == ExecStatus.TUPLES_OK:
             transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
         return result, transformer
@@ -189,6 +192,14 @@ class PreparedStatements:
             return (yield from self._run_between(connection, send, then))
         send()
         return _checked(connection, (yield from generators.execute(pgconn)))
+
+    def _give_up(self, sql: str, types: tuple[int, ...]) -> None:
+        """What was prepared is run no more; it is the first to be deallocated when there are too many."""
+        name = self._names.pop((sql, types), None)
+        if name is not None:
+            unused = name.decode(), types
+            self._names[unused] = name
+            self._names.move_to_end(unused, last=False)
 
     def _is_new(self, sql: str, types: tuple[int, ...]) -> bool:
         """Whether a statement comes for the first time, as far as it is remembered."""

@@ -44,6 +44,7 @@ class Frame:
         code: the return code.
         updated: inside a trigger the columns, in lower case, that the statement has set; None for all of them.
         diverts: whether an INSTEAD OF trigger runs here.
+        follows: whether an AFTER trigger runs here.
         row_types: the number of the table type that a table variable was declared with.
         lent: the table-valued parameters, which are tables of the caller.
         is_module: whether statements of a procedure or a trigger run here, which belong to dbo, and not of a text.
@@ -60,6 +61,7 @@ class Frame:
     code: int = 0
     updated: frozenset[str] | None = frozenset()
     diverts: bool = False
+    follows: bool = False
     row_types: dict[str, int] = field(default_factory=dict)
     lent: set[str] = field(default_factory=set)
     is_module: bool = False

@@ -430,6 +430,9 @@ def _check_options(statement: Definition) -> None:
         if option.split()[0] not in OPTIONS:
             what, *_ = option.split()
             raise unsupported(f"ALTER DATABASE SET {what}", _INSTEAD.get(what, _OTHERWISE), statement.line)
+        if option == "RECURSIVE_TRIGGERS ON":
+            said = "Leave it out: no trigger fires itself, but for those of two tables that fire each other."
+            raise unsupported(f"ALTER DATABASE SET {option}", said, statement.line)
 
 
 @defines("DROP", "DATABASE")

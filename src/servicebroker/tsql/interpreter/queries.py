@@ -45,7 +45,8 @@ _ASKS = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IG
 _SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE)
 _VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # of the catalog, also behind a synonym
 _PARAMETERS = 20_000  # of one statement; PostgreSQL takes 65,535
-_SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch")
+_SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch", "FeatureNotSupported")
+_STALE = "cached plan must not change result type"
 
 
 class Queries:
@@ -93,6 +94,14 @@ class Queries:
 
     def run(self, text: str) -> None:
         """A statement: its rows are said or assigned, its count is kept."""
+        try:
+            self._run_translated(text)
+        except psycopg.errors.FeatureNotSupported as refused:
+            if _STALE not in str(refused):
+                raise
+            self._run_translated(text)  # a table has other columns than when this was prepared
+
+    def _run_translated(self, text: str) -> None:
         machine = self.machine
         done = translate(text, self.scope(machine.row_limit))
         begin_to_look(machine, done)

@@ -216,9 +216,11 @@ def fire(machine: Machine, statement: str, changed: list[Captured]) -> None:
             for name, text, parent, number, execute_as, creator, signers in found:
                 trigger = _parsed(text)
                 is_due = is_diverted or (table, event) not in instead  # what was not done has nothing behind it
+                is_due &= is_diverted or not _recurs(machine, number)
                 if event in trigger.events and trigger.instead_of == is_diverted and is_due:
                     machine.queries.columns.copies.update(dict.fromkeys(tables.values(), str(parent)))
-                    frame = Frame(name, number, is_module=True, signers=tuple(signers), diverts=is_diverted)
+                    frame = Frame(name, number, is_module=True, signers=tuple(signers))
+                    frame.diverts, frame.follows = is_diverted, not is_diverted
                     frame.updated = {"UPDATE": columns_set(statement), "INSERT": None}.get(event, frozenset())
                     _run(machine, frame, trigger, tables, (execute_as, creator))
         finally:
@@ -228,6 +230,11 @@ def fire(machine: Machine, statement: str, changed: list[Captured]) -> None:
                 machine.transactions.settle()
                 run_command(machine.connection, f"drop table if exists {', '.join(tables.values())}".encode())
     machine.done(rows)
+
+
+def _recurs(machine: Machine, number: int) -> bool:
+    """Whether an AFTER trigger would fire itself with no other one between: RECURSIVE_TRIGGERS is OFF."""
+    return next((frame.number for frame in reversed(machine.frames) if frame.follows), None) == number
 
 
 def _run(

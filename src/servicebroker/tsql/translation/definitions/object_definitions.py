@@ -41,8 +41,9 @@ from servicebroker.tsql.translation.text_writer import (
     schema_of,
     string,
 )
+from servicebroker.tsql.translation.values.conversions import converted
 from servicebroker.tsql.translation.values.functions import SPECIAL
-from servicebroker.tsql.types import BIT, column_type
+from servicebroker.tsql.types import BIT, STRINGS, VARCHAR, SqlType, column_type
 
 
 def definition(writer: Writer, piece: Slice) -> Translated:
@@ -238,7 +239,7 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
     reader.take("SPARSE")
     written = column_type(of)
     column, known = identifier(name), (writer.table_columns(table) or {}).get(name.lower())
-    actions = [f"ALTER COLUMN {column} TYPE {written} USING {column}::{written}"]
+    actions = [f"ALTER COLUMN {column} TYPE {written}{_using(column, known, of)}"]
     if reader.take("NOT", "NULL"):
         actions.append(f"ALTER COLUMN {column} SET NOT NULL")
     elif reader.take("NULL"):
@@ -248,6 +249,15 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
         f"ALTER TABLE {table} {', '.join(actions)}",
         *comments(table, [Column(name, of, default=known.default if known is not None else "")]),
     ]
+
+
+def _using(column: str, known: Column | None, of: SqlType) -> str:
+    """What the values become; the column itself refuses strings that are too long for it, which a cast would cut."""
+    if known is None or known.type.name == "unknown":
+        return f" USING {column}::{column_type(of)}"
+    if of.name in STRINGS:
+        return "" if known.type.name in STRINGS else f" USING {converted(Sql(column, known.type), VARCHAR).text}"
+    return f" USING {converted(Sql(column, known.type), of).text}"
 
 
 def _drop_members(writer: Writer, reader: PieceReader, table: str, own: str) -> list[str]:

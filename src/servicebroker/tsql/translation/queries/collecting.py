@@ -10,7 +10,7 @@ from sqlglot import exp
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.queries.selects import query
 from servicebroker.tsql.translation.result import Translated
-from servicebroker.tsql.translation.text_writer import Source, Writer, refused, write_value
+from servicebroker.tsql.translation.text_writer import Source, Sql, Writer, refused, write_value
 from servicebroker.tsql.translation.values.conversions import converted
 from servicebroker.tsql.translation.values.date_functions import is_part
 from servicebroker.tsql.types import STRINGS, SqlType
@@ -40,14 +40,11 @@ def collected(writer: Writer, node: exp.Select, targets: list[str]) -> Translate
         output.name: Column(output.name, output.type) for output in numbered.outputs or [] if output.type is not None
     }
     kept = {f"v{number}": Column(f"v{number}", writer.variable_type(name)) for number, name in enumerate(targets)}
-    steps = [value.transform(lambda each: _renamed(each, columns, targets)) for value in values]
-    with writer.query([Source(_ROWS, known if len(known) > len(columns) else None), Source(_KEPT, kept)]):
-        texts = [
-            _plain(converted(write_value(writer, step), writer.variable_type(name)).text, writer.variable_type(name))
-            for step, name in zip(steps, targets, strict=True)
-        ]
     names = ", ".join(kept)
     start = ", ".join(_plain(writer.variable(name).text, writer.variable_type(name)) for name in targets)
+    steps = [value.transform(lambda each: _renamed(each, columns)) for value in values]
+    with writer.query([Source(_ROWS, known if len(known) > len(columns) else None), Source(_KEPT, kept)]):
+        texts = _steps(writer, steps, targets)
     most = f" AND {_ROWS}.n <= {writer.scope.most}" if writer.scope.most else ""
     text = (
         f"WITH RECURSIVE {_ROWS} AS MATERIALIZED ({numbered.text}), {_KEPT} (n, {names}) AS (SELECT 0::bigint, {start} UNION ALL "
@@ -56,6 +53,20 @@ def collected(writer: Writer, node: exp.Select, targets: list[str]) -> Translate
     )
     types = tuple(writer.variable_type(name) for name in targets)
     return Translated(text, tuple(writer.parameters), "assign", None, types, tuple(targets), before=tuple(writer.locks))
+
+
+def _steps(writer: Writer, steps: list[exp.Expression], targets: list[str]) -> list[str]:
+    """What a row makes of each variable: of those to the left what it has made of them, of others what they were."""
+    writer.assigned = {
+        name: Sql(f"{_KEPT}.v{number}", writer.variable_type(name)) for number, name in enumerate(targets)
+    }
+    texts = []
+    for step, name in zip(steps, targets, strict=True):
+        kind = writer.variable_type(name)
+        texts.append(_plain(converted(write_value(writer, step), kind).text, kind))
+        writer.assigned[name] = Sql(f"({texts[-1]})", kind)
+    writer.assigned = {}
+    return texts
 
 
 def _plain(text: str, of: SqlType) -> str:
@@ -70,9 +81,7 @@ def _numbered(rows: exp.Select) -> exp.Expression:
     return exp.Window(this=exp.RowNumber(), order=order.copy() if order is not None else None, over="OVER")
 
 
-def _renamed(node: exp.Expression, columns: list[exp.Column], targets: list[str]) -> exp.Expression:
+def _renamed(node: exp.Expression, columns: list[exp.Column]) -> exp.Expression:
     if isinstance(node, exp.Column) and node in columns and not is_part(node):
         return exp.column(f"c{columns.index(node)}", table=_ROWS)
-    if isinstance(node, exp.Parameter) and "@" + node.name.lower() in targets:
-        return exp.column(f"v{targets.index('@' + node.name.lower())}", table=_KEPT)
     return node

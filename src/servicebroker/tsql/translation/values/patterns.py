@@ -15,6 +15,8 @@ _LITERAL = re.compile(r"'((?:[^']|'')*)'")
 def like(value: Sql, pattern: Sql, escape: Sql | None) -> str:
     """The condition that a value is like a pattern, without regard to case where the value is a catalog's name.
 
+    The blanks that fill a char may be matched or not; those of an nchar count.
+
     Raises:
         TsqlError: 506 for an ESCAPE that is not one character.
     """
@@ -22,6 +24,9 @@ def like(value: Sql, pattern: Sql, escape: Sql | None) -> str:
     if escape is not None and (sign is None or len(sign) != 1):
         raise TsqlError(506, "The invalid escape character was specified in a LIKE predicate.")
     text = converted(value, NVARCHAR).text
+    if value.type is not None and value.type.name == "char" and not (_literal(pattern) or "").endswith("%"):
+        texts = (Sql(each, NVARCHAR) for each in (text, f"rtrim({text}, ' ')"))
+        return f"({' OR '.join(like(each, pattern, escape) for each in texts)})"
     folded = value.type is not None and value.type.name == "sysname"
     said = _literal(pattern)
     if said is None:
