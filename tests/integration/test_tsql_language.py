@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -570,3 +571,25 @@ def test_indexes_of_tables_in_memory_stand_in_the_table(db: sb.Database) -> None
         "SELECT name FROM sys.indexes WHERE object_id = OBJECT_ID('Hashed') AND name LIKE 'ix%' ORDER BY name"
     )
     assert [name for (name,) in named.rows] == ["ixb", "ixc", "ixd", "ixe", "ixf"]
+
+
+def test_top_is_an_expression_wherever_rows_are_changed(db: sb.Database) -> None:
+    def rows(text: str) -> list[tuple[object, ...]]:
+        return db.execute_tsql("DECLARE @n INT = 2 " + text).rows
+
+    db.execute_tsql("CREATE TABLE Cut (n INT IDENTITY, a DATE, b VARCHAR(3), c UNIQUEIDENTIFIER)")
+    values = "(a, b, c) OUTPUT inserted.n VALUES (NULL, 'x', NULL), ('20260102', 'y', NULL), (NULL, NULL, NULL)"
+    assert rows(f"INSERT TOP (@n) Cut {values}") == [(1,), (2,)]
+    assert rows("SELECT a, b, c FROM Cut") == [(None, "x", None), (date(2026, 1, 2), "y", None)]
+    assert rows(f"INSERT TOP (SELECT COUNT(*) - 1 FROM Cut) INTO Cut {values}") == [(3,)]
+    assert rows(f"INSERT TOP (34) PERCENT Cut {values}") == [(4,), (5,)]
+    assert rows("INSERT TOP (@n * 50) PERCENT Cut (b) OUTPUT inserted.n SELECT b FROM Cut WHERE n < 3") == [(6,), (7,)]
+    assert rows("UPDATE TOP (@n - 1) Cut SET b = 'z' OUTPUT inserted.n WHERE n > 3") == [(4,)]
+    assert len(rows("UPDATE TOP (@n * 20) PERCENT Cut SET b = 'z' OUTPUT inserted.n")) == 3
+    assert len(rows("DELETE TOP (@n + 1) FROM Cut OUTPUT deleted.n WHERE n < 4")) == 3
+    assert rows("DELETE TOP (30) PERCENT FROM Cut OUTPUT deleted.n WHERE n = 5") == [(5,)]
+    assert rows("SELECT TOP (SELECT COUNT(*) - 1 FROM Cut) n FROM Cut ORDER BY n") == [(4,), (6,)]
+    for said, top, offset in ("NULL", 1060, 10743), ("-1", 127, 10742):
+        for text in ("SELECT TOP (@m) n FROM Cut", "DELETE TOP (@m) Cut", "INSERT TOP (@m) Cut (b) VALUES ('q')"):
+            assert number(db, f"DECLARE @m INT = {said} {text}") == top
+        assert number(db, f"DECLARE @m INT = {said} SELECT n FROM Cut ORDER BY n OFFSET @m ROWS") == offset

@@ -62,6 +62,23 @@ create or replace function tsql.isnumeric(bytes bytea) returns integer language 
 create or replace function tsql.isnumeric(moment timestamp) returns integer language sql immutable parallel safe return 0;
 create or replace function tsql.isnumeric(id uuid) returns integer language sql immutable parallel safe return 0;
 
+-- How many rows TOP and FETCH take, and OFFSET leaves out.
+create or replace function tsql.rows_taken(number bigint) returns bigint language plpgsql immutable parallel safe as $$
+begin
+    if number is null then
+        perform tsql.refuse(1060, 'The number of rows provided for a TOP or FETCH clauses row count parameter must be an integer.');
+    elsif number < 0 then perform tsql.refuse(127, 'A TOP N or FETCH rowcount value may not be negative.');
+    end if;
+    return number;
+end $$;
+create or replace function tsql.rows_left_out(number bigint) returns bigint language plpgsql immutable parallel safe as $$
+begin
+    if number is null then perform tsql.refuse(10743, 'The number of rows provided for a OFFSET clause must be an integer.');
+    elsif number < 0 then perform tsql.refuse(10742, 'The offset specified in a OFFSET clause may not be negative.');
+    end if;
+    return number;
+end $$;
+
 -- Bits of whole numbers.
 create or replace function tsql.bit_count(number bigint) returns bigint language sql immutable strict parallel safe return bit_count(number::bit(64));
 create or replace function tsql.bit_count(number integer) returns bigint language sql immutable strict parallel safe return bit_count(number::bit(32));

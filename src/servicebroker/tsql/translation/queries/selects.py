@@ -64,6 +64,13 @@ class Output(NamedTuple):
         return self.text.startswith("NULL AS ")
 
 
+class Top(NamedTuple):
+    """TOP of a statement that changes rows."""
+
+    said: exp.Expression
+    is_percent: bool
+
+
 class Query(NamedTuple):
     """A query in PostgreSQL. `outputs` is None when a star stands for columns that nobody knows."""
 
@@ -411,7 +418,7 @@ def _tail(writer: Writer, node: exp.Expression, named: dict[str, str], whole: st
     if order is not None:
         text += " " + order_text(writer, order, named)
     if offset is not None:
-        text += f" OFFSET {row_count(writer, offset.expression)}"
+        text += f" OFFSET {_row_count(writer, offset.expression, 'rows_left_out')}"
     if limit is not None:
         text += _limit(writer, limit, whole, ordered=order is not None)
     return text
@@ -420,15 +427,17 @@ def _tail(writer: Writer, node: exp.Expression, named: dict[str, str], whole: st
 def _limit(writer: Writer, node: exp.Expression, whole: str, *, ordered: bool) -> str:
     options = node.args.get("limit_options")
     said = node.args["count"] if isinstance(node, exp.Fetch) else node.expression
-    if options is not None and options.args.get("percent"):
-        number = f"({_part_of(writer, said, whole)})"
-    else:
-        number = row_count(writer, said)
+    number = rows_taken(writer, Top(said, options is not None and bool(options.args.get("percent"))), whole)
     if options is not None and options.args.get("with_ties"):
         if not ordered:
             raise TsqlError(1062, "The TOP N WITH TIES clause is not allowed without a corresponding ORDER BY clause.")
         return f" FETCH FIRST ({number}) ROWS WITH TIES"
     return f" LIMIT {number}"
+
+
+def rows_taken(writer: Writer, top: Top, whole: str) -> str:
+    """How many rows TOP takes of `whole`, a query."""
+    return f"({_part_of(writer, top.said, whole)})" if top.is_percent else _row_count(writer, top.said, "rows_taken")
 
 
 def _part_of(writer: Writer, node: exp.Expression, whole: str) -> str:
@@ -437,7 +446,7 @@ def _part_of(writer: Writer, node: exp.Expression, whole: str) -> str:
     Raises:
         TsqlError: 1031 it is no percentage.
     """
-    inside = node.this if isinstance(node, exp.Paren) else node
+    inside = _inside(node)
     value = write_value(writer, inside)
     is_constant = isinstance(inside, exp.Literal | exp.Neg)
     if value.kind not in ("number", None) or (is_constant and not 0 <= float(inside.sql()) <= 100):
@@ -451,14 +460,20 @@ def limited(writer: Writer, text: str) -> str:
     return f"SELECT * FROM ({text}) AS tsql_limited LIMIT {most}" if most else text
 
 
-def row_count(writer: Writer, node: exp.Expression) -> str:
-    """How many rows: a number, or an expression of one."""
-    value = write_value(writer, node.this if isinstance(node, exp.Paren) else node)
+def _inside(node: exp.Expression) -> exp.Expression:
+    """The value that stands between the parentheses of TOP."""
+    inside = node.this if isinstance(node, exp.Paren) else node
+    return exp.Subquery(this=inside) if isinstance(inside, exp.Select | exp.SetOperation) else inside
+
+
+def _row_count(writer: Writer, node: exp.Expression, judge: str) -> str:
+    """How many rows: a number, or an expression of one, which a function of PostgreSQL judges."""
+    value = write_value(writer, _inside(node))
     if value.kind not in ("number", None):
         raise TsqlError(
             1060, "The number of rows provided for a TOP or FETCH clauses row count parameter must be an integer."
         )
-    return value.text if value.text.isdigit() else f"({value.text})::bigint"
+    return value.text if value.text.isdigit() else f"tsql.{judge}(({value.text})::bigint)"
 
 
 def output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:

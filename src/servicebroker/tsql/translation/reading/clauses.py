@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import syntax_error
+from servicebroker.tsql.translation.queries.selects import Top
 from servicebroker.tsql.translation.reading.hints import Hints, hints_of
 from servicebroker.tsql.translation.reading.parts import table_in, value_in
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed
@@ -15,7 +16,7 @@ from servicebroker.tsql.translation.rows.inserts import insert
 from servicebroker.tsql.translation.rows.merges import merge
 from servicebroker.tsql.translation.rows.outputs import Outputs, outputs_of
 from servicebroker.tsql.translation.rows.updates import Change, write_change
-from servicebroker.tsql.translation.text_writer import Writer, refused
+from servicebroker.tsql.translation.text_writer import Writer
 
 _CLAUSES = ("SET", "OUTPUT", "FROM", "WHERE", "OPTION")
 
@@ -44,7 +45,7 @@ def change(writer: Writer, piece: Slice) -> Translated:
     clauses = _clauses(common, rest)
     top, target = top_of(clauses.head)
     if top is None and writer.scope.most:  # what says TOP itself goes by that alone
-        top = exp.Literal.number(writer.scope.most)
+        top = Top(exp.Literal.number(writer.scope.most), is_percent=False)
     if verb == "DELETE" and target.words[:1] == ["FROM"]:
         target = target.part(1, len(target.words))
     if not target.words:
@@ -81,8 +82,8 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
 
 def _is_target(rest: Slice, place: int, starts: list[tuple[int, str]]) -> bool:
     """Whether this FROM of DELETE TOP (n) FROM stands before the table that rows are deleted from."""
-    return rest.words[0] == "DELETE" and not starts and rest.words[1] == "TOP" and rest.words[place - 1] == ")" and (
-        rest.closing(2) == place - 1
+    return rest.words[0] == "DELETE" and not starts and rest.words[1] == "TOP" and rest.words[place - 1] in (")", "PERCENT") and (
+        rest.closing(2) == place - 1 - (rest.words[place - 1] == "PERCENT")
     )  # fmt: skip
 
 
@@ -100,14 +101,13 @@ def _rows(clauses: Clauses) -> exp.Select | None:
     return node
 
 
-def top_of(head: Slice) -> tuple[exp.Expression | None, Slice]:
-    """The number of TOP, when there is one, and what follows it."""
+def top_of(head: Slice) -> tuple[Top | None, Slice]:
+    """TOP, when there is one, and what follows it."""
     if head.words[:1] != ["TOP"]:
         return None, head
     end = head.closing(1) + 1 if head.words[1:2] == ["("] else 2
-    if head.words[end : end + 1] == ["PERCENT"]:
-        raise refused("TOP ... PERCENT", "Write TOP with a number of rows.")
-    return value_in(head.part(1, end)), head.part(end, len(head.words))
+    is_percent = head.words[end : end + 1] == ["PERCENT"]
+    return Top(value_in(head.part(1, end)), is_percent), head.part(end + is_percent, len(head.words))
 
 
 def table_of(target: Slice) -> tuple[exp.Table, Hints]:

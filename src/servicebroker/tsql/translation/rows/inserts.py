@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlglot import exp
-
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.queries.selects import STAR, limited, query, row_count
+from servicebroker.tsql.translation.queries.selects import STAR, Top, limited, query, rows_taken
 from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
 from servicebroker.tsql.translation.reading.parts import names_in, table_in, value_in
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.rows.outputs import Outputs, into, outputs_of, returning
-from servicebroker.tsql.translation.rows.targets import into_column
+from servicebroker.tsql.translation.rows.targets import into_column, into_column_alone
 from servicebroker.tsql.translation.text_writer import Source, Sql, Writer, identifier, label, refused, write_value
 
 _SOURCES = ("VALUES", "SELECT", "DEFAULT", "EXEC", "EXECUTE", "WITH")
@@ -110,7 +108,7 @@ def _columns(writer: Writer, name: str, table: str, known: dict[str, Column] | N
     return names
 
 
-def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | None], top: exp.Expression | None) -> str:
+def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | None], top: Top | None) -> str:
     first = rest.words[0] if rest.words else ""
     if first == "DEFAULT":
         if rest.words[1:2] != ["VALUES"] or rest.words[2:3] not in ([], ["OPTION"]):
@@ -124,7 +122,7 @@ def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | Non
     done = query(writer, parsed(source), outermost=False)
     text = done.text
     if top is not None:  # what says TOP itself goes by that alone
-        text = f"SELECT * FROM ({text}) AS source LIMIT {row_count(writer, top)}"
+        text = f"SELECT * FROM ({text}) AS source LIMIT {rows_taken(writer, top, text)}"
     else:
         text = limited(writer, text)
     if done.outputs is None:
@@ -155,7 +153,7 @@ class _Member(NamedTuple):
 
 
 def _values(
-    writer: Writer, rest: Slice, targets: list[Column | None], unsaid: list[Column], top: exp.Expression | None
+    writer: Writer, rest: Slice, targets: list[Column | None], unsaid: list[Column], top: Top | None
 ) -> tuple[str, list[Column]]:
     """VALUES, and which of the `unsaid` columns, which draw numbers of sequences, have theirs among the values.
 
@@ -163,6 +161,8 @@ def _values(
     """
     rows: list[list[_Member]] = []
     is_written = False
+    most = _most(writer, top)
+    is_cut = top is not None and most is None
     for each in rest.part(1, len(rest.words)).split():
         if each.words[:1] != ["("] or each.closing(0) != len(each.words) - 1:
             raise syntax_error(each.text[:40], each.line())
@@ -178,7 +178,7 @@ def _values(
             )
         padded = targets or [None] * len(members)
         writer.drawn = 0
-        rows.append([_member(writer, *pair) for pair in zip(members, padded, strict=True)])
+        rows.append([_member(writer, *pair, is_cut=is_cut) for pair in zip(members, padded, strict=True)])
         is_written = is_written or writer.drawn > 0
     drawing = sum(target is not None and bool(target.draws) for target in targets) + len(unsaid)
     if len(rows) == 1 or not (is_written or drawing > 1):
@@ -186,17 +186,19 @@ def _values(
     else:
         own = [_Member("", each.draws) for each in unsaid]
         rows = [[_begun(number, member) for member in (*row, *own)] for number, row in enumerate(rows)]
-    most = _most(writer, top)
     if most == 0:
         return f"SELECT {', '.join('NULL' for _ in rows[0])} WHERE FALSE", unsaid
-    return "VALUES " + ", ".join("(" + ", ".join(each.text for each in row) + ")" for row in rows[:most]), unsaid
+    text = "VALUES " + ", ".join("(" + ", ".join(each.text for each in row) + ")" for row in rows[:most])
+    return text + (f" LIMIT {rows_taken(writer, top, text)}" if top is not None and is_cut else ""), unsaid
 
 
-def _member(writer: Writer, piece: Slice, target: Column | None) -> _Member:
+def _member(writer: Writer, piece: Slice, target: Column | None, *, is_cut: bool) -> _Member:
     if piece.words == ["DEFAULT"]:
+        if is_cut:  # PostgreSQL takes it in plain rows only
+            raise refused("DEFAULT beside TOP (expression)", "Leave the column out, or write the value.")
         return _Member("DEFAULT", "" if target is None else target.draws)
     before = writer.drawn
-    text = into_column(write_value(writer, value_in(piece)), target)
+    text = (into_column_alone if is_cut else into_column)(write_value(writer, value_in(piece)), target)
     return _Member(text, text if writer.drawn > before else "")
 
 
@@ -205,18 +207,12 @@ def _begun(row: int, member: _Member) -> _Member:
     return _Member(f"CASE WHEN tsql.in_row({row}) THEN {member.drawn} END") if member.drawn else member
 
 
-def _most(writer: Writer, top: exp.Expression | None) -> int | None:
-    """How many rows of VALUES there are at most, None for all of them.
-
-    Raises:
-        TsqlError: 40515 for a TOP that is no plain number.
-    """
+def _most(writer: Writer, top: Top | None) -> int | None:
+    """How many rows of VALUES there are at most; None for all of them, and where that is known when it runs."""
     if top is None:
         return writer.scope.most or None
-    said = row_count(writer, top)
-    if not said.isdigit():
-        raise refused("TOP (expression) beside VALUES", "Write INSERT ... SELECT.")
-    return int(said)
+    said = rows_taken(writer, top, "")
+    return int(said) if said.isdigit() else None
 
 
 def _returned(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.text_writer import Sql, kind_of
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import NATIONAL
+from servicebroker.tsql.types import NATIONAL, postgres_type
 
 
 def into_column(value: Sql, column: Column | None) -> str:
@@ -27,3 +27,11 @@ def into_column(value: Sql, column: Column | None) -> str:
         if to.name == "binary":
             to = to._replace(name="varbinary")
     return converted(value, to).text
+
+
+def into_column_alone(value: Sql, column: Column | None) -> str:
+    """The same where PostgreSQL does not see the column that it goes into: NULL and open strings have the type too."""
+    text = into_column(value, column)
+    if value.is_open and column is not None and kind_of(column.type) != "string":
+        return f"({text})::{postgres_type(column.type)}"
+    return text

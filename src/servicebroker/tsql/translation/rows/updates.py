@@ -20,8 +20,9 @@ from servicebroker.tsql.translation.queries.selects import (
     STAR,
     CommonTable,
     Output,
+    Top,
     common_tables,
-    row_count,
+    rows_taken,
     with_text,
 )
 from servicebroker.tsql.translation.queries.sources import From, common_columns, named_table, object_name, read_from
@@ -30,20 +31,19 @@ from servicebroker.tsql.translation.reading.parts import common_in, names_in, va
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.rows.outputs import Outputs, into, returning
-from servicebroker.tsql.translation.rows.targets import into_column
+from servicebroker.tsql.translation.rows.targets import into_column, into_column_alone
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Sql,
     Writer,
     identifier,
-    kind_of,
     label,
     refused,
     write_predicate,
     write_value,
 )
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import SqlType, postgres_type
+from servicebroker.tsql.types import SqlType
 
 
 class Change(NamedTuple):
@@ -53,7 +53,7 @@ class Change(NamedTuple):
     common: Slice
     table: exp.Table
     hints: Hints
-    top: exp.Expression | None
+    top: Top | None
     set: Slice | None
     outputs: Outputs | None
     rows: exp.Select | None
@@ -288,11 +288,7 @@ def _new(writer: Writer, setting: Setting, target: _Target, *, is_alone: bool = 
     if column is not None and (column.is_identity or column.is_computed):
         number, kind = (8102, "identity") if column.is_identity else (271, "computed")
         raise TsqlError(number, f"Cannot update {kind} column '{setting.column}'.")
-    value = write_value(writer, setting.value)
-    text = into_column(value, column)
-    if is_alone and value.is_open and column is not None and kind_of(column.type) != "string":
-        return f"({text})::{postgres_type(column.type)}"
-    return text
+    return (into_column_alone if is_alone else into_column)(write_value(writer, setting.value), column)
 
 
 def _by_address(
@@ -318,7 +314,7 @@ def _by_address(
     if where is not None:
         text += " WHERE " + write_predicate(writer, where.this)
     if change.top is not None:
-        text += f" LIMIT {row_count(writer, change.top)}"
+        text += f" LIMIT {rows_taken(writer, change.top, text)}"
     if target.common is None and not _is_nullable(change, target):
         text += f" FOR UPDATE OF {alias}{' SKIP LOCKED' if skips else ''}"
     if change.verb == "DELETE" and target.common is not None:

@@ -1,0 +1,1 @@
+-- What TOP, FETCH and OFFSET say is judged by tsql.rows_taken and tsql.rows_left_out: store/tsql/numbers.sql.
