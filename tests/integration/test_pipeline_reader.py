@@ -544,7 +544,10 @@ def test_a_stream_that_begins_with_the_latest_leaves_what_is_there(feed):
     reader = attach(feed, startingOffsets="latest")
     start = reader.initialOffset()
     assert reader.latestOffset(start, ALL) is start
+    told = reader.reportLatestOffset()
+    assert (told["messagesBehind"], "oldestMessageSeconds" in told) == (0, False)  # that one is left, not behind
     feed.database.send(handle, LINE, b"after")
+    assert reader.reportLatestOffset()["messagesBehind"] == 1
     end = reader.latestOffset(start, ALL)
     assert bodies(reader, start, end) == [b"after"]
     reader.stop()

@@ -18,6 +18,8 @@ from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
+from servicebroker.pipeline.definition import Pipeline, QueueRule
+from servicebroker.pipeline.run import running
 from servicebroker.pipeline.spark_session import spark_session
 
 pytestmark = pytest.mark.spark
@@ -213,6 +215,18 @@ def test_a_delta_table_is_read_back(feed, land, spark, tmp_path):
 
 
 @pytest.mark.full
+def test_a_pipeline_in_a_session_of_somebody_else_leaves_it_running(feed, spark, tmp_path):
+    feed.dialog(b"a", b"b")
+    queue = QueueRule(feed.options["instance"], feed.options["database"], feed.queue)
+    with running(Pipeline("theirs", tmp_path, (queue,)), once=True) as run:
+        run.wait()
+    assert [row["message_body"] for files in landed(tmp_path / "bronze") for rows in files for row in rows] == [
+        b"a",
+        b"b",
+    ]
+    assert spark.range(3).count() == 3
+
+
 def test_several_queues_of_one_source_land_with_their_names(feed, spark, tmp_path):
     other = Feed(feed.database)
     feeds = (feed, other)

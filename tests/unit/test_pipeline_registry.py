@@ -275,6 +275,7 @@ def test_a_number_that_nobody_knows_is_asked_for_once_and_read_when_it_is_known(
         (b"<html>", "cannot be asked (Expecting value"),
         ({"hello": 1}, "is no schema registry"),
         ([1], "is no schema registry"),
+        ({"schema": "{}", "references": [{"subject": "a"}]}, "is no schema registry: it refers to {'subject': 'a'}"),
         ({"schemaType": "PROTOBUF", "schema": "syntax = 'proto3';"}, "does not know format=serialized"),
     ],
 )

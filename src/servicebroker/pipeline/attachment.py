@@ -30,6 +30,7 @@ class Attachment:
         queue_name: the queue's name as it was created.
         initial: the offset of a stream that has read nothing.
         archives: what is acknowledged is kept, and a stream that begins reads it again.
+        left: the last number of arrival that a stream which begins with the latest leaves where it is.
     """
 
     database: OpenDatabase
@@ -37,6 +38,7 @@ class Attachment:
     queue_name: str
     initial: Frontier
     archives: bool
+    left: int = 0
 
     @classmethod
     def open(cls, options: SourceOptions) -> Attachment:
@@ -54,15 +56,16 @@ class Attachment:
             initial = _initial(connection, database.database_id, queue.queue_id)
             if options.archives and not has_table(connection, f"archived_{queue.queue_id}"):
                 execute(connection, "attachment.open.create_archive", frontier.create_archive(queue.queue_id))
+            left = 0
             if options.starting_offsets == "latest":
-                hi = int(execute(connection, "attachment.open.find_frontier", f"select {frontier.FRONTIER}")[0][0])
+                hi, left = _now(connection, queue.queue_id)
                 execute(connection, "attachment.open.keep_frontier", frontier.KEEP_FRONTIER)
                 initial = replace(initial, lo=hi, hi=hi)
             execute(connection, "attachment.open.pin_plans", frontier.PIN_PLANS)
         except BaseException:
             database.close()
             raise
-        return cls(database, queue.queue_id, queue.name, initial, options.archives)
+        return cls(database, queue.queue_id, queue.name, initial, options.archives, left)
 
     def close(self) -> None:
         """Let the queue go."""
@@ -108,9 +111,8 @@ class Attachment:
         Raises:
             InstanceError: the queue is not there any more.
         """
-        look = f"select {frontier.FRONTIER}, last_value from servicebroker.queue_{self.queue_id}_order"
         try:
-            return Now(*execute(self.connection, "attachment.now", look)[0])
+            return _now(self.connection, self.queue_id)
         except psycopg.errors.UndefinedTable:
             raise InstanceError(
                 f"The queue '{self.queue_name}' was dropped while it was read: one of the same name that was made "
@@ -169,11 +171,9 @@ class Attachment:
         oldest of them, `frontierLag` how many transaction ids lie beyond the frontier; `blockingPid`,
         `blockingSeconds` and `blockingApplication` name the transaction that holds it, if it is one that we may see.
         """
+        read = self.left if offset.is_initial else offset.queuing_order
         oldest = execute(
-            self.connection,
-            "attachment.progress.find_oldest",
-            frontier.oldest_behind(self.queue_id),
-            offset.queuing_order,
+            self.connection, "attachment.progress.find_oldest", frontier.oldest_behind(self.queue_id), read
         )
         ((drawn, lag),) = execute(
             self.connection,
@@ -183,7 +183,7 @@ class Attachment:
         )
         told: dict[str, Any] = {
             "queueName": self.queue_name,
-            "messagesBehind": drawn - offset.queuing_order if oldest else 0,
+            "messagesBehind": drawn - read if oldest else 0,
             "frontierLag": lag,
         }
         if oldest:
@@ -232,6 +232,11 @@ def find_queues(database: OpenDatabase) -> list[str]:
         database.database_id,
     )
     return [name for (name,) in rows]
+
+
+def _now(connection: psycopg.Connection[Any], queue_id: int) -> Now:
+    look = f"select {frontier.FRONTIER}, last_value from servicebroker.queue_{queue_id}_order"
+    return Now(*execute(connection, "attachment.now", look)[0])
 
 
 def _initial(connection: psycopg.Connection[Any], database_id: int, queue_id: int) -> Frontier:

@@ -21,7 +21,7 @@ from servicebroker.pipeline.lineage import lineage
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.planners import end_planners, planners
 from servicebroker.pipeline.queue_run import QueueRun, Started, State
-from servicebroker.pipeline.spark_session import how_java_ended, register_formats, spark_session
+from servicebroker.pipeline.spark_session import how_java_ended, is_running, register_formats, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,7 +93,8 @@ class Run:
 def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Iterator[Run]:
     """The pipeline's queries: with `once` they end when they have read what was there. Stopped at the end.
 
-    How it stands is noted beside the checkpoints (`LastRun`).
+    A session of Spark that was there before goes on; ours ends. How the run stands is noted beside the checkpoints
+    (`LastRun`).
 
     Raises:
         InstanceError: Spark does not start, a queue cannot be found, or a table is another one.
@@ -102,6 +103,7 @@ def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Ite
         for table in pipeline.table_names():
             target(pipeline, table).ensure()
         _check_queues(pipeline)
+        is_theirs = is_running()
         spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master)
         checkpoints = Checkpoints(pipeline)
         starts = [partial(_start, spark, pipeline, checkpoints, queue, once=once) for queue in pipeline.queues]
@@ -112,7 +114,7 @@ def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Ite
         try:
             yield run
         finally:
-            _end(spark, run)
+            _end(run, None if is_theirs else spark)
 
 
 def _check_queues(pipeline: Pipeline) -> None:
@@ -131,8 +133,8 @@ def _check_queues(pipeline: Pipeline) -> None:
         raise problems[0]
 
 
-def _end(spark: SparkSession, run: Run) -> None:
-    """Stop what runs, and return when the queues are free."""
+def _end(run: Run, spark: SparkSession | None) -> None:
+    """Stop what runs, with it a session of ours, and return when the queues are free."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -140,8 +142,9 @@ def _end(spark: SparkSession, run: Run) -> None:
     for one in run.queues:
         with contextlib.suppress(*broken):
             one.stop()
-    with contextlib.suppress(*broken):
-        spark.stop()
+    if spark is not None:
+        with contextlib.suppress(*broken):
+            spark.stop()
     for one in run.queues:
         if one.state in (State.RUNS, State.ENDED):
             _wait_until_free(one.queue)

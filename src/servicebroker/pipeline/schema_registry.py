@@ -76,6 +76,8 @@ def find(url: str, number: int) -> Registered:
 
 def _add_references(url: str, told: dict[str, Any], form: str, found: dict[str, bytes]) -> None:
     for one in told.get("references") or ():
+        if not isinstance(one, dict) or not one.keys() >= {"name", "subject", "version"}:
+            raise InstanceError(f"What answers at '{url}' is no schema registry: it refers to {one!r}.")
         if one["name"] not in found:
             subject, version = quote(str(one["subject"]), safe=""), quote(str(one["version"]), safe="")
             inner = _schema(url, f"subjects/{subject}/versions/{version}{form}")

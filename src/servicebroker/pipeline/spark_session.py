@@ -82,6 +82,15 @@ def spark_session(
     return session
 
 
+def is_running() -> bool:
+    """Whether somebody has started a session in this process, which `spark_session` would give."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        return False
+    return SparkSession.getActiveSession() is not None
+
+
 def _settings(cores: int | None, memory: str) -> dict[str, str]:
     tasks = cores or os.cpu_count() or 2
     logging = (resources.files(__package__) / "log4j2.properties").joinpath()
