@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from decimal import Decimal
 
 import pytest
 
 import servicebroker as sb
+from servicebroker.model.number_bounds import MONEY, WHOLE
 
 VARIABLES = """
 DECLARE @t TINYINT = 200, @s SMALLINT = 30000, @i INT = 2147480000, @b BIGINT = 5
@@ -251,3 +253,61 @@ def test_blanks_at_the_end_of_a_string_do_not_count(instance: sb.Instance) -> No
         assert database.execute_tsql(f"{given} SELECT COUNT(*) WHERE {one}").rows == [(1,)], one
     for one, count in COUNTED:
         assert database.execute_tsql(f"{given} SELECT COUNT(*) FROM Padded WHERE {one}").rows == [(count,)], one
+
+
+def edges() -> list[tuple[str, str, str, bool]]:
+    """A type, the type of a value, that at the edge of the first one or one step beyond, and whether it fits."""
+    found = []
+    for of, (low, high) in {**WHOLE, **MONEY}.items():
+        step = Decimal("0.0001") if of in MONEY else 1
+        for value, fits in (low, True), (high, True), (low - step, False), (high + step, False):
+            sources = ["VARCHAR(40)", "DECIMAL(38, 4)"]
+            sources += ["FLOAT"] if abs(value) < 2**48 else []  # which has no more digits
+            sources += ["BIGINT"] if of in WHOLE and of != "bigint" else []
+            found += [(of, source, str(value), fits) for source in sources]
+    return found
+
+
+def test_numbers_end_where_sql_server_ends_them_in_python_and_in_postgresql(db: sb.Database) -> None:
+    """Row by row: what the one holds and refuses, the other does, by the same number."""
+    caught = "END TRY BEGIN CATCH PRINT CONCAT('error ', ERROR_NUMBER()) END CATCH"
+    script, cases = "", edges()
+    for place, (of, source, value, _) in enumerate(cases):
+        script += f"DECLARE @v{place} {source} = '{value}', @r{place} {of.upper()}\n"
+        script += f"BEGIN TRY SET @r{place} = @v{place} PRINT @r{place} {caught}\n"
+        script += f"BEGIN TRY SET @r{place} = (SELECT CAST(@v{place} AS {of})) PRINT @r{place} {caught}\n"
+    told = [message.text for message in db.execute_tsql(script).messages]
+    pairs = [(case, *told[2 * place : 2 * place + 2]) for place, case in enumerate(cases)]
+    assert [each for each in pairs if each[1] != each[2]] == []
+    assert [each for each in pairs if each[1].startswith("error") == each[0][3]] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "number"),
+    [
+        ("DECLARE @m MONEY = 922337203685477 SELECT @m + 1", 8115),
+        ("DECLARE @m SMALLMONEY = 214748 SET @m += 1", 8115),
+        ("SELECT SUM(x) FROM (VALUES (CAST(922337203685477 AS MONEY)), (1)) v (x)", 8115),
+        ("DECLARE @v SQL_VARIANT = 214749 SELECT CAST(@v AS SMALLMONEY)", 8115),
+        ("DECLARE @m MONEY = 'x'", 235),
+        ("SELECT CAST('1e3' AS MONEY)", 235),
+        ("DECLARE @m SMALLMONEY = '1e3'", 293),
+        ("SELECT CAST('x' AS SMALLMONEY)", 293),
+        ("DECLARE @d DECIMAL(9, 2) = '1e3'", 8114),
+        ("DECLARE @d DECIMAL(9, 2) = ''", 8114),
+        ("DECLARE @f FLOAT = 'nan'", 8114),
+        ("SELECT CAST('nan' AS FLOAT)", 8114),
+    ],
+)
+def test_what_is_no_money_has_its_number(db: sb.Database, script: str, number: int) -> None:
+    with pytest.raises(sb.TsqlError) as caught:
+        db.execute_tsql(script)
+    assert caught.value.number == number
+
+
+def test_money_is_read_as_it_is_written(db: sb.Database) -> None:
+    script = "DECLARE @m MONEY = ' -$1,234.56789', @s SMALLMONEY = '€7', @o MONEY = '' "
+    script += "SELECT @m, @s, @o, CAST(' -$1,234.56789' AS MONEY), CONVERT(SMALLMONEY, '€7', 1), "
+    script += "TRY_CAST('214749' AS SMALLMONEY)"
+    found = Decimal("-1234.5679"), Decimal(7), Decimal(0), Decimal("-1234.5679"), Decimal(7), None
+    assert db.execute_tsql(script).rows == [found]

@@ -9,16 +9,11 @@ from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
+from servicebroker.model import number_bounds
 from servicebroker.model.xml import NotXml, content_text, parse_content
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import BINARIES, MONEY, NATIONAL, STRINGS, VARIANT, SqlType, parse_type
 
-_RANGES = {
-    "tinyint": (0, 255),
-    "smallint": (-(2**15), 2**15 - 1),
-    "int": (-(2**31), 2**31 - 1),
-    "bigint": (-(2**63), 2**63 - 1),
-}
 _SIZES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}  # bytes
 _DATES = (
     "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M",
@@ -190,7 +185,7 @@ def _last_bytes(data: bytes, target: SqlType) -> bytes:
 
 
 def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
-    low, high = _RANGES[target.name]
+    low, high = number_bounds.WHOLE[target.name]
     if isinstance(value, str):
         text = value.strip()
         if not re.fullmatch(r"[-+]?\d*", text) or text in ("-", "+"):
@@ -242,28 +237,54 @@ def _to_bit(value: object, source: SqlType | None, target: SqlType) -> int:
 
 
 def _to_decimal(value: object, source: SqlType | None, target: SqlType) -> Decimal:
-    try:
-        number = Decimal(value.strip() or "0") if isinstance(value, str) else Decimal(value)  # type: ignore[arg-type]
-    except (InvalidOperation, TypeError, ValueError):
-        raise TsqlError(8114, f"Error converting data type {source or 'value'} to {target.name}.", state=5) from None
-    if target.name != "decimal":
-        if not number.is_finite() or abs(number) >= (10**15 if target.name == "money" else 10**6):
-            raise TsqlError(8115, f"Arithmetic overflow error converting {source or 'value'} to {target.name}.")
-        return _at_scale(number, 4)
+    if isinstance(value, str) and not _WRITTEN.fullmatch(value.strip(" ")):
+        raise _not_converted(source, "numeric")
+    number = _number(value, source, target)
     precision, scale = target.precision or 18, target.scale or 0
     most = Decimal(10) ** (precision - scale)
     if not number.is_finite() or abs(number) >= most or abs(rounded := _at_scale(number, scale)) >= most:
-        raise TsqlError(
-            8115, f"Arithmetic overflow error converting {source or 'value'} to data type numeric.", state=8
-        )
+        of = source.name if source else "expression"
+        raise TsqlError(8115, f"Arithmetic overflow error converting {of} to data type numeric.", state=8)
+    return rounded
+
+
+_WRITTEN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
+_WRITTEN_FLOAT = re.compile(rf"{_WRITTEN.pattern}([eE][+-]?\d+)?", re.ASCII)
+_WRITTEN_MONEY = re.compile(r"([+-]?)[$\u20ac\u00a3]?(|\d[\d,]*\.?\d*|\.\d+)", re.ASCII)
+
+
+def _number(value: object, source: SqlType | None, target: SqlType) -> Decimal:
+    try:
+        return Decimal(value)  # type: ignore[arg-type]
+    except (InvalidOperation, TypeError, ValueError):
+        raise _not_converted(source, target.name) from None
+
+
+def _to_money(value: object, source: SqlType | None, target: SqlType) -> Decimal:
+    if isinstance(value, str):
+        written = _WRITTEN_MONEY.fullmatch(value.strip(" "))
+        if written is None or (written[1] and not written[2]):
+            raise TsqlError(
+                235 if target.name == "money" else 293,
+                f"Cannot convert a char value to {target.name}. The char value has incorrect syntax.",
+            )
+        value = written[1] + (written[2].replace(",", "") or "0")
+    number = _number(value, source, target)
+    low, high = number_bounds.MONEY[target.name]
+    if not number.is_finite() or not low <= (rounded := _at_scale(number, 4)) <= high:
+        raise TsqlError(8115, f"Arithmetic overflow error converting expression to data type {target.name}.", state=2)
     return rounded
 
 
 def _to_float(value: object, source: SqlType | None, target: SqlType) -> float:
+    if isinstance(value, str):
+        value = value.strip(" ") or "0"
+        if not _WRITTEN_FLOAT.fullmatch(value):
+            raise _not_converted(source, target.name)
     try:
-        return float(value or 0)  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise TsqlError(8114, f"Error converting data type {source or 'value'} to {target.name}.", state=5) from None
+        raise _not_converted(source, target.name) from None
 
 
 def _to_identifier(value: object, source: SqlType | None, target: SqlType) -> UUID:
@@ -365,6 +386,10 @@ def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:
     return text if text.strip() else ""
 
 
+def _not_converted(source: SqlType | None, target: str) -> TsqlError:
+    return TsqlError(8114, f"Error converting data type {source.name if source else 'varchar'} to {target}.", state=5)
+
+
 def _failed(value: str, source: SqlType | None, target: SqlType) -> TsqlError:
     kind = source.name if source else "varchar"
     return TsqlError(
@@ -378,9 +403,10 @@ def _clash(source: SqlType | None, target: str) -> TsqlError:
 
 
 _CONVERTERS: dict[str, Callable[[object, SqlType | None, SqlType], object]] = {
-    **dict.fromkeys(_RANGES, _to_integer),
+    **dict.fromkeys(number_bounds.WHOLE, _to_integer),
     "bit": _to_bit,
-    **dict.fromkeys(("decimal", "money", "smallmoney"), _to_decimal),
+    "decimal": _to_decimal,
+    **dict.fromkeys(number_bounds.MONEY, _to_money),
     **dict.fromkeys(("float", "real"), _to_float),
     "uniqueidentifier": _to_identifier,
     **dict.fromkeys(("date", "time", "datetime", "smalldatetime", "datetime2", "datetimeoffset"), _to_time),

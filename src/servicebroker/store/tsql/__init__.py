@@ -7,6 +7,7 @@ from importlib import resources
 
 from servicebroker.model.errors import RULES
 from servicebroker.model.event_types import parents
+from servicebroker.model.number_bounds import MONEY, WHOLE
 
 
 def library() -> list[str]:
@@ -25,10 +26,20 @@ def library() -> list[str]:
     )
     catalog = ("views", "constraints", "names", "variants", "isolation", "column_types", "diversions")
     return [
+        _bounds(),
         *((resources.files(__package__) / f"{name}.sql").read_text() for name in values + catalog),
         _messages(),
         *_event_types(),
     ]
+
+
+def _bounds() -> str:
+    """What the numbers of T-SQL have as their least and most."""
+    rows = ", ".join(f"('{name}', {low}::numeric, {high}::numeric)" for name, (low, high) in {**WHOLE, **MONEY}.items())
+    return (
+        "create or replace function tsql.bounds() returns table (type text, low numeric, high numeric) "
+        f"language sql immutable parallel safe as $$ values {rows} $$"
+    )
 
 
 def _messages() -> str:

@@ -265,9 +265,25 @@ begin
     end if;
     return trunc(value::numeric);
 end $$;
--- What is calculated of tinyint is one: PostgreSQL's smallint would let 300 pass.
-create or replace function tsql.tiny(value integer) returns smallint language sql immutable strict parallel safe
-return tsql.whole(value::numeric, 'tinyint', 0, 255)::smallint;
+create or replace function tsql.money_within(value numeric, type text, low numeric, high numeric) returns numeric
+language plpgsql immutable strict parallel safe as $$
+begin
+    if round(value, 4) not between low and high then
+        perform tsql.refuse(8115, format('Arithmetic overflow error converting expression to data type %s.', type));
+    end if;
+    return round(value, 4);
+end $$;
+create or replace function tsql.money_written(value text, type text) returns numeric language plpgsql immutable strict parallel safe as $$
+declare
+    said text := regexp_replace(btrim(value), '^([+-]?)[$€£]', '\1');
+begin
+    if said = '' then return 0; end if;
+    if said !~ '^[+-]?(\d[\d,]*\.?\d*|\.\d+)$' then
+        perform tsql.refuse(case type when 'money' then 235 else 293 end,
+                            format('Cannot convert a char value to %s. The char value has incorrect syntax.', type));
+    end if;
+    return replace(said, ',', '')::numeric;
+end $$;
 
 create or replace function tsql.datetime_of_days(days float8) returns timestamp language plpgsql immutable strict parallel safe as $$
 begin
@@ -286,9 +302,9 @@ declare
     target record;
     source text;
 begin
-    for target in values ('int', 'integer', -2147483648::numeric, 2147483647::numeric, 4),
-                         ('bigint', 'bigint', -9223372036854775808, 9223372036854775807, 8),
-                         ('smallint', 'smallint', -32768, 32767, 2), ('tinyint', 'smallint', 0, 255, 1) loop
+    for target in select k.column1, k.column2, b.low as column3, b.high as column4, k.column3 as column5
+                    from (values ('int', 'integer', 4), ('bigint', 'bigint', 8), ('smallint', 'smallint', 2), ('tinyint', 'smallint', 1)) k
+                    join tsql.bounds() b on b.type = k.column1 loop
         foreach source in array array['text', 'numeric'] loop
             execute format('create or replace function tsql.to_%s(value %s) returns %s language sql immutable parallel safe '
                            'return tsql.whole(value, %L, %s, %s)::%s', target.column1, source, target.column2,
@@ -325,14 +341,25 @@ begin
                        'return (value <> 0)::integer::smallint', source);
         execute format('create or replace function tsql.to_decimal(value %s) returns numeric language sql immutable parallel safe '
                        'return value::numeric', source);
-        execute format('create or replace function tsql.to_money(value %s) returns numeric language sql immutable parallel safe '
-                       'return round(value::numeric, 4)', source);
         execute format('create or replace function tsql.to_float(value %s) returns float8 language sql immutable parallel safe '
                        'return value::float8', source);
         execute format('create or replace function tsql.to_datetime(value %s) returns timestamp language sql immutable parallel safe '
                        'return tsql.datetime_of_days(value::float8)', source);
     end loop;
+    for target in select * from tsql.bounds() where type in ('money', 'smallmoney') loop
+        foreach source in array array['smallint', 'integer', 'bigint', 'numeric', 'float8'] loop
+            execute format('create or replace function tsql.to_%s(value %s) returns numeric language sql immutable parallel safe '
+                           'return tsql.money_within(value::numeric, %1$L, %3$s, %4$s)', target.type, source, target.low, target.high);
+        end loop;
+        execute format('create or replace function tsql.to_%s(value text) returns numeric language sql immutable parallel safe '
+                       'return tsql.to_%1$s(tsql.money_written(value, %1$L))', target.type);
+        execute format('create or replace function tsql.to_%s(value anyelement, style integer) returns numeric language sql immutable '
+                       'parallel safe as ''select tsql.to_%1$s(value)''', target.type);
+    end loop;
 end $$;
+-- What is calculated of tinyint is one: PostgreSQL's smallint would let 300 pass.
+create or replace function tsql.tiny(value integer) returns smallint language sql immutable strict parallel safe
+return tsql.to_tinyint(value::numeric);
 
 create or replace function tsql.to_bit(value text) returns smallint language plpgsql immutable strict parallel safe as $$
 begin
@@ -349,17 +376,6 @@ begin
         perform tsql.refuse(8114, 'Error converting data type nvarchar to numeric.');
     end if;
     return btrim(value)::numeric;
-end $$;
-
-create or replace function tsql.to_money(value text) returns numeric language plpgsql immutable strict parallel safe as $$
-declare
-    said text := regexp_replace(btrim(value), '^([+-]?)[$€£]', '\1');
-begin
-    if said = '' then return 0; end if;
-    if said !~ '^[+-]?(\d[\d,]*\.?\d*|\.\d+)$' then
-        perform tsql.refuse(235, 'Cannot convert a char value to money. The char value has incorrect syntax.');
-    end if;
-    return round(replace(said, ',', '')::numeric, 4);
 end $$;
 
 create or replace function tsql.to_float(value text) returns float8 language plpgsql immutable strict parallel safe as $$
@@ -471,7 +487,7 @@ declare
 begin
     for target in values ('to_nvarchar', 'text'), ('to_varchar', 'text'), ('to_varbinary', 'bytea'), ('to_varbinary_single', 'bytea'),
                          ('to_int', 'integer'), ('to_bigint', 'bigint'), ('to_smallint', 'smallint'), ('to_tinyint', 'smallint'),
-                         ('to_bit', 'smallint'), ('to_decimal', 'numeric'), ('to_money', 'numeric'), ('to_float', 'float8'),
+                         ('to_bit', 'smallint'), ('to_decimal', 'numeric'), ('to_money', 'numeric'), ('to_smallmoney', 'numeric'), ('to_float', 'float8'),
                          ('to_uniqueidentifier', 'uuid'), ('to_datetime', 'timestamp'), ('to_datetime2', 'timestamp'),
                          ('to_date', 'date'), ('to_time', 'time'),
                          ('to_datetimeoffset', 'timestamptz'), ('to_xml', 'text') loop

@@ -170,7 +170,8 @@ end $$;
 create or replace function tsql.alter_sequence(sequence regclass, clauses text) returns void language plpgsql as $$
 declare
     of regtype := (select s.seqtypid from pg_sequence s where s.seqrelid = sequence);
-    most bigint := case of when 'smallint'::regtype then 32767 when 'integer'::regtype then 2147483647 else 9223372036854775807 end;
+    most bigint := (select b.high from tsql.bounds() b
+                     where b.type = case of when 'smallint'::regtype then 'smallint' when 'integer'::regtype then 'int' else 'bigint' end);
 begin
     if of is null then
         raise exception using errcode = '42809', message = format('"%s" is not a sequence', sequence);

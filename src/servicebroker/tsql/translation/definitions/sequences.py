@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
+from servicebroker.model.number_bounds import WHOLE
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.definitions.table_columns import column_type_of
 from servicebroker.tsql.translation.queries.sources import ObjectName, object_name, table_name
@@ -13,13 +14,6 @@ from servicebroker.tsql.translation.reading.text_to_tree import read
 from servicebroker.tsql.translation.text_writer import Sql, Writer, schema_of, string, write_value
 from servicebroker.tsql.translation.values.functions import SPECIAL
 from servicebroker.tsql.types import BIGINT, SqlType, postgres_type
-
-_BOUNDS = {
-    "tinyint": (0, 255),
-    "smallint": (-(2**15), 2**15 - 1),
-    "int": (-(2**31), 2**31 - 1),
-    "bigint": (-(2**63), 2**63 - 1),
-}
 
 
 def create_sequence(writer: Writer, reader: PieceReader) -> list[str]:
@@ -50,7 +44,7 @@ def create_sequence(writer: Writer, reader: PieceReader) -> list[str]:
     start = said.get("START")
     if start is None:
         start = least if step > 0 else most
-    kind = postgres_type(of) if of.name in _BOUNDS else "bigint"
+    kind = postgres_type(of) if of.name in WHOLE else "bigint"
     text = (
         f"CREATE SEQUENCE {sequence} AS {kind} INCREMENT BY {step} MINVALUE {least} MAXVALUE {most} START WITH {start} "
         f"{'CYCLE' if said.get('CYCLE') else 'NO CYCLE'}"
@@ -94,13 +88,13 @@ def _bounds(of: SqlType, own: ObjectName) -> tuple[int, int]:
     if of.name == "decimal" and not of.scale:
         most = min(10 ** (of.precision or 18) - 1, 2**63 - 1)
         return -most, most
-    if of.name not in _BOUNDS:
+    if of.name not in WHOLE:
         raise TsqlError(
             11702,
             f"The sequence object '{own}' must be of data type int, bigint, smallint, tinyint, or decimal or numeric "
             "with a scale of 0, or any user-defined data type that is based on one of the above integer data types.",
         )
-    return _BOUNDS[of.name]
+    return WHOLE[of.name]
 
 
 def _bound(said: int | None, own: ObjectName, otherwise: int, bounds: tuple[int, int]) -> int:

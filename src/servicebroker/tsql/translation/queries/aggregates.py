@@ -22,6 +22,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
 )
 from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.translation.values.expressions import in_bounds
 from servicebroker.tsql.translation.values.functions import SPECIAL, check_count
 from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, VARIANT, SqlType
 
@@ -76,7 +77,7 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
         whole = f"pg_typeof(sum({distinct}{value.text})) = 'bigint'::regtype"
         return Sql(f"(CASE WHEN {whole} THEN trunc({text}) ELSE {text} END)")
     if kind in ("money", "smallmoney"):
-        return Sql(f"{text}::numeric(19,4)", SqlType("money"))
+        return in_bounds(text, SqlType("money"))
     if kind == "decimal" and value.type is not None:
         scale = max(value.type.scale or 0, 6) if name == "avg" else value.type.scale or 0
         return Sql(f"trunc({text}, {scale})" if name == "avg" else text, SqlType("decimal", None, 38, scale))

@@ -11,6 +11,8 @@ from servicebroker.tsql.translation.text_writer import Sql, refused
 from servicebroker.tsql.types import (
     APPROXIMATE,
     BINARIES,
+    EXACT,
+    INTEGERS,
     MONEY,
     NUMBERS,
     STRINGS,
@@ -162,15 +164,13 @@ def _function(value: Sql, to: SqlType) -> str:
         return "to_varchar"
     if to.name in ("varbinary", "binary", "image"):
         return "to_varbinary_single" if value.type is not None and value.type.name in _SINGLE else "to_varbinary"
-    if to.name in ("money", "smallmoney", "decimal"):
-        return "to_decimal" if to.name == "decimal" else "to_money"
     if to.name in ("datetime", "smalldatetime"):
         return "to_datetime"
     if to.name in ("float", "real"):
         return "to_float"
     if to.name == "xml" and value.type is not None and value.type.name == "xml":
         return "to_xml"
-    if to.name in ("bit", "tinyint", "smallint", "int", "bigint", "uniqueidentifier", "xml", "date", *_SCALED):
+    if to.name in INTEGERS | EXACT or to.name in ("uniqueidentifier", "xml", "date", *_SCALED):
         return f"to_{to.name}"
     raise refused(f"A conversion to {to}")
 

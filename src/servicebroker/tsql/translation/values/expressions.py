@@ -238,13 +238,18 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
 
 def _calculated(text: str, of: SqlType | None) -> Sql:
     """A result with the bounds of its type: tinyint is a smallint of PostgreSQL, which would let 300 pass, and money
-    a numeric without an end.
+    a numeric with others.
     """
     if of is not None and of.name == "tinyint":
         return Sql(f"tsql.tiny({text})", of)
     if of is not None and of.name in MONEY:
-        return Sql(f"({text})::{postgres_type(of)}", of)
+        return in_bounds(text, of)
     return Sql(text, of)
+
+
+def in_bounds(text: str, of: SqlType) -> Sql:
+    """Money that was calculated, which PostgreSQL has without SQL Server's bounds."""
+    return Sql(f"tsql.to_{of.name}(({text})::numeric)::{postgres_type(of)}", of)
 
 
 def _to_scale(sign: str, texts: Sequence[str], of: SqlType) -> str:

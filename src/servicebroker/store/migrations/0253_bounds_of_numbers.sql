@@ -1,0 +1,1 @@
+-- The bounds of numbers are one table, tsql.bounds, and money and smallmoney have theirs: store/tsql/.
