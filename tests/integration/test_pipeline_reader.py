@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -118,6 +119,28 @@ def test_a_part_stands_for_its_rows(feed, reader):
     assert list(rows.delivered(messages)) == messages
     only_parts = StructType([StructField(rows.PART, StringType())])
     assert DeltaWriter(Path(), only_parts)._schema == arrow_schema()
+
+
+def test_a_server_that_is_behind_is_not_read(feed, reader):
+    """As a standby that the URL names too: what it lacks yet would be acknowledged."""
+    feed.dialog(b"a")
+    part, *_ = reader.partitions(start := reader.initialOffset(), reader.latestOffset(start, ALL))
+    behind = replace(part, piece=part.piece._replace(hi=part.piece.hi + 1_000_000))
+    with pytest.raises(InstanceError, match="is behind the one that has planned its batch, as a standby is"):
+        list(rows.read(behind))
+
+
+def test_a_task_has_the_time_that_it_needs(feed, reader):
+    """Whatever its role's settings for applications are."""
+    feed.dialog(b"a")
+    parts = reader.partitions(start := reader.initialOffset(), reader.latestOffset(start, ALL))
+    hurried = f"{feed.options['instance']}&options=-c%20statement_timeout%3D200"
+    with feed.database.instance.connection() as other, ThreadPoolExecutor(1) as task:
+        with other.transaction():
+            other.execute(f"lock table {feed.table} in access exclusive mode")
+            read = [task.submit(list, rows.read(replace(part, instance=hurried))) for part in parts]
+            time.sleep(0.8)
+        assert sum(batch.num_rows for one in read for batch in one.result(60)) == 1
 
 
 def test_pages_never_hold_more_than_the_limit_and_replay_exactly(feed, reader):

@@ -16,6 +16,8 @@ from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import execute, run
 from servicebroker.store.server import check_server
 
+APPLICATION = "servicebroker pipeline"  # as PostgreSQL shows our sessions
+
 
 class OpenInstance:
     """A PostgreSQL that answers at `url` until `close`; that of a data folder is started or joined, never made.
@@ -54,7 +56,7 @@ class OpenDatabase:
         """
         opened = OpenInstance(instance)
         try:
-            connection = connect(opened.url, application_name="servicebroker pipeline")
+            connection = connect(opened.url, application_name=APPLICATION)
         except BaseException:
             opened.close()
             raise

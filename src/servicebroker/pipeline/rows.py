@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import InputPartition
 
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY
+from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import frontier
-from servicebroker.pipeline.connecting import OpenInstance
+from servicebroker.pipeline.connecting import APPLICATION, OpenInstance
 from servicebroker.pipeline.frontier import Share, Slice
 from servicebroker.pipeline.source import COLUMNS, PART
+from servicebroker.store.connection import for_another_driver
 from servicebroker.store.statements import text_of
 
 if TYPE_CHECKING:
@@ -90,17 +92,19 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
     """The rows of `part`, ordered by queuing_order.
 
     Raises:
+        InstanceError: this is another server than the one that has planned it, and has not all of it.
         adbc_driver_manager.Error: PostgreSQL cannot be reached or gave up; Spark tries the task again.
     """
     from adbc_driver_postgresql import dbapi
 
     with (
         closing(OpenInstance(part.instance)) as instance,
-        closing(dbapi.connect(instance.url, autocommit=True)) as connection,
+        closing(dbapi.connect(for_another_driver(instance.url, APPLICATION), autocommit=True)) as connection,
         connection.cursor() as cursor,
     ):
         cursor.execute(text_of("rows.read.pin_plans", frontier.PIN_PLANS))
         cursor.fetchall()
+        _check_server(cursor, part.piece)
         labels = [_labels(cursor, sql.format(database_id=part.database_id)) for sql in _LABELS]
         kinds = {"archived": part.archived, "system_messages": part.system_messages}
         text = frontier.rows(part.queue_id, part.piece, part.share, _WIRE, **kinds)
@@ -108,6 +112,18 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
                 yield _named(batch, part.queue, labels)
+
+
+def _check_server(cursor: Any, piece: Slice) -> None:
+    """Refuse a server on which not every transaction of the window has ended: what it lacks would be acknowledged."""
+    cursor.execute(text_of("rows.check_server", f"select {frontier.FRONTIER}"))
+    ((here,),) = cursor.fetchall()
+    if here < piece.hi:
+        raise InstanceError(
+            "The server that a task has reached is behind the one that has planned its batch, as a standby is, and "
+            "would give a part of it: name the primary alone in the URL of the instance, or add "
+            "target_session_attrs=read-write."
+        )
 
 
 def _labels(cursor: Any, sql: str) -> pa.Table:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.store.direct import DirectConnection, DirectPool
@@ -98,17 +98,28 @@ def _set_up(connection: DirectConnection) -> None:
         connection.execute("set idle_session_timeout = 0")
 
 
+def for_another_driver(url: str, application_name: str) -> str:
+    """The URL with the settings that `connect` adds, as drivers take it that use PostgreSQL's library too."""
+    return make_conninfo(url, **_parameters(url, application_name, _UNHURRIED))
+
+
 def _settings(url: str, application_name: str, more: str = "") -> dict[str, Any]:
+    return {
+        **_parameters(url, application_name, more),
+        "autocommit": True,
+        # at a ROLLBACK the driver would forget what it had prepared by DEALLOCATE ALL, and our statements with it
+        "prepare_threshold": None,
+    }
+
+
+def _parameters(url: str, application_name: str, more: str) -> dict[str, Any]:
     given = conninfo_to_dict(url)
     options = f"{_ALIVE_OPTIONS} {given.get('options') or ''} {_OPTIONS}{more}"  # the last one counts
     return {
         **{name: value for name, value in _ALIVE.items() if name not in given},
-        "autocommit": True,
         "application_name": application_name,
         "options": options,
         "connect_timeout": 10,
-        # at a ROLLBACK the driver would forget what it had prepared by DEALLOCATE ALL, and our statements with it
-        "prepare_threshold": None,
     }
 
 
