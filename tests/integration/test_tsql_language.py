@@ -593,3 +593,12 @@ def test_top_is_an_expression_wherever_rows_are_changed(db: sb.Database) -> None
         for text in ("SELECT TOP (@m) n FROM Cut", "DELETE TOP (@m) Cut", "INSERT TOP (@m) Cut (b) VALUES ('q')"):
             assert number(db, f"DECLARE @m INT = {said} {text}") == top
         assert number(db, f"DECLARE @m INT = {said} SELECT n FROM Cut ORDER BY n OFFSET @m ROWS") == offset
+
+
+def test_what_nothing_asks_for_is_told_by_what_it_is_on(db: sb.Database) -> None:
+    db.execute_tsql("CREATE USER Granted WITHOUT LOGIN")
+    for given in ("VIEW SERVER STATE", "SHOWPLAN", "SHOWPLAN ON DATABASE::Language", "UNMASK ON SCHEMA::dbo"):
+        (told_of,) = said(db, f"GRANT {given} TO Granted")
+        assert "changes nothing" in told_of
+    assert number(db, "GRANT VIEW SERVER STATE ON DATABASE::Language TO Granted") == 4606
+    assert number(db, "DENY SHOWPLAN TO Granted") == 40515

@@ -19,6 +19,7 @@ from servicebroker.model.permissions import (
     NEEDS,
     NOBODY,
     PUBLIC,
+    UNASKED,
     Entry,
     Kind,
     Securable,
@@ -278,3 +279,8 @@ def test_a_permission_that_a_kind_does_not_have(kind: Kind) -> None:
     for permission in ("SHUTDOWN", "receive", "", "SEND" if kind is not Kind.SERVICE else "RECEIVE"):
         with refused(4606, permission):
             bringing(kind, permission)
+
+
+def test_what_nothing_asks_for_is_no_permission_here() -> None:
+    assert UNASKED.isdisjoint(IMPLIED_BY)
+    assert UNASKED.isdisjoint((need.kind, need.permission) for needs in NEEDS.values() for need in needs)

@@ -2,7 +2,8 @@
 
 The rules: docs/reference/permissions.md.
 
-`IMPLIED_BY` says which permission brings which other; `NEEDS` says what each statement asks for.
+`IMPLIED_BY` says which permission brings which other, `UNASKED` which ones of SQL Server nothing here asks for; `NEEDS`
+says what each statement asks for.
 """
 
 from __future__ import annotations
@@ -264,6 +265,44 @@ ALTER_ANY = {
 }
 _BROKERS = frozenset(ALTER_ANY)
 IMPLIED_BY = _lattice()  # every permission that exists, with those that imply it in one step
+
+
+def _unasked() -> frozenset[Right]:
+    states = ("PERFORMANCE STATE", "SECURITY STATE", "SECURITY AUDIT")
+    keys = ("ASYMMETRIC KEY", "SYMMETRIC KEY", "ASSEMBLY", "FULLTEXT CATALOG")
+    on_server = {
+        *("ALTER TRACE", "ALTER SETTINGS", "ALTER RESOURCES", "ALTER SERVER STATE", "SHUTDOWN", "CONNECT SQL"),
+        *("UNSAFE ASSEMBLY", "EXTERNAL ACCESS ASSEMBLY", "ADMINISTER BULK OPERATIONS", "SELECT ALL USER SECURABLES"),
+        *("CONNECT ANY DATABASE", "CREATE AVAILABILITY GROUP", "CREATE SERVER ROLE", "VIEW SERVER STATE"),
+        *(f"VIEW ANY {what}" for what in ("DEFINITION", "DATABASE", "ERROR LOG")),
+        *(f"VIEW ANY {what} DEFINITION" for what in ("PERFORMANCE", "SECURITY")),
+        *(f"VIEW SERVER {what}" for what in states),
+        *(f"ALTER ANY {what}" for what in ("CONNECTION", "CREDENTIAL", "LINKED SERVER", "SERVER AUDIT", "SERVER ROLE")),
+        *(f"ALTER ANY {what}" for what in ("EVENT SESSION", "AVAILABILITY GROUP")),
+    }
+    on_database = {
+        *("SHOWPLAN", "UNMASK", "TAKE OWNERSHIP", "CHECKPOINT", "BACKUP DATABASE", "BACKUP LOG", "CONNECT REPLICATION"),
+        *("SUBSCRIBE QUERY NOTIFICATIONS", "EXECUTE ANY EXTERNAL SCRIPT", "KILL DATABASE CONNECTION"),
+        *("ADMINISTER DATABASE BULK OPERATIONS", "ENABLE LEDGER", "ALTER LEDGER", "VIEW LEDGER CONTENT"),
+        *("VIEW DATABASE STATE", "VIEW SECURITY DEFINITION", "VIEW PERFORMANCE DEFINITION"),
+        *(f"VIEW DATABASE {what}" for what in states),
+        *(f"VIEW ANY COLUMN {what} KEY DEFINITION" for what in ("ENCRYPTION", "MASTER")),
+        *(f"CREATE {what}" for what in (*keys, "DEFAULT", "RULE", "DATABASE", "AGGREGATE")),
+        *(f"ALTER ANY {what}" for what in (*keys, "MASK", "DATASPACE", "APPLICATION ROLE", "SECURITY POLICY")),
+        *(f"ALTER ANY DATABASE {what}" for what in ("DDL TRIGGER", "AUDIT", "EVENT SESSION", "SCOPED CONFIGURATION")),
+        *(f"ALTER ANY COLUMN {what} KEY" for what in ("ENCRYPTION", "MASTER")),
+        *(f"ALTER ANY EXTERNAL {what}" for what in ("DATA SOURCE", "FILE FORMAT")),
+    }
+    names = {
+        Kind.SERVER: on_server,
+        Kind.DATABASE: on_database,
+        Kind.SCHEMA: {"VIEW CHANGE TRACKING", "UNMASK", "TAKE OWNERSHIP"},
+        Kind.OBJECT: {"VIEW CHANGE TRACKING", "UNMASK"},
+    }
+    return frozenset((kind, name) for kind, listed in names.items() for name in listed)
+
+
+UNASKED = _unasked()  # permissions of SQL Server that nothing here asks for
 
 
 def bringing(kind: Kind, permission: str) -> frozenset[Right]:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from servicebroker.engine.security.own_permissions import permissions_on
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import IMPLIED_BY
+from servicebroker.model.permissions import IMPLIED_BY, UNASKED
 from servicebroker.store.running import run
-from servicebroker.tsql.interpreter.principals import OF_NOTHING_HERE
 from servicebroker.tsql.interpreter.session_functions import KNOWN_BY
 from servicebroker.tsql.parser.token_reader import name_in
 from servicebroker.tsql.translation.queries.sources import ObjectName
@@ -20,7 +19,7 @@ from servicebroker.tsql.translation.values.permission_functions import DATABASE
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
-_KNOWN = frozenset(name for _, name in IMPLIED_BY) | OF_NOTHING_HERE
+_KNOWN = frozenset(name for _, name in IMPLIED_BY.keys() | UNASKED)
 
 
 def _answer(machine: Machine, asked: str) -> int | str | None:

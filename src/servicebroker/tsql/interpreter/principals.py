@@ -8,7 +8,7 @@ from typing import Any
 from servicebroker.engine.security.authorization import authorize, authorize_on_login, user_named
 from servicebroker.engine.security.tsql_objects import create_schema, forget_schema, schema_to_drop
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import IMPLIED_BY, Kind
+from servicebroker.model.permissions import IMPLIED_BY, UNASKED, Kind
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, SessionDatabase, check_alone
@@ -31,40 +31,11 @@ _OBJECTS = {
     "USER": "user",
     "SCHEMA": "schema",
 }
-# permissions on a database or an instance that nothing here asks for
-OF_NOTHING_HERE = frozenset(  # on the instance and on a database
-    {
-        "SHOWPLAN",
-        "UNMASK",
-        "SUBSCRIBE QUERY NOTIFICATIONS",
-        "ALTER TRACE",
-        "TAKE OWNERSHIP",
-        "EXECUTE ANY EXTERNAL SCRIPT",
-    }
-    | {"UNSAFE ASSEMBLY", "CONNECT SQL", "EXTERNAL ACCESS ASSEMBLY", "ADMINISTER BULK OPERATIONS", "ALTER SETTINGS"}
-    | {"SHUTDOWN", "CHECKPOINT", "SELECT ALL USER SECURABLES", "BACKUP DATABASE", "BACKUP LOG", "CONNECT REPLICATION"}
-    | {"CONNECT ANY DATABASE", "ALTER RESOURCES", "ALTER SERVER STATE", "KILL DATABASE CONNECTION"}
-    | {"ADMINISTER DATABASE BULK OPERATIONS", "ENABLE LEDGER", "ALTER LEDGER", "VIEW LEDGER CONTENT"}
-    | {f"VIEW {what}" for what in ("SERVER STATE", "DATABASE STATE", "ANY DEFINITION", "ANY DATABASE", "ANY ERROR LOG")}
-    | {
-        f"VIEW {where} {what}"
-        for where in ("SERVER", "DATABASE")
-        for what in ("PERFORMANCE STATE", "SECURITY STATE", "SECURITY AUDIT")
-    }
-    | {f"VIEW ANY {what} DEFINITION" for what in ("COLUMN ENCRYPTION KEY", "COLUMN MASTER KEY", "PERFORMANCE")}
-    | {f"VIEW {what}" for what in ("ANY SECURITY DEFINITION", "SECURITY DEFINITION", "PERFORMANCE DEFINITION")}
-    | {f"CREATE {what}" for what in ("DEFAULT", "RULE", "DATABASE", "ASSEMBLY", "AGGREGATE", "SYMMETRIC KEY")}
-    | {f"CREATE {what}" for what in ("ASYMMETRIC KEY", "FULLTEXT CATALOG", "AVAILABILITY GROUP", "SERVER ROLE")}
-    | {f"ALTER ANY {what}" for what in ("SYMMETRIC KEY", "CREDENTIAL", "LINKED SERVER", "FULLTEXT CATALOG", "MASK")}
-    | {f"ALTER ANY {what}" for what in ("CONNECTION", "ASSEMBLY", "ASYMMETRIC KEY", "DATASPACE", "APPLICATION ROLE")}
-    | {f"ALTER ANY {what}" for what in ("DATABASE DDL TRIGGER", "DATABASE AUDIT", "SERVER AUDIT", "SERVER ROLE")}
-    | {f"ALTER ANY {what}" for what in ("EVENT SESSION", "DATABASE EVENT SESSION", "AVAILABILITY GROUP")}
-    | {f"ALTER ANY {what}" for what in ("DATABASE SCOPED CONFIGURATION", "EXTERNAL DATA SOURCE", "SECURITY POLICY")}
-    | {f"ALTER ANY {what}" for what in ("COLUMN ENCRYPTION KEY", "COLUMN MASTER KEY", "EXTERNAL FILE FORMAT")}
-)
-_ELSEWHERE = {
-    "SCHEMA": ("VIEW CHANGE TRACKING", "UNMASK", "TAKE OWNERSHIP"),
-    "OBJECT": ("VIEW CHANGE TRACKING", "UNMASK"),
+_KINDS = {
+    "": (Kind.SERVER, Kind.DATABASE),
+    "DATABASE": (Kind.DATABASE,),
+    "SCHEMA": (Kind.SCHEMA,),
+    "OBJECT": (Kind.OBJECT,),
 }
 OF_THE_INSTANCE = frozenset(name for kind, name in IMPLIED_BY if kind is Kind.SERVER)
 NOT_KEPT = frozenset({"TYPE", "XML SCHEMA COLLECTION", "ROLE"})  # permissions on them
@@ -234,9 +205,7 @@ def check_permission(statement: Permission) -> None:
 
 def asked_by_nothing(kind: str, permission: str) -> bool:
     """Whether a permission on something of this kind is neither kept nor asked for."""
-    if kind in ("", "DATABASE"):
-        return permission in OF_NOTHING_HERE
-    return kind in NOT_KEPT or permission in _ELSEWHERE.get(kind, ())
+    return kind in NOT_KEPT or any((one, permission) in UNASKED for one in _KINDS.get(kind, ()))
 
 
 def _on_instance(machine: Machine, statement: Permission) -> None:
