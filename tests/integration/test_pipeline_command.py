@@ -346,6 +346,11 @@ def test_what_cannot_work_is_said_before_spark_starts(feed, write, tmp_path):
     path.write_text(path.read_text().replace(feed.queue, "Nowhere"))
     assert "Nowhere" in pipeline("check", path, code=1).stderr
     assert "could run" in pipeline("check", write(feed, head='format = "parquet"')).stdout
+    other = write(feed)
+    other.write_text(other.read_text().replace(f'type = "{LINE}"', 'type = "Lien"'))
+    assert told("check", other)["unknown_types"] == ["Lien"]
+    assert "no database of its queues has the message type 'Lien'" in pipeline("check", other).stderr
+    assert told("check", write(feed))["unknown_types"] == []
     plain = pipeline("compact", write(feed, head='format = "parquet"'), code=1)
     assert "Only tables of Delta or Iceberg can be compacted" in plain.stderr
     iceberg = write(feed, head='format = "iceberg"\ncatalog = "nowhere"\nnamespace = "shop"')

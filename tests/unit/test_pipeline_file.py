@@ -113,6 +113,8 @@ def test_a_whole_file_is_read(write, tmp_path):
         ),
         ('warehouse = "tables"', 'warehouse = "s3://lake/tables"', 3, "the checkpoints need a local folder"),
         ("trigger_seconds = 0.5", 'quarantine = "../up"', 4, "no name of a table"),
+        ("trigger_seconds = 0.5", 'checkpoints = "s3://lake/notes"', 4, "checkpoints need a local folder"),
+        ("trigger_seconds = 0.5", 'checkpoints = ""', 4, "'checkpoints' is empty"),
         ("trigger_seconds = 0.5", 'bronze = ""', 1, "without a bronze table"),
         ("trigger_seconds = 0.5", 'format = "parquet"', 24, "know no key"),
         ("min_partitions = 3", "min_partitions = 0", 11, "whole number from 1"),

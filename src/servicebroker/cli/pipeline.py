@@ -157,6 +157,7 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
     """Look whether the pipeline could run: the file, Java, schema registries, queues, and the tables that are there."""
     pipeline = _read(file)
     from servicebroker.pipeline.maintenance import status as look
+    from servicebroker.pipeline.maintenance import unknown_types
     from servicebroker.pipeline.schema_registry import check_registry
     from servicebroker.pipeline.spark_session import check_java
 
@@ -168,12 +169,18 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
     problems = [queue.problem for queue in found.queues if queue.problem]
     if problems:
         raise InstanceError(" ".join(problems))
+    unknown = unknown_types(pipeline)
     if as_json:
         told = [{"table": table, "change": change} for table, change in changes]
         queues = [queue.queue for queue in found.queues]
-        typer.echo(json.dumps({"pipeline": pipeline.name, "queues": queues, "changes": told}))
+        typer.echo(json.dumps({"pipeline": pipeline.name, "queues": queues, "changes": told, "unknown_types": unknown}))
         return
     _warn(pipeline, Console(stderr=True))
+    for message_type in unknown:
+        typer.echo(
+            f"Warning: no database of its queues has the message type '{message_type}': its rule reads nothing.",
+            err=True,
+        )
     for rule in pipeline.messages:
         columns = ", ".join(f"{column.name} {column.kind}" for column in rule.decoder().columns)
         typer.echo(f"{rule.message_type} -> {rule.table} ({columns})")

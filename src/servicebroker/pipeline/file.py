@@ -25,7 +25,7 @@ from servicebroker.pipeline.definition import (
 )
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.schema_registry import checked_url
-from servicebroker.pipeline.storage import Folder, folder_at
+from servicebroker.pipeline.storage import Folder, StoreFolder, folder_at
 from servicebroker.store.connection import is_url
 
 _SOURCE_OPTIONS = {
@@ -76,11 +76,11 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
     head = document.table("pipeline")
     pipeline: dict[str, Any] = {
         "name": head.text("name"),
-        "warehouse": _warehouse(head, folder),
+        "warehouse": _folder(head, "warehouse", folder),
         "format": head.choice("format", TABLE_FORMATS),
         "catalog": head.text("catalog", ""),
         "namespace": head.text("namespace", ""),
-        "checkpoints": folder / head.text("checkpoints", "") if "checkpoints" in head.values else None,
+        "checkpoints": _checkpoints(head, folder) if "checkpoints" in head.values else None,
         "bronze": head.table_name("bronze", "bronze", empty=True),
         "quarantine": head.table_name("quarantine", "quarantine"),
         "unconfigured": head.choice("unconfigured", UNCONFIGURED),
@@ -93,11 +93,18 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
     return Pipeline(**pipeline, queues=queues, messages=messages)
 
 
-def _warehouse(head: Table, folder: Path) -> Folder:
+def _folder(head: Table, key: str, beside: Path) -> Folder:
     try:
-        return folder_at(head.text("warehouse"), folder)
+        return folder_at(head.text(key), beside)
     except ValueError as problem:
-        raise DefinitionError(str(problem), *head.place, "warehouse") from None
+        raise DefinitionError(str(problem), *head.place, key) from None
+
+
+def _checkpoints(head: Table, beside: Path) -> Folder:
+    found = _folder(head, "checkpoints", beside)
+    if isinstance(found, StoreFolder):
+        raise DefinitionError(f"checkpoints need a local folder, and '{found}' is none", *head.place, "checkpoints")
+    return found
 
 
 def _queue(table: Table, folder: Path) -> QueueRule:

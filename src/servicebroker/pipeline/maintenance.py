@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.connecting import OpenDatabase
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.landing import target
@@ -23,6 +24,7 @@ from servicebroker.pipeline.replacing import THERE, meetings, without
 from servicebroker.pipeline.sorting import Sorter
 from servicebroker.pipeline.storage import Folder, files_in, names_in, remove
 from servicebroker.pipeline.tables import Place, Table, committed, rows_of
+from servicebroker.store.running import execute
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,6 +89,21 @@ def status(pipeline: Pipeline) -> Status:
     tables = [_table_status(pipeline, name) for name in pipeline.table_names()]
     queues = [_queue_status(pipeline, queue) for queue in pipeline.queues]
     return Status(tables, queues, _quarantined(pipeline))
+
+
+def unknown_types(pipeline: Pipeline) -> list[str]:
+    """Message types of rules that no database of the queues has: mistyped, or still to come.
+
+    Raises:
+        InstanceError, BrokerError: an instance cannot be reached, or a database not be found.
+    """
+    known: set[str] = set()
+    for instance, name in {(queue.instance, queue.database) for queue in pipeline.queues}:
+        with closing(OpenDatabase.open(instance, name)) as database:
+            text = "select name from servicebroker.message_types where database_id = $1"
+            found = execute(database.connection, "maintenance.unknown_types", text, database.database_id)
+            known |= {one for (one,) in found}
+    return [rule.message_type for rule in pipeline.messages if rule.message_type not in known]
 
 
 def last_landed(checkpoint: Path) -> tuple[int, Frontier | None]:
