@@ -602,3 +602,51 @@ def test_what_nothing_asks_for_is_told_by_what_it_is_on(db: sb.Database) -> None
         assert "changes nothing" in told_of
     assert number(db, "GRANT VIEW SERVER STATE ON DATABASE::Language TO Granted") == 4606
     assert number(db, "DENY SHOWPLAN TO Granted") == 40515
+
+
+def test_a_temporary_procedure_is_of_its_session(db: sb.Database) -> None:
+    script = """CREATE PROCEDURE #p @n int, @twice int = 0 OUTPUT AS SET @twice = @n * 2 SELECT @n RETURN 7
+    GO
+    DECLARE @r int, @o int EXEC @r = #p 3, @o OUTPUT SELECT @r, @o
+    EXEC ('EXEC tempdb..#P 4')
+    GO
+    IF OBJECT_ID('tempdb..#p') IS NOT NULL DROP PROCEDURE #p
+    EXEC #p 1
+    GO
+    CREATE PROC #p AS PRINT 'one'
+    GO
+    CREATE PROC #P AS PRINT 'again'
+    GO
+    CREATE OR ALTER PROC #p AS PRINT 'two'
+    GO
+    EXEC #p
+    BEGIN TRAN
+    GO
+    ALTER PROC #p AS PRINT 'three'
+    GO
+    EXEC #p ROLLBACK EXEC #p
+    DROP PROC #p, #q
+    GO
+    DROP PROC IF EXISTS #q
+    GO
+    ALTER PROC #q AS PRINT 'never'
+    GO
+    CREATE PROC ##q AS PRINT 'never'
+    GO
+    CREATE PROC #q WITH EXECUTE AS OWNER AS PRINT 'never'
+    GO
+    CREATE PROC #q AS PRINT 'of one session'"""
+    assert told(db, script) == [
+        *([(3,)], [(7, 6)], [(4,)], 2812, 2714, "two", "three", "two", 3701, 208, 40515, 40515),
+    ]
+    assert told(db, "EXEC #q") == [2812]
+
+
+def test_a_temporary_procedure_may_what_its_caller_may(db: sb.Database) -> None:
+    script = """CREATE USER Small WITHOUT LOGIN CREATE TABLE Hidden (a int)
+    EXECUTE AS USER = 'Small'
+    GO
+    CREATE PROCEDURE #look AS SELECT a FROM Hidden
+    GO
+    EXEC #look REVERT EXEC #look"""
+    assert told(db, script) == [229, []]

@@ -30,7 +30,9 @@ declare
 begin
     if name is null or parts = '{}' or cardinality(parts) > 3 then return null; end if;
     if left(parts[1], 1) = '#' then
-        return case when coalesce(wanted, 'U') = 'U' then to_regclass('pg_temp.' || quote_ident(lower(parts[1])))::oid::bigint::integer end;
+        return coalesce(case when coalesce(wanted, 'U') = 'U' then to_regclass('pg_temp.' || quote_ident(lower(parts[1])))::oid end,
+                        case when coalesce(wanted, 'P') = 'P' then to_regprocedure('pg_temp.' || quote_ident(lower(parts[1])) || '()')::oid end
+                       )::bigint::integer;
     end if;
     database := coalesce(nullif(parts[3], ''), database);
     space := tsql.postgres_schema(database, parts[2]);

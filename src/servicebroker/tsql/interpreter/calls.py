@@ -62,7 +62,8 @@ def _execute(machine: Machine, statement: Execute) -> None:
     if found is None:
         raise TsqlError(2812, f"Could not find stored procedure '{name}'.", state=62)
     database, module = found
-    if not (machine.frame.is_module and database is machine.context.database):  # what dbo's modules call is dbo's too
+    is_dbos = machine.frame.is_module and database is machine.context.database  # what dbo's modules call is dbo's too
+    if not (is_dbos or module.is_temporary):
         machine.allow(Use("EXECUTE", name.schema or "dbo", name.own), database=database)
     call(machine, database, module, statement.arguments, statement.returned)
 
@@ -86,7 +87,7 @@ def call(
 ) -> None:
     """Run a procedure in its database, as whom it says, and give back its OUTPUT parameters and return code."""
     check_nesting(machine)
-    frame = Frame(module.name, module.number, is_module=True, signers=module.signers)
+    frame = Frame(module.name, module.number, is_module=not module.is_temporary, signers=module.signers)
     outputs = _bind(machine, frame, module, arguments)
     with machine.inside(frame, database, working_as(machine, module.user)):
         _run(machine, module.procedure.body)

@@ -20,6 +20,7 @@ from servicebroker.tsql.interpreter.queries import TEMPORARY
 from servicebroker.tsql.interpreter.receiving import check_items
 from servicebroker.tsql.interpreter.session_functions import KNOWN
 from servicebroker.tsql.interpreter.set_options import check_options
+from servicebroker.tsql.interpreter.temporary_procedures import check_temporary
 from servicebroker.tsql.interpreter.transport import check_alteration
 from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.relational import translate, translate_expression
@@ -210,8 +211,10 @@ def check_module(statement: Procedure | Trigger) -> None:
     Raises:
         TsqlError: 40515.
     """
-    if statement.name.own.startswith("#"):
-        raise unsupported("A temporary procedure", "Give it a name without #.", statement.line)
+    if isinstance(statement, Procedure):
+        check_temporary(statement)
+    elif statement.name.own.startswith("#"):
+        raise unsupported("A temporary trigger", "Give it a name without #.", statement.line)
 
 
 def _check_schema(statement: Statement) -> None:

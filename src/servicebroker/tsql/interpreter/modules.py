@@ -27,6 +27,12 @@ from servicebroker.tsql.interpreter.ddl_events import tell_of_dropped, tell_of_m
 from servicebroker.tsql.interpreter.foresight import refuse_unrunnable
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines
+from servicebroker.tsql.interpreter.temporary_procedures import (
+    drop_temporary,
+    find_temporary,
+    is_temporary,
+    store_temporary,
+)
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Definition, Function, Name, Procedure, Trigger
@@ -51,10 +57,16 @@ class Module(NamedTuple):
     name: str
     number: int = 0
     signers: tuple[bytes, ...] = ()
+    is_temporary: bool = False
 
 
 def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Module] | None:
     """The procedure of that name, in dbo when it says no schema; None when there is none."""
+    if is_temporary(name.own):
+        found = find_temporary(machine, name.own)
+        if found is None:
+            return None
+        return machine.context.database, Module(parsed(found[1]), None, name.own, found[0], is_temporary=True)
     database = database_of(machine, name)
     module = module_named(machine.connection, database.database_id, name.schema or "dbo", name.own)
     return None if module is None else (database, module)
@@ -157,7 +169,10 @@ def _procedure(machine: Machine, statement: Procedure) -> None:
     for parameter in statement.parameters:
         user_types.check_parameter(machine, parameter)
     refuse_unrunnable(statement, machine.queries.user_types)
-    store(machine, statement, "P")
+    if is_temporary(statement.name.own):
+        store_temporary(machine, statement)
+    else:
+        store(machine, statement, "P")
 
 
 @runs(Trigger)
@@ -367,6 +382,10 @@ def drop_modules(machine: Machine, statement: Definition, what: str, *kinds: str
     machine.transactions.check()
     dropped = []
     for name in statement.clauses["names"]:
+        if is_temporary(name.own) and what == "procedure":
+            if not drop_temporary(machine, name.own) and not statement.if_exists:
+                raise _not_dropped(what, name)
+            continue
         database, schema = database_of(machine, name), name.schema or "dbo"
         machine.allow(Use(f"DROP {what.upper()}", schema, name.own), database=database)
         rows = fetch(
@@ -381,8 +400,12 @@ def drop_modules(machine: Machine, statement: Definition, what: str, *kinds: str
             machine.context.ask(forget(database.user, schema, name.own))
             tell_of_dropped(machine, database, what.upper(), name, statement.text)
         elif not statement.if_exists:
-            raise TsqlError(
-                3701, f"Cannot drop the {what} '{name}', because it does not exist or you do not have permission.",
-                severity=11, state=5,
-            )  # fmt: skip
+            raise _not_dropped(what, name)
     return dropped
+
+
+def _not_dropped(what: str, name: Name) -> TsqlError:
+    return TsqlError(
+        3701, f"Cannot drop the {what} '{name}', because it does not exist or you do not have permission.", severity=11,
+        state=5,
+    )  # fmt: skip

@@ -368,6 +368,11 @@ class Queries:
         if self._has_temporary:
             run_command(connection, b"discard temp")
 
+    def define_temporary(self, sql: str) -> None:
+        """What goes with the session, in PostgreSQL's own words."""
+        self.define(sql)
+        self._has_temporary = True
+
     def define(self, sql: str) -> None:
         """A definition in PostgreSQL's own words."""
         machine = self.machine

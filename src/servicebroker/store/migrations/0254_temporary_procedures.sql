@@ -1,0 +1,1 @@
+-- OBJECT_ID finds procedures of the session: store/tsql/names.sql.
