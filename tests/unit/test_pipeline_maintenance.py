@@ -132,6 +132,12 @@ def disturbed(monkeypatch, folder, landing, times):
     monkeypatch.setattr("servicebroker.pipeline.delta.open_table", stale)
 
 
+@pytest.mark.parametrize("hours", [-1, float("nan"), float("inf")])
+def test_a_time_to_keep_versions_that_is_none_is_refused(tmp_path, hours):
+    with pytest.raises(InstanceError, match="some hours from 0 on, not for"):
+        compact(pipeline(tmp_path), hours)
+
+
 def test_files_are_merged_beside_a_pipeline_that_lands(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
     for number in range(4):

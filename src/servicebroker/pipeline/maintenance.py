@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 import uuid
@@ -144,8 +145,11 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
     From a day on, files that failed attempts have left go too.
 
     Raises:
-        InstanceError: the tables are plain Parquet files; or some could not be changed, and the others are done.
+        InstanceError: the tables are plain Parquet files, or that is no time; or some could not be changed, and the
+            others are done.
     """
+    if not 0 <= keep_hours < math.inf:
+        raise InstanceError(f"Versions are kept for some hours from 0 on, not for {keep_hours:g}.")
     if pipeline.format == "parquet":
         raise InstanceError("Only tables of Delta or Iceberg can be compacted.")
     found, left = [], []
