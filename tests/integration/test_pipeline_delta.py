@@ -230,6 +230,7 @@ def test_an_option_that_would_not_be_heeded_is_refused(tmp_path, name):
         ({"path": "ftp://host/table"}, "tables are in local folders, or at s3://, .*, not at ftp://"),
         ({"path": "s3://key:secret@bucket/table"}, "credentials belong into the environment"),
         ({"path": "gs:///table"}, "names no bucket"),
+        ({"path": "abfss://lake@account.dfs.core.windows.net/t?sig=secret"}, "credentials belong into the environment"),
     ],
 )
 def test_a_wrong_path_is_refused(options, complaint):

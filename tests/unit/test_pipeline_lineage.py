@@ -106,6 +106,18 @@ def test_tables_of_stores_and_queues_of_folders_have_their_names(tmp_path, told,
     assert event["inputs"][0]["namespace"] == f"servicebroker://{tmp_path}/data"
 
 
+def test_a_password_is_told_to_nobody_however_the_server_is_named(tmp_path, told):
+    for instance in (
+        "host=db port=5433 user=me password=secret dbname=broker",
+        "postgresql://me@db:5433/broker?password=secret",
+    ):
+        queue = QueueRule(instance, "Shop", "StockQueue")
+        one = query(lineage(pipeline(tmp_path, queue)), queue=queue)
+        one.hear(one, "queue started")
+    assert {event["inputs"][0]["namespace"] for event in told()} == {"servicebroker://db:5433/broker"}
+    assert "secret" not in json.dumps(told())
+
+
 def test_who_does_not_listen_is_told_once_and_harms_nobody(tmp_path, caplog):
     class Deaf:
         def emit(self, event):

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from psycopg.conninfo import conninfo_to_dict
+
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.queue_run import Hear, QueueRun
 from servicebroker.pipeline.sorting import columns_of
@@ -105,8 +107,8 @@ def _queue(queue: QueueRule) -> InputDataset:
 
     place = queue.instance
     if is_url(place):  # without user and password
-        parts = urlsplit(place)
-        place = f"{parts.hostname or ''}:{parts.port or 5432}{parts.path}"
+        parts = conninfo_to_dict(place)
+        place = f"{parts.get('host') or ''}:{parts.get('port') or 5432}/{parts.get('dbname') or ''}"
     return InputDataset(f"servicebroker://{place}", f"{queue.database}.{queue.queue}")
 
 

@@ -56,6 +56,8 @@ def folder_at(text: str, beside: Path) -> Folder:
         raise ValueError(f"tables are in local folders, or at {stores}, not at {parts.scheme}://")
     if parts.password is not None or (parts.username is not None and parts.scheme != "abfss"):
         raise ValueError("credentials belong into the environment, not into a URL")
+    if parts.query or parts.fragment:
+        raise ValueError("a URL of tables ends with their path, and credentials belong into the environment")
     if not parts.hostname:
         raise ValueError(f"'{text}' names no bucket, container or host")
     return StoreFolder(text.rstrip("/"))
