@@ -169,6 +169,22 @@ def test_an_old_conversation_is_replaced(feed):
     assert [m.message_type_name for m in everything(feed)] == [LINE, END_OF_STREAM, LINE]
 
 
+@pytest.mark.parametrize(("slots", "hours", "ended"), [("1", 0, 2), ("3", 2, 3)], ids=["fewer", "old"])
+def test_a_conversation_that_no_row_comes_for_is_ended(feed, slots, hours, ended):
+    """Of a slot that the query has not any more, or whose keys do not come again."""
+    keys, writer = pa.array([f"k{n}" for n in range(20)]), f"idle {slots}"
+    write(feed, rows(*[b"x"] * 20, k=keys), writer=writer, key="k", conversations="3")
+    assert len({message.conversation_handle for message in everything(feed)}) == 3
+    with feed.database.instance.connection() as connection:
+        aged = "update servicebroker.writer_conversations set begun_at = %s where writer = %s"
+        connection.execute(aged, (datetime.now(UTC) - timedelta(hours=hours), writer))
+        write(feed, rows(b"y", k=keys.slice(0, 1)), writer=writer, batch=1, key="k", conversations=slots)
+        names = [message.message_type_name for message in everything(feed)]
+        assert (names.count(END_OF_STREAM), names.count(LINE)) == (ended, 1)
+        left = "select count(*) from servicebroker.writer_conversations where writer = %s and is_in_use"
+        assert connection.execute(left, (writer,)).fetchone() == (1,)
+
+
 def test_a_conversation_that_its_target_has_ended_is_replaced(feed, caplog):
     write(feed, rows(b"a"), writer="ended", conversations="1")
     (message,) = everything(feed)

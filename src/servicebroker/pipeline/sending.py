@@ -94,8 +94,7 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
         )
     for slot, run in groupby(pieces, lambda piece: piece.slot):
         yield from _send_slot(sender, slot, list(run), now)
-    if finish:
-        yield from _finish(sender, now)
+    yield from _end_streams(sender, now, 0 if finish else sender.options.conversations)
     yield from _collect(sender.writer, now)
     yield from _end_answered(now)
     return True
@@ -324,12 +323,14 @@ def _retire(handle: UUID) -> Statement:
     )
 
 
-def _finish(sender: Sender, now: datetime) -> Steps[None]:
+def _end_streams(sender: Sender, now: datetime, slots: int) -> Steps[None]:
+    """End the streams of all slots but the first `slots`, and of those that are old and no row has come for."""
+    oldest = now - timedelta(seconds=sender.options.recycle_seconds)
     rows = yield Statement(
-        "sending.finish",
+        "sending.end_streams",
         "select conversation_handle from servicebroker.writer_conversations where writer = $1 and is_in_use "
-        "order by slot",
-        (sender.writer,),
+        "and (slot >= $2 or begun_at <= $3) order by slot",
+        (sender.writer, slots, oldest),
     )
     for (handle,) in rows:
         yield from _end_stream(sender, handle, now)
