@@ -9,6 +9,8 @@ import pytest
 
 import servicebroker as sb
 from daemons import Served, free_port
+from servicebroker.engine.security.logins import find_connect
+from servicebroker.store.running import run
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.statement_errors import TsqlError
 from support import eventually, query
@@ -83,16 +85,27 @@ def master(instance: sb.Instance, tmp_path_factory: pytest.TempPathFactory) -> I
 
 def test_scripts_introduce_two_instances(sides: tuple[Side, Side]) -> None:
     """Certificates are exchanged by files; without CONNECT for its login a peer is refused, and its message waits."""
+    let_in_late(sides, "", "GRANT CONNECT ON ENDPOINT::BrokerEndpoint TO WestLogin")
+
+
+def test_a_peer_whose_login_is_disabled_is_not_let_in(sides: tuple[Side, Side]) -> None:
+    granted = "GRANT CONNECT ON ENDPOINT::BrokerEndpoint TO WestLogin ALTER LOGIN WestLogin DISABLE"
+    let_in_late(sides, granted, "ALTER LOGIN WestLogin ENABLE")
+
+
+def let_in_late(sides: tuple[Side, Side], before: str, after: str) -> None:
+    """A message waits while its peer is refused, `before`, and arrives when it is let in, `after`."""
     west, east = sides
     for script in (IDENTITY, PEER, SERVICES):
         for side in sides:
             side.run(script)
     west.run("GRANT CONNECT ON ENDPOINT::BrokerEndpoint TO [EastLogin]")
+    east.run(before)
     app = east.instance.database("App")
     west.instance.database("App").execute_tsql(SENDING)
     eventually(lambda: query(app, "select sum(refused) from servicebroker.refused_connections") != [(None,)])
     assert app.receive("Q") == []
-    east.run("GRANT CONNECT ON ENDPOINT::BrokerEndpoint TO WestLogin")
+    east.run(after)
     rows: list[tuple[object, ...]] = []
     script = "WAITFOR (RECEIVE CAST(message_body AS NVARCHAR(20)) AS body FROM Q), TIMEOUT 1000"
     eventually(lambda: rows.extend(app.execute_tsql(script).rows) or rows, 80)
@@ -236,3 +249,21 @@ def test_create_endpoint_says_that_nothing_is_proved_without_tls(fresh_instance:
         "CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER (ENCRYPTION = DISABLED)"
     )
     assert any("nothing proves who a peer is" in str(one) for one in said.messages)
+
+
+def test_a_login_that_is_disabled_is_shown_so(master: sb.Database) -> None:
+    """Also a member of a domain is let in no longer, and a ROLLBACK takes it back."""
+    master.execute_tsql("CREATE LOGIN [CORP\\Off] FROM WINDOWS ALTER LOGIN [CORP\\Off] DISABLE")
+    shown = "SELECT is_disabled FROM sys.server_principals WHERE name = 'CORP\\Off'"
+    assert master.execute_tsql(shown).rows == [(1,)]
+    with master.instance.connection() as connection:
+        assert not run(connection, find_connect()).of_member("CORP\\Off", is_ours=True)
+    found = master.execute_tsql(f"BEGIN TRAN ALTER LOGIN [CORP\\Off] ENABLE {shown} ROLLBACK {shown}")
+    assert [each.rows for each in found.sets] == [[(0,)], [(1,)]]
+    master.execute_tsql("ALTER LOGIN [CORP\\Off] ENABLE")
+    with master.instance.connection() as connection:
+        assert run(connection, find_connect()).of_member("CORP\\Off", is_ours=True)
+    with pytest.raises(TsqlError) as missing:
+        master.execute_tsql("ALTER LOGIN Nobody DISABLE")
+    assert missing.value.number == 15151
+    master.execute_tsql("DROP LOGIN [CORP\\Off]")

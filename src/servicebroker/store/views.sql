@@ -476,7 +476,8 @@ select l.name,
        case when l.login_id = 2 then 'R' when l.is_windows then 'U' else 'S' end as type,
        case when l.login_id = 2 then 'SERVER_ROLE' when l.is_windows then 'WINDOWS_LOGIN' else 'SQL_LOGIN' end
            as type_desc,
-       l.create_date
+       l.create_date,
+       l.is_disabled
   from servicebroker.logins l;
 
 create or replace view sys.server_permissions with (security_invoker = true) as

@@ -14,6 +14,7 @@ from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.faces import face, telling
 from servicebroker.model.permissions import Kind, bringing
 from servicebroker.store.statements import Statement, Steps
 
@@ -129,7 +130,8 @@ def find_connect() -> Steps[Connect]:
     """Whom the endpoint lets in, beside those whose certificates were imported."""
     rows = yield Statement(
         "logins.find_connect",
-        "select l.login_id, lower(l.name), p.state::text from servicebroker.logins l "
+        f"select l.login_id, lower(l.name), case when l.is_disabled then '{DENY}' else p.state::text end "
+        "from servicebroker.logins l "
         "left join servicebroker.endpoint_permissions p using (login_id) where l.is_windows or l.login_id = $1",
         (PUBLIC,),
     )
@@ -189,6 +191,19 @@ def _set_connect(endpoint: str, login: str, state: str | None) -> Steps[None]:
             "on conflict (endpoint_id, login_id) do update set state = excluded.state",
             (*key, state),
         )
+
+
+def switch_login(name: str, *, is_disabled: bool, who: str) -> Steps[None]:
+    """ALTER LOGIN name ENABLE or DISABLE: while it is disabled, no peer is let in that is this login.
+
+    Raises:
+        BrokerError: 15151 when there is none.
+    """
+    yield Statement(
+        "logins.switch_login",
+        f"update servicebroker.logins set is_disabled = $2 where login_id = $1 returning {telling(3)}",
+        ((yield from find_login("alter", name)), is_disabled, who, face()),
+    )
 
 
 def find_login(action: str, name: str) -> Steps[int]:

@@ -47,6 +47,7 @@ class TransportCertificate(NamedTuple):
 
 _SELECT = (
     "select c.certificate_id, c.name, c.is_own, l.name, c.login_id is null or ("
+    "not l.is_disabled and "
     "exists (select from servicebroker.endpoint_permissions p where p.login_id in (c.login_id, 2) and p.state = 'G') "
     "and not exists (select from servicebroker.endpoint_permissions p "
     "  where p.login_id in (c.login_id, 2) and p.state = 'D')), "

@@ -485,12 +485,12 @@ end;
 create or replace function tsql.login_sid(login_id integer, name text) returns bytea language sql immutable parallel safe
 return case when lower(name) = 'sa' then '\x01'::bytea when login_id = 2 then '\x02'::bytea else decode(md5('login ' || login_id || ' ' || name), 'hex') end;
 create view tsql.server_principals with (security_invoker = true) as
-select p.name, p.principal_id, tsql.login_sid(p.principal_id, p.name) as sid, p.type, p.type_desc, 0::smallint as is_disabled, p.create_date,
+select p.name, p.principal_id, tsql.login_sid(p.principal_id, p.name) as sid, p.type, p.type_desc, p.is_disabled::integer::smallint as is_disabled, p.create_date,
        p.create_date as modify_date, 'master'::text as default_database_name, 'us_english'::text as default_language_name, null::integer as credential_id,
        case p.type when 'R' then 1 end as owning_principal_id, 0::smallint as is_fixed_role
-  from (select name, principal_id, type, type_desc, create_date from sys.server_principals
+  from (select name, principal_id, type, type_desc, create_date, is_disabled from sys.server_principals
         union all
-        select own.name, own.principal_id, 'S', 'SQL_LOGIN', everybody.create_date from sys.server_principals everybody,
+        select own.name, own.principal_id, 'S', 'SQL_LOGIN', everybody.create_date, false from sys.server_principals everybody,
                (select 'sa'::text, 1 union all
                 select r.rolname::text, (1000000000 + r.oid::bigint % 1000000000)::integer from pg_roles r
                  where r.rolname = session_user and lower(r.rolname) <> 'sa') own (name, principal_id)
@@ -514,7 +514,7 @@ select p.principal_id as uid, p.name, p.sid, p.create_date as createdate, p.modi
        (p.type <> 'R')::integer as islogin, 0 as isntname, (p.type = 'S')::integer as issqluser, (p.type = 'R')::integer as issqlrole, p.broker_database
   from tsql.database_principals p;
 create view tsql.sql_logins with (security_invoker = true) as
-select p.name, p.principal_id, p.sid, p.type, p.type_desc, p.create_date from tsql.server_principals p where p.type = 'S';
+select p.name, p.principal_id, p.sid, p.type, p.type_desc, p.create_date, p.is_disabled from tsql.server_principals p where p.type = 'S';
 create or replace view tsql.trigger_events with (security_invoker = true) as
 select o.object_id, events.number as type, events.name as type_desc, 0::smallint as is_first, 0::smallint as is_last, o.broker_database
   from tsql.objects o join servicebroker.tsql_modules m on m.module_id = o.object_id,

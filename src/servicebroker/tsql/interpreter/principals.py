@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from servicebroker.engine.security.authorization import authorize, authorize_on_login, user_named
+from servicebroker.engine.security.logins import switch_login
 from servicebroker.engine.security.tsql_objects import create_schema, forget_schema, schema_to_drop
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import IMPLIED_BY, UNASKED, Kind
@@ -55,15 +56,16 @@ def _create_login(machine: Machine, statement: Definition) -> None:
 
 @defines("ALTER", "LOGIN")
 def _alter_login(machine: Machine, statement: Definition) -> None:
-    """A password, a default database, ENABLE: nothing of it lets anybody in here."""
-    name = statement.name.own
+    """A password, a default database: nothing of it lets anybody in here, and ENABLE or DISABLE peers alone."""
+    name, state = statement.name.own, statement.clauses.get("state")
     machine.context.ask(authorize_on_login(machine.context.person, "ALTER LOGIN", name))
+    if state is not None:
+        machine.transactions.check()
+        machine.context.ask(switch_login(name, is_disabled=state == "DISABLE", who=machine.login))
 
 
 @refuses("ALTER", "LOGIN")
 def _only_what_lets_nobody_in(statement: Definition) -> None:
-    if statement.clauses.get("state") == "DISABLE":
-        raise unsupported("ALTER LOGIN DISABLE", "Drop the login, or its users.", statement.line)
     if "name" in statement.clauses:
         raise unsupported("ALTER LOGIN WITH NAME", "Create a login of the new name.", statement.line)
 
