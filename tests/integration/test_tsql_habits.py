@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, time
 from decimal import Decimal
 
 import pytest
@@ -80,7 +81,7 @@ def test_select_into_keeps_the_types(db: sb.Database) -> None:
         WHERE c.object_id = OBJECT_ID('Copy') AND c.name <> 'k' ORDER BY c.column_id""") == [
         ("a", "bit", 1, 1, 0), ("b", "tinyint", 1, 1, 0), ("c", "money", 8, 1, 0), ("d", "nchar", 10, 1, 0),
         ("e", "smalldatetime", 4, 1, 0), ("f", "varchar", 20, 0, 0), ("g", "decimal", 9, 1, 0),
-        ("h", "sql_variant", 8, 1, 0), ("i", "xml", -1, 1, 0), ("j", "sysname", 256, 1, 0), ("n", "int", 4, 0, 1),
+        ("h", "sql_variant", 8, 1, 0), ("i", "xml", -1, 1, 0), ("j", "sysname", 256, 0, 0), ("n", "int", 4, 0, 1),
     ]  # fmt: skip
     assert told(db, "UPDATE Copy SET b = b + 100") == [220]
     assert rows(db, "SELECT h, SQL_VARIANT_PROPERTY(h, 'BaseType'), d, DATALENGTH(d) FROM Copy") == [
@@ -616,3 +617,118 @@ def test_blanks_that_fill_a_char_need_no_pattern(db: sb.Database) -> None:
         )
     ]
     assert found == [1, 1, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("expression", "wanted"),
+    [
+        ("DATEADD(day, DATEDIFF(day, 0, '20240203 18:30'), 0)", datetime(2024, 2, 3)),
+        ("DATEADD(mm, DATEDIFF(mm, 0, CAST('20240203' AS datetime)) + 1, -1)", datetime(2024, 2, 29)),
+        ("YEAR(0) + MONTH(31)", 1902),
+        ("CAST(CAST('20200102 18:00' AS datetime) AS float)", 43830.75),
+        ("CAST(FLOOR(CAST(CAST('20200102 18:00' AS datetime) AS float)) AS datetime)", datetime(2020, 1, 2)),
+        ("CAST(CAST('20200102 18:00' AS datetime) AS int)", 43831),
+        ("CAST(CAST('20200102 06:00' AS datetime) AS decimal(9, 2))", D("43830.25")),
+        ("1 + CAST('20200102' AS datetime)", datetime(2020, 1, 3)),
+        ("CAST('9999-12-31 23:59:59.9999999' AS datetime2(3))", datetime(9999, 12, 31, 23, 59, 59, 999000)),
+        ("CAST('20200102 23:59:59.9999' AS datetime2(0))", datetime(2020, 1, 3)),
+        ("CAST('23:59:59.9999999' AS time(0))", time(0)),
+        ("LEN(0x010a1a)", 3),
+        ("LEN(CAST('ab' AS varbinary(9)))", 2),
+    ],
+)
+def test_numbers_are_days_and_days_numbers(db: sb.Database, expression: str, wanted: object) -> None:
+    assert one(db, f"SELECT {expression}") == wanted
+
+
+def test_the_last_moment_of_all_is_kept(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE Valid (Id int, Until datetime2(0) DEFAULT '9999-12-31 23:59:59.9999999'); INSERT Valid (Id) VALUES (1)
+    DECLARE @until datetime2(2) = '9999-12-31 23:59:59.9999999'; SELECT Until, @until FROM Valid
+    """) == [[(datetime(9999, 12, 31, 23, 59, 59), datetime(9999, 12, 31, 23, 59, 59, 990000))]]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("script", "number"),
+    [
+        ("SELECT CAST(SYSDATETIME() AS int)", 529),
+        ("SELECT * FROM (SELECT 1 + 1) d", 8155),
+        ("SELECT COUNT(*) FROM (SELECT 1 AS a, 2) d", 8155),
+        ("WITH c AS (SELECT MAX(object_id) FROM sys.objects) SELECT * FROM c", 8155),
+        ("EXEC sp_who @loginame = NULL, 'x'", 119),
+        ("DECLARE @said varchar(50) = 'DROP PROCEDURE Nothing'; EXEC @said", 2812),
+        ("TRUNCATE TABLE NotThere", 4701),
+        ("TRUNCATE TABLE nowhere.NotThere", 4701),
+        ("DROP DATABASE master", 3708),
+    ],
+)
+def test_what_is_refused_has_its_number(db: sb.Database, script: str, number: int) -> None:
+    with pytest.raises(TsqlError) as refused:
+        db.execute_tsql(script)
+    assert refused.value.number == number
+
+
+def test_columns_of_two_queries_have_room_for_both(db: sb.Database) -> None:
+    db.execute_tsql("""
+    SELECT 'a' AS s, 1 AS n, CAST('20240203' AS date) AS d, 0x01 AS b INTO Roomy
+    UNION ALL SELECT 'abcdef', 2.55, CAST('20240203 10:00' AS datetime), 0x010203""")
+    assert rows(db, "SELECT s, n, d, b FROM Roomy ORDER BY n") == [
+        ("a", D("1.00"), datetime(2024, 2, 3), b"\x01"), ("abcdef", D("2.55"), datetime(2024, 2, 3, 10), b"\x01\x02\x03")
+    ]  # fmt: skip
+
+
+def test_unique_columns_hold_one_null(db: sb.Database) -> None:
+    db.execute_tsql("""
+    CREATE TABLE Rare (a int UNIQUE, b int, c int, UNIQUE (b, c), s sysname NULL)
+    CREATE TABLE Rarer (a int, b int); CREATE UNIQUE INDEX One ON Rarer (a); CREATE UNIQUE INDEX Two ON Rarer (b) WHERE b IS NOT NULL
+    INSERT Rare (b, c) VALUES (1, NULL); INSERT Rarer (a) VALUES (NULL)""")
+    assert told(db, "INSERT Rare (b, c) VALUES (2, NULL)") == [2627]
+    assert told(db, "INSERT Rare (a, b, c) VALUES (1, 1, NULL)") == [2627]
+    assert told(db, "INSERT Rarer (a) VALUES (NULL)") == [2601]
+    assert told(db, "INSERT Rarer (a) VALUES (1)") == []
+    assert told(db, "DECLARE @t TABLE (a int UNIQUE); INSERT @t VALUES (NULL); INSERT @t VALUES (NULL)") == [2627]
+
+
+def test_sysname_takes_no_null_of_itself(db: sb.Database) -> None:
+    assert told(db, "CREATE TABLE Called (a int, b sysname, c sysname NULL); INSERT Called (a) VALUES (1)") == [515]
+    assert told(db, "INSERT Called (a, b) VALUES (1, 'x')") == []
+
+
+def test_update_may_set_variables_alone(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE Wondered (a int IDENTITY, b int); INSERT Wondered (b) VALUES (10), (20)
+    DECLARE @v int, @w int = 5
+    UPDATE Wondered SET @v = b WHERE a = 2; UPDATE Wondered SET @w = @w + b WHERE a = 1; SELECT @v, @w, SUM(b) FROM Wondered
+    UPDATE Wondered SET @w = b = @w + b
+    SELECT b FROM Wondered ORDER BY a""") == [[(20, 15, 30)], 40515, [(10,), (20,)]]  # fmt: skip
+
+
+def test_identity_goes_on_behind_what_was_written_for_it(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE Seeded (Id int IDENTITY PRIMARY KEY, a int); CREATE TABLE #down (Id smallint IDENTITY(100, -1), a int)
+    SET IDENTITY_INSERT Seeded ON; INSERT Seeded (Id, a) VALUES (10, 1), (4, 1); INSERT Seeded (Id, a) SELECT 7, 1
+    SET IDENTITY_INSERT Seeded OFF; INSERT Seeded (a) VALUES (2); SELECT Id FROM Seeded ORDER BY Id; SELECT SCOPE_IDENTITY()
+    SET IDENTITY_INSERT #down ON; INSERT #down (Id, a) OUTPUT inserted.Id VALUES (90, 1); SET IDENTITY_INSERT #down OFF
+    INSERT #down (a) VALUES (2); SELECT Id FROM #down
+    """) == [[(4,), (7,), (10,), (11,)], [(11,)], [(90,)], [(90,), (89,)]]  # fmt: skip
+
+
+def test_a_char_keeps_its_blanks_in_a_text(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE Padded (a char(5), b nchar(3)); INSERT Padded VALUES ('ab', N'c')
+    SELECT a + b + '|', CONCAT(a, '|'), REPLACE(a, ' ', '-'), LEN(a), CAST(a AS varchar(9)) + '|' FROM Padded WHERE a = 'ab'
+    DECLARE @v varchar(9), @c char(4) = 'x'; SELECT @v = a FROM Padded; SELECT @v + '|', @c + '|'
+    """) == [[("ab   c  |", "ab   |", "ab---", 2, "ab   |")], [("ab   |", "x   |")]]  # fmt: skip
+
+
+def test_a_compound_assignment_is_of_the_column_that_is_set(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE Held (Id int, Qty int); CREATE TABLE Sent (Id int, Qty int); INSERT Held VALUES (1, 1); INSERT Sent VALUES (1, 10)
+    UPDATE h SET Qty += s.Qty FROM Held h JOIN Sent s ON s.Id = h.Id
+    MERGE Held AS t USING Sent AS s ON t.Id = s.Id WHEN MATCHED THEN UPDATE SET Qty -= s.Qty * 2;
+    SELECT Qty FROM Held""") == [[(-9,)]]  # fmt: skip
+
+
+def test_there_is_no_moment_behind_the_last(db: sb.Database) -> None:
+    assert told(db, "SELECT DATEADD(year, 150, CAST('99001226' AS datetime))") == [517]
+    assert told(db, "SELECT CAST('10000-01-01' AS datetime2)") == [242]

@@ -42,6 +42,7 @@ CALLS = {
     "JSON_MODIFY('{}', '$.a', 1)": "nvarchar(max)",
     "JSON_OBJECT('a':1)": "nvarchar(max)",
     "LEAST(1, 2)": "int",
+    "LEN(0x01)": "int",
     "NULLIF(1, 2)": "int",
     "PARSE('1.5' AS decimal(5, 2) USING 'en-US')": "decimal(5,2)",
     "PATINDEX('%a%', 'a')": "int",

@@ -330,9 +330,12 @@ def _to_time(value: object, source: SqlType | None, target: SqlType) -> object:
 
 
 def _rounded(moment: datetime, digits: int | None) -> datetime:
-    """To so many digits of a second, as PostgreSQL does it."""
+    """To so many digits of a second, as PostgreSQL does it; see tsql.no_later for the last ones."""
     step = 10 ** (6 - min(6, 7 if digits is None else digits))
-    return moment.replace(microsecond=0) + timedelta(microseconds=(moment.microsecond + step // 2) // step * step)
+    try:
+        return moment.replace(microsecond=0) + timedelta(microseconds=(moment.microsecond + step // 2) // step * step)
+    except OverflowError:
+        return moment.replace(microsecond=moment.microsecond // step * step)
 
 
 _OLD = ("datetime", "smalldatetime")

@@ -88,6 +88,7 @@ _SEQUENCE = {
     "MAXVALUE (": (11708, "An invalid value was specified for the given data type"),
 }
 _NO_SEQUENCE = re.compile(r'"([^"]+)" is not a sequence|cannot open relation "([^"]+)"')
+_NO_MOMENT = re.compile(r"too (?:large|small) \((?:after year 10K|before year 1)\)")
 _OVERFLOWED = re.compile(r"(smallint|integer|bigint) out of range")
 _OWN = re.compile(r"Msg (\d+), Level (\d+), State (\d+): (.*)", re.DOTALL)
 _NAME = r"(?:\[[^\]]+\]|[\w$#]+)(?:\s*\.\s*(?:\[[^\]]+\]|[\w$#]+))*"
@@ -95,6 +96,15 @@ _DROPPED_INDEX = re.compile(rf"\s*DROP\s+INDEX\s+(?P<index>{_NAME})(?:\s+ON\s+(?
 _TRUNCATED = re.compile(rf"\s*TRUNCATE\s+TABLE\s+({_NAME})", re.IGNORECASE)
 _DROPS = (["DROP", "TABLE"], ["DROP", "VIEW"], ["DROP", "SEQUENCE"])
 OTHER = 50000
+_TYPES = {
+    "timestamp without time zone": "datetime2", "timestamp with time zone": "datetimeoffset", "integer": "int",
+    "time without time zone": "time", "double precision": "float", "text": "nvarchar", "bytea": "varbinary",
+}  # fmt: skip
+
+
+def _in_tsql(types: str) -> str:
+    """What PostgreSQL calls the types of arguments, as T-SQL does."""
+    return ", ".join(_TYPES.get(each, each) for each in types.split(", "))
 
 
 def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
@@ -138,6 +148,10 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if problem.sqlstate == "2BP01" and _REFERRING.search(diagnosis.message_detail or ""):
         table = as_written(message.split(" because ")[0].split()[-1].replace('"', ""), source)
         return TsqlError(3726, f"Could not drop object '{table}' because it is referenced by a FOREIGN KEY constraint.")
+    if _NO_MOMENT.search(message):  # of Python's, which has the years that T-SQL has
+        return TsqlError(
+            242, "The conversion of a varchar data type to a datetime data type resulted in an out-of-range value."
+        )
     if problem.sqlstate not in _NUMBERS:
         return TsqlError(OTHER, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
     number, severity, text = _NUMBERS[problem.sqlstate]
@@ -148,14 +162,22 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     call = _NO_SUCH_CALL.fullmatch(message)
     if call is not None and call[1].startswith("to_"):
         of = call[1].removeprefix("to_")
-        return TsqlError(529, f"Explicit conversion from data type {call[2]} to {of} is not allowed.")
+        return TsqlError(529, f"Explicit conversion from data type {_in_tsql(call[2])} to {of} is not allowed.")
     if call is not None:
-        return TsqlError(8116, f"Argument data type {call[2] or 'none'} is invalid for the {call[1]} function.")
+        return TsqlError(
+            8116, f"Argument data type {_in_tsql(call[2]) or 'none'} is invalid for the {call[1]} function."
+        )
     if message.startswith("arguments to GROUPING"):
         return TsqlError(8161, "An argument of GROUPING does not match any of the expressions in the GROUP BY clause.")
     if message == "input is out of range":  # of ASIN and its kin
         return TsqlError(3623, "An invalid floating point operation occurred.")
     verb = source.split(None, 2)[:2]
+    truncated = _TRUNCATED.match(source) if problem.sqlstate in ("42P01", "3F000") else None
+    if truncated is not None:
+        name = re.sub(r"[\[\]]", "", truncated[1])
+        return TsqlError(
+            4701, f'Cannot find the object "{name}" because it does not exist or you do not have permissions.'
+        )
     if problem.sqlstate in ("42P01", "3F000") and [word.upper() for word in verb] in _DROPS:
         name = as_written(message.split('"')[1], source)
         return TsqlError(

@@ -319,7 +319,8 @@ begin
         execute format('create or replace function tsql.to_%s(value boolean) returns %s language sql immutable parallel safe '
                        'return value::integer::%s', target.column1, target.column2, target.column2);
         execute format('create or replace function tsql.to_%s(value timestamp) returns %s language sql immutable parallel safe '
-                       'return (value::date - date ''1900-01-01'')::%s', target.column1, target.column2, target.column2);
+                       'return tsql.whole_of_integer((value + interval ''12 hours'')::date - date ''1900-01-01'', %L, %s, %s)::%s',
+                       target.column1, target.column2, target.column1, target.column3, target.column4, target.column2);
         if target.column5 = 4 then
             execute 'create or replace function tsql.to_int(value bytea) returns integer language sql immutable parallel safe '
                     'return (''x'' || right(''00000000'' || encode(value, ''hex''), 8))::bit(32)::integer';
@@ -360,6 +361,14 @@ end $$;
 -- What is calculated of tinyint is one: PostgreSQL's smallint would let 300 pass.
 create or replace function tsql.tiny(value integer) returns smallint language sql immutable strict parallel safe
 return tsql.to_tinyint(value::numeric);
+
+-- A datetime as days since 1900, and their parts.
+create or replace function tsql.to_decimal(value timestamp) returns numeric language sql immutable parallel safe
+return extract(epoch from value - timestamp '1900-01-01') / 86400;
+create or replace function tsql.to_money(value timestamp) returns numeric language sql immutable parallel safe return round(tsql.to_decimal(value), 4);
+create or replace function tsql.to_float(value timestamp) returns float8 language sql immutable parallel safe return tsql.to_decimal(value)::float8;
+create or replace function tsql.to_bit(value timestamp) returns smallint language sql immutable parallel safe
+return (value <> timestamp '1900-01-01')::integer::smallint;
 
 create or replace function tsql.to_bit(value text) returns smallint language plpgsql immutable strict parallel safe as $$
 begin
@@ -460,6 +469,12 @@ create or replace function tsql.to_datetime(value timestamptz) returns timestamp
 return tsql.in_datetime(value at time zone 'UTC', 'datetimeoffset');
 create or replace function tsql.to_datetime(value date) returns timestamp language sql immutable parallel safe return tsql.in_datetime(value::timestamp, 'date');
 create or replace function tsql.to_datetime(value time) returns timestamp language sql immutable parallel safe return date '1900-01-01' + value;
+-- What was rounded to so many digits of a second: behind the last moment of all there is none, behind that of a day the first.
+create or replace function tsql.no_later(value timestamp, digits integer) returns timestamp language sql immutable parallel safe
+return case when value < timestamp '10000-01-01' then value
+            else timestamp '9999-12-31 23:59:59' + (1 - power(10::numeric, -digits)) * interval '1 second' end;
+create or replace function tsql.no_later(value time, digits integer) returns time language sql immutable parallel safe
+return case when value < time '24:00' then value else time '00:00' end;
 create or replace function tsql.to_datetime2(value text) returns timestamp language sql stable parallel safe return tsql.moment_of(value, 0);
 create or replace function tsql.to_datetime2(value text, style integer) returns timestamp language sql stable parallel safe return tsql.moment_of(value, style);
 create or replace function tsql.to_datetime2(value timestamp) returns timestamp language sql immutable parallel safe return value;

@@ -11,6 +11,8 @@ begin
                        'return a + b::float8 * interval ''1 day''', of);
         execute format('create or replace function tsql.minus(a timestamp, b %s) returns timestamp language sql immutable parallel safe '
                        'return a - b::float8 * interval ''1 day''', of);
+        execute format('create or replace function tsql.plus(a %s, b timestamp) returns timestamp language sql immutable parallel safe '
+                       'return tsql.plus(b, a)', of);
         execute format('create or replace function tsql.plus(a text, b %s) returns %s language sql immutable parallel safe '
                        'return (a::numeric + b)::%s', of, of, of);
         execute format('create or replace function tsql.plus(a %s, b text) returns %s language sql immutable parallel safe '
@@ -206,3 +208,15 @@ end $$;
 
 create or replace function tsql.sign(number anyelement) returns anyelement language sql immutable strict parallel safe
 as $$ select case when number < 0 then number - number - 1 when number > 0 then number - number + 1 else number - number end $$;
+
+-- IDENTITY goes on behind the last value of its column.
+create or replace function tsql.count_on(counted_table text, counted_column text) returns void language plpgsql as $$
+declare
+    sequence constant text := pg_get_serial_sequence(counted_table, counted_column);
+    first bigint; step bigint; reached bigint; last bigint;
+begin
+    select seqstart, seqincrement into first, step from pg_sequence where seqrelid = sequence::regclass;
+    execute format('select case when is_called then last_value else %s end from %s', first - step, sequence) into reached;
+    execute format('select %s(%I) from %s', case when step > 0 then 'max' else 'min' end, counted_column, counted_table) into last;
+    if (last - reached) * sign(step) > 0 then perform setval(sequence, last); end if;
+end $$;

@@ -5,8 +5,10 @@ return statement_timestamp() at time zone 'UTC';
 
 create or replace function tsql.dateadd(part text, number bigint, moment timestamp) returns timestamp
 language plpgsql immutable strict parallel safe as $$
+declare
+    made timestamp;
 begin
-    return moment + case part
+    made := moment + case part
         when 'year' then make_interval(years => number::integer) when 'quarter' then make_interval(months => number::integer * 3)
         when 'month' then make_interval(months => number::integer) when 'week' then make_interval(days => number::integer * 7)
         when 'day' then make_interval(days => number::integer) when 'dayofyear' then make_interval(days => number::integer)
@@ -14,6 +16,8 @@ begin
         when 'hour' then number * interval '1 hour' when 'minute' then number * interval '1 minute'
         when 'second' then number * interval '1 second' when 'millisecond' then number * interval '1 millisecond'
         when 'microsecond' then number * interval '1 microsecond' when 'nanosecond' then number / 1000 * interval '1 microsecond' end;
+    if made >= '10000-01-01' or made < '0001-01-01' then raise datetime_field_overflow; end if;
+    return made;
 exception when datetime_field_overflow or numeric_value_out_of_range then
     perform tsql.refuse(517, 'Adding a value to a ''datetime'' column caused an overflow.');
 end $$;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 
@@ -72,9 +73,10 @@ def _name(machine: Machine, procedure: Name | Variable) -> Name:
     if isinstance(procedure, Name):
         return procedure
     said = str(machine.frame.value_of(procedure.name) or "")
-    parsed = parse_text(f"EXEC {said}") if said.strip() else ()
-    if len(parsed) == 1 and isinstance(parsed[0], Execute) and isinstance(parsed[0].procedure, Name):
-        return parsed[0].procedure
+    with contextlib.suppress(TsqlError):
+        parsed = parse_text(f"EXEC {said}") if said.strip() else ()
+        if len(parsed) == 1 and isinstance(parsed[0], Execute) and isinstance(parsed[0].procedure, Name):
+            return parsed[0].procedure
     raise TsqlError(2812, f"Could not find stored procedure '{said}'.", state=62)
 
 

@@ -435,10 +435,15 @@ def _check_options(statement: Definition) -> None:
             raise unsupported(f"ALTER DATABASE SET {option}", said, statement.line)
 
 
+_OF_THE_SYSTEM = frozenset(("master", "model", "msdb", "tempdb"))
+
+
 @defines("DROP", "DATABASE")
 def _drop_database(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "DROP DATABASE")
     for name in statement.clauses["names"]:
+        if name.lower() in _OF_THE_SYSTEM:
+            raise TsqlError(3708, f"Cannot drop the database '{name}' because it is a system database.")
         if name.lower() == machine.database.name.lower():
             raise TsqlError(3702, f'Cannot drop database "{name}" because it is currently in use.')
         with suppress(NothingThere) if len(statement.clauses["names"]) > 1 else nullcontext():

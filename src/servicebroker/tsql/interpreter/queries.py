@@ -485,7 +485,11 @@ def _check_server(done: Translated, version: int) -> None:
 
 
 def _check_most(done: Translated, result: Result) -> None:
-    """Raises: TsqlError: 40515 it has changed more rows than SET ROWCOUNT lets it, and PostgreSQL does not stop it."""
+    """Raises: TsqlError: 40515 it has changed more rows than it may, and PostgreSQL does not stop it."""
+    if 0 < done.most < result.touched and done.kind == "assign":
+        raise unsupported(
+            "UPDATE with a variable that goes on from row to row", "Use ROW_NUMBER or SUM with OVER (ORDER BY ...).", 0
+        )
     if 0 < done.most < result.touched:
         raise unsupported(
             f"MERGE that changes more than the {done.most} rows of SET ROWCOUNT",

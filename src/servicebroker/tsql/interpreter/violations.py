@@ -77,7 +77,7 @@ def violation(machine: Machine, problem: psycopg.Error, statement: str) -> TsqlE
 
 
 def _duplicate(kind: str | None, constraint: str, table: str, detail: str) -> TsqlError:
-    key = detail.split(")=", 1)[-1].removesuffix(" already exists.")
+    key = re.sub(r"\bnull(?=[,)])", "<NULL>", detail.split(")=", 1)[-1].removesuffix(" already exists."))
     if kind is None:
         return TsqlError(
             2601, f"Cannot insert duplicate key row in object '{table}' with unique index '{constraint}'. The "

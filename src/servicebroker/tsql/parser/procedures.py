@@ -178,6 +178,7 @@ class Procedures(Control):
         if not self._ends_call():
             while True:
                 arguments.append(self._argument())
+                self._check_named(arguments)
                 if not self.take(","):
                     break
         return Execute(line, procedure, tuple(arguments), returned)
@@ -234,6 +235,18 @@ class Procedures(Control):
 
     def _begins_next(self) -> bool:
         return self.tokens.line(self.at) != self.tokens.line(self.at - 1)
+
+    def _check_named(self, arguments: list[Argument]) -> None:
+        """Raises: TsqlError: 119 behind one that was named stands one without a name."""
+        if not arguments[-1].name and any(each.name for each in arguments):
+            raise TsqlError(
+                119,
+                f"Must pass parameter number {len(arguments)} and subsequent parameters as '@name = value'. After the "
+                "form '@name = value' has been used, all subsequent parameters must be passed in the form "
+                "'@name = value'.",
+                severity=15,
+                line=self.tokens.line(self.at - 1),
+            )
 
     def _argument(self) -> Argument:
         name = ""

@@ -13,6 +13,7 @@ from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import unquoted
 from servicebroker.tsql.translation.definitions.sequences import alter_sequence, create_sequence, not_inside
 from servicebroker.tsql.translation.definitions.table_columns import (
+    ONE_NULL,
     Elements,
     collation,
     column_type_of,
@@ -123,7 +124,8 @@ def _indexes(table: str, own: ObjectName, found: Elements) -> list[str]:
         text
         for name, unique, columns in found.indexes
         for text in (
-            f"CREATE {'UNIQUE ' if unique else ''}INDEX {_index_name(own, name)} ON {table} ({', '.join(columns)})",
+            f"CREATE {'UNIQUE ' if unique else ''}INDEX {_index_name(own, name)} ON {table} ({', '.join(columns)})"
+            f"{f' {ONE_NULL}' if unique else ''}",
             _index_comment(table, own, name),
         )
     ]
@@ -345,6 +347,7 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
     text = f"CREATE {unique}INDEX {_index_name(own, name)} ON {table} ({columns})"
     if reader.take("INCLUDE"):
         text += " INCLUDE (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
+    text += f" {ONE_NULL}" if unique else ""
     if reader.take("WHERE"):
         end = reader.piece.find("WITH", "ON", after=reader.at)
         stop = end if end is not None else len(reader.piece.words)

@@ -24,7 +24,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_predicate,
     write_value,
 )
-from servicebroker.tsql.translation.values.alternatives import alike
+from servicebroker.tsql.translation.values.alternatives import alike, either
 from servicebroker.tsql.types import INT, SqlType, postgres_type
 
 _QUERY = (
@@ -78,6 +78,13 @@ class Query(NamedTuple):
     outputs: list[Output] | None
 
 
+def check_named(outputs: list[Output] | None, renamed: list[str], name: str) -> None:
+    """Raises: TsqlError: 8155 a column of what is read as a table has no name."""
+    places = [place for place, each in enumerate(outputs or [], 1) if not each.name]
+    if places and not renamed:
+        raise TsqlError(8155, f"No column name was specified for column {places[0]} of '{name}'.", state=2)
+
+
 def select_text(writer: Writer, node: exp.Expression) -> str:
     """A query inside another statement."""
     return query(writer, node, outermost=False).text
@@ -91,7 +98,11 @@ def output_types(writer: Writer, node: exp.Expression) -> list[SqlType | None] |
 
 def output_columns(writer: Writer, node: exp.Expression) -> dict[str, Column] | None:
     """The columns of a query by their names in lower case, None when one of their types is not known."""
-    outputs = _looked_at(writer, node)
+    return columns_of(_looked_at(writer, node))
+
+
+def columns_of(outputs: list[Output] | None) -> dict[str, Column] | None:
+    """What a query gives, as the columns of a table."""
     if outputs is None or any(output.type is None for output in outputs):
         return None
     return {output.name.lower(): Column(output.name, output.type) for output in outputs if output.type is not None}
@@ -152,6 +163,7 @@ def common_tables(writer: Writer, node: exp.With, level: dict[str, dict[str, Col
         name, renamed = alias.name, [column.name for column in alias.args.get("columns") or []]
         level[name.lower()] = None  # of itself nothing is known
         inner = _counted(writer, each.this, name, renamed, level) or query(writer, each.this, outermost=False)
+        check_named(inner.outputs, renamed, name)
         if inner.outputs is not None and all(output.type is not None for output in inner.outputs):
             found = renamed if len(renamed) == len(inner.outputs) else [output.name for output in inner.outputs]
             pairs = zip(found, inner.outputs, strict=True)
@@ -298,7 +310,7 @@ def _matched(place: int, left: Output, right: Output) -> tuple[SqlType | None, s
     if "string" in kinds and kinds & {"number", "date", "uniqueidentifier"}:
         of, (one, other) = alike(values)
         return of, one, other
-    of = left.type or right.type
+    of = either(left.type, right.type)
     cast = own if of is None or "string" in kinds else f"{own}::{postgres_type(of)}"
     return of, cast if left.is_null else own, cast if right.is_null else own
 

@@ -140,16 +140,17 @@ def _derived(writer: Writer, node: exp.Subquery, found: From) -> str:
 
 
 def _named_query(writer: Writer, node: exp.Subquery, alias: exp.Expression | None, found: From) -> str:
-    from servicebroker.tsql.translation.queries.selects import output_columns, select_text  # it reads FROM
+    from servicebroker.tsql.translation.queries.selects import check_named, columns_of, query  # it reads FROM
 
     if alias is None or not alias.name:
         raise TsqlError(
             102, "Incorrect syntax near ')'. A derived table needs a name: (SELECT ...) AS name.", severity=15
         )
     with writer.hidden(found.sources if not isinstance(node.parent, exp.Lateral) else None):
-        text = select_text(writer, node.this)
-        columns = output_columns(writer, node.this)
+        text, outputs = query(writer, node.this, outermost=False)
+    columns = columns_of(outputs)
     renamed = [each.name for each in alias.args.get("columns") or []]
+    check_named(outputs, renamed, alias.name)
     if renamed and columns is not None and len(renamed) == len(columns):
         known = zip(renamed, columns.values(), strict=True)
         columns = {name.lower(): column._replace(name=name) for name, column in known}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from servicebroker.model.names import postgres_name
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.queries.selects import STAR, Top, limited, query, rows_taken
@@ -14,7 +15,17 @@ from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed, r
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.rows.outputs import Outputs, into, outputs_of, returning
 from servicebroker.tsql.translation.rows.targets import into_column, into_column_alone
-from servicebroker.tsql.translation.text_writer import Source, Sql, Writer, identifier, label, refused, write_value
+from servicebroker.tsql.translation.text_writer import (
+    Lock,
+    Source,
+    Sql,
+    Writer,
+    identifier,
+    label,
+    refused,
+    string,
+    write_value,
+)
 
 _SOURCES = ("VALUES", "SELECT", "DEFAULT", "EXEC", "EXECUTE", "WITH")
 
@@ -61,7 +72,15 @@ def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
         rows = _rows(writer, common, rest, targets, top)
     listed = f" ({', '.join(identifier(name) for name in columns)})" if columns else ""
     text = f"INSERT INTO {table} AS {identifier('inserted')}{listed} {rows}"
-    return _returned(writer, text, table, known, outputs)
+    done = _returned(writer, text, table, known, outputs)
+    return done._replace(after=_counted_on(table, [each for each in targets if each is not None and each.is_identity]))
+
+
+def _counted_on(table: str, columns: list[Column]) -> tuple[Lock, ...]:
+    """IDENTITY goes on behind values that were written for it."""
+    return tuple(
+        Lock(f"SELECT tsql.count_on({string(table)}, {string(postgres_name(column.name))})", ()) for column in columns
+    )
 
 
 def _name_end(rest: Slice) -> int:

@@ -186,7 +186,7 @@ def _settings(writer: Writer, piece: Slice, target: Source) -> str:
     from servicebroker.tsql.translation.rows.updates import settings_of  # it reads MERGE's neighbours too
 
     members = []
-    for each in settings_of(piece):
+    for each in settings_of(piece, target.alias):
         if each.variable:
             raise refused("A variable in SET of MERGE")
         column = (target.columns or {}).get(each.column.lower())

@@ -115,7 +115,7 @@ def write_change(writer: Writer, change: Change) -> Translated:
             tables[changed] = found.definition
         prefix = with_text(tables) if tables else ""
         target = _target(writer, change) if found is None else _common_target(writer, change, found)
-        settings = settings_of(change.set) if change.set is not None else []
+        settings = settings_of(change.set, target.source.alias) if change.set is not None else []
         reads = change.rows is not None or change.outputs is not None or any(map(_reads, settings))
         writer.check_changes(target.table, change.verb, *(("SELECT",) if reads else ()))
         with writer.query(target.found.sources):
@@ -177,18 +177,18 @@ def _reads(setting: Setting) -> bool:
     return not setting.column or (setting.value is not None and setting.value.find(exp.Column) is not None)
 
 
-def settings_of(piece: Slice) -> list[Setting]:
-    """The members of SET."""
-    return [_setting(each) for each in piece.split()]
+def settings_of(piece: Slice, target: str) -> list[Setting]:
+    """The members of SET; `target` is what the table is called among those that are read."""
+    return [_setting(each, target) for each in piece.split()]
 
 
-def _setting(piece: Slice) -> Setting:
+def _setting(piece: Slice, alias: str) -> Setting:
     words, tokens = piece.words, piece.tokens
     variable = ""
     if words and tokens.kinds[piece.first] == VARIABLE:
         variable = tokens.text(piece.first).lower()
         if len(words) > 1 and words[1] in COMPOUND:
-            return Setting("", variable, _compound(piece, 1))
+            return Setting("", variable, _compound(piece, 1, ""))
         if words[1:2] != ["="]:
             raise syntax_error(piece.text[:40], piece.line())
         piece = piece.part(2, len(words))
@@ -211,14 +211,15 @@ def _setting(piece: Slice) -> Setting:
         if words[place] != "=":
             raise syntax_error("DEFAULT", right.line())
         return Setting(target.name, variable, None)
-    return Setting(target.name, variable, value_in(right) if words[place] == "=" else _compound(piece, place))
+    return Setting(target.name, variable, value_in(right) if words[place] == "=" else _compound(piece, place, alias))
 
 
-def _compound(piece: Slice, place: int) -> exp.Expression:
-    """The value of a compound assignment with its operator at `place`."""
+def _compound(piece: Slice, place: int, alias: str) -> exp.Expression:
+    """The value of a compound assignment with its operator at `place`, of a column of what is called so."""
     left, right = piece.part(0, place), piece.part(place + 1, len(piece.words))
     value_in(right)  # which must be one by itself: nothing in parentheses would pass
-    return value_in(read(f"{left.text} {COMPOUND[piece.words[place]]} ({right.text})"))
+    own = f"[{alias.replace(']', ']]')}]." if alias and len(left.words) == 1 else ""
+    return value_in(read(f"{own}{left.text} {COMPOUND[piece.words[place]]} ({right.text})"))
 
 
 def _written(writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str) -> Translated:
@@ -247,12 +248,21 @@ def _written(writer: Writer, change: Change, target: _Target, settings: list[Set
         if change.outputs is not None:
             raise refused("OUTPUT beside variables in SET", "Use OUTPUT INTO a table variable.")
         types = tuple(writer.variable_type(each.variable) for each in variables)
+        goes_on = any(each.value is not None and _uses(each.value, variables) for each in settings)
         return Translated(
-            text, tuple(writer.parameters), "assign", None, types, tuple(each.variable for each in variables), before
-        )
+            text, tuple(writer.parameters), "assign", None, types, tuple(each.variable for each in variables), before,
+            most=int(goes_on),
+        )  # fmt: skip
     if change.outputs is not None:
         return Translated(text, tuple(writer.parameters), "rows", *columns, before=before)
     return Translated(text, tuple(writer.parameters), "count", before=before)
+
+
+def _uses(value: exp.Expression, variables: list[Setting]) -> bool:
+    """Whether a value is made of a variable that SET gives another one, row by row."""
+    return {"@" + each.name.lower() for each in value.find_all(exp.Parameter)} & {
+        each.variable for each in variables
+    } != set()
 
 
 def _into(writer: Writer, outputs: Outputs, prefix: str, text: str, listed: list[Output]) -> Translated:
@@ -325,10 +335,24 @@ def _by_address(
             f"DELETE FROM {target.table} AS deleted USING ({text}) AS tsql_rows WHERE deleted.ctid = tsql_rows.tsql_row"
         )
         return found, {"deleted": "deleted"}
-    if not members:
-        raise syntax_error("SET", 0)
+    members = members or [_as_it_is(writer, target)]
     found = f"UPDATE {target.table} AS inserted SET {', '.join(members)} FROM ({text}) AS deleted WHERE inserted.ctid = deleted.tsql_row"
     return found, {"inserted": "inserted", "deleted": "deleted"}
+
+
+def _as_it_is(writer: Writer, target: _Target) -> str:
+    """A column that keeps its value, where SET has variables alone: PostgreSQL wants one.
+
+    Raises:
+        TsqlError: 40515 there is none.
+    """
+    columns = writer.table_columns(target.table)
+    if columns is None:
+        raise UnknownColumns("UPDATE of variables alone")
+    found = next((each for each in columns.values() if not each.is_computed), None)
+    if found is None or target.common is not None:
+        raise refused("UPDATE that sets variables alone here", "Use SELECT.")
+    return f"{identifier(found.name)} = inserted.{identifier(found.name)}"
 
 
 def _is_nullable(change: Change, target: _Target) -> bool:
@@ -353,7 +377,7 @@ def _listed(
 ) -> tuple[list[Output], tuple[tuple[str, ...] | None, tuple[SqlType | None, ...] | None]]:
     """What comes back of each row."""
     if variables:
-        settings = settings_of(change.set) if change.set is not None else []
+        settings = settings_of(change.set, target.source.alias) if change.set is not None else []
         texts = []
         for number, each in enumerate(settings):
             if not each.variable:

@@ -56,6 +56,23 @@ def joined(left: SqlType | None, right: SqlType | None) -> SqlType:
     return SqlType(kind, -1 if min(lengths, default=0) < 0 or total > longest else max(1, total))
 
 
+_LATER = ("date", "smalldatetime", "datetime", "datetime2", "datetimeoffset")
+
+
+def either(left: SqlType | None, right: SqlType | None) -> SqlType | None:
+    """The type of a column that comes from two queries, which has room for what comes from either."""
+    if left is None or right is None or left == right:
+        return left or right
+    for family, wide, national in ((STRINGS, "varchar", "nvarchar"), (BINARIES, "varbinary", "")):
+        if left.name in family and right.name in family:
+            name = national if NATIONAL & {left.name, right.name} else wide
+            lengths = [-1 if of.length is None else of.length for of in (left, right)]
+            return SqlType(left.name if left.name == right.name else name, -1 if min(lengths) < 0 else max(lengths))
+    if left.name in _LATER and right.name in _LATER:
+        return max(right, left, key=lambda of: (_LATER.index(of.name), of.scale or 0))
+    return wider(left, right) or left
+
+
 def _digits(value: Sql) -> tuple[int, int]:
     """Precision and scale of a number as a decimal; a whole number that is written has as many digits as it has."""
     of = value.type

@@ -36,6 +36,7 @@ _NAMES = {
 _NATIONAL = ("nvarchar", "nchar", "ntext", "sysname")
 _SINGLE = ("varchar", "char", "text")
 _SCALED = ("datetime2", "time", "datetimeoffset")
+_NO_DAYS = ("date", *_SCALED)  # datetime and smalldatetime are days since 1900
 _SIZE = re.compile(r"\d{1,9}")
 
 
@@ -62,6 +63,14 @@ def type_of_node(node: exp.Expression) -> SqlType:
     return make_type(_NAMES.get(written, written), first, second, default_length=30)
 
 
+def filled(value: Sql) -> str:
+    """A char with its blanks, which PostgreSQL takes from what becomes a text."""
+    of = value.type
+    if value.is_open or of is None or of.name not in ("char", "nchar") or (of.length or 0) < 1:
+        return value.text
+    return f"rpad({value.text}::text, {of.length})"
+
+
 def converted(value: Sql, to: SqlType, *, style: str | None = None, attempt: bool = False) -> Sql:
     """A value as another type."""
     if value.is_open and value.type is None:
@@ -72,13 +81,15 @@ def converted(value: Sql, to: SqlType, *, style: str | None = None, attempt: boo
         return _into_variant(value)
     if value.type == VARIANT:
         return _out_of_variant(value, to, style, attempt)
-    source = f"{value.text}::text" if value.is_open else value.text
+    source = f"{value.text}::text" if value.is_open else filled(value)
     if to.name in BINARIES and value.type is not None and value.kind not in ("string", "binary") and not attempt:
         return _last_bytes(_bytes_of(source, value.type), to)
     if value.kind == "binary" and to.name in _FROM_BYTES and not attempt:
         return _sized(Sql(f"tsql.{to.name}_of_bytes({source})", to), to)
     if value.kind == "binary" and to.name in APPROXIMATE:
         raise TsqlError(529, f"Explicit conversion from data type varbinary to {to.name} is not allowed.")
+    if value.type is not None and value.type.name in _NO_DAYS and to.name in NUMBERS:
+        raise TsqlError(529, f"Explicit conversion from data type {value.type.name} to {to.name} is not allowed.")
     arguments = f"({source}, {style})" if style is not None else f"({source})"
     if attempt:
         function = f"tsql.try_{_function(value, to)}"
@@ -191,6 +202,8 @@ def _sized(value: Sql, to: SqlType, source: SqlType | None = None) -> Sql:
         return Sql(f"substring({value.text}, 1, {to.length})", to)
     if to.name == "smalldatetime":
         return Sql(f"tsql.to_minute({value.text})", to)
+    if to.name in ("datetime2", "time") and to.scale is not None and to.scale < 6:
+        return Sql(f"tsql.no_later({value.text}::{postgres_type(to)}, {to.scale})", to)
     if to.name in ("decimal", "money", "smallmoney", "datetime", "datetime2", "time", "real"):
         return Sql(f"{value.text}::{postgres_type(to)}", to)
     return value

@@ -25,7 +25,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
 )
 from servicebroker.tsql.translation.values.alternatives import alike, joined, result_type, wider
-from servicebroker.tsql.translation.values.conversions import converted, type_of_node
+from servicebroker.tsql.translation.values.conversions import converted, filled, type_of_node
 from servicebroker.tsql.translation.values.patterns import like
 from servicebroker.tsql.types import (
     BIT,
@@ -141,7 +141,8 @@ def _add(writer: Writer, node: exp.Add) -> Sql:
     _check_variant(left, right, "add")
     kinds = {left.kind, right.kind} - ({None} if left.is_open or right.is_open else set())
     if kinds <= {"string"} or kinds == {"binary"}:
-        return Sql(f"({closed_text(left)} || {closed_text(right)})", joined(left.type, right.type))
+        texts = [closed_text(each) if each.is_open else filled(each) for each in (left, right)]
+        return Sql(f"({' || '.join(texts)})", joined(left.type, right.type))
     if kinds == {"number"}:
         _check_bits(left, right, "add")
         return _calculated(f"({left.text} + {right.text})", result_type("+", left, right))

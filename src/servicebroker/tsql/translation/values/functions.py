@@ -28,7 +28,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
 )
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import DECIMAL, FLOAT, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
+from servicebroker.tsql.types import DATETIME, DECIMAL, FLOAT, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
 
 # those whose arguments are not plain values; the modules that write them register them here
 SPECIAL: dict[str, Callable[[Writer, list[exp.Expression]], Sql]] = {}
@@ -131,6 +131,8 @@ def argument(value: Sql, letter: str) -> str:
         return f"{value.text}::integer"
     if letter == "n" and value.kind == "string":
         return f"tsql.to_float({closed_text(value)})"
+    if letter == "d" and value.kind == "number":
+        return converted(value, DATETIME).text
     if letter == "d" and value.kind != "date":
         return f"tsql.to_datetime2({closed_text(value)})"
     return closed_text(value)

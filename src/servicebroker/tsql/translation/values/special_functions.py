@@ -83,6 +83,14 @@ def _global(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return plain_call(writer, nodes[0].name.lower(), [], nodes[0].name)
 
 
+def _len(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 1, "len")
+    value = write_value(writer, nodes[0])
+    if value.kind == "binary":
+        return Sql(f"octet_length(rtrim({value.text}, '\\x20'::bytea))", INT)
+    return Sql(f"length(rtrim({argument(value, 's')}, ' '))", INT)
+
+
 def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 1, "datalength")
     value = write_value(writer, nodes[0])
@@ -179,6 +187,7 @@ SPECIAL |= {
     "hashbytes": _hashbytes,
     "global": _global,
     "datalength": _datalength,
+    "len": _len,
     "greatest": _extreme("GREATEST"),
     "least": _extreme("LEAST"),
     "cursor_status": _cursor_status,
