@@ -131,14 +131,13 @@ def _queue(table: Table, folder: Path) -> QueueRule:
 
 
 def _message(table: Table, folder: Path) -> MessageRule:
-    columns = tuple(_column(name, table.table("columns")) for name in table.values.get("columns", ()))
-    table.used.add("columns")
+    columns = table.table("columns", {})
     schema = table.text("schema", "")
     rule = MessageRule(
         table.text("type"),
         table.choice("format", FORMATS, needed=True),
         table.table_name("table", ""),
-        columns,
+        tuple(_column(name, columns) for name in columns.values),
         tuple(table.texts("partition_by")),
         tuple(table.texts("key")),
         table.choice("when_bad", WHEN_BAD),
@@ -188,8 +187,9 @@ def _column(name: str, table: Table) -> Column:
 def _content(path: Path, table: Table) -> bytes:
     try:
         return path.read_bytes()
-    except OSError as problem:
-        raise DefinitionError(f"'{path}' cannot be read: {problem.strerror}", *table.place, "schema") from None
+    except (OSError, ValueError) as problem:  # ValueError: it is no path at all
+        why = getattr(problem, "strerror", None) or problem
+        raise DefinitionError(f"'{path}' cannot be read: {why}", *table.place, "schema") from None
 
 
 class Table:
@@ -255,9 +255,9 @@ class Table:
             )
         return value
 
-    def table(self, key: str) -> Table:
+    def table(self, key: str, default: Mapping[str, Any] | None = None) -> Table:
         """An inner table."""
-        return Table(self._value(key, dict, "a table", None), *self.place, key)
+        return Table(self._value(key, dict, "a table", default), *self.place, key)
 
     def tables(self, key: str) -> list[Table]:
         """A list of tables, empty when it is not there."""
