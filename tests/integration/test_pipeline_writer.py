@@ -418,6 +418,7 @@ def test_rows_go_to_another_instance(pair):
         (StructType([StructField("message_body", LongType())]), {}, "needs a column 'message_body'"),
         (StructType([BODY]), {"messageType": ""}, "needs the option 'messageType'"),
         (StructType([BODY]), {"key": "k"}, "no column 'k'"),
+        (StructType([BODY]).add("k", StructType()), {"key": "k"}, "'k', .* must hold single values"),
         (StructType([BODY, StructField("message_type_name", LongType())]), {}, "must be of string"),
     ],
 )

@@ -114,6 +114,7 @@ def test_options_have_defaults():
         ({"maxMessagesPerTrigger": "0"}, "whole number from 1"),
         ({"minPartitions": "many"}, "not 'many'"),
         ({"claimTimeout": "-1"}, "whole number from 0"),
+        ({"claimTimeout": "2147484"}, "from 0 to 2147483"),
         ({"startingOffsets": "Monday"}, "earliest or latest, not 'Monday'"),
         ({"partitioning": "hash"}, "group or range"),
         ({"failOnDataLoss": "perhaps"}, "true or false"),

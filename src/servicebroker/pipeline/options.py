@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from servicebroker.model.errors import InstanceError
 
+LONGEST_CLAIM = (2**31 - 1) // 1000  # seconds: PostgreSQL counts milliseconds
 MOST_PARTITIONS_BY_DEFAULT = 8  # each partition scans the whole range for its groups
 
 
@@ -125,7 +126,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         max_trigger_delay=_seconds(values, "maxTriggerDelay", 900),
         min_partitions=whole_number(values, "minPartitions", _cores(), 1, 1024),
         end_of_stream=values.get("endofstream", "EndOfStream"),
-        claim_timeout=whole_number(values, "claimTimeout", 30, 0),
+        claim_timeout=whole_number(values, "claimTimeout", 30, 0, LONGEST_CLAIM),
         starting_offsets=one_of(values, "startingOffsets", ("earliest", "latest")),
         partitioning=one_of(values, "partitioning", ("group", "range")),
         fail_on_data_loss=one_of(values, "failOnDataLoss", ("true", "false")) == "true",

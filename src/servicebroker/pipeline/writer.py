@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.options import WriterOptions
@@ -81,7 +81,7 @@ def check_columns(options: WriterOptions, schema: StructType) -> None:
     """Refuse rows that are no messages.
 
     Raises:
-        InstanceError: no message_body of bytes or text, no message type, or no such key column.
+        InstanceError: no message_body of bytes or text, no message type, or no such column as key.
     """
     types = {field.name: field.dataType for field in schema.fields}
     if not isinstance(types.get(BODY), BinaryType | StringType):
@@ -92,6 +92,8 @@ def check_columns(options: WriterOptions, schema: StructType) -> None:
         raise InstanceError(f"The servicebroker writer needs the option 'messageType', or a column '{TYPE}'.")
     if options.key and options.key not in types:
         raise InstanceError(f"The rows have no column '{options.key}', which the option 'key' names.")
+    if isinstance(types.get(options.key), ArrayType | MapType | StructType):
+        raise InstanceError(f"The column '{options.key}', which the option 'key' names, must hold single values.")
 
 
 def job_name(options: WriterOptions) -> str:
