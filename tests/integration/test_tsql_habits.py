@@ -732,3 +732,19 @@ def test_a_compound_assignment_is_of_the_column_that_is_set(db: sb.Database) -> 
 def test_there_is_no_moment_behind_the_last(db: sb.Database) -> None:
     assert told(db, "SELECT DATEADD(year, 150, CAST('99001226' AS datetime))") == [517]
     assert told(db, "SELECT CAST('10000-01-01' AS datetime2)") == [242]
+
+
+def test_values_of_data_are_apart(db: sb.Database) -> None:
+    names = "(VALUES ('a', 'x'), ('b', NULL), ('c', 'z')) v (n, m)"
+    assert (
+        one(db, f"SELECT REPLACE((SELECT n AS [data()] FROM {names} ORDER BY n FOR XML PATH('')), ' ', ', ')")
+        == "a, b, c"
+    )
+    assert (
+        one(db, f"SELECT n AS [data()], m AS [data()] FROM {names} FOR XML PATH('r')") == "<r>a x</r><r>b</r><r>c z</r>"
+    )
+    assert (
+        one(db, f"SELECT n AS 's/data()', m AS 's/data()' FROM {names} WHERE n = 'a' FOR XML PATH('r')")
+        == "<r><s>a x</s></r>"
+    )
+    assert one(db, f"SELECT n AS [data()], ';' FROM {names} FOR XML PATH('')") == "a;b;c;"

@@ -207,3 +207,34 @@ def test_insert_exec_takes_more_rows_than_one_statement_has_values(
     many = "EXEC ('SELECT value, value + 1 FROM GENERATE_SERIES(1, 120)')"
     script = f"CREATE TABLE #Many (a INT, b INT) INSERT #Many {many} SELECT @@ROWCOUNT, SUM(b - a) FROM #Many"
     assert told(database, script) == [[(120, 120)]]
+
+
+def test_table_variables_outlive_a_rollback(instance: sb.Instance) -> None:
+    database = instance.database("Outliving", create=True)
+    database.execute_tsql("""
+    CREATE TABLE Steps (a int)
+    GO
+    CREATE TYPE Pairs AS TABLE (a int PRIMARY KEY, b int)
+    GO
+    CREATE PROCEDURE Logged AS
+    DECLARE @log TABLE (Id int IDENTITY, Said varchar(50), Loud AS UPPER(Said), Body xml)
+    BEGIN TRY
+        BEGIN TRAN
+        INSERT @log (Said, Body) VALUES ('begun, "so"', '<a/>')
+        INSERT Steps VALUES (1 / 0)
+        COMMIT
+    END TRY
+    BEGIN CATCH
+        ROLLBACK
+        INSERT @log (Said) VALUES ('failed')
+    END CATCH
+    SELECT Id, Loud, CAST(Body AS varchar(9)) FROM @log ORDER BY Id
+    """)
+    logged = [(1, 'BEGUN, "SO"', "<a/>"), (2, "FAILED", None)]
+    assert told(database, "EXEC Logged") == [logged]
+    assert told(database, "BEGIN TRAN; EXEC Logged") == [logged, 266]  # made inside of what was rolled back
+    assert told(database, """
+    DECLARE @t TABLE (a int); INSERT @t VALUES (1); DECLARE @p Pairs
+    BEGIN TRAN; INSERT @t VALUES (2); SAVE TRAN half; DELETE @t WHERE a = 1; INSERT @p VALUES (1, 2); ROLLBACK TRAN half
+    SELECT a FROM @t; UPDATE @t SET a = 3; ROLLBACK; SELECT a FROM @t; SELECT a, b FROM @p
+    """) == [[(2,)], [(3,)], [(1, 2)]]  # fmt: skip

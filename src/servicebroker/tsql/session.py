@@ -48,6 +48,7 @@ from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import BatchEnd, Machine, ScopeEnd
 from servicebroker.tsql.interpreter.queries import Queries
+from servicebroker.tsql.interpreter.table_variables import keep
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, Results
@@ -97,6 +98,7 @@ class Session:
         self.machine.context = Context(self.machine, self._database)
         self.machine.queries = Queries(self.machine)
         self.machine.transactions.when_undone = self.machine.queries.rolled_back
+        self.machine.transactions.keep = functools.partial(keep, self.machine)
         if self._given is not None:
             self.machine.transactions.count = 1
             self.machine.transactions.outer = True

@@ -41,6 +41,7 @@ class Frame:
         number: its object_id, @@PROCID.
         types, values: of the variables.
         tables: the quoted PostgreSQL name of table variables and of temporary tables that were made here.
+        declared: the columns of table variables that were made here, as they were written.
         code: the return code.
         updated: inside a trigger the columns, in lower case, that the statement has set; None for all of them.
         diverts: whether an INSTEAD OF trigger runs here.
@@ -58,6 +59,7 @@ class Frame:
     types: dict[str, SqlType] = field(default_factory=dict)
     values: dict[str, object] = field(default_factory=dict)
     tables: dict[str, str] = field(default_factory=dict)
+    declared: dict[str, str] = field(default_factory=dict)
     code: int = 0
     updated: frozenset[str] | None = frozenset()
     diverts: bool = False

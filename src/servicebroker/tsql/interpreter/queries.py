@@ -324,12 +324,16 @@ class Queries:
             return
         self._made += 1
         table = f'pg_temp."{name[:40]}_{self._made}"'
+        self.make_table(table, columns)
+        frame.tables[name], frame.declared[name] = table, columns
+
+    def make_table(self, table: str, columns: str) -> None:
+        """The table of a table variable."""
         scope = self.scope()
         scope.tables = {"#variable": table}
         done = translate(f"CREATE TABLE #variable {columns}", scope)
         self._execute(done, "")
         self._has_temporary = True
-        frame.tables[name] = table
 
     def insert(self, table: str, columns: list[Column], row: list[Value]) -> None:
         """One row into a table of the session's, each value converted to its column's type."""

@@ -42,6 +42,7 @@ class Transactions:
         took: the transaction's id and the queue of each RECEIVE that found something.
         met: the groups and conversations that it has taken messages of, or ended. They may be gone since.
         snapshot: whether all of its statements see what was there when the first one ran.
+        keep: is called before a ROLLBACK, and what it returns behind it: what that does not undo.
         when_undone: is called after PostgreSQL has undone something, with which settings of the connection go back.
     """
 
@@ -53,6 +54,7 @@ class Transactions:
     is_implicit: bool = False  # SET IMPLICIT_TRANSACTIONS has begun it
     outer: bool = False  # the transaction belongs to the caller, who ends it
     snapshot: bool = False
+    keep: Callable[[], Callable[[], None]] = field(default=lambda: lambda: None)
     when_undone: Callable[[], None] = field(default=lambda: None)
     _floor: int = 0  # COMMIT and ROLLBACK leave so many open
     _name: str = ""
@@ -173,14 +175,18 @@ class Transactions:
             raise TsqlError(
                 3903, "The transaction belongs to the caller, who rolls it back: raise an error with THROW."
             )
-        begun = self.has_begun()
+        if not self.has_begun():
+            self.connection.ahead.clear()
+            self._ended()
+            return
+        restore = self.keep()
         self.connection.ahead.clear()
         try:
-            if begun:
-                run_command(self.connection, b"rollback")
-                self.when_undone()
+            run_command(self.connection, b"rollback")
+            self.when_undone()
         finally:
             self._ended()
+        restore()
 
     def _ended(self) -> None:
         self.count = 0
@@ -240,10 +246,12 @@ class Transactions:
             raise TsqlError(3931, _DOOMED_SAVEPOINT)
         savepoint = self._savepoints[found[-1]][1]
         del self._savepoints[found[-1] + 1 :]
+        restore = self.keep()
         self._guarded = False
         self.connection.ahead[:] = [one for one in self.connection.ahead if b"release" not in one.command]
         run_command(self.connection, f"rollback to savepoint {savepoint}".encode())
         self.when_undone()
+        restore()
 
     # ------------------------------------------------------------ statements
 

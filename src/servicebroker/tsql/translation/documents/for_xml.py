@@ -17,6 +17,10 @@ _KNOWN = frozenset(
     {"RAW", "AUTO", "PATH", "ROOT", "TYPE", "ELEMENTS", "ELEMENTS XSINIL", "ELEMENTS ABSENT", "BINARY BASE64"}
 )
 _INLINE = frozenset({"", "*", "text()", "node()", "data()"})
+_BEGIN, _END = (
+    "chr(1)",
+    "chr(2)",
+)  # around a value of data(): between two that meet comes a blank. No XML has these signs
 _INSTRUCTION = re.compile(r"processing-instruction\(([\w.\-]+)\)")
 _NIL = "http://www.w3.org/2001/XMLSchema-instance"
 
@@ -42,6 +46,8 @@ def for_xml(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tup
         name = _row_name(options)
         row = _element(name, members, on_top, nil) if name else _content(members, nil)
         text, source = f"string_agg({row}, '')", rows.text
+    if any(path[-1] == "data()" for path in paths):
+        text = f"translate(replace({text}, {_END} || {_BEGIN}, ' '), {_BEGIN} || {_END}, '')"
     if root:
         text = f"{string(f'<{_name(root)}{declared}>')} || {text} || {string(f'</{_name(root)}>')}"
     return f"SELECT {text} FROM {source}", XML if "TYPE" in options else NVARCHAR
@@ -198,6 +204,8 @@ def _leaf(name: str, field: str, output: Output, nil: bool) -> str:
             6852,
             f"Attribute-centric column '{name}' must not come after a non-attribute-centric sibling in XML hierarchy in FOR XML PATH.",
         )
+    if name == "data()":
+        return f"coalesce({_BEGIN} || {inside} || {_END}, '')"
     if name in _INLINE:
         return f"coalesce({inside}, '')"
     instruction = _INSTRUCTION.fullmatch(name)

@@ -1,0 +1,73 @@
+"""Table variables outlive a ROLLBACK: PostgreSQL undoes what is in their tables, so they are made and filled again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from servicebroker.model.names import postgres_name
+from servicebroker.store.direct import run_command
+from servicebroker.store.running import fetch
+from servicebroker.tsql.translation.text_writer import identifier, string
+
+if TYPE_CHECKING:
+    from servicebroker.tsql.interpreter.machine import Machine
+
+
+class _Kept(NamedTuple):
+    """A table variable; `rows` as PostgreSQL writes them, None where the transaction can answer no question."""
+
+    table: str
+    columns: str
+    rows: list[str] | None
+
+
+def keep(machine: Machine) -> Callable[[], None]:
+    """Before a ROLLBACK: what makes all table variables again as they are now."""
+    found = [
+        (frame.tables[name], columns)
+        for frame in machine.frames
+        for name, columns in frame.declared.items()
+        if name in frame.tables
+    ]
+    kept = [
+        _Kept(table, columns, None if machine.transactions.is_lost else _rows(machine, table))
+        for table, columns in found
+    ]
+
+    def restore() -> None:
+        if not machine.connection.closed:
+            for each in kept:
+                _restore(machine, each)
+
+    return restore
+
+
+def _rows(machine: Machine, table: str) -> list[str]:
+    return [row for (row,) in machine.connection.run_described(f"select t::text from {table} as t", ()).rows]
+
+
+def _restore(machine: Machine, kept: _Kept) -> None:
+    ((is_there,),) = fetch(
+        machine.connection, "table_variables.restore", "select to_regclass($1) is not null", (kept.table,)
+    )
+    if is_there and kept.rows in (None, _rows(machine, kept.table)):
+        return
+    if is_there:
+        run_command(machine.connection, f"delete from {kept.table}".encode())
+    else:
+        machine.queries.make_table(kept.table, kept.columns)
+    machine.queries.columns.forget()
+    columns = machine.queries.columns.get(kept.table) or ()
+    if not kept.rows:
+        return
+    names = [identifier(column.name) for column in columns if not column.is_computed]
+    machine.connection.run_described(
+        f"insert into {kept.table} ({', '.join(names)}) select {', '.join(f'(r).{name}' for name in names)} from "
+        f"(select row::{kept.table} as r from unnest($1::text[]) with ordinality as u (row, n) order by n) as kept",
+        (kept.rows,),
+    )
+    for column in columns:
+        if column.is_identity and not is_there:
+            place = f"{string(kept.table)}, {string(postgres_name(column.name))}"
+            run_command(machine.connection, f"select tsql.count_on({place})".encode())
