@@ -167,7 +167,7 @@ def test_check_leaves_to_the_run_what_other_scripts_make(tmp_path: Path):
         SELECT price, COUNT(*) FROM #Given GROUP BY price
         SELECT @half
     GO
-    CREATE PROCEDURE #Mine @a INT AS SELECT @a
+    CREATE PROCEDURE ##Mine @a INT AS SELECT @a
     GO
     SELECT * FROM @nowhere
     """)

@@ -183,6 +183,13 @@ def test_nothing_ends_the_transaction_of_an_insert_exec(database: sb.Database) -
         assert said_by(database, f"{before}INSERT Said EXEC UndoThere{after}") == [6401, [(1, 0, 0)]]
 
 
+def test_insert_exec_is_not_nested(database: sb.Database) -> None:
+    told(database, INSERT_EXEC)
+    script = "INSERT Noted EXEC ('SELECT 1 INSERT Said EXEC Say 2 SELECT 3') SELECT n FROM Noted ORDER BY n"
+    assert said_by(database, script) == [8164, [(1,), (3,)], [(0, 2, 0)]]
+    assert said_by(database, "INSERT Said EXEC Say 1") == [[(1, 1, 0)]]
+
+
 def test_insert_exec_fires_triggers_once_and_leaves_the_identity(database: sb.Database) -> None:
     told(
         database,

@@ -140,13 +140,19 @@ class Transactions:
 
     @contextmanager
     def held_open(self) -> Iterator[None]:
-        """What runs inside, of an INSERT ... EXEC, does not end the transaction, nor go back to before."""
-        outer, savepoints = self._floor, self._savepoints
-        self._floor, self._savepoints = self.count, []
+        """What runs inside, of an INSERT ... EXEC, does not end the transaction, nor go back to before.
+
+        Raises:
+            TsqlError: 8164 another one holds it.
+        """
+        if self._floor:
+            raise TsqlError(8164, "An INSERT EXEC statement cannot be nested.")
+        savepoints, self._savepoints = self._savepoints, []
+        self._floor = self.count
         try:
             yield
         finally:
-            self._floor, self._savepoints = outer, savepoints if self.count else []
+            self._floor, self._savepoints = 0, savepoints if self.count else []
 
     def check_ends(self) -> None:
         """Refuse a ROLLBACK TRANSACTION of what is held open.
