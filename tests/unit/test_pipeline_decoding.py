@@ -435,6 +435,22 @@ def test_numbers_inside_avro_stay_exact():
     assert decoder("avro", [column], schema=definition).decode(sink.getvalue()) == [value]
 
 
+def test_a_uuid_of_avro_is_a_text_wherever_it_stands():
+    inner = {
+        "type": "record",
+        "name": "B",
+        "fields": [{"name": "id", "type": {"type": "string", "logicalType": "uuid"}}],
+    }
+    schema = {"type": "record", "name": "A", "fields": [{"name": "b", "type": inner}]}
+    sink, value = io.BytesIO(), uuid.UUID(int=7)
+    fastavro.schemaless_writer(sink, fastavro.parse_schema(schema), {"b": {"id": value}})
+    definition = json.dumps(schema).encode()
+    assert decoder("avro", [Column("x", "string", source="b.id")], schema=definition).decode(sink.getvalue()) == [
+        str(value)
+    ]
+    assert decoder("avro", schema=definition).decode(sink.getvalue()) == [f'{{"id":"{value}"}}']
+
+
 def test_a_number_of_avro_with_more_digits_than_a_decimal_has_is_kept_as_text():
     kind = {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2}
     schema = {"type": "record", "name": "A", "fields": [{"name": "x", "type": kind}]}

@@ -69,8 +69,7 @@ class AvroDecoder:
             raise Undecodable("malformed", f"{type(problem).__name__} {problem}".strip()) from None
         if source.tell() != len(body):
             raise Undecodable("malformed", f"{len(body) - source.tell()} bytes follow the record")
-        fields = {name: str(value) if type(value).__name__ == "UUID" else value for name, value in found.items()}
-        return self._projection.values(fields)
+        return self._projection.values(found)
 
 
 def _record(schema: bytes, references: Sequence[bytes]) -> Any:

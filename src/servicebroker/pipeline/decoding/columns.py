@@ -12,6 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from json.encoder import encode_basestring
 from typing import Any, Final, NamedTuple, Protocol
+from uuid import UUID
 
 MOST_DIGITS = 38  # of a decimal
 KINDS = ("string", "integer", "long", "double", "boolean", "date", "timestamp", "binary", "json")
@@ -182,9 +183,10 @@ def convert(kind: str, value: Any, rounds: bool = False) -> Any:
     Raises:
         ValueError, TypeError, ArithmeticError: it is none.
     """
-    if kind == "string" and isinstance(value, str):
-        value.encode()  # a lone surrogate is no text
-        return value
+    if kind == "string" and isinstance(value, str | UUID):
+        text = str(value)
+        text.encode()  # a lone surrogate is no text
+        return text
     if kind in _RANGES and isinstance(value, int) and not isinstance(value, bool):
         return _in_range(kind, value)
     if kind in _RANGES and isinstance(value, Number) and value.text == "-0":
