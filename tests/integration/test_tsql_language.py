@@ -589,6 +589,15 @@ def test_top_is_an_expression_wherever_rows_are_changed(db: sb.Database) -> None
     assert len(rows("DELETE TOP (@n + 1) FROM Cut OUTPUT deleted.n WHERE n < 4")) == 3
     assert rows("DELETE TOP (30) PERCENT FROM Cut OUTPUT deleted.n WHERE n = 5") == [(5,)]
     assert rows("SELECT TOP (SELECT COUNT(*) - 1 FROM Cut) n FROM Cut ORDER BY n") == [(4,), (6,)]
+    db.execute_tsql("CREATE SEQUENCE Cuts START WITH 7")
+    db.execute_tsql(
+        "CREATE TABLE Some1 (s VARCHAR(9) DEFAULT 'said', d DATE, n INT DEFAULT NEXT VALUE FOR Cuts, m INT)"
+    )
+    cut = "INSERT TOP (@n) Drawn (s, d, m) OUTPUT inserted.* VALUES (DEFAULT, DEFAULT, NEXT VALUE FOR Cuts), "
+    assert rows(f"{cut} ('x', '20260101', 1), (DEFAULT, NULL, 2)") == [
+        ("said", None, 7, 7),
+        ("x", date(2026, 1, 1), 8, 1),
+    ]
     for said, top, offset in ("NULL", 1060, 10743), ("-1", 127, 10742):
         for text in ("SELECT TOP (@m) n FROM Cut", "DELETE TOP (@m) Cut", "INSERT TOP (@m) Cut (b) VALUES ('q')"):
             assert number(db, f"DECLARE @m INT = {said} {text}") == top

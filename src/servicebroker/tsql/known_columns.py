@@ -23,7 +23,6 @@ select wanted.name, a.attname::text, t.typname::text, a.atttypmod, a.attnotnull,
  order by wanted.name, a.attnum
 """
 _NOTED = re.compile(r"(\w+(?:\([^)]*\))?) ([^\n]*)(?:\n(.*))?", re.DOTALL)
-_DRAWS = "tsql.next_in_row("
 _TYPES = {
     "uuid": "uniqueidentifier",
     "bytea": "varbinary(max)",
@@ -48,8 +47,7 @@ def columns_of(
     for table, name, kind, modifier, required, identity, computed, note, number, written in rows:
         spelled, of, default = _noted(note, name, kind, modifier)
         is_moment = kind == "timestamptz" and of.name != "datetimeoffset"
-        draws = written if written and _DRAWS in written else ""
-        column = Column(spelled, of, identity, not required, computed, is_moment, default, draws, number)
+        column = Column(spelled, of, identity, not required, computed, is_moment, default, written or "", number)
         found[table] = (*found.get(table, ()), column)
     return found
 

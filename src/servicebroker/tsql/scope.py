@@ -26,8 +26,13 @@ class Column(NamedTuple):
     is_computed: bool = False
     is_moment: bool = False  # PostgreSQL knows its zone, which a datetime has not
     default: str = ""  # the name of its DEFAULT constraint
-    draws: str = ""  # its DEFAULT in PostgreSQL, where that is a number of a sequence
+    written: str = ""  # its DEFAULT in PostgreSQL
     number: int = 0  # its column_id
+
+    @property
+    def draws(self) -> str:
+        """Its DEFAULT in PostgreSQL, where that is a number of a sequence."""
+        return self.written if "tsql.next_in_row(" in self.written else ""
 
 
 class UserFunction(NamedTuple):

@@ -213,9 +213,13 @@ def _values(
 
 def _member(writer: Writer, piece: Slice, target: Column | None, *, is_cut: bool) -> _Member:
     if piece.words == ["DEFAULT"]:
-        if is_cut:  # PostgreSQL takes it in plain rows only
-            raise refused("DEFAULT beside TOP (expression)", "Leave the column out, or write the value.")
-        return _Member("DEFAULT", "" if target is None else target.draws)
+        if target is None:
+            return _Member("DEFAULT")
+        unset = Sql("NULL", None, is_open=True)
+        own = (
+            (target.written or into_column_alone(unset, target)) if is_cut else "DEFAULT"
+        )  # a word of plain rows alone
+        return _Member(own, target.draws)
     before = writer.drawn
     text = (into_column_alone if is_cut else into_column)(write_value(writer, value_in(piece)), target)
     return _Member(text, text if writer.drawn > before else "")
