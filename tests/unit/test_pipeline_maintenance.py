@@ -24,7 +24,7 @@ from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.delta import OpenDelta
 from servicebroker.pipeline.delta_reader import open_table
-from servicebroker.pipeline.maintenance import compact, replay
+from servicebroker.pipeline.maintenance import compact, last_landed, replay
 from servicebroker.pipeline.report import report
 
 STRICT = replace(ORDER, columns=(Column("id", "long"), Column("note", "string")))
@@ -136,6 +136,15 @@ def disturbed(monkeypatch, folder, landing, times):
 def test_a_time_to_keep_versions_that_is_none_is_refused(tmp_path, hours):
     with pytest.raises(InstanceError, match="some hours from 0 on, not for"):
         compact(pipeline(tmp_path), hours)
+
+
+@pytest.mark.parametrize("offset", ["", "{", "5", "[]", "null"])
+def test_a_damaged_checkpoint_is_one_sentence(tmp_path, offset):
+    for name, content in (("offsets", f"v1\n{{}}\n{offset}"), ("commits", "v1")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0").write_text(content)
+    with pytest.raises(InstanceError, match=r"is damaged|not written by this version"):
+        last_landed(tmp_path)
 
 
 def test_files_are_merged_beside_a_pipeline_that_lands(tmp_path, monkeypatch):

@@ -115,7 +115,7 @@ def last_landed(checkpoint: Path) -> tuple[int, Frontier | None]:
     try:
         *_, offset = (checkpoint / "offsets" / str(max(done))).read_text().splitlines()
         return max(done), Frontier.from_json(json.loads(offset))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):  # TypeError: it is JSON, and no object
         raise InstanceError(f"The checkpoint '{checkpoint}' is damaged.") from None
 
 
