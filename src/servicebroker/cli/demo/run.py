@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -23,6 +23,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.spark_session import check_java
 
 LOOK = 0.1  # seconds between looks at what has landed
+SELDOM = 1.0  # the same while lines are sent
 FEW_ROWS = 5
 PATIENCE = 20  # seconds for another run in the same folder to end
 
@@ -82,54 +83,72 @@ def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
             database = instance.database(names.DATABASE, create=True)
             set_up(database)
             shipper = Shipper(database, path, file)
-            before = landed_rows(table)
+            landed = _Landed(landing, landed_rows(table), voice)
             voice.say(f"Sending each line from {names.SHIPPER} to {names.WAREHOUSE}; Spark lands them in {table}.")
-            _ship(shipper, os.fstat(file.fileno()).st_size, landing, voice)
+            _ship(shipper, os.fstat(file.fileno()).st_size, landed)
             landing.begin()
-            _drain(shipper, landing, before, voice)
+            _drain(shipper, landed)
         seconds = time.monotonic() - begin
         if shipper.failures:
             raise InstanceError(" ".join(shipper.failures))
-        landed = landed_rows(table) - before
+        rows = landed_rows(table) - landed.before
     return Summary(
         str(path),
         shipper.position.lines,
         shipper.sent,
-        landed,
+        rows,
         shipper.opened,
         shipper.closed,
         round(seconds, 3),
-        round(landed / seconds, 1),
+        round(rows / seconds, 1),
         str(table),
     )
 
 
-def _ship(shipper: Shipper, size: int, landing: Landing, voice: Voice) -> None:
+@dataclass
+class _Landed:
+    """What this run has landed, beside the `before` rows of the table, and the telling of it."""
+
+    landing: Landing
+    before: int
+    voice: Voice
+    _looked: float = field(default_factory=time.monotonic)
+    _is_shown: bool = False
+
+    def look(self, sent: int, pause: float = 0.0) -> None:
+        """Tell how many rows there are, and show the first ones; not within `pause` seconds of the last look."""
+        if time.monotonic() < self._looked + pause:
+            return
+        count = self.landing.rows() - self.before
+        self.voice.show("landed", count, max(sent, count))
+        if count and not self._is_shown:
+            self.voice.first(self.landing.first_rows(FEW_ROWS))
+            self._is_shown = True
+        self._looked = time.monotonic()
+
+
+def _ship(shipper: Shipper, size: int, landed: _Landed) -> None:
     """Send, and land as soon as Spark is there."""
     for offset in shipper.ship(size):
-        voice.show("sent", shipper.sent, round(shipper.sent * size / max(offset, 1)))
+        landed.voice.show("sent", shipper.sent, round(shipper.sent * size / max(offset, 1)))
         shipper.answer()
-        if landing.is_ready:
-            landing.begin()
-        landing.check()
+        if landed.landing.is_ready:
+            landed.landing.begin()
+            landed.look(shipper.sent, SELDOM)
+        landed.landing.check()
     shipper.finish()
-    voice.show("sent", shipper.sent, shipper.sent)
+    landed.voice.show("sent", shipper.sent, shipper.sent)
 
 
-def _drain(shipper: Shipper, landing: Landing, before: int, voice: Voice) -> None:
+def _drain(shipper: Shipper, landed: _Landed) -> None:
     """Until every conversation is closed on both sides: then everything has landed and is acknowledged."""
-    is_shown = False
     while True:
         while shipper.answer():
             pass
-        landed = landing.rows() - before
-        voice.show("landed", landed, max(shipper.sent, landed))
-        if landed and not is_shown:
-            voice.first(landing.first_rows(FEW_ROWS))
-            is_shown = True
+        landed.look(shipper.sent)
         if not shipper.open_conversations():
             return
-        landing.check()
+        landed.landing.check()
         time.sleep(LOOK)
 
 

@@ -1,0 +1,72 @@
+"""What a run of the demo tells while it goes on. No Spark, no server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from servicebroker.cli.demo import run
+
+
+class Sending:
+    """A shipper of four lines, whose conversations are closed at once."""
+
+    sent = 0
+
+    def ship(self, size: int) -> Iterator[int]:
+        for offset in range(size):
+            self.sent += 1
+            yield offset
+
+    def answer(self) -> int:
+        return 0
+
+    def finish(self) -> None:
+        pass
+
+    def open_conversations(self) -> int:
+        return 0
+
+
+class Growing:
+    """A table of ten rows that gets another one whenever somebody looks."""
+
+    is_ready = True
+    count = 10
+
+    def begin(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def rows(self) -> int:
+        self.count += 1
+        return self.count
+
+    def first_rows(self, count: int) -> list[tuple[str, int, bytes]]:
+        return [("h", 0, b"line")]
+
+
+def test_the_first_rows_are_shown_while_lines_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SELDOM", 0.0)
+    shipper: Any = Sending()
+    table: Any = Growing()
+    told: list[tuple[str, int]] = []
+    voice = run.Voice(
+        lambda sentence: None,
+        lambda name, done, expected: told.append((name, done)),
+        lambda rows: told.append(("first", shipper.sent)),
+    )
+    landed = run._Landed(table, 10, voice)
+    run._ship(shipper, 4, landed)
+    assert [sent for name, sent in told if name == "first"] == [1]
+    assert [done for name, done in told if name == "landed"] == [1, 2, 3, 4]
+    monkeypatch.setattr(run, "SELDOM", 60.0)
+    told.clear()
+    run._ship(shipper, 4, landed)
+    assert {name for name, _ in told} == {"sent"}  # each look reads the table's log
+    run._drain(shipper, landed)
+    assert told[-1] == ("landed", 5)
