@@ -748,3 +748,28 @@ def test_values_of_data_are_apart(db: sb.Database) -> None:
         == "<r><s>a x</s></r>"
     )
     assert one(db, f"SELECT n AS [data()], ';' FROM {names} FOR XML PATH('')") == "a;b;c;"
+
+
+def test_a_view_with_names_knows_its_types(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE Papers (a int, b xml, c datetime); INSERT Papers VALUES (1, '<a>7</a>', '20240203')
+    GO
+    CREATE VIEW Named (Id, Doc, Moment, Ten) AS SELECT a, b, c, a * 10 FROM Papers
+    GO
+    SELECT Doc.value('(/a)[1]', 'int'), Moment + 1, Ten FROM Named
+    SELECT Id, Doc FROM Named FOR XML PATH('r')
+    """) == [[(7, datetime(2024, 2, 4), 10)], [("<r><Id>1</Id><Doc><a>7</a></Doc></r>",)]]  # fmt: skip
+
+
+def test_a_document_of_no_rows_is_no_row(db: sb.Database) -> None:
+    assert told(db, """
+    SELECT 1 AS a WHERE 1 = 0 FOR XML PATH('r'); SELECT @@ROWCOUNT
+    SELECT 1 AS a WHERE 1 = 0 FOR JSON PATH
+    DECLARE @x xml = (SELECT 1 AS a WHERE 1 = 0 FOR XML PATH('r')); SELECT @x
+    """) == [[], [(0,)], [], [(None,)]]  # fmt: skip
+
+
+def test_offsets_are_not_left_out(db: sb.Database) -> None:
+    assert one(db, "SELECT CAST(CAST('2024-02-03 10:00 -9:30' AS datetimeoffset) AS varchar(16))") == "2024-02-03 19:30"
+    assert told(db, "SELECT CAST('2024-02-03 10:00 +8' AS datetimeoffset)") == [241]
+    assert one(db, "SELECT DATEDIFF(week, '18991230', '18991231')") == 1

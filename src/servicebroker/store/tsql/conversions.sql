@@ -429,7 +429,8 @@ begin
     if said ~ '^\d{4}$' then said := said || '-01-01'; end if;
     if said ~* '^(now|today|tomorrow|yesterday|epoch|-?infinity|allballs)' then raise invalid_datetime_format; end if;
     said := regexp_replace(said, '(\.\d{6})\d+', '\1');
-    if said ~* '(z|[+-]\d\d:\d\d)$' and said ~ ':' then return said::timestamptz at time zone 'UTC'; end if;
+    if said ~ ':.*[+-]\d+$' then raise invalid_datetime_format; end if;
+    if said ~* '(z|[+-]\d{1,2}:\d\d)$' and said ~ ':' then return said::timestamptz at time zone 'UTC'; end if;
     return said::timestamp;
 exception when datetime_field_overflow or invalid_datetime_format or invalid_parameter_value then
     perform tsql.refuse(241, 'Conversion failed when converting date and/or time from character string.');

@@ -35,7 +35,7 @@ return case part
     when 'year' then date_part('year', last) - date_part('year', first)
     when 'quarter' then (date_part('year', last) - date_part('year', first)) * 4 + date_part('quarter', last) - date_part('quarter', first)
     when 'month' then (date_part('year', last) - date_part('year', first)) * 12 + date_part('month', last) - date_part('month', first)
-    when 'week' then (last::date - date '1899-12-31') / 7 - (first::date - date '1899-12-31') / 7
+    when 'week' then floor((last::date - date '1899-12-31') / 7.0) - floor((first::date - date '1899-12-31') / 7.0)
     when 'day' then last::date - first::date when 'dayofyear' then last::date - first::date
     when 'weekday' then last::date - first::date
     when 'hour' then date_part('epoch', date_trunc('hour', last) - date_trunc('hour', first)) / 3600

@@ -26,10 +26,10 @@ from servicebroker.tsql.translation.definitions.table_columns import (
     storage,
     with_settings,
 )
-from servicebroker.tsql.translation.queries.selects import output_columns, query
+from servicebroker.tsql.translation.queries.selects import columns_of, query
 from servicebroker.tsql.translation.queries.selects_into import TEMPORARY
 from servicebroker.tsql.translation.queries.sources import ObjectName, object_name, table_name
-from servicebroker.tsql.translation.reading.parts import table_in
+from servicebroker.tsql.translation.reading.parts import names_in, table_in
 from servicebroker.tsql.translation.reading.piece_reader import PieceReader
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed
 from servicebroker.tsql.translation.result import Translated
@@ -290,9 +290,8 @@ def _drop_members(writer: Writer, reader: PieceReader, table: str, own: str) -> 
 
 def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
     view, own = _table(writer, reader, statement)
-    columns = ""
-    if reader.word == "(":
-        columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
+    named = names_in(reader.inside()) if reader.word == "(" else []
+    columns = f" ({', '.join(identifier(each) for each in named)})" if named else ""
     while reader.take("WITH") or reader.take(","):
         if reader.word not in ("SCHEMABINDING", "VIEW_METADATA", "ENCRYPTION"):
             raise refused(f"WITH {reader.word} of a view")
@@ -312,7 +311,10 @@ def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
         raise TsqlError(
             4511, f"Create View or Function failed because no column name was specified for a column of '{own.name}'."
         )
-    known = output_columns(writer, node)
+    outputs = done.outputs or []
+    if named and len(named) == len(outputs):
+        outputs = [each._replace(name=name) for name, each in zip(named, outputs, strict=True)]
+    known = columns_of(outputs)
     text = done.text
     if set(writer.parameters) <= {
         "db_id",
@@ -330,7 +332,9 @@ def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
         f"CREATE VIEW {view}{columns} AS {text}{check}",
         f"COMMENT ON VIEW {view} IS {string(note)}",
     ]
-    return statements + (comments(view, list(known.values())) if known and not columns else [])
+    return statements + (
+        comments(view, list(known.values())) if known and len(named or outputs) == len(outputs) else []
+    )
 
 
 def _create_index(writer: Writer, reader: PieceReader) -> list[str]:

@@ -96,13 +96,8 @@ def output_types(writer: Writer, node: exp.Expression) -> list[SqlType | None] |
     return None if outputs is None else [output.type for output in outputs]
 
 
-def output_columns(writer: Writer, node: exp.Expression) -> dict[str, Column] | None:
-    """The columns of a query by their names in lower case, None when one of their types is not known."""
-    return columns_of(_looked_at(writer, node))
-
-
 def columns_of(outputs: list[Output] | None) -> dict[str, Column] | None:
-    """What a query gives, as the columns of a table."""
+    """The columns of a query by their names in lower case, None when one of their types is not known."""
     if outputs is None or any(output.type is None for output in outputs):
         return None
     return {output.name.lower(): Column(output.name, output.type) for output in outputs if output.type is not None}
@@ -262,8 +257,13 @@ def _body(writer: Writer, node: exp.Expression, *, outermost: bool, into: str) -
 
         kind = str(getattr(for_.args.get("kind"), "name", for_.args.get("kind"))).upper()
         text, of = (for_xml if kind == "XML" else for_json)(writer, node, for_)
-        name = "" if not outermost else f"{kind}_F52E2B61-18A1-11d1-B105-00805F49916B"
-        return Query(f"SELECT ({text}) AS {label(name)}", [Output(name, text, of)])
+        if not outermost:
+            return Query(f"SELECT ({text}) AS {label('')}", [Output("", text, of)])
+        name = f"{kind}_F52E2B61-18A1-11d1-B105-00805F49916B"
+        document = (
+            f"SELECT document AS {label(name)} FROM (SELECT ({text})) AS made (document) WHERE document IS NOT NULL"
+        )
+        return Query(document, [Output(name, text, of)])  # a result without rows, where the query has none
     if isinstance(node, exp.SetOperation):
         return _joined(writer, node, outermost=outermost, into=into)
     if isinstance(node, exp.Subquery):
