@@ -591,7 +591,7 @@ def test_top_is_an_expression_wherever_rows_are_changed(db: sb.Database) -> None
     assert rows("SELECT TOP (SELECT COUNT(*) - 1 FROM Cut) n FROM Cut ORDER BY n") == [(4,), (6,)]
     db.execute_tsql("CREATE SEQUENCE Cuts START WITH 7")
     db.execute_tsql(
-        "CREATE TABLE Some1 (s VARCHAR(9) DEFAULT 'said', d DATE, n INT DEFAULT NEXT VALUE FOR Cuts, m INT)"
+        "CREATE TABLE Drawn (s VARCHAR(9) DEFAULT 'said', d DATE, n INT DEFAULT NEXT VALUE FOR Cuts, m INT)"
     )
     cut = "INSERT TOP (@n) Drawn (s, d, m) OUTPUT inserted.* VALUES (DEFAULT, DEFAULT, NEXT VALUE FOR Cuts), "
     assert rows(f"{cut} ('x', '20260101', 1), (DEFAULT, NULL, 2)") == [
