@@ -773,3 +773,9 @@ def test_offsets_are_not_left_out(db: sb.Database) -> None:
     assert one(db, "SELECT CAST(CAST('2024-02-03 10:00 -9:30' AS datetimeoffset) AS varchar(16))") == "2024-02-03 19:30"
     assert told(db, "SELECT CAST('2024-02-03 10:00 +8' AS datetimeoffset)") == [241]
     assert one(db, "SELECT DATEDIFF(week, '18991230', '18991231')") == 1
+
+
+def test_a_statement_that_fails_has_touched_no_row(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE Once (a int PRIMARY KEY); INSERT Once VALUES (1); INSERT Once VALUES (1)
+    SELECT @@ERROR, @@ROWCOUNT""") == [2627, [(2627, 0)]]  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.statement_errors import TsqlError
+from tsql_support import told
 
 TABLES = """
 CREATE TABLE dbo.Doors (Number INT PRIMARY KEY);
@@ -112,3 +113,16 @@ def test_a_trigger_does_not_fire_itself(instance: sb.Instance) -> None:
         mill.execute_tsql("ALTER DATABASE MillHouse SET RECURSIVE_TRIGGERS ON")
     assert refused.value.number == 40515
     mill.execute_tsql("ALTER DATABASE MillHouse SET RECURSIVE_TRIGGERS OFF")
+
+
+def test_a_trigger_that_commits_leaves_nothing_behind(instance: sb.Instance) -> None:
+    """What it was given is gone, though no transaction is open at its end: the next statement makes it anew."""
+    shop = instance.database("CommitHouse", create=True)
+    shop.execute_tsql("""
+    CREATE TABLE Sold (Id int); CREATE TABLE Told (Id int)
+    GO
+    CREATE TRIGGER Teller ON Sold AFTER INSERT AS INSERT Told SELECT Id FROM inserted; COMMIT
+    """)
+    for number in (1, 2):
+        assert told(shop, f"INSERT Sold VALUES ({number})") == [3609]
+    assert shop.execute_tsql("SELECT Id FROM Told ORDER BY Id").rows == [(1,), (2,)]

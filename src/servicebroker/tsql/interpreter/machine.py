@@ -229,6 +229,7 @@ class Machine:
 
     def _failed(self, error: TsqlError, statement: Statement) -> None:
         error.at(statement.line, self.frame.procedure)
+        self.rowcount = 0
         lost = error.number == 1205 or self.transactions.is_lost
         if lost and self.transactions.count and not self.transactions.outer:
             self.transactions.restart()

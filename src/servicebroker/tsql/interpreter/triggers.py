@@ -226,7 +226,7 @@ def fire(machine: Machine, statement: str, changed: list[Captured]) -> None:
         finally:
             for copy in tables.values():
                 machine.queries.columns.copies.pop(copy, None)
-            if machine.transactions.count and not machine.transactions.doomed:
+            if not machine.transactions.doomed and not machine.connection.closed:  # a trigger may have said COMMIT
                 machine.transactions.settle()
                 run_command(machine.connection, f"drop table if exists {', '.join(tables.values())}".encode())
     machine.done(rows)

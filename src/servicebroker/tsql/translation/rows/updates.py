@@ -296,8 +296,15 @@ def _new(writer: Writer, setting: Setting, target: _Target, *, is_alone: bool = 
         return "DEFAULT"
     column = (target.source.columns or {}).get(setting.column.lower())
     if column is not None and (column.is_identity or column.is_computed):
-        number, kind = (8102, "identity") if column.is_identity else (271, "computed")
-        raise TsqlError(number, f"Cannot update {kind} column '{setting.column}'.")
+        raise (
+            TsqlError(8102, f"Cannot update identity column '{setting.column}'.")
+            if column.is_identity
+            else TsqlError(
+                271,
+                f'The column "{setting.column}" cannot be modified because it is either a computed column or is the result of '
+                "a UNION operator.",
+            )
+        )
     return (into_column_alone if is_alone else into_column)(write_value(writer, setting.value), column)
 
 
