@@ -779,3 +779,17 @@ def test_a_statement_that_fails_has_touched_no_row(db: sb.Database) -> None:
     assert told(db, """
     CREATE TABLE Once (a int PRIMARY KEY); INSERT Once VALUES (1); INSERT Once VALUES (1)
     SELECT @@ERROR, @@ROWCOUNT""") == [2627, [(2627, 0)]]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("SELECT z.m FROM sys.objects", "z.m"),
+        ("SELECT objects.name FROM sys.objects AS o", "objects.name"),
+        ("SELECT o.name FROM sys.objects AS o JOIN sys.columns AS c ON [x].[object_id] = c.object_id", "x.object_id"),
+    ],
+)
+def test_what_belongs_to_no_table_is_not_bound(db: sb.Database, query: str, name: str) -> None:
+    with pytest.raises(TsqlError, match=f'The multi-part identifier "{name}" could not be bound') as refused:
+        db.execute_tsql(query)
+    assert refused.value.number == 4104

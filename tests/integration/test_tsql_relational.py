@@ -18,6 +18,7 @@ from servicebroker.tsql.relational import Translated, tables_of, translate, tran
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import DATETIME, INT, NVARCHAR, UNIQUEIDENTIFIER, VARBINARY, XML, SqlType
+from tsql_support import told
 
 HANDLE = UUID("1b6f7c8e-0f52-4d5e-9f3b-2a4c6e8d0f12")
 ORDERS = '<o xmlns="urn:o" id="7"><l n="1">a</l><l n="2">b&amp;c</l></o>'
@@ -553,3 +554,17 @@ def test_a_null_of_the_first_rows_is_an_int_to_what_reads_itself(items: Session)
     ):
         with pytest.raises(TsqlError, match=r'Msg 240, .* in column "a" of recursive query "r"'):
             items.run(text.format(first, following))
+
+
+def test_output_names_the_tables_that_are_joined(instance: sb.Instance) -> None:
+    depot = instance.database("OutputDepot", create=True)
+    assert told(depot, """
+    CREATE TABLE Kept (Id int, Name varchar(9)); CREATE TABLE Asked (Id int, Why varchar(9))
+    INSERT Kept VALUES (1, 'a'), (2, 'b'), (3, 'c'); INSERT Asked VALUES (1, 'old'), (2, 'new')
+    DELETE k OUTPUT deleted.Name, q.Why FROM Kept k JOIN Asked q ON q.Id = k.Id WHERE q.Why = 'old'
+    UPDATE k SET Name = q.Why OUTPUT deleted.Name, inserted.*, q.*, UPPER(q.Why) AS Loud
+    FROM Kept k JOIN Asked q ON q.Id = k.Id
+    DECLARE @t TABLE (Id int, Sign char(1))
+    DELETE k OUTPUT deleted.Id, v.s INTO @t FROM Kept k CROSS APPLY (VALUES ('x')) v (s) WHERE k.Id = 3
+    SELECT * FROM @t
+    """) == [[("a", "old")], [("b", 2, "new", 2, "new", "NEW")], [(3, "x")]]  # fmt: skip

@@ -77,6 +77,7 @@ _UNIQUE = (
 )
 _NO_SUCH_CALL = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
 _NO_COLUMN = re.compile(r'column (?:[^".]+\.)?"?(.+?)"? does not exist')  # of an alias without quotes
+_UNBOUND = re.compile(r'(?:missing|invalid reference to) FROM-clause entry for table "([^"]+)"')
 _NO_CONSTRAINT = re.compile(r'constraint "(.+)" of relation "(.+)" does not exist')
 _OTHER_KIND = re.compile(r'"([^"]+)" is not a (table|view|sequence)')
 # how PostgreSQL begins what it says of wrong clauses of a sequence
@@ -210,6 +211,13 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         return unsupported("UPDATE or DELETE of a view with FROM or TOP", "Change the table under it.", 0)
     if unknown is not None:
         return TsqlError(207, f"Invalid column name '{as_written(unknown[1], source).rpartition('.')[2]}'.")
+    unbound = _UNBOUND.match(message)
+    if unbound is not None:
+        found = re.search(
+            rf"(?<![\w.\]])\[?{re.escape(unbound[1])}\]?\s*\.\s*(?:\[[^\]]+\]|\w+)", source, re.IGNORECASE
+        )
+        name = re.sub(r"[\[\]\s]", "", found[0]) if found else unbound[1]
+        return TsqlError(4104, f'The multi-part identifier "{name}" could not be bound.')
     quoted = re.search(r'"([^"]*)"', message)
     filled = text.format(
         message=message, table=table, column=diagnosis.column_name or "", constraint=diagnosis.constraint_name or "",

@@ -229,6 +229,7 @@ def _written(writer: Writer, change: Change, target: _Target, settings: list[Set
     for source, hints in [*target.found.hints, (target.source, change.hints)]:
         lock_before(writer, hints, source.table, source.alias, where)
     variables = [each for each in settings if each.variable]
+    change, others = _with_others(writer, change, target)
     reads_old = change.verb == "UPDATE" and (
         any(not each.column for each in variables)
         or (change.outputs is not None and _mentions(change.outputs, "deleted"))
@@ -236,8 +237,8 @@ def _written(writer: Writer, change: Change, target: _Target, settings: list[Set
     if target.is_alone and change.top is None and not skips and not reads_old:
         text, names = _plain(writer, change, target, settings)
     else:
-        text, names = _by_address(writer, change, target, settings, skips)
-    listed, columns = _listed(writer, change, target, names, variables)
+        text, names = _by_address(writer, change, target, settings, skips, others)
+    listed, columns = _listed(writer, change, target, names, variables, others)
     if listed:
         text += " RETURNING " + ", ".join(each.text for each in listed)
     if change.outputs is not None and change.outputs.into is not None:
@@ -256,6 +257,41 @@ def _written(writer: Writer, change: Change, target: _Target, settings: list[Set
     if change.outputs is not None:
         return Translated(text, tuple(writer.parameters), "rows", *columns, before=before)
     return Translated(text, tuple(writer.parameters), "count", before=before)
+
+
+_OTHERS = "tsql_others"  # in OUTPUT, what the other tables of FROM hold
+
+
+def _with_others(writer: Writer, change: Change, target: _Target) -> tuple[Change, list[Sql]]:
+    """OUTPUT may name the other tables too: what it wants of them comes with the rows that are found.
+
+    Raises:
+        UnknownColumns: for all columns of a table that nobody knows.
+    """
+    tables = {each.alias: each for each in target.found.sources if each is not target.source}
+    if change.outputs is None or not tables:
+        return change, []
+    found: list[Sql] = []
+
+    def brought(node: exp.Expression) -> exp.Expression:
+        if not isinstance(node, exp.Column) or node.table.lower() not in tables:
+            return node
+        found.append(write_value(writer, node))
+        return exp.column(f"{_OTHERS}_{len(found) - 1}", table=_OTHERS)
+
+    listed: list[exp.Expression] = []
+    for node in change.outputs.expressions:
+        members = [node]
+        if isinstance(node, exp.Column) and isinstance(node.this, exp.Star) and node.table.lower() in tables:
+            known = tables[node.table.lower()].columns
+            if known is None:
+                raise UnknownColumns("A star in OUTPUT")
+            members = [exp.column(column.name, table=node.table) for column in known.values()]
+        for each in members:
+            name = each.name if isinstance(each, exp.Column) else ""
+            other = each.transform(brought)
+            listed.append(exp.alias_(other, name, quoted=True) if name and other != each else other)
+    return change._replace(outputs=change.outputs._replace(expressions=listed)), found
 
 
 def _uses(value: exp.Expression, variables: list[Setting]) -> bool:
@@ -309,7 +345,7 @@ def _new(writer: Writer, setting: Setting, target: _Target, *, is_alone: bool = 
 
 
 def _by_address(
-    writer: Writer, change: Change, target: _Target, settings: list[Setting], skips: bool
+    writer: Writer, change: Change, target: _Target, settings: list[Setting], skips: bool, others: list[Sql]
 ) -> tuple[str, dict[str, str]]:
     alias = identifier(target.source.alias)
     fields = [f"{target.address} AS tsql_row"] if target.common is None else [f"{alias}.*"]
@@ -324,6 +360,7 @@ def _by_address(
             assert each.value is not None
             value = converted(write_value(writer, each.value), writer.variable_type(each.variable))
             fields.append(f"{value.text} AS tsql_{number}")
+    fields += [f"{each.text} AS {_OTHERS}_{number}" for number, each in enumerate(others)]
     if change.verb == "UPDATE" and target.common is None:
         fields.append(f"{alias}.*")
     where = change.rows.args.get("where") if change.rows is not None else None
@@ -380,7 +417,7 @@ def _seen(target: _Target, name: str) -> dict[str, Column] | None:
 
 
 def _listed(
-    writer: Writer, change: Change, target: _Target, known: dict[str, str], variables: list[Setting]
+    writer: Writer, change: Change, target: _Target, known: dict[str, str], variables: list[Setting], others: list[Sql]
 ) -> tuple[list[Output], tuple[tuple[str, ...] | None, tuple[SqlType | None, ...] | None]]:
     """What comes back of each row."""
     if variables:
@@ -402,6 +439,11 @@ def _listed(
         return [], (None, None)
     found = From()
     found.sources = [Source(name, _seen(target, name), target.table) for name in known]
+    if others:
+        columns = {f"{_OTHERS}_{n}": Column(f"{_OTHERS}_{n}", each.type) for n, each in enumerate(others) if each.type}
+        found.sources.append(Source(_OTHERS, columns if len(columns) == len(others) else None))
+        is_deleted = change.verb == "DELETE" and target.common is None
+        known = {**known, _OTHERS: "tsql_rows" if is_deleted else "deleted"}
     with writer.renamed(known), writer.query(found.sources):
         listed = returning(writer, change.outputs, found)
     if any(each.name == STAR for each in listed):
