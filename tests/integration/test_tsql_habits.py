@@ -793,3 +793,22 @@ def test_what_belongs_to_no_table_is_not_bound(db: sb.Database, query: str, name
     with pytest.raises(TsqlError, match=f'The multi-part identifier "{name}" could not be bound') as refused:
         db.execute_tsql(query)
     assert refused.value.number == 4104
+
+
+def test_money_is_added_up_over_windows(db: sb.Database) -> None:
+    assert rows(db, """
+    SELECT m * 100.0 / SUM(m) OVER (), SUM(m + 1) OVER (ORDER BY n), AVG(m) OVER (), SUM(CASE WHEN n > 1 THEN m ELSE 0 END) OVER ()
+    FROM (VALUES (1, CAST(10 AS money)), (2, CAST(30 AS money))) v (n, m) ORDER BY n""") == [
+        (D("25"), D("11"), D("20"), D("30")), (D("75"), D("42"), D("20"), D("30"))
+    ]  # fmt: skip
+
+
+def test_identity_begins_anew_at_any_number(db: sb.Database) -> None:
+    said = told(
+        db,
+        """
+    CREATE TABLE Anew (Id int IDENTITY); INSERT Anew DEFAULT VALUES; DELETE Anew
+    DBCC CHECKIDENT ('Anew', RESEED, 0) WITH NO_INFOMSGS; INSERT Anew DEFAULT VALUES; SELECT Id FROM Anew
+    DBCC CHECKIDENT ('Anew', RESEED, -7); INSERT Anew DEFAULT VALUES; SELECT MIN(Id) FROM Anew""",
+    )
+    assert [each for each in said if isinstance(each, list)] == [[(1,)], [(-6,)]]

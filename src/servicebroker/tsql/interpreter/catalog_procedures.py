@@ -144,7 +144,14 @@ def _check_identity(machine: Machine, statement: Definition) -> None:
         value = convert(*operand_value(machine, given), BIGINT)
         if value is None:
             raise TsqlError(2560, "Parameter 3 is incorrect for this DBCC statement.")
-        machine.queries.define(f"select setval({string(sequence)}, {value}, {is_called})")
+        ((least,),) = fetch(
+            machine.connection,
+            "catalog_procedures.check_identity.find_least",
+            "select seqmin from pg_sequence where seqrelid = $1::regclass",
+            (sequence,),
+        )
+        lower = f"alter sequence {sequence} minvalue {value}; " if int(str(value)) < least else ""
+        machine.queries.define(f"{lower}select setval({string(sequence)}, {value}, {is_called})")
         machine.say(Message(f"Checking identity information: current identity value '{current}'."))
     else:
         found = machine.queries.scalar(f"(SELECT MAX([{column.replace(']', ']]')}]) FROM {own})").value

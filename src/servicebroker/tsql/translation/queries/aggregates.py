@@ -200,6 +200,9 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
     return closed_text(value) + down
 
 
+_OF_MONEY, _MONEY_ENDS = "tsql.to_money((", ")::numeric)::numeric(19,4)"  # what in_bounds writes around a call
+
+
 @value_of(exp.Window)
 def _window(writer: Writer, node: exp.Window) -> Sql:
     only(node, "this", "partition_by", "order", "spec", "over", "alias")
@@ -212,6 +215,8 @@ def _window(writer: Writer, node: exp.Window) -> Sql:
     if isinstance(node.this, exp.Avg) and function.type is not None and function.type.name == "decimal":
         call, _, scale = text.removeprefix("trunc(").rpartition(", ")
         return Sql(f"trunc({call} {over}, {scale}", function.type)
+    if text.startswith(_OF_MONEY) and function.type is not None:
+        return in_bounds(f"{text.removeprefix(_OF_MONEY).removesuffix(_MONEY_ENDS)} {over}", function.type)
     if text.endswith("::numeric(19,4)"):
         return Sql(f"({text.removesuffix('::numeric(19,4)')} {over})::numeric(19,4)", function.type)
     cast = text.find("::")  # count(*)::integer: the window belongs to the call

@@ -6,7 +6,7 @@ subquery finds and locks the rows, computes what they become, and the change fol
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlglot import exp
 
@@ -279,7 +279,7 @@ def _with_others(writer: Writer, change: Change, target: _Target) -> tuple[Chang
         found.append(write_value(writer, node))
         return exp.column(f"{_OTHERS}_{len(found) - 1}", table=_OTHERS)
 
-    listed: list[exp.Expression] = []
+    listed: list[Any] = []
     for node in change.outputs.expressions:
         members = [node]
         if isinstance(node, exp.Column) and isinstance(node.this, exp.Star) and node.table.lower() in tables:
