@@ -812,3 +812,17 @@ def test_identity_begins_anew_at_any_number(db: sb.Database) -> None:
     DBCC CHECKIDENT ('Anew', RESEED, -7); INSERT Anew DEFAULT VALUES; SELECT MIN(Id) FROM Anew""",
     )
     assert [each for each in said if isinstance(each, list)] == [[(1,)], [(-6,)]]
+
+
+def test_a_table_of_numbers_is_counted(db: sb.Database) -> None:
+    assert told(db, """
+    SELECT TOP 3 IDENTITY(int, 1, 1) AS n INTO Tally FROM sys.objects a CROSS JOIN sys.objects b; SELECT n FROM Tally ORDER BY n
+    SELECT IDENTITY(int, -5, 1) AS n, v INTO #below FROM (VALUES ('a'), ('b')) t (v); INSERT #below (v) VALUES ('c')
+    SELECT MIN(n), MAX(n) FROM #below""") == [[(1,), (2,), (3,)], [(-5, -3)]]  # fmt: skip
+
+
+def test_hints_may_stand_behind_values(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE Hinted (a int); INSERT Hinted VALUES (1), (2) OPTION (MAXDOP 1, QUERYTRACEON 460)
+    SELECT COUNT(*) FROM Hinted""") == [[(2,)]]  # fmt: skip
+    assert told(db, "INSERT Hinted VALUES (3) OPTION (NONSENSE 3)") == [102]

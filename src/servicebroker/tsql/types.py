@@ -221,3 +221,13 @@ def column_type(of: SqlType) -> str:
     if of.name in ("char", "nchar"):
         return f"char({of.length or 1})"
     return postgres_type(of)
+
+
+_BITS = {"tinyint": 15, "smallint": 15, "int": 31}  # of PostgreSQL's types
+
+
+def counting(start: int, step: int, of: SqlType) -> str:
+    """How a column of IDENTITY counts, for PostgreSQL; without bounds it counts from 1 up, or from -1 down."""
+    most: int = 2 ** _BITS.get(of.name, 63)
+    bounds = f" MINVALUE {-most} MAXVALUE {most - 1}" if step < 0 or start < 1 else ""
+    return f"(START WITH {start} INCREMENT BY {step}{bounds})"

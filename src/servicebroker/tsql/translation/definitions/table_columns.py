@@ -28,7 +28,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
 )
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import INTEGERS, ROWVERSIONS, SqlType, column_type
+from servicebroker.tsql.types import INTEGERS, ROWVERSIONS, SqlType, column_type, counting
 
 _TABLE_WORDS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "INDEX", "PERIOD", "DEFAULT")
 
@@ -190,9 +190,6 @@ def _check_identity(name: str, of: SqlType) -> None:
         )
 
 
-_BITS = {"tinyint": 15, "smallint": 15, "int": 31}  # of PostgreSQL's types
-
-
 def _seed(reader: PieceReader, of: SqlType) -> str:
     if reader.word != "(":
         return ""
@@ -202,9 +199,7 @@ def _seed(reader: PieceReader, of: SqlType) -> str:
     start, step = (int(number) for number in numbers)
     if step == 0:
         raise TsqlError(1010, "Identity increment must not be zero.")
-    most: int = 2 ** _BITS.get(of.name, 63)
-    bounds = f" MINVALUE {-most} MAXVALUE {most - 1}" if step < 0 or start < 1 else ""
-    return f" (START WITH {start} INCREMENT BY {step}{bounds})"
+    return f" {counting(start, step, of)}"
 
 
 def _constraint_name(reader: PieceReader, found: Elements) -> str:

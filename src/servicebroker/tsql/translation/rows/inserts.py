@@ -10,6 +10,7 @@ from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.queries.selects import STAR, Top, limited, query, rows_taken
 from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
+from servicebroker.tsql.translation.reading.optimizer_hints import left_out
 from servicebroker.tsql.translation.reading.parts import names_in, table_in, value_in
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
@@ -182,6 +183,10 @@ def _values(
     is_written = False
     most = _most(writer, top)
     is_cut = top is not None and most is None
+    hints = rest.find("OPTION")
+    if hints is not None:  # which guide the optimizer
+        left_out(rest.tokens, rest.first + hints, rest.first + len(rest.words))
+        rest = rest.part(0, hints)
     for each in rest.part(1, len(rest.words)).split():
         if each.words[:1] != ["("] or each.closing(0) != len(each.words) - 1:
             raise syntax_error(each.text[:40], each.line())
