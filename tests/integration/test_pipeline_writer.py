@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+import servicebroker as sb
 from pipeline_support import END_OF_STREAM, LINE, Feed, warehouse
 
 pytest.importorskip("pyspark")
@@ -97,6 +98,17 @@ def test_an_old_copy_of_a_checkpoint_is_refused(feed):
     assert staged(feed) == 0
 
 
+def test_a_batch_that_comes_back_with_another_number_of_rows_is_refused(feed):
+    """A copy of a checkpoint that lacks exactly the last batch."""
+    assert write(feed, rows(b"a", b"b"), writer="other rows", batch=5)
+    with pytest.raises(
+        InstanceError, match=r"Batch 5 of .* with 2 rows, and its checkpoint has 1 for that batch: .* old"
+    ):
+        write(feed, rows(b"c"), writer="other rows", batch=5)
+    assert not write(feed, rows(b"a", b"b"), writer="other rows", batch=5)
+    assert bodies(everything(feed)) == [b"a", b"b"]
+
+
 def test_two_commits_of_one_batch_at_once_send_it_once(feed):
     chosen = writer_options(options(feed))
     written = [write_rows(chosen, "q2", iter([rows(b"x", b"y")])) for _ in range(2)]
@@ -183,6 +195,30 @@ def test_a_conversation_that_no_row_comes_for_is_ended(feed, slots, hours, ended
         assert (names.count(END_OF_STREAM), names.count(LINE)) == (ended, 1)
         left = "select count(*) from servicebroker.writer_conversations where writer = %s and is_in_use"
         assert connection.execute(left, (writer,)).fetchone() == (1,)
+
+
+@pytest.mark.parametrize("wanted", [False, True], ids=["idle", "wanted"])
+def test_a_conversation_that_cannot_take_the_end_message_ends_without_it(feed, caplog, wanted):
+    """After a start with another contract or endOfStream; no batch fails for it."""
+    keys, writer = pa.array([f"k{n}" for n in range(20)]), f"foreign {feed.queue}"
+    write(feed, rows(*[b"x"] * 20, k=keys), writer=writer, key="k")
+    old = {message.conversation_handle for message in everything(feed)}
+    with feed.database.instance.connection() as connection:
+        aged = "update servicebroker.writer_conversations set begun_at = %s where writer = %s"
+        connection.execute(aged, (datetime.now(UTC) - timedelta(hours=2), writer))
+    again = rows(*[b"y"] * 20, k=keys) if wanted else rows(b"y", k=keys.slice(0, 1))
+    assert write(feed, again, writer=writer, batch=1, key="k", endOfStream=sb.DEFAULT)
+    ended = {m.conversation_handle for m in everything(feed) if m.message_type_name == sb.END_DIALOG}
+    assert (ended, len(ended)) == (old, 2)
+    assert caplog.text.count("ends without 'DEFAULT'") == len(old)
+
+
+def test_a_batch_job_whose_contract_has_no_end_message_is_refused(feed):
+    with pytest.raises(BrokerError) as refused:
+        job(feed, "no end", rows(b"a"), endOfStream="Unheard")
+    assert refused.value.number == 8428
+    assert everything(feed) == []
+    assert job(feed, "no end", rows(b"a"))
 
 
 def test_a_conversation_that_its_target_has_ended_is_replaced(feed, caplog):

@@ -61,19 +61,19 @@ class _Piece(NamedTuple):
 class Sender:
     """A query or batch job that sends a batch: its name, its place, and what it may remember.
 
-    `target_is_known`: somebody was found behind `toService`, in this batch.
+    `is_job`: its streams end with it. `target_is_known`: somebody was found behind `toService`, in this batch.
     """
 
     writer: str
     database_id: int
     options: WriterOptions
     catalog: Catalog
+    is_job: bool
     target_is_known: bool = False
 
 
-def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datetime, *, finish: bool) -> Steps[bool]:
-    """Send what the tasks of a batch have staged, in the order of `staged`; with `finish`, as of a batch job, end every
-    stream after it.
+def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datetime) -> Steps[bool]:
+    """Send what the tasks of a batch have staged, in the order of `staged`; of a batch job, end every stream after it.
 
     False, and nothing done, when the batch is sent already.
 
@@ -83,7 +83,7 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
         BrokerError: what BEGIN DIALOG and SEND raise.
     """
     expected = sum(one.messages for one in staged)
-    noted = _note_job(sender, staged, expected) if finish else _note_batch(sender, batch, expected)
+    noted = _note_job(sender, staged, expected) if sender.is_job else _note_batch(sender, batch, expected)
     if not (yield from noted):
         yield from _collect(sender.writer, now)
         return False
@@ -94,7 +94,7 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
         )
     for slot, run in groupby(pieces, lambda piece: piece.slot):
         yield from _send_slot(sender, slot, list(run), now)
-    yield from _end_streams(sender, now, 0 if finish else sender.options.conversations)
+    yield from _end_streams(sender, now, 0 if sender.is_job else sender.options.conversations)
     yield from _collect(sender.writer, now)
     yield from _end_answered(now)
     return True
@@ -104,7 +104,8 @@ def _note_batch(sender: Sender, batch: int, messages: int) -> Steps[bool]:
     """Note a batch of a query. False when it is noted already.
 
     Raises:
-        InstanceError: a later one is, and Spark repeats only the last: these are other rows, of an old checkpoint.
+        InstanceError: a later one is, and Spark repeats only the last, or it had another number of rows: these are
+            other rows, of an old checkpoint.
     """
     noted = yield Statement(
         "sending.note_batch.insert",
@@ -115,16 +116,19 @@ def _note_batch(sender: Sender, batch: int, messages: int) -> Steps[bool]:
     )
     if noted:
         return True
-    ((last,),) = yield Statement(
-        "sending.note_batch.find", "select batch from servicebroker.writers where writer = $1", (sender.writer,)
+    ((last, count),) = yield Statement(
+        "sending.note_batch.find",
+        "select batch, messages from servicebroker.writers where writer = $1",
+        (sender.writer,),
     )
-    if last > batch:
-        raise InstanceError(
-            f"Batch {last} of this query was sent already, and its checkpoint goes on with batch {batch}: it is an old "
-            "copy, or not the only one. Nothing is sent: start the query with a new checkpoint location, after looking "
-            "which of its rows were sent."
-        )
-    return False
+    if (last, count) == (batch, messages):
+        return False
+    what = f"goes on with batch {batch}" if last > batch else f"has {messages:,} for that batch"
+    raise InstanceError(
+        f"Batch {last} of this query was sent already, with {count:,} rows, and its checkpoint {what}: it is an old "
+        "copy, or not the only one. Nothing is sent: start the query with a new checkpoint location, after looking "
+        "which of its rows were sent."
+    )
 
 
 def _note_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[bool]:
@@ -307,9 +311,22 @@ def _check_target(sender: Sender, now: datetime) -> Steps[None]:
 
 
 def _end_stream(sender: Sender, handle: UUID, now: datetime) -> Steps[None]:
+    """A conversation of an earlier start may have another contract: it ends without the message, and no batch fails."""
     yield _retire(handle)
     try:
         yield from send(sender.catalog, handle, sender.options.end_of_stream, b"", now=now)
+    except BrokerError as refused:
+        if refused.number in _GONE:
+            return
+        if sender.is_job:  # it has begun all that it ends
+            raise
+        _log.warning("The conversation %s ends without '%s': %s", handle, sender.options.end_of_stream, refused)
+        yield from _end(handle, now)
+
+
+def _end(handle: UUID, now: datetime) -> Steps[None]:
+    try:
+        yield from end_conversation(handle, now=now)
     except BrokerError as refused:
         if refused.number not in _GONE:
             raise
@@ -364,11 +381,7 @@ def _end_answered(now: datetime) -> Steps[None]:
         if state == "ER":
             for error in (yield from _errors(handle, queue_id)):
                 _log.warning("The conversation %s failed with error %s: %s", handle, *error)
-        try:
-            yield from end_conversation(handle, now=now)
-        except BrokerError as refused:
-            if refused.number not in _GONE:
-                raise
+        yield from _end(handle, now)
     yield Statement(
         "sending.end_answered.delete_conversations",
         "delete from servicebroker.writer_conversations c where not is_in_use and not exists ("

@@ -133,8 +133,8 @@ def commit_rows(
     writer = written[0].writer if written else job_name(options)
     with closing(OpenDatabase.open(options.instance, options.database)) as database:
         catalog = Catalog(None if database.user.principal_id == DBO else database.user)
-        sender = Sender(writer, database.database_id, options, catalog)
+        sender = Sender(writer, database.database_id, options, catalog, finish)
         staged = [one.staged for one in written]
         with database.connection.transaction():
             now = server_time(database.connection)
-            return run(database.connection, send_staged(sender, batch, staged, now, finish=finish))
+            return run(database.connection, send_staged(sender, batch, staged, now))
