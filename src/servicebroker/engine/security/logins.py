@@ -81,9 +81,7 @@ def drop_login(name: str) -> Steps[None]:
     Raises:
         BrokerError: 15151 no such login, or public, 15141 a certificate is its, 15247.
     """
-    login_id = yield from find_login("drop", name)
-    if login_id == PUBLIC:
-        raise BrokerError(15151, "drop", "login", name)
+    login_id = yield from _find_own("drop", name)
     owned = yield Statement(
         "logins.drop_login.find_certificates",
         "select from servicebroker.transport_certificates where login_id = $1 limit 1",
@@ -197,12 +195,12 @@ def switch_login(name: str, *, is_disabled: bool, who: str) -> Steps[None]:
     """ALTER LOGIN name ENABLE or DISABLE: while it is disabled, no peer is let in that is this login.
 
     Raises:
-        BrokerError: 15151 when there is none.
+        BrokerError: 15151 no such login, or public.
     """
     yield Statement(
         "logins.switch_login",
         f"update servicebroker.logins set is_disabled = $2 where login_id = $1 returning {telling(3)}",
-        ((yield from find_login("alter", name)), is_disabled, who, face()),
+        ((yield from _find_own("alter", name)), is_disabled, who, face()),
     )
 
 
@@ -220,6 +218,14 @@ def find_login(action: str, name: str) -> Steps[int]:
     if not rows:
         raise BrokerError(15151, action, "login", name)
     return int(rows[0][0])
+
+
+def _find_own(action: str, name: str) -> Steps[int]:
+    """As `find_login`, of a login that somebody has made: public is none."""
+    login_id = yield from find_login(action, name)
+    if login_id == PUBLIC:
+        raise BrokerError(15151, action, "login", name)
+    return login_id
 
 
 def grant(permission: str, principal: str, *, login: str | None = None) -> Steps[None]:
