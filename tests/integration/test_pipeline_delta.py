@@ -3,6 +3,7 @@
 import json
 import struct
 import threading
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 import pytest
@@ -11,12 +12,13 @@ pytest.importorskip("deltalake")
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema, write_deltalake
+from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.delta import DeltaPlace, DeltaSink
 from servicebroker.pipeline.parquet import write_parquet
-from servicebroker.pipeline.tables import land
+from servicebroker.pipeline.tables import UNSEEN, land
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string()), ("body", pa.binary()), ("at", pa.timestamp("us", "UTC"))])
 NOON = datetime(2026, 1, 2, 12, 0, 0, 5, tzinfo=UTC)
@@ -195,12 +197,31 @@ def test_a_column_that_others_compute_is_refused(tmp_path):
         land(DeltaPlace(tmp_path), pa.schema([("n", pa.int64())]), [], ("q", 0))
 
 
-def test_what_deltalake_refuses_is_no_conflict(tmp_path, monkeypatch):
+def test_what_deltalake_refuses_is_no_conflict(tmp_path):
     """It had been tried a hundred times, and then taken for many writers."""
     folder = made_by_others(tmp_path / "t", "typeWidening")
     files = write_parquet(iter([pa.record_batch({"n": [3]})]), folder, pa.schema([("n", pa.int64())]))
-    with pytest.raises(InstanceError, match="cannot be changed: Unsupported table features required"):
+    with pytest.raises(InstanceError, match=r"is refused: .*Unsupported table features required"):
         land(DeltaPlace(folder), pa.schema([("n", pa.int64())]), files, ("q", 0))
+
+
+@pytest.mark.parametrize("failures", [1, UNSEEN - 1, UNSEEN])
+def test_a_commit_that_its_store_refuses_is_tried_a_few_times(tmp_path, monkeypatch, failures):
+    """deltalake says of a store that asks for patience what it says of a conflict."""
+    write_deltalake(tmp_path, pa.table({"n": [1]}))
+    commit, left = DeltaTable.create_write_transaction, iter(range(failures))
+
+    def busy(*given, **named):
+        if next(left, None) is not None:
+            raise CommitFailedError("503 Slow Down")
+        commit(*given, **named)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", busy)
+    files = write_parquet(iter([pa.record_batch({"n": [2]})]), tmp_path, pa.schema([("n", pa.int64())]))
+    refused = pytest.raises(InstanceError, match="is refused: 503 Slow Down") if failures == UNSEEN else nullcontext()
+    with refused:
+        land(DeltaPlace(tmp_path), pa.schema([("n", pa.int64())]), files, ("q", 0))
+    assert len(read_back(tmp_path)) == (1 if failures == UNSEEN else 2)
 
 
 def test_a_table_that_has_got_a_column_is_read_in_those_that_spark_knows(tmp_path):
@@ -219,6 +240,7 @@ def test_an_option_that_would_not_be_heeded_is_refused(tmp_path, name):
     with pytest.raises(InstanceError, match=f"has no option '{name}'; it has path, versionAsOf"):
         DeltaSink({"path": str(tmp_path), name: "x"})
     assert DeltaSink({"path": str(tmp_path), "checkpointLocation": "x", "queryName": "y"})
+    assert DeltaSink({"path": str(tmp_path), "owner": "me", "location": "x"})  # as CREATE TABLE ... USING gives them
     with pytest.raises(InstanceError, match="'versionAsOf' is for reading"):
         DeltaSink({"path": str(tmp_path), "versionAsOf": "1"}).streamWriter(StructType(), overwrite=False)
 

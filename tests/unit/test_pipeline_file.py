@@ -160,6 +160,12 @@ def test_what_is_wrong_is_said_with_its_line(write, old, new, line, complaint):
     assert str(refused.value).startswith(f"{path}:{line}: ") or "[queue]" in new
 
 
+@pytest.mark.parametrize("name", ["utf-8", "UTF-8", "utf8", "UTF_8"])
+def test_utf_8_may_be_said_where_there_is_no_other(write, name):
+    path = write(WHOLE.replace('format = "json"', f'format = "json"\nencoding = "{name}"', 1))
+    assert read_pipeline(path).rule("//shop/Order")
+
+
 def test_a_registry_is_that_of_the_file_or_of_the_environment(write, monkeypatch):
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", "https://registry:8081/")
     for said, url in (

@@ -115,6 +115,10 @@ def test_a_password_is_told_to_nobody_however_the_server_is_named(tmp_path, told
         one = query(lineage(pipeline(tmp_path, queue)), queue=queue)
         one.hear(one, "queue started")
     assert {event["inputs"][0]["namespace"] for event in told()} == {"servicebroker://db:5433/broker"}
+    queue = QueueRule("postgresql://DB.Example", "Shop", "StockQueue")
+    one = query(lineage(pipeline(tmp_path, queue)), queue=queue)
+    one.hear(one, "queue started")
+    assert told()[-1]["inputs"][0]["namespace"] == "servicebroker://db.example:5432"
     assert "secret" not in json.dumps(told())
 
 

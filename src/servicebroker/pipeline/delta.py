@@ -338,15 +338,13 @@ def _properties(batch: Batch | None, max_commit_retries: int | None = None) -> C
 
 @contextlib.contextmanager
 def _conflicts(folder: Folder, version: int) -> Iterator[None]:
-    """A commit behind `version` that is refused has met another one, or asks for what deltalake never does."""
+    """A commit behind `version` that is refused has met another one, where there is one now."""
     from deltalake.exceptions import CommitFailedError
 
     try:
         yield
     except CommitFailedError as problem:
-        if open_table(folder).version() > version:
-            raise Conflict(plain(problem)) from None
-        raise InstanceError(f"The Delta table '{folder}' cannot be changed: {plain(problem)}.") from None
+        raise Conflict(plain(problem), is_seen=open_table(folder).version() > version) from None
 
 
 def _add(file: DataFile) -> AddAction:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from psycopg.conninfo import conninfo_to_dict
 
@@ -108,7 +108,8 @@ def _queue(queue: QueueRule) -> InputDataset:
     place = queue.instance
     if is_url(place):  # without user and password
         parts = conninfo_to_dict(place)
-        place = f"{parts.get('host') or ''}:{parts.get('port') or 5432}/{parts.get('dbname') or ''}"
+        name = quote(str(parts.get("dbname") or ""))
+        place = f"{str(parts.get('host') or '').lower()}:{parts.get('port') or 5432}{'/' * bool(name)}{name}"
     return InputDataset(f"servicebroker://{place}", f"{queue.database}.{queue.queue}")
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -18,12 +18,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OWN: dict[bytes | str, bytes | str] = {b"servicebroker.column": b"rule"}  # metadata of a column
+UNSEEN = 5  # times that a change is tried which nobody else's has met
 T = TypeVar("T")
 Batch = tuple[str, int]  # query and number
 
 
 class Conflict(Exception):
-    """Another commit has come between a look at a table and the commit that follows from it."""
+    """A commit was refused that follows from a look at a table: most often another one has come between the two.
+
+    `is_seen`: the table has another version now. Else its store may have failed, or takes no such commit at all.
+    """
+
+    def __init__(self, text: str, *, is_seen: bool = True) -> None:
+        super().__init__(text)
+        self.is_seen = is_seen
 
 
 @dataclass(frozen=True)
@@ -115,11 +123,16 @@ def committed(place: Place, change: Callable[[], T], attempts: int = 100) -> T:
     """What `change` gives, which opens the table and commits: once more when another commit came between the two.
 
     Raises:
-        InstanceError: another one always does.
+        InstanceError: another one always does, or it is refused `UNSEEN` times though there is none.
     """
+    unseen = 0
     for _ in range(attempts):
-        with suppress(Conflict):
+        try:
             return change()
+        except Conflict as conflict:
+            unseen += not conflict.is_seen
+            if unseen == min(UNSEEN, attempts):
+                raise InstanceError(f"A change of the {place.kind} table '{place}' is refused: {conflict}.") from None
     raise InstanceError(f"The {place.kind} table '{place}' is written by too many others at once: try again.")
 
 

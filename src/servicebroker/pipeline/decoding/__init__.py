@@ -72,7 +72,7 @@ def check_given(format_: str, columns: Sequence[Column], *, message: str, encodi
         raise ValueError(f"{format_} knows no extra fields: leave extra_fields out")
     if message and format_ != "protobuf":
         raise ValueError("only protobuf has a message: leave it out")
-    if encoding != UTF_8 and format_ != "text":
+    if format_ != "text" and encoding.lower().replace("_", "-") not in (UTF_8, "utf8"):
         raise ValueError("only text has an encoding: leave it out")
 
 
