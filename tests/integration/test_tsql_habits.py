@@ -714,11 +714,28 @@ def test_identity_goes_on_behind_what_was_written_for_it(db: sb.Database) -> Non
 
 
 def test_a_char_keeps_its_blanks_in_a_text(db: sb.Database) -> None:
-    assert told(db, """
-    CREATE TABLE Padded (a char(5), b nchar(3)); INSERT Padded VALUES ('ab', N'c')
-    SELECT a + b + '|', CONCAT(a, '|'), REPLACE(a, ' ', '-'), LEN(a), CAST(a AS varchar(9)) + '|' FROM Padded WHERE a = 'ab'
-    DECLARE @v varchar(9), @c char(4) = 'x'; SELECT @v = a FROM Padded; SELECT @v + '|', @c + '|'
-    """) == [[("ab   c  |", "ab   |", "ab---", 2, "ab   |")], [("ab   |", "x   |")]]  # fmt: skip
+    script = """
+        CREATE TABLE Padded (a char(5), b nchar(3)); INSERT Padded VALUES ('ab', N'c')
+        SELECT a + b + '|', CONCAT(a, '|'), REPLACE(a, ' ', '-'), LEN(a), CAST(a AS binary(5)) FROM Padded WHERE a = 'ab'
+        DECLARE @c char(4) = 'x'; SELECT @c + '|'"""
+    assert told(db, script) == [[("ab   c  |", "ab   |", "ab---", 2, b"ab   ")], [("x   |",)]]
+
+
+def test_the_blanks_of_a_char_do_not_count_when_it_is_compared(db: sb.Database) -> None:
+    told(
+        db,
+        """CREATE TABLE PaddedToo (a char(5), b nchar(3)) CREATE TABLE PaddedNames (a varchar(5))
+        INSERT PaddedToo VALUES ('ab', N'c') INSERT PaddedNames VALUES ('ab')""",
+    )
+    for condition in (
+        "CAST(a AS varchar(5)) = 'ab'",
+        "CAST(a AS varchar(5)) IN ('ab  ')",
+        "ISNULL(CAST(a AS varchar(9)), '') = 'ab'",
+        "a + '' = 'ab' AND a + b = 'ab   c'",
+        "CONCAT(a, b) = 'ab   c' AND UPPER(a) = 'AB'",
+        "EXISTS (SELECT * FROM PaddedNames n WHERE n.a = p.a AND n.a = CAST(p.a AS varchar(9)))",
+    ):
+        assert told(db, f"SELECT COUNT(*) FROM PaddedToo p WHERE {condition}") == [[(1,)]], condition
 
 
 def test_a_compound_assignment_is_of_the_column_that_is_set(db: sb.Database) -> None:

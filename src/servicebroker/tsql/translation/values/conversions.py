@@ -15,6 +15,7 @@ from servicebroker.tsql.types import (
     INTEGERS,
     MONEY,
     NUMBERS,
+    NVARCHAR,
     STRINGS,
     VARIANT,
     SqlType,
@@ -64,7 +65,10 @@ def type_of_node(node: exp.Expression) -> SqlType:
 
 
 def filled(value: Sql) -> str:
-    """A char with its blanks, which PostgreSQL takes from what becomes a text."""
+    """A char with its blanks, which PostgreSQL takes from what becomes a text.
+
+    For arguments, `+` and bytes. What is stored as a varchar goes without them: they would count when it is compared.
+    """
     of = value.type
     if value.is_open or of is None or of.name not in ("char", "nchar") or (of.length or 0) < 1:
         return value.text
@@ -81,7 +85,8 @@ def converted(value: Sql, to: SqlType, *, style: str | None = None, attempt: boo
         return _into_variant(value)
     if value.type == VARIANT:
         return _out_of_variant(value, to, style, attempt)
-    source = f"{value.text}::text" if value.is_open else filled(value)
+    fills = to == NVARCHAR or to.name in BINARIES
+    source = f"{value.text}::text" if value.is_open else filled(value) if fills else value.text
     if to.name in BINARIES and value.type is not None and value.kind not in ("string", "binary") and not attempt:
         return _last_bytes(_bytes_of(source, value.type), to)
     if value.kind == "binary" and to.name in _FROM_BYTES and not attempt:

@@ -385,7 +385,7 @@ def _compared(left: _Written, right: _Written) -> tuple[str, str]:
     """
     if not left[1].kind == right[1].kind == "string":
         return matched(left[1], right[1])
-    is_loose = all(_is_padded(value) or not node.find(*_OF_ROWS) for node, value in (left, right))
+    is_loose = all(_is_padded(value) or not isinstance(node.unnest(), _OF_ROWS) for node, value in (left, right))
     one, other = (
         _without_blanks(value) if not isinstance(node, exp.Column) and (is_loose or _is_padded(value)) else value
         for node, value in (left, right)
