@@ -713,6 +713,27 @@ def test_identity_goes_on_behind_what_was_written_for_it(db: sb.Database) -> Non
     """) == [[(4,), (7,), (10,), (11,)], [(11,)], [(90,)], [(90,), (89,)]]  # fmt: skip
 
 
+def test_identity_goes_on_behind_the_rows_that_were_written_not_behind_those_that_are_there(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE Low (Id int IDENTITY(1, 10) PRIMARY KEY, a int); SET IDENTITY_INSERT Low ON
+    INSERT Low (Id, a) VALUES (90000, 0); DBCC CHECKIDENT ('Low', RESEED, 1)
+    INSERT Low (Id, a) SELECT 21, 1; SET IDENTITY_INSERT Low OFF; INSERT Low (a) VALUES (2); SELECT SCOPE_IDENTITY()
+    SET IDENTITY_INSERT Low ON; INSERT Low (Id, a) VALUES (35, 3); SET IDENTITY_INSERT Low OFF
+    INSERT Low (a) VALUES (4); SELECT SCOPE_IDENTITY()
+    BEGIN TRANSACTION; INSERT Low (a) VALUES (5), (6); ROLLBACK
+    SET IDENTITY_INSERT Low ON; INSERT Low (Id, a) VALUES (46, 7), (47, 7); SET IDENTITY_INSERT Low OFF
+    INSERT Low (a) VALUES (8); SELECT SCOPE_IDENTITY()
+    """)[-3:] == [[(31,)], [(45,)], [(75,)]]  # fmt: skip
+
+
+def test_identity_goes_on_behind_what_merge_has_written_for_it(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE Merged (Id int IDENTITY PRIMARY KEY, a int); SET IDENTITY_INSERT Merged ON
+    MERGE Merged AS t USING (VALUES (7, 1), (5000, 2)) AS s (Id, a) ON t.Id = s.Id
+    WHEN NOT MATCHED THEN INSERT (Id, a) VALUES (s.Id, s.a);
+    SET IDENTITY_INSERT Merged OFF; INSERT Merged (a) VALUES (3); SELECT SCOPE_IDENTITY()""") == [[(5001,)]]  # fmt: skip
+
+
 def test_a_char_keeps_its_blanks_in_a_text(db: sb.Database) -> None:
     script = """
         CREATE TABLE Padded (a char(5), b nchar(3)); INSERT Padded VALUES ('ab', N'c')

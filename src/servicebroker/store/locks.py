@@ -14,4 +14,5 @@ BROKER = 0x53420013  # the daemon that serves the instance; second: 0
 ACTIVATION = 0x53420014  # who runs the monitor of a queue; second: queue_id
 ROUTE_REQUEST = 0x53420019  # the dynamic routing service being asked; second: hashtext(service), see missing_routes.py
 TSQL_APPLICATION = 0x53420022  # sp_getapplock; second: hashtext of the database's number and the name
+TSQL_IDENTITY = 0x53420023  # the sequence of an IDENTITY is set to a number that was written; second: its oid
 TSQL_SESSION = 0x53420021  # a T-SQL session; second: its @@SPID

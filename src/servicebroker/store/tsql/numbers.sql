@@ -209,14 +209,22 @@ end $$;
 create or replace function tsql.sign(number anyelement) returns anyelement language sql immutable strict parallel safe
 as $$ select case when number < 0 then number - number - 1 when number > 0 then number - number + 1 else number - number end $$;
 
--- IDENTITY goes on behind the last value of its column.
-create or replace function tsql.count_on(counted_table text, counted_column text) returns void language plpgsql as $$
+-- A number on its way into an IDENTITY column, which goes on behind it. The sequence only advances, though others draw from
+-- it meanwhile: what is near is drawn, and who sets it (locks.TSQL_IDENTITY) waits for who else does.
+drop function if exists tsql.count_on(text, text);
+create or replace function tsql.count_on(counter pg_sequence, number bigint) returns bigint language plpgsql volatile strict as $$
 declare
-    sequence constant text := pg_get_serial_sequence(counted_table, counted_column);
-    first bigint; step bigint; reached bigint; last bigint;
+    sequence constant regclass := counter.seqrelid;
+    step constant numeric := counter.seqincrement;
+    before constant numeric := counter.seqstart - step;
+    steps constant numeric := (number - coalesce(pg_sequence_last_value(sequence), before)) / step;
 begin
-    select seqstart, seqincrement into first, step from pg_sequence where seqrelid = sequence::regclass;
-    execute format('select case when is_called then last_value else %s end from %s', first - step, sequence) into reached;
-    execute format('select %s(%I) from %s', case when step > 0 then 'max' else 'min' end, counted_column, counted_table) into last;
-    if (last - reached) * sign(step) > 0 then perform setval(sequence, last); end if;
+    if steps <= 0 then return number; end if;
+    if steps <= 1000 and steps = trunc(steps) then
+        while (number - nextval(sequence)) * step > 0 loop end loop;
+        return number;
+    end if;
+    perform pg_advisory_xact_lock(1396834339, sequence::oid::integer);
+    if (number - coalesce(pg_sequence_last_value(sequence), before)) * step > 0 then perform setval(sequence, number); end if;
+    return number;
 end $$;

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import run_command
 from servicebroker.store.running import fetch
-from servicebroker.tsql.translation.text_writer import identifier, string
+from servicebroker.tsql.translation.rows.targets import counted_on
+from servicebroker.tsql.translation.text_writer import identifier
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -61,13 +61,11 @@ def _restore(machine: Machine, kept: _Kept) -> None:
     columns = machine.queries.columns.get(kept.table) or ()
     if not kept.rows:
         return
-    names = [identifier(column.name) for column in columns if not column.is_computed]
+    written = [column for column in columns if not column.is_computed]
+    names = ", ".join(identifier(column.name) for column in written)
+    values = [counted_on(f"(r).{identifier(column.name)}", kept.table, column) for column in written]
     machine.connection.run_described(
-        f"insert into {kept.table} ({', '.join(names)}) select {', '.join(f'(r).{name}' for name in names)} from "
+        f"insert into {kept.table} ({names}) select {', '.join(values)} from "
         f"(select row::{kept.table} as r from unnest($1::text[]) with ordinality as u (row, n) order by n) as kept",
         (kept.rows,),
     )
-    for column in columns:
-        if column.is_identity and not is_there:
-            place = f"{string(kept.table)}, {string(postgres_name(column.name))}"
-            run_command(machine.connection, f"select tsql.count_on({place})".encode())

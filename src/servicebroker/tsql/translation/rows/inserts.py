@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from servicebroker.model.names import postgres_name
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.queries.selects import STAR, Top, limited, query, rows_taken
+from servicebroker.tsql.translation.documents.shared import UnknownColumns
+from servicebroker.tsql.translation.queries.selects import STAR, Output, Top, limited, query, rows_taken
 from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
 from servicebroker.tsql.translation.reading.optimizer_hints import left_out
@@ -15,18 +15,8 @@ from servicebroker.tsql.translation.reading.parts import names_in, table_in, val
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.rows.outputs import Outputs, into, outputs_of, returning
-from servicebroker.tsql.translation.rows.targets import into_column, into_column_alone
-from servicebroker.tsql.translation.text_writer import (
-    Lock,
-    Source,
-    Sql,
-    Writer,
-    identifier,
-    label,
-    refused,
-    string,
-    write_value,
-)
+from servicebroker.tsql.translation.rows.targets import counted_on, into_column, into_column_alone
+from servicebroker.tsql.translation.text_writer import Source, Sql, Writer, identifier, label, refused, write_value
 
 _SOURCES = ("VALUES", "SELECT", "DEFAULT", "EXEC", "EXECUTE", "WITH")
 
@@ -67,21 +57,13 @@ def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
     if rest.words[:1] == ["VALUES"]:
         given = {name.lower() for name in columns}
         unsaid = [each for name, each in (known or {}).items() if each.draws and columns and name not in given]
-        rows, drawn = _values(writer, rest, targets, unsaid, top)
+        rows, drawn = _values(writer, rest, table, targets, unsaid, top)
         columns = [*columns, *(each.name for each in drawn)]
     else:
-        rows = _rows(writer, common, rest, targets, top)
+        rows = _rows(writer, common, rest, table, targets, top)
     listed = f" ({', '.join(identifier(name) for name in columns)})" if columns else ""
     text = f"INSERT INTO {table} AS {identifier('inserted')}{listed} {rows}"
-    done = _returned(writer, text, table, known, outputs)
-    return done._replace(after=_counted_on(table, [each for each in targets if each is not None and each.is_identity]))
-
-
-def _counted_on(table: str, columns: list[Column]) -> tuple[Lock, ...]:
-    """IDENTITY goes on behind values that were written for it."""
-    return tuple(
-        Lock(f"SELECT tsql.count_on({string(table)}, {string(postgres_name(column.name))})", ()) for column in columns
-    )
+    return _returned(writer, text, table, known, outputs)
 
 
 def _name_end(rest: Slice) -> int:
@@ -128,7 +110,7 @@ def _columns(writer: Writer, name: str, table: str, known: dict[str, Column] | N
     return names
 
 
-def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | None], top: Top | None) -> str:
+def _rows(writer: Writer, common: Slice, rest: Slice, table: str, targets: list[Column | None], top: Top | None) -> str:
     first = rest.words[0] if rest.words else ""
     if first == "DEFAULT":
         if rest.words[1:2] != ["VALUES"] or rest.words[2:3] not in ([], ["OPTION"]):
@@ -146,6 +128,8 @@ def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | Non
     else:
         text = limited(writer, text)
     if done.outputs is None:
+        if any(target is not None and target.is_identity for target in targets):
+            raise UnknownColumns("INSERT of numbers for IDENTITY from a star")
         return text
     if targets and len(targets) != len(done.outputs):
         more = len(targets) > len(done.outputs)
@@ -157,12 +141,18 @@ def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | Non
         )
     fields = [f"c{number}" for number in range(len(done.outputs))]
     into = [
-        into_column(Sql(field, output.type), target) if output.type is not None else "NULL" if output.is_null else field
+        counted_on(_of_query(field, output, target), table, target)
         for field, output, target in zip(fields, done.outputs, targets or [None] * len(fields), strict=True)
     ]
     if text == done.text and into == fields:  # NULL of several queries, or of DISTINCT, would be a text to PostgreSQL
         return text
     return f"SELECT {', '.join(into)} FROM ({text}) AS source ({', '.join(fields)})"
+
+
+def _of_query(field: str, output: Output, target: Column | None) -> str:
+    if output.type is not None:
+        return into_column(Sql(field, output.type), target)
+    return "NULL" if output.is_null else field
 
 
 class _Member(NamedTuple):
@@ -173,7 +163,7 @@ class _Member(NamedTuple):
 
 
 def _values(
-    writer: Writer, rest: Slice, targets: list[Column | None], unsaid: list[Column], top: Top | None
+    writer: Writer, rest: Slice, table: str, targets: list[Column | None], unsaid: list[Column], top: Top | None
 ) -> tuple[str, list[Column]]:
     """VALUES, and which of the `unsaid` columns, which draw numbers of sequences, have theirs among the values.
 
@@ -202,7 +192,7 @@ def _values(
             )
         padded = targets or [None] * len(members)
         writer.drawn = 0
-        rows.append([_member(writer, *pair, is_cut=is_cut) for pair in zip(members, padded, strict=True)])
+        rows.append([_member(writer, table, *pair, is_cut=is_cut) for pair in zip(members, padded, strict=True)])
         is_written = is_written or writer.drawn > 0
     drawing = sum(target is not None and bool(target.draws) for target in targets) + len(unsaid)
     if len(rows) == 1 or not (is_written or drawing > 1):
@@ -216,7 +206,7 @@ def _values(
     return text + (f" LIMIT {rows_taken(writer, top, text)}" if top is not None and is_cut else ""), unsaid
 
 
-def _member(writer: Writer, piece: Slice, target: Column | None, *, is_cut: bool) -> _Member:
+def _member(writer: Writer, table: str, piece: Slice, target: Column | None, *, is_cut: bool) -> _Member:
     if piece.words == ["DEFAULT"]:
         if target is None:
             return _Member("DEFAULT")
@@ -227,6 +217,7 @@ def _member(writer: Writer, piece: Slice, target: Column | None, *, is_cut: bool
         return _Member(own, target.draws)
     before = writer.drawn
     text = (into_column_alone if is_cut else into_column)(write_value(writer, value_in(piece)), target)
+    text = counted_on(text, table, target)
     return _Member(text, text if writer.drawn > before else "")
 
 

@@ -20,7 +20,7 @@ from servicebroker.tsql.translation.reading.parts import (
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.rows.outputs import Outputs, into, outputs_of, returning
-from servicebroker.tsql.translation.rows.targets import into_column
+from servicebroker.tsql.translation.rows.targets import counted_on, into_column
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Sql,
@@ -216,5 +216,7 @@ def _insert(writer: Writer, piece: Slice, target: Source) -> str:
     values = []
     for name, each in zip(names, members, strict=True):
         value = None if each.words == ["DEFAULT"] else value_in(each)
-        values.append("DEFAULT" if value is None else into_column(write_value(writer, value), known.get(name.lower())))
+        column = known.get(name.lower())
+        text = "DEFAULT" if value is None else into_column(write_value(writer, value), column)
+        values.append(text if value is None else counted_on(text, target.table, column))
     return f"INSERT ({', '.join(identifier(name) for name in names)}) VALUES ({', '.join(values)})"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from servicebroker.model.names import postgres_name
 from servicebroker.tsql.scope import Column
-from servicebroker.tsql.translation.text_writer import Sql, kind_of
+from servicebroker.tsql.translation.text_writer import Sql, kind_of, string
 from servicebroker.tsql.translation.values.conversions import converted
 from servicebroker.tsql.types import NATIONAL, postgres_type
 
@@ -35,3 +36,11 @@ def into_column_alone(value: Sql, column: Column | None) -> str:
     if value.is_open and column is not None and kind_of(column.type) != "string":
         return f"({text})::{postgres_type(column.type)}"
     return text
+
+
+def counted_on(text: str, table: str, column: Column | None) -> str:
+    """A value of a new row; IDENTITY goes on behind one that is written for it."""
+    if column is None or not column.is_identity:
+        return text
+    sequence = f"pg_get_serial_sequence({string(table)}, {string(postgres_name(column.name))})"
+    return f"tsql.count_on((SELECT s FROM pg_sequence AS s WHERE s.seqrelid = {sequence}::regclass), {text})"
