@@ -734,6 +734,20 @@ def test_identity_goes_on_behind_what_merge_has_written_for_it(db: sb.Database) 
     SET IDENTITY_INSERT Merged OFF; INSERT Merged (a) VALUES (3); SELECT SCOPE_IDENTITY()""") == [[(5001,)]]  # fmt: skip
 
 
+@pytest.mark.parametrize(("kind", "last"), [("tinyint", 255), ("smallint", 32767), ("int", 2147483647)])
+def test_identity_ends_with_its_type(db: sb.Database, kind: str, last: int) -> None:
+    assert told(db, f"""
+    CREATE TABLE Ended_{kind} (Id {kind} IDENTITY({last}, 1)); INSERT Ended_{kind} DEFAULT VALUES; SELECT Id FROM Ended_{kind}
+    INSERT Ended_{kind} DEFAULT VALUES""") == [[(last,)], 8115]  # fmt: skip
+    assert told(db, f"""
+    SELECT IDENTITY({kind}, {last}, 1) AS Id INTO #ended; INSERT #ended DEFAULT VALUES""") == [8115]  # fmt: skip
+    db.execute_tsql(f"CREATE TABLE Copied_{kind} (Id {kind} IDENTITY, a int)")
+    assert told(db, f"""
+    SELECT * INTO #copied FROM Copied_{kind}
+    SET IDENTITY_INSERT #copied ON; INSERT #copied (Id) VALUES ({last}); SET IDENTITY_INSERT #copied OFF
+    INSERT #copied (a) VALUES (1)""")[-1:] == [8115]  # fmt: skip
+
+
 def test_a_char_keeps_its_blanks_in_a_text(db: sb.Database) -> None:
     script = """
         CREATE TABLE Padded (a char(5), b nchar(3)); INSERT Padded VALUES ('ab', N'c')

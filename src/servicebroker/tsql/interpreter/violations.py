@@ -34,12 +34,21 @@ _COLUMN = """
 select tsql.written_column(a.attrelid, array[a.attnum]) from pg_attribute a
  where a.attrelid = to_regclass(format('%I.%I', $1::text, $2::text)) and a.attname = $3
 """
+_COUNTED = """
+select b.type from pg_class c
+  join pg_sequence s on s.seqrelid = c.oid
+  join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'i'
+  join tsql.bounds() b on b.high = s.seqmax
+ where c.relname = $1
+"""
 _VERB = re.compile(r"\b(?:insert|update|delete|merge|alter\s+table)\b", re.IGNORECASE)
 
 
 def violation(machine: Machine, problem: psycopg.Error, statement: str) -> TsqlError | None:
-    """The error of a constraint; None for another one, and where the transaction can answer no question."""
+    """The error of a constraint, or of IDENTITY; None for others, and where the transaction can answer no question."""
     said = problem.diag
+    if isinstance(problem, psycopg.errors.SequenceGeneratorLimitExceeded) and not machine.transactions.is_lost:
+        return _counted_out(machine, (said.message_primary or "").split('"')[1])
     if not isinstance(problem, psycopg.IntegrityError) or not said.table_name or machine.transactions.is_lost:
         return None
     table = said.schema_name, said.table_name
@@ -74,6 +83,14 @@ def violation(machine: Machine, problem: psycopg.Error, statement: str) -> TsqlE
         547, f'The {verb} statement conflicted with the {word} constraint "{constraint}". The conflict occurred in '
         f'database "{database}", table "{place}"{where}.', state=0,
     )  # fmt: skip
+
+
+def _counted_out(machine: Machine, sequence: str) -> TsqlError | None:
+    """8115 where the sequence is that of an IDENTITY."""
+    rows = fetch(machine.connection, "violations.counted_out", _COUNTED, (sequence,))
+    for (of,) in rows:
+        return TsqlError(8115, f"Arithmetic overflow error converting IDENTITY to data type {of}.")
+    return None
 
 
 def _duplicate(kind: str | None, constraint: str, table: str, detail: str) -> TsqlError:
