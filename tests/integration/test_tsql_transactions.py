@@ -245,3 +245,18 @@ def test_table_variables_outlive_a_rollback(instance: sb.Instance) -> None:
     BEGIN TRAN; INSERT @t VALUES (2); SAVE TRAN half; DELETE @t WHERE a = 1; INSERT @p VALUES (1, 2); ROLLBACK TRAN half
     SELECT a FROM @t; UPDATE @t SET a = 3; ROLLBACK; SELECT a FROM @t; SELECT a, b FROM @p
     """) == [[(2,)], [(3,)], [(1, 2)]]  # fmt: skip
+
+
+def test_insert_exec_takes_values_of_all_types(database: sb.Database) -> None:
+    """A datetime that came back from a procedure had been taken for a float (529)."""
+    types = (
+        "date, time, datetime, datetime2, datetimeoffset, bit, bigint, float, money, uniqueidentifier, varbinary, xml"
+    )
+    values = (
+        "'20240203', '10:20', '20240203 10:20', '20240203', '20240203', 1, 9999999999, 1.5, 2.5, NEWID(), 0x12, '<a/>'"
+    )
+    columns = ", ".join(f"c{number} {of}" for number, of in enumerate(types.split(", ")))
+    told(database, f"CREATE TABLE Kinds ({columns}) CREATE TABLE Copied ({columns}) INSERT Kinds VALUES ({values})")
+    told(database, "INSERT Kinds DEFAULT VALUES")
+    assert told(database, "INSERT Copied EXEC('SELECT * FROM Kinds') SELECT @@ROWCOUNT") == [[(2,)]]
+    assert told(database, "SELECT * FROM Copied ORDER BY c6") == told(database, "SELECT * FROM Kinds ORDER BY c6")

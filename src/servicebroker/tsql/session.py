@@ -55,7 +55,7 @@ from servicebroker.tsql.results import Listener, Results
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Execute, Name, Statement
 from servicebroker.tsql.tokens import Batch, batches
-from servicebroker.tsql.types import INT, SqlType
+from servicebroker.tsql.types import NVARCHAR, SqlType
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
@@ -271,10 +271,4 @@ def statements_of(batch: Batch, known: frozenset[str]) -> tuple[Statement, ...]:
 
 def _declared(value: object) -> SqlType:
     """The type of a parameter that comes from Python."""
-    if isinstance(value, bool):
-        return SqlType("bit")
-    if isinstance(value, int):
-        return INT if -(2**31) <= value < 2**31 else SqlType("bigint")
-    if value is None:
-        return SqlType("nvarchar", -1)
-    return type_of(value) or SqlType("nvarchar", -1)
+    return type_of(value) or NVARCHAR

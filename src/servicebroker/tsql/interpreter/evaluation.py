@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -82,17 +83,34 @@ def operand_value(machine: Machine, given: Operand) -> Value:
 
 
 def type_of(value: object) -> SqlType | None:
-    """The type of a constant."""
+    """The type of a value as Python has it: of a constant, a parameter, a row; None of NULL."""
     from servicebroker.tsql import types
 
-    for kind, of in ((str, types.NVARCHAR), (bytes, types.VARBINARY), (UUID, types.UNIQUEIDENTIFIER), (int, types.INT)):
-        if isinstance(value, kind):
-            return of
-    if isinstance(value, Decimal):
-        digits, exponent = value.as_tuple()[1:]
-        scale = max(0, -int(exponent))
-        return SqlType("decimal", None, max(len(digits), scale, 1), scale)
-    return types.FLOAT
+    match value:
+        case None:
+            return None
+        case str():
+            return types.NVARCHAR
+        case bytes():
+            return types.VARBINARY
+        case UUID():
+            return types.UNIQUEIDENTIFIER
+        case bool():
+            return types.BIT
+        case int():
+            return types.INT if -(2**31) <= value < 2**31 else types.BIGINT
+        case Decimal():
+            digits, exponent = value.as_tuple()[1:]
+            scale = max(0, -int(exponent))
+            return SqlType("decimal", None, max(len(digits), scale, 1), scale)
+        case datetime():
+            return types.DATETIME2 if value.tzinfo is None else SqlType("datetimeoffset", None, None, 7)
+        case date():
+            return SqlType("date")
+        case time():
+            return SqlType("time", None, None, 7)
+        case _:
+            return types.FLOAT
 
 
 def text(machine: Machine, given: Operand | None) -> str | None:
