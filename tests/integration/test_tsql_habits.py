@@ -878,3 +878,31 @@ def test_hints_may_stand_behind_values(db: sb.Database) -> None:
     CREATE TABLE Hinted (a int); INSERT Hinted VALUES (1), (2) OPTION (MAXDOP 1, QUERYTRACEON 460)
     SELECT COUNT(*) FROM Hinted""") == [[(2,)]]  # fmt: skip
     assert told(db, "INSERT Hinted VALUES (3) OPTION (NONSENSE 3)") == [102]
+
+
+def test_check_knows_not_the_columns_that_merge_leaves_out(db: sb.Database) -> None:
+    found = check("MERGE Unseen AS t USING Seen AS s ON t.a = s.a WHEN NOT MATCHED THEN INSERT VALUES (s.a, s.b);")
+    assert [each.verdict for each in found] == [Verdict.RUNS]
+
+
+def test_a_temporary_table_hides_that_of_the_caller(db: sb.Database) -> None:
+    db.execute_tsql("""
+    CREATE PROCEDURE Inner_ AS INSERT INTO #shared (a) SELECT a + 1 FROM #shared; SELECT COUNT(*) FROM #shared
+    GO
+    CREATE PROCEDURE Outer_ AS
+    CREATE TABLE #shared (a int); INSERT #shared VALUES (1); EXEC Inner_; SELECT 7 AS b INTO #made; SELECT b FROM #made
+    """)
+    assert told(db, """
+    CREATE TABLE #shared (a int, z int DEFAULT 5); CREATE TABLE #made (c int)
+    EXEC Outer_; EXEC Outer_; INSERT #shared (a) VALUES (9); SELECT a, z FROM #shared; SELECT c FROM #made
+    EXEC ('CREATE TABLE #shared (q int); SELECT q FROM #shared'); EXEC Inner_
+    """) == [[(2,)], [(7,)], [(2,)], [(7,)], [(9, 5)], [], [], [(2,)]]  # fmt: skip
+
+
+def test_words_of_changes_in_what_makes_a_temporary_table(db: sb.Database) -> None:
+    assert told(db, """
+    CREATE TABLE #kept (a int PRIMARY KEY, [update] varchar(9)); SELECT a FROM #kept
+    SELECT 'insert' AS w INTO #words; SELECT w FROM #words
+    WITH one AS (SELECT 1 AS a) SELECT a INTO #ones FROM one; SELECT a FROM #ones
+    WITH one AS (SELECT 2 AS a) INSERT INTO #ones SELECT a FROM one; SELECT COUNT(*) FROM #ones
+    """) == [[], [("insert",)], [(1,)], [(2,)]]  # fmt: skip

@@ -40,6 +40,8 @@ from servicebroker.tsql.translation.values.expressions import CONDITION
 from servicebroker.tsql.types import VARIANT, SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
+# statements whose INTO names a table that is there
+_FILLS = re.compile(r"\A\s*(?:with\b.*?\b)?(?:insert|merge|update|delete)\b", re.IGNORECASE | re.DOTALL)
 _CHANGES = re.compile(r"\A\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
 _ASKS = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IGNORECASE)
 _SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE)
@@ -102,6 +104,25 @@ class Queries:
             self._run_translated(text)  # a table has other columns than when this was prepared
 
     def _run_translated(self, text: str) -> None:
+        machine = self.machine
+        made = self._shadow(text)
+        try:
+            self._run_in_scope(text)
+        except BaseException:
+            machine.frame.tables.pop(made, None)
+            raise
+
+    def _shadow(self, text: str) -> str:
+        """The temporary table that is to be made here beside one of a caller's with its name, "" for none."""
+        name = _temporary_of(text)
+        *outer, frame = self.machine.frames or [self.machine.frame]
+        if not name or name.startswith("##") or name in frame.tables or not any(name in each.tables for each in outer):
+            return ""
+        self._made += 1
+        frame.tables[name] = f'pg_temp."{name[:40]}_{self._made}"'
+        return name
+
+    def _run_in_scope(self, text: str) -> None:
         machine = self.machine
         done = translate(text, self.scope(machine.row_limit))
         begin_to_look(machine, done)
@@ -346,9 +367,8 @@ class Queries:
         self.machine.connection.run_described(f"insert into {table} ({names}) values ({places})", values)
 
     def _note_temporary(self, text: str) -> None:
-        found = TEMPORARY.search(text) if _has(TEMPORARY, text) else None
-        if found:
-            name = (found[1] or found[2]).lower()
+        name = _temporary_of(text)
+        if name:
             self._has_temporary = True
             frame = self.machine.frames[0] if name.startswith("##") else self.machine.frame
             frame.tables.setdefault(name, f'pg_temp."{name}"')
@@ -530,6 +550,12 @@ def _shown(done: Translated, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...
         for place in places:
             row[place] = None if row[place] is None else out_of_variant(row[place])[0]
     return [tuple(row) for row in shown]
+
+
+def _temporary_of(text: str) -> str:
+    """The temporary table that a statement makes, in lower case, "" for none."""
+    found = TEMPORARY.search(text) if _has(TEMPORARY, text) and not _has(_FILLS, text) else None
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _has(pattern: re.Pattern[str], text: str) -> bool:

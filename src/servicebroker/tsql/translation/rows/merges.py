@@ -6,6 +6,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.translation.documents.shared import UnknownColumns
 from servicebroker.tsql.translation.queries.selects import STAR, common
 from servicebroker.tsql.translation.queries.sources import From, named_table, object_name, read_from
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
@@ -209,6 +210,8 @@ def _insert(writer: Writer, piece: Slice, target: Source) -> str:
         raise syntax_error(piece.text[:40], piece.line())
     members = piece.part(place + 2, len(words) - 1).split()
     known = target.columns or {}
+    if not names and target.columns is None:
+        raise UnknownColumns("MERGE that names no columns")
     if not names:
         names = [column.name for column in known.values() if not column.is_identity and not column.is_computed]
     if len(names) != len(members):
