@@ -48,7 +48,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.is_set():
-            with contextlib.suppress(InterruptedError, psycopg.Error, ReadError, sb.ServiceBrokerError):
+            with contextlib.suppress(OSError, psycopg.Error, ReadError, sb.ServiceBrokerError):  # OSError of Arrow
                 self.work()
 
     def work(self) -> None:
