@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from servicebroker.model.errors import InstanceError, Unreachable
+from servicebroker.model.errors import BrokerError, InstanceError, Unreachable
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.connecting import OpenDatabase
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
@@ -85,7 +85,7 @@ def status(pipeline: Pipeline) -> Status:
     """How the pipeline stands. Reads the tables' logs, the checkpoints and the queues; starts nothing.
 
     Raises:
-        InstanceError, BrokerError: a table cannot be read, or there is no such instance, database or queue.
+        InstanceError: a table cannot be read, there is no such instance, or a checkpoint is damaged.
     """
     tables = [_table_status(pipeline, name) for name in pipeline.table_names()]
     queues = [_queue_status(pipeline, queue) for queue in pipeline.queues]
@@ -178,7 +178,7 @@ def _queue_status(pipeline: Pipeline, queue: QueueRule) -> QueueStatus:
         batch, offset = last_landed(pipeline.checkpoint(queue))
         with closing(Attachment.open(source_options(queue.source_options()))) as attached:
             return QueueStatus(queue.label, batch, attached.progress(offset or attached.initial))
-    except Unreachable as problem:
+    except (Unreachable, BrokerError) as problem:
         return QueueStatus(queue.label, batch, {}, str(problem))
 
 
