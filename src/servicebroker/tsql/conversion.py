@@ -12,7 +12,7 @@ from uuid import UUID
 from servicebroker.model import number_bounds
 from servicebroker.model.xml import NotXml, content_text, parse_content
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.types import BINARIES, MONEY, NATIONAL, STRINGS, VARIANT, SqlType, parse_type
+from servicebroker.tsql.types import BINARIES, MONEY, NATIONAL, PADDED, STRINGS, VARIANT, SqlType, parse_type
 
 _SIZES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}  # bytes
 _DATES = (
@@ -150,7 +150,7 @@ def _sized(text: str, target: SqlType) -> str:
     length = target.length
     if target.name == "xml" or length is None or length < 0:
         return text
-    return text[:length].ljust(length) if target.name in ("char", "nchar") else text[:length]
+    return text[:length].ljust(length) if target.name in PADDED else text[:length]
 
 
 def _to_bytes(value: object, source: SqlType | None) -> bytes:

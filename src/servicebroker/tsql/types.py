@@ -26,6 +26,7 @@ class SqlType(NamedTuple):
 
 
 STRINGS = frozenset({"char", "varchar", "text", "nchar", "nvarchar", "ntext", "sysname"})
+PADDED = frozenset({"char", "nchar"})  # which are as long as they say, with blanks
 NATIONAL = frozenset({"nchar", "nvarchar", "ntext", "sysname"})
 BINARIES = frozenset({"binary", "varbinary", "image"})
 INTEGERS = frozenset({"bit", "tinyint", "smallint", "int", "bigint"})
@@ -219,7 +220,7 @@ def column_type(of: SqlType) -> str:
     """The PostgreSQL type of a column: a string that is too long is refused by it."""
     if of.name in ("varchar", "nvarchar", "sysname") and of.length and of.length > 0:
         return f"varchar({of.length})"
-    if of.name in ("char", "nchar"):
+    if of.name in PADDED:
         return f"char({of.length or 1})"
     return postgres_type(of)
 

@@ -12,7 +12,7 @@ from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.interpreter.simple import NotSimple, Value, compiled
 from servicebroker.tsql.statement_errors import no_condition
 from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Variable
-from servicebroker.tsql.types import INT, UNIQUEIDENTIFIER, SqlType
+from servicebroker.tsql.types import INT, NVARCHAR, UNIQUEIDENTIFIER, SqlType
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -77,7 +77,7 @@ def operand_value(machine: Machine, given: Operand) -> Value:
         case Constant(value):
             return Value(value, type_of(value))
         case Name():
-            return Value(given.own, SqlType("nvarchar", -1))
+            return Value(given.own, NVARCHAR)
         case Expression():
             return evaluate(machine, given)
 
@@ -118,7 +118,7 @@ def text(machine: Machine, given: Operand | None) -> str | None:
     if given is None:
         return None
     value, source = operand_value(machine, given)
-    return None if value is None else str(convert(value, source, SqlType("nvarchar", -1)))
+    return None if value is None else str(convert(value, source, NVARCHAR))
 
 
 def integer(machine: Machine, given: Operand | None) -> int | None:

@@ -37,7 +37,7 @@ from servicebroker.tsql.translation.reading.text_to_tree import LONG
 from servicebroker.tsql.translation.rows.current_rows import CURRENT_OF
 from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, schema_of, string
 from servicebroker.tsql.translation.values.expressions import CONDITION
-from servicebroker.tsql.types import VARIANT, SqlType
+from servicebroker.tsql.types import NVARCHAR, VARIANT
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
 # statements whose INTO names a table that is there
@@ -427,7 +427,7 @@ class Queries:
             given.update(zip(names, row, strict=True))
             lists.append(f"({', '.join(names)})")
         frame.values.update(given)
-        frame.types.update((name, type_of(value) or SqlType("nvarchar", -1)) for name, value in given.items())
+        frame.types.update((name, type_of(value) or NVARCHAR) for name, value in given.items())
         most = max(1, _PARAMETERS // len(rows[0]))
         try:
             parts = [self._of_values(target, lists[n : n + most]) for n in range(0, len(lists), most)]

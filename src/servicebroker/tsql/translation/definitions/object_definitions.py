@@ -288,6 +288,9 @@ def _drop_members(writer: Writer, reader: PieceReader, table: str, own: str) -> 
             return [f"ALTER TABLE {table} {', '.join(actions)}", *comments(table, changed)]
 
 
+_OF_EVERYBODY = frozenset({"db_id", "db_name", "@@spid"})  # what PostgreSQL knows of any connection
+
+
 def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
     view, own = _table(writer, reader, statement)
     named = names_in(reader.inside()) if reader.word == "(" else []
@@ -316,11 +319,7 @@ def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
         outputs = [each._replace(name=name) for name, each in zip(named, outputs, strict=True)]
     known = columns_of(outputs)
     text = done.text
-    if set(writer.parameters) <= {
-        "db_id",
-        "db_name",
-        "@@spid",
-    }:  # who works, whoever reads the view would have to be told
+    if set(writer.parameters) <= _OF_EVERYBODY:  # who works, whoever reads the view would have to be told
         text = with_settings(writer, text)
     statements = [f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}"]
     if own.schema.lower() not in ("", "dbo"):

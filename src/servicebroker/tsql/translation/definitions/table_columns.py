@@ -28,7 +28,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
 )
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import INTEGERS, ROWVERSIONS, SqlType, column_type, counting
+from servicebroker.tsql.types import INTEGERS, PADDED, ROWVERSIONS, SqlType, column_type, counting
 
 _TABLE_WORDS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "INDEX", "PERIOD", "DEFAULT")
 
@@ -408,7 +408,7 @@ def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None
     key = f" {label}{_key(reader, '')}" if reader.word in ("PRIMARY", "UNIQUE") else ""
     if reader.word:
         raise reader.failure()
-    is_padded = value.type.name in ("char", "nchar")
+    is_padded = value.type.name in PADDED
     of = value.type._replace(length=-1) if value.kind == "string" and not is_padded else value.type
     text = converted(value, of).text
     found.members.append(

@@ -210,10 +210,9 @@ def _member(writer: Writer, table: str, piece: Slice, target: Column | None, *, 
     if piece.words == ["DEFAULT"]:
         if target is None:
             return _Member("DEFAULT")
-        unset = Sql("NULL", None, is_open=True)
-        own = (
-            (target.written or into_column_alone(unset, target)) if is_cut else "DEFAULT"
-        )  # a word of plain rows alone
+        if not is_cut:
+            return _Member("DEFAULT", target.draws)
+        own = target.written or into_column_alone(Sql("NULL", None, is_open=True), target)  # DEFAULT is of plain rows
         return _Member(own, target.draws)
     before = writer.drawn
     text = (into_column_alone if is_cut else into_column)(write_value(writer, value_in(piece)), target)

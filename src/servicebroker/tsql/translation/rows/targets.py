@@ -6,7 +6,7 @@ from servicebroker.model.names import postgres_name
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.text_writer import Sql, kind_of, string
 from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import NATIONAL, postgres_type
+from servicebroker.tsql.types import NATIONAL, PADDED, postgres_type
 
 
 def into_column(value: Sql, column: Column | None) -> str:
@@ -23,7 +23,7 @@ def into_column(value: Sql, column: Column | None) -> str:
         return value.text
     if to.length is not None:
         to = to._replace(length=-1)
-        if to.name in ("char", "nchar"):
+        if to.name in PADDED:
             to = to._replace(name="nvarchar" if to.name in NATIONAL else "varchar")
         if to.name == "binary":
             to = to._replace(name="varbinary")

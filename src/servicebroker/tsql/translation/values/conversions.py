@@ -16,6 +16,7 @@ from servicebroker.tsql.types import (
     MONEY,
     NUMBERS,
     NVARCHAR,
+    PADDED,
     STRINGS,
     VARIANT,
     SqlType,
@@ -70,7 +71,7 @@ def filled(value: Sql) -> str:
     For arguments, `+` and bytes. What is stored as a varchar goes without them: they would count when it is compared.
     """
     of = value.type
-    if value.is_open or of is None or of.name not in ("char", "nchar") or (of.length or 0) < 1:
+    if value.is_open or of is None or of.name not in PADDED or (of.length or 0) < 1:
         return value.text
     return f"rpad({value.text}::text, {of.length})"
 
@@ -199,7 +200,7 @@ def _sized(value: Sql, to: SqlType, source: SqlType | None = None) -> Sql:
         if source is not None and source.length is not None and 0 <= source.length <= to.length:
             return value
         return Sql(f"left({value.text}, {to.length})", to)
-    if to.name in ("char", "nchar"):
+    if to.name in PADDED:
         return Sql(f"rpad({value.text}, {to.length})", to)
     if to.name == "binary":
         return Sql(f"tsql.padded({value.text}, {to.length})", to)

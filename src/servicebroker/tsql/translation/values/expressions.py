@@ -35,6 +35,7 @@ from servicebroker.tsql.types import (
     INTEGERS,
     MONEY,
     NVARCHAR,
+    PADDED,
     VARIANT,
     SqlType,
     postgres_type,
@@ -394,7 +395,7 @@ def _compared(left: _Written, right: _Written) -> tuple[str, str]:
 
 
 def _is_padded(value: Sql) -> bool:
-    return value.type is not None and value.type.name in ("char", "nchar")
+    return value.type is not None and value.type.name in PADDED
 
 
 def _without_blanks(value: Sql) -> Sql:

@@ -24,7 +24,7 @@ from servicebroker.tsql.translation.values.alternatives import alike
 from servicebroker.tsql.translation.values.conversions import converted
 from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count, plain_call, session_value
 from servicebroker.tsql.translation.values.patterns import expression as pattern_expression
-from servicebroker.tsql.types import INT, NVARCHAR, VARBINARY, VARIANT, SqlType
+from servicebroker.tsql.types import INT, NVARCHAR, PADDED, VARBINARY, VARIANT, SqlType
 
 SMALLINT = SqlType("smallint")
 _SID = SqlType("varbinary", 85)
@@ -101,7 +101,7 @@ def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         return Sql("NULL::integer", INT)
     if of is not None and of.name in _BYTES_OF:
         return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {_BYTES_OF[of.name]} END)", INT)
-    if of is not None and of.name in ("char", "nchar") and of.length and not value.is_open:  # with its blanks
+    if of is not None and of.name in PADDED and of.length and not value.is_open:  # with its blanks
         size = of.length * (2 if of.name == "nchar" else 1)
         return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {size} END)", INT)
     if of is not None and of.name == "decimal":
