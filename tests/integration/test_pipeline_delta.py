@@ -235,12 +235,11 @@ def test_a_table_that_has_got_a_column_is_read_in_those_that_spark_knows(tmp_pat
         DeltaSink({"path": str(tmp_path)}).reader(StructType().add("other", "string")).partitions()
 
 
-@pytest.mark.parametrize("name", ["timestampAsOf", "mergeSchema"])
+@pytest.mark.parametrize("name", ["timestampAsOf", "mergeSchema", "owner", "location"])
 def test_an_option_that_would_not_be_heeded_is_refused(tmp_path, name):
     with pytest.raises(InstanceError, match=f"has no option '{name}'; it has path, versionAsOf"):
         DeltaSink({"path": str(tmp_path), name: "x"})
     assert DeltaSink({"path": str(tmp_path), "checkpointLocation": "x", "queryName": "y"})
-    assert DeltaSink({"path": str(tmp_path), "owner": "me", "location": "x"})  # as CREATE TABLE ... USING gives them
     with pytest.raises(InstanceError, match="'versionAsOf' is for reading"):
         DeltaSink({"path": str(tmp_path), "versionAsOf": "1"}).streamWriter(StructType(), overwrite=False)
 

@@ -193,8 +193,7 @@ _WRITER_NAMES = (
 )
 
 
-_OF_CATALOGS = ("owner", "provider", "location", "external", "is_managed_location", "comment", "serialization.format")
-_SPARKS_OWN = ("checkpointlocation", "queryname", *_OF_CATALOGS)  # those of tables that its catalog keeps among them
+_SPARKS_OWN = ("checkpointlocation", "queryname")
 
 
 def writer_options(given: Mapping[str, str]) -> WriterOptions:

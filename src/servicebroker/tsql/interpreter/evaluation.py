@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from servicebroker.model.number_bounds import WHOLE
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.interpreter.simple import NotSimple, Value, compiled
@@ -98,7 +99,8 @@ def type_of(value: object) -> SqlType | None:
         case bool():
             return types.BIT
         case int():
-            return types.INT if -(2**31) <= value < 2**31 else types.BIGINT
+            least, most = WHOLE["int"]
+            return types.INT if least <= value <= most else types.BIGINT
         case Decimal():
             digits, exponent = value.as_tuple()[1:]
             scale = max(0, -int(exponent))
