@@ -42,6 +42,12 @@ class Spoken:
         assert self._session is not None
         return self._session.machine.connection
 
+    @property
+    def met(self) -> frozenset[UUID]:
+        """The groups and conversations that its transaction has taken messages of, or ended."""
+        assert self._session is not None
+        return frozenset(self._session.machine.transactions.met)
+
     def _run(self, text: str, **values: object) -> Results:
         """Run a text with {name} for each value: as a variable, or written where it stands."""
         if next(self._numbers) % 2:
