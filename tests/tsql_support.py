@@ -29,6 +29,12 @@ def rows(database: sb.Database, query: str) -> list[tuple[object, ...]]:
     return database.execute_tsql(query).rows
 
 
+def one(database: sb.Database, query: str) -> object:
+    """The one value of a SELECT in T-SQL."""
+    ((found,),) = rows(database, query)
+    return found
+
+
 def told(database: sb.Database, script: str) -> list[Any]:
     """What a script says: rows, texts, and numbers of errors."""
     found: list[Any] = []

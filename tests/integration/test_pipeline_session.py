@@ -76,14 +76,20 @@ def runs_in_silence(script, folder):
 def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
     script = (
         "import os\n"
-        "from servicebroker.pipeline.spark_session import spark_session\n"
+        "from servicebroker.pipeline.spark_session import is_running, spark_session\n"
         "_, lock = os.pipe()\n"
         "session = spark_session('quiet', cores=1, held=[lock])\n"
         "java = session.sparkContext._gateway.proc.pid\n"
         "assert os.readlink(f'/proc/{java}/fd/{lock}') == os.readlink(f'/proc/self/fd/{lock}')\n"
         "assert session.range(3).count() == 3\n"
         "session.stop()\n"
-        "assert spark_session('again', cores=1).range(4).count() == 4\n"
+        "assert not is_running()\n"
+        "from threading import Thread\n"
+        "made = []\n"
+        "thread = Thread(target=lambda: made.append(spark_session('again', cores=1)))\n"
+        "thread.start(); thread.join()\n"
+        "assert is_running() and spark_session('the same', cores=1) is made[0]\n"
+        "assert made[0].range(4).count() == 4\n"
     )
     runs_in_silence(script, tmp_path)
     assert list(tmp_path.iterdir()) == []

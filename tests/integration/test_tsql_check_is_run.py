@@ -22,6 +22,10 @@ BY_ITS_TEXT = {SYNTAX, UNSUPPORTED}
 _SNIPPET = re.compile(r"```sql\n(.*?)```", re.DOTALL)
 _TEMPLATE = re.compile(r"\{\w*\}")
 _MAY_NOT_COME = re.compile(r"\b(IF|BEGIN|RETURN|PROCEDURE|PROC|TRIGGER)\b", re.IGNORECASE)
+# what values, rows or PostgreSQL's own knowledge of functions decide
+_AT_THE_RUN = re.compile(
+    "not known|FORMAT for the culture|sp_rename of|goes on from row to row|depends on more than its row"
+)
 _WAITS = re.compile(r"\b(WAITFOR|WHILE|GOTO)\b", re.IGNORECASE)  # nobody wakes it here
 
 
@@ -60,12 +64,12 @@ def listings() -> Iterator[str]:
 SOURCES = {"grammar": grammar, "snippets": snippets, "strings": strings, "listings": listings}
 
 
-def numbers_of(instance: sb.Instance, script: str) -> list[int]:
-    """What a run in a new session is refused with, but for columns that only the database knows."""
+def numbers_of(database: sb.Database, script: str) -> list[int]:
+    """What a run in a new session is refused with, but for what no text tells."""
     said: list[object] = []
-    with Session(instance.database("Judged"), said.append) as session:
+    with Session(database, said.append) as session:
         session.run(script)
-    return [one.number for one in said if isinstance(one, TsqlError) and "not known" not in one.text]
+    return [one.number for one in said if isinstance(one, TsqlError) and not _AT_THE_RUN.search(one.text)]
 
 
 def disagreement(script: str, found: list[Finding], numbers: list[int]) -> bool:
@@ -78,11 +82,13 @@ def disagreement(script: str, found: list[Finding], numbers: list[int]) -> bool:
 
 @pytest.mark.parametrize("source", ["grammar", "snippets", "listings", pytest.param("strings", marks=pytest.mark.full)])
 def test_check_says_what_the_run_does(instance: sb.Instance, source: str) -> None:
-    instance.database("Judged", create=True)
+    judged = instance.database("Judged", create=True)
     scripts = [script for script in dict.fromkeys(SOURCES[source]()) if not _WAITS.search(script)]
     wrong = []
-    for script in scripts:
-        found, numbers = list(check(script)), numbers_of(instance, script)
+    for place, script in enumerate(scripts):
+        found, numbers = list(check(script)), numbers_of(judged, script)
+        if disagreement(script, found, numbers):  # unless by what the scripts before it have made
+            numbers = numbers_of(instance.database(f"Empty{place}", create=True), script)
         if disagreement(script, found, numbers):
             wrong.append(f"{script}\n-- the run: {numbers}; check: {[one for one in found if one.note]}")
     assert not wrong, "\n\n".join(wrong)

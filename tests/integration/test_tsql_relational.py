@@ -129,6 +129,8 @@ def items(session: Session) -> Iterator[Session]:
         # LIKE
         ("'abc' LIKE 'a[a-c]_'", True),
         ("'5%x' LIKE '5!%_' ESCAPE '!'", True),
+        ("'5%x' LIKE '55%_' ESCAPE @n AND 'a%' NOT LIKE CONCAT('a', @n, '%x') ESCAPE @n", True),
+        ("'%' LIKE '55%' ESCAPE @none", None),
         ("'a_c' LIKE 'a[_]c' AND 'abc' NOT LIKE 'a[^b]c'", True),
         ("'a.c' LIKE 'a.c' AND 'abc' NOT LIKE 'a.c'", True),
         # numbers

@@ -57,9 +57,8 @@ def spark_session(
         from pyspark.sql import SparkSession
     except ImportError:
         raise InstanceError("The pipeline needs PySpark: pip install 'servicebroker[spark]'.") from None
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        return running
+    if is_running():
+        return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()  # of another thread
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java, with settings of its own
         submitted = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC").getOrCreate()
         register_formats(submitted)
@@ -83,12 +82,12 @@ def spark_session(
 
 
 def is_running() -> bool:
-    """Whether somebody has started a session in this process, which `spark_session` would give."""
+    """Whether somebody has started a session in this process, in whatever thread, which `spark_session` would give."""
     try:
-        from pyspark.sql import SparkSession
+        from pyspark import SparkContext
     except ImportError:
         return False
-    return SparkSession.getActiveSession() is not None
+    return SparkContext._active_spark_context is not None
 
 
 def _settings(cores: int | None, memory: str) -> dict[str, str]:

@@ -71,6 +71,14 @@ begin
     end loop;
     return said || '$';
 end $$;
+-- ESCAPE of a LIKE that is told at the run.
+create or replace function tsql.escape_sign(sign text) returns text language plpgsql immutable strict parallel safe as $$
+begin
+    if length(sign) <> 1 then
+        perform tsql.refuse(506, format('The invalid escape character "%s" was specified in a LIKE predicate.', sign));
+    end if;
+    return sign;
+end $$;
 create or replace function tsql.patindex_of(pattern text, said text) returns integer language sql immutable strict parallel safe
 return case when left(pattern, 1) = '%' then tsql.patindex(substr(tsql.like_pattern(substr(pattern, 2)), 2), said)
             else (said ~ tsql.like_pattern(pattern))::integer end;

@@ -152,15 +152,16 @@ def _check_identity(machine: Machine, statement: Definition) -> None:
         )
         lower = f"alter sequence {sequence} minvalue {value}; " if int(str(value)) < least else ""
         machine.queries.define(f"{lower}select setval({string(sequence)}, {value}, {is_called})")
-        machine.say(Message(f"Checking identity information: current identity value '{current}'."))
+        said = f"Checking identity information: current identity value '{current}'."
     else:
         found = machine.queries.scalar(f"(SELECT MAX([{column.replace(']', ']]')}]) FROM {own})").value
         if reseeds and isinstance(found, int) and (not is_called or last < found):
             machine.queries.define(f"select setval({string(sequence)}, {found})")
         most = "NULL" if found is None else found
         said = f"Checking identity information: current identity value '{current}', current column value '{most}'."
+    if not statement.clauses["is_silent"]:
         machine.say(Message(said))
-    machine.say(Message(_DONE))
+        machine.say(Message(_DONE))
     machine.done()
 
 

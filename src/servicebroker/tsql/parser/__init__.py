@@ -229,7 +229,7 @@ class Parser(Objects):
             if clauses["reseeds"] and self.take(","):
                 clauses["value"] = self.operand()
         self.expect(")")
-        self.take("WITH", "NO_INFOMSGS")
+        clauses["is_silent"] = self.take("WITH", "NO_INFOMSGS")
         return Definition(line, "DBCC", "CHECKIDENT", name, clauses)
 
     def _dbcc(self, line: int) -> Statement:

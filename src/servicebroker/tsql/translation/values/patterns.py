@@ -21,23 +21,29 @@ def like(value: Sql, pattern: Sql, escape: Sql | None) -> str:
         TsqlError: 506 for an ESCAPE that is not one character.
     """
     sign = _literal(escape) if escape is not None else ""
-    if escape is not None and (sign is None or len(sign) != 1):
-        raise TsqlError(506, "The invalid escape character was specified in a LIKE predicate.")
+    if escape is None:
+        told = "''"
+    elif sign is None:
+        told = f"tsql.escape_sign({converted(escape, NVARCHAR).text})"
+    elif len(sign) == 1:
+        told = string(sign)
+    else:
+        raise TsqlError(506, f'The invalid escape character "{sign}" was specified in a LIKE predicate.')
     text = converted(value, NVARCHAR).text
     if value.type is not None and value.type.name == "char" and not (_literal(pattern) or "").endswith("%"):
         texts = (Sql(each, NVARCHAR) for each in (text, f"rtrim({text}, ' ')"))
         return f"({' OR '.join(like(each, pattern, escape) for each in texts)})"
     folded = value.type is not None and value.type.name == "sysname"
     said = _literal(pattern)
-    if said is None:
-        written = f"tsql.like_pattern({converted(pattern, NVARCHAR).text}, {string(sign or '')})"
+    if said is None or sign is None:
+        written = f"tsql.like_pattern({converted(pattern, NVARCHAR).text}, {told})"
         return f"(lower({text}) ~ lower({written}))" if folded else f"({text} ~ {written})"
     if folded:
         text, said = f"lower({text})", said.lower()
     if "[" not in said and not sign:
         escaped = said.replace("\\", "\\\\")
         return f"({text} LIKE {string(escaped)})"
-    return f"({text} ~ {string(expression(said, sign or ''))})"
+    return f"({text} ~ {string(expression(said, sign))})"
 
 
 def _literal(value: Sql) -> str | None:
