@@ -93,8 +93,11 @@ def test_the_bound_stands_beside_what_commits_each_message(report: Report) -> No
 
 
 def others(report: Report, scenario: str) -> float:
-    """Commits of a message that are not ours: autovacuum commits, too, however few the messages are."""
-    return 5 / report.conditions.messages[scenario]
+    """Commits of a message that are not ours: autovacuum commits, too, however few the messages are.
+
+    Ten of them fell into 30 messages on a slow machine.
+    """
+    return 20 / report.conditions.messages[scenario]
 
 
 @pytest.mark.parametrize(
