@@ -123,7 +123,7 @@ def test_the_page_and_the_chart(report: Report, tmp_path: Path) -> None:
 
 
 def test_processes_share_the_work_and_processor_time_is_seen(stand_in: Path) -> None:
-    lines = benchmarks.run(["scale-send-1-1", "scale-receive-1000-1"], pgmq_sql=stand_in, scale=0.05, rounds=1).lines
+    lines = benchmarks.run(["scale-send-1-1", "scale-receive-1000-1"], pgmq_sql=stand_in, scale=0.5, rounds=1).lines
     assert [line.system for line in lines] == ["servicebroker", "pgmq"] * 2
     for line in lines:
         assert line.settings == "1 process"
