@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-
 import pytest
 
 import servicebroker as sb
 from tsql_support import one, told
-
-D = Decimal
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-
 import pytest
 
 import servicebroker as sb
@@ -12,8 +10,6 @@ from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.values.catalog_views import OF_SYS, OWN
 from servicebroker.tsql.translation.values.foreign_views import refuse_foreign
 from tsql_support import one, rows, told
-
-D = Decimal
 
 
 @pytest.fixture(scope="module")

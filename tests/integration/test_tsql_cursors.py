@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-
 import pytest
 
 import servicebroker as sb
@@ -11,8 +9,6 @@ from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.text_writer import schema_of
 from tsql_support import rows, told
-
-D = Decimal
 
 
 @pytest.fixture(scope="module")

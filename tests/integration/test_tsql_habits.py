@@ -120,9 +120,6 @@ def test_what_is_not_there_says_what_it_is(db: sb.Database) -> None:
         assert (caught.value.number, text in caught.value.text) == (number, True), script
 
 
-# ---------------------------------------------------------------- cursors
-
-
 # ---------------------------------------------------------------- values
 
 
