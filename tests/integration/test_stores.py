@@ -150,11 +150,11 @@ class Both:
         )
         place = self.real.find_place(header, lambda count: 0)
         assert isinstance(place, Place)
-        handle = self.real.insert_target(header, place.home, "N")
+        handle = self.real.insert_target(header, place.home, "N", None)
         assert handle is not None
         self.tables.draw_handle = lambda: handle  # type: ignore[method-assign]
-        assert self.double.insert_target(header, place.home, "N") == handle
-        self.same(lambda store: store.insert_target(header, place.home, "N"))  # it is there already
+        assert self.double.insert_target(header, place.home, "N", None) == handle
+        self.same(lambda store: store.insert_target(header, place.home, "N", None))  # it is there already
 
     def claim(self) -> None:
         begun = [one for one in self.some() if one not in self.handles or self.tables.endpoints[one].send_sequence]

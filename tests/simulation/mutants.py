@@ -254,8 +254,8 @@ MUTANTS = [
     Mutant(
         "keys are not kept",
         "broker.arrivals",
-        "            store.save_keys({handle: admitted.keys})\n",
-        "            pass\n",
+        "admitted.security, admitted.keys)\n",
+        "admitted.security, None)\n",
         0,
     ),
     Mutant(

@@ -172,6 +172,7 @@ class Doorbell:
         while not self._closed.is_set():
             try:
                 with connect(self._url, application_name="servicebroker doorbell") as connection:
+                    connection.interval = _LOOK
                     connection.execute("listen servicebroker")
                     self._listens.set()
                     if self.losses:

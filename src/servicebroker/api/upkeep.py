@@ -39,6 +39,7 @@ from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.concurrency import Background, Event
 from servicebroker.store.connection import connect
+from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.server_clock import taken_ahead
 from servicebroker.store.server_time import follow
@@ -129,7 +130,8 @@ class Upkeep:
             finally:
                 self._connection = None
 
-    def _serve(self, connection: psycopg.Connection[Any]) -> None:
+    def _serve(self, connection: DirectConnection) -> None:
+        connection.interval = _TICK
         connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
         connection.execute(f"listen {DELIVERY_CHANNEL}")
         due, pause, heard, told = time.monotonic() + self._interval, _SOON, True, -math.inf

@@ -207,12 +207,10 @@ class Reception:
             _drop(link, header, 11214, header.opening.contract if header.opening else "")
             refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
             return None
-        handle = store.insert_target(header, place.home, admitted.security)
+        handle = store.insert_target(header, place.home, admitted.security, admitted.keys)
         if handle is None:
             _drop(link, header, 11221, "both sides of the conversation are in this instance")
             return None
-        if admitted.keys is not None:
-            store.save_keys({handle: admitted.keys})
         link.opened()
         (endpoint,) = store.endpoints([handle])
         journal.conversed(Deed.DIALOG_CREATED, endpoint, EndpointState.STARTED_INBOUND)

@@ -194,8 +194,8 @@ class PostgresStore(Store):
     def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
         return self._do(remote_opening.find_place(self._catalog, header, self._clock(), pick))
 
-    def insert_target(self, header: Header, home: Home, security: str) -> UUID | None:
-        return self._do(remote_opening.insert_target(header, home, security, self._clock()))
+    def insert_target(self, header: Header, home: Home, security: str, keys: Keys | None) -> UUID | None:
+        return self._do(remote_opening.insert_target(header, home, security, keys, self._clock()))
 
     def store(self, batches: Mapping[UUID, Batch]) -> arriving.Result:
         return self._do(arriving.store(self._catalog, batches, self._clock()))

@@ -130,8 +130,8 @@ class Store(Protocol):
     def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
         """Where the target of a conversation that begins in another instance is to be."""
 
-    def insert_target(self, header: Header, home: Home, security: str) -> UUID | None:
-        """Make the target endpoint; None when both sides of that conversation are in this instance."""
+    def insert_target(self, header: Header, home: Home, security: str, keys: Keys | None) -> UUID | None:
+        """Make the target endpoint, with its keys; None when both sides of that conversation are in this instance."""
 
     def store(self, batches: Mapping[UUID, Batch]) -> arriving.Result:
         """Store what has arrived for these endpoints: of each its whole batch, or nothing."""

@@ -498,7 +498,7 @@ class MemoryStore(Store):
     def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
         return place_of(header, self._located(Here()), self._tables.routes, self._clock(), pick)
 
-    def insert_target(self, header: Header, home: Home, security: str) -> UUID | None:
+    def insert_target(self, header: Header, home: Home, security: str, keys: Keys | None) -> UUID | None:
         tables, opening = self._tables, header.opening
         assert opening is not None
         if tables.find((header.conversation_id, False)) is not None:
@@ -516,6 +516,7 @@ class MemoryStore(Store):
             far_broker=str(header.from_broker),
             is_remote=True,
             security=security,
+            keys=keys,
         )
         if self._is_open:
             self._before[one.handle] = None

@@ -34,6 +34,7 @@ from servicebroker.store.statements import Bodies, Row, Statement, Steps, text_o
 T = TypeVar("T")
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
+INTERVAL = 0.1  # seconds, as the driver has it
 _OUT = 60.0  # seconds that a connection goes from hand to hand until its pool sees it, which replaces old ones
 SPOIL = "do $$ begin raise 'a verb of servicebroker was cancelled'; end $$"
 _PREPARED_KEPT = 500  # on each connection
@@ -251,6 +252,7 @@ class DirectConnection(psycopg.Connection[Row]):
         ahead: what is still to be sent before the next statement, whoever runs that.
         waiting: verbs that are to be done before it, too.
         due: the moment at which the pool is to see it again.
+        interval: seconds between two looks, while it waits, whether a signal came; a thread that gets none needs none.
     """
 
     def __init__(self, pgconn: PGconn) -> None:
@@ -259,6 +261,7 @@ class DirectConnection(psycopg.Connection[Row]):
         self.ahead: list[Ahead] = []
         self.waiting = Waiting()
         self.due = 0.0
+        self.interval = INTERVAL
         self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
     def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
@@ -275,9 +278,9 @@ class DirectConnection(psycopg.Connection[Row]):
         with self.lock:
             return super().wait(self.prepared_statements.described_steps(self, sql, parameters))
 
-    def wait(self, gen: PQGen[T], *limits: Any, **named_limits: Any) -> T:
+    def wait(self, gen: PQGen[T], interval: float | None = None, timeout: float | None = None) -> T:
         """As the driver's, which runs everything through it; what is to come before is done first."""
-        return super().wait(behind(self, gen), *limits, **named_limits)
+        return super().wait(behind(self, gen), interval or self.interval, timeout)
 
 
 class Due(Protocol):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 
 from servicebroker.store.connection import connect
 from servicebroker.store.running import execute
 
-_LOOK = 0.5  # seconds between looks at whether the block has ended
+_FOREVER = 3600.0  # seconds between two looks at nothing: what ends the block ends the wait
 
 
 class Ear:
@@ -42,15 +45,15 @@ def hearing(
         InstanceError: the server cannot be reached.
     """
     with connect(url, application_name=name) as connection:
+        connection.interval = _FOREVER
         for channel in channels:
             execute(connection, "store.hearing", f"listen {channel}")
-        over, ear = threading.Event(), Ear()
+        ear = Ear()
 
         def hear() -> None:
             try:
-                while not over.is_set():
-                    for notice in connection.notifies(timeout=_LOOK):
-                        heard(notice)
+                for notice in connection.notifies():
+                    heard(notice)
             except psycopg.Error as problem:
                 ear.problem = problem
 
@@ -59,5 +62,14 @@ def hearing(
         try:
             yield ear
         finally:
-            over.set()
+            _hang_up(connection)
             thread.join()
+
+
+def _hang_up(connection: psycopg.Connection[Any]) -> None:
+    """End what waits on the connection, in another thread."""
+    with (
+        contextlib.suppress(OSError, psycopg.Error),  # it is lost: that has ended it
+        socket.socket(fileno=os.dup(connection.fileno())) as line,
+    ):
+        line.shutdown(socket.SHUT_RDWR)

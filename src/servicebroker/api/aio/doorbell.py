@@ -171,6 +171,7 @@ class Doorbell:
         while not self._closed.is_set():
             try:
                 async with await connect(self._url, application_name="servicebroker doorbell") as connection:
+                    connection.interval = _LOOK
                     await connection.execute("listen servicebroker")
                     self._listens.set()
                     if self.losses:

@@ -38,6 +38,7 @@ from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.aio.concurrency import Background, Event
 from servicebroker.store.aio.connection import connect
+from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.aio.server_time import follow
 from servicebroker.store.server_clock import taken_ahead
@@ -128,7 +129,8 @@ class Upkeep:
             finally:
                 self._connection = None
 
-    async def _serve(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _serve(self, connection: AsyncDirectConnection) -> None:
+        connection.interval = _TICK
         await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
         await connection.execute(f"listen {DELIVERY_CHANNEL}")
         due, pause, heard, told = time.monotonic() + self._interval, _SOON, True, -math.inf

@@ -63,6 +63,7 @@ _SELECT = (
     "  where t.conversation_handle = e.conversation_handle), e.send_sequence), e.send_sequence, "
     "coalesce(a.receive_sequence, 0), a.failure_code, a.failure_text, e.security::text, m.by_service_master_key, "
     "a.token, "
+    "exists (select from servicebroker.arrived_fragments f where f.conversation_handle = e.conversation_handle), "
     "k.principal_id, k.far_principal_id, k.first_key_id, k.first_key, k.second_key_id, k.second_key, k.exchange "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases d on d.database_id = e.database_id "
@@ -100,18 +101,7 @@ def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote
 
 def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
-    fragments = yield Statement(
-        "remote_endpoints.find",
-        "select conversation_handle, message_sequence_number, fragments, array_agg(fragment), "
-        "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int, (array_agg(token))[1] "
-        "from servicebroker.arrived_fragments f "
-        "where conversation_handle = any ($1) and message_sequence_number >= coalesce((select receive_sequence "
-        "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle), 0) group by 1, 2, 3",
-        ([row[0] for row in rows],),
-    )
-    kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
-    for handle, number, count, which, size, content, token in fragments:
-        kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content), token)
+    kept = yield from _find_kept([row[0] for row in rows if row[26]])
     return [
         RemoteEndpoint._make(
             [
@@ -119,13 +109,32 @@ def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
                 None if row[21] is None else (row[21], row[22]),
                 dict(kept[row[0]]),
                 row[23],
-                None if row[26] is None else Keys._make(row[26:]),
+                None if row[27] is None else Keys._make(row[27:]),
                 row[24],
                 row[25],
             ]
         )
         for row in rows
     ]
+
+
+def _find_kept(handles: list[UUID]) -> Steps[dict[UUID, dict[int, Kept]]]:
+    """What has come of messages that cannot be read yet."""
+    kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
+    if not handles:
+        return kept
+    fragments = yield Statement(
+        "remote_endpoints.find_kept",
+        "select conversation_handle, message_sequence_number, fragments, array_agg(fragment), "
+        "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int, (array_agg(token))[1] "
+        "from servicebroker.arrived_fragments f "
+        "where conversation_handle = any ($1) and message_sequence_number >= coalesce((select receive_sequence "
+        "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle), 0) group by 1, 2, 3",
+        (handles,),
+    )
+    for handle, number, count, which, size, content, token in fragments:
+        kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content), token)
+    return kept
 
 
 def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:

@@ -10,6 +10,7 @@ from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.priorities import PRIORITY
 from servicebroker.engine.conversation.failure import Failed
 from servicebroker.engine.remote.site import Home, Located, find_site
+from servicebroker.engine.security.session_keys import Keys
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Conversation, Local, Pick, Refused, RoutingTable, classify
@@ -23,6 +24,7 @@ class Unroutable(NamedTuple):
     number: int
 
 
+_NO_KEYS = (None,) * len(Keys._fields)
 BEING_ALTERED = Unroutable(9797)  # the service is being made or altered
 
 
@@ -83,8 +85,11 @@ def place_of(
     return Place(home, UUID(destination.broker_instance), refused)
 
 
-def insert_target(header: Header, home: Home, security: str, now: datetime) -> Steps[UUID | None]:
-    """Make the target endpoint. Returns its handle; None when both sides of that conversation are in this instance."""
+def insert_target(header: Header, home: Home, security: str, keys: Keys | None, now: datetime) -> Steps[UUID | None]:
+    """Make the target endpoint, with its keys where it is secured.
+
+    Returns its handle; None when both sides of that conversation are in this instance.
+    """
     opening = header.opening
     assert opening is not None
     rows = yield Statement(
@@ -99,7 +104,10 @@ def insert_target(header: Header, home: Home, security: str, now: datetime) -> S
         "on conflict do nothing returning conversation_handle, conversation_group_id, service_id), "
         "grouped as (insert into servicebroker.conversation_groups "
         "select conversation_group_id, service_id from target), "
-        "counted as (insert into servicebroker.arrivals (conversation_handle) select conversation_handle from target) "
+        "counted as (insert into servicebroker.arrivals (conversation_handle) select conversation_handle from target), "
+        "secured as (insert into servicebroker.conversation_keys "
+        "select conversation_handle, $11::int, $12::int, $13::uuid, $14::bytea, $15::uuid, $16::bytea, $17::bytea "
+        "from target where $13::uuid is not null) "
         "select conversation_handle from target",
         (
             header.conversation_id,
@@ -112,6 +120,7 @@ def insert_target(header: Header, home: Home, security: str, now: datetime) -> S
             header.from_service,
             str(header.from_broker),
             security,
+            *(keys or _NO_KEYS),
         ),
     )
     return rows[0][0] if rows else None

@@ -15,7 +15,7 @@ from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, NONE, SELECT, UserCertificate, certificate_of
 from servicebroker.model.dialog_security import Binding, choose
 from servicebroker.model.errors import BrokerError
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.statements import Bodies, Statement, Steps
 
 
 class Keys(NamedTuple):
@@ -121,13 +121,18 @@ def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[d
 
 def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
     """Keep the session keys of conversations that have none yet."""
-    for handle, one in keys.items():
-        yield Statement(
-            "session_keys.save_keys",
-            "insert into servicebroker.conversation_keys values ($1, $2, $3, $4, $5, $6, $7, $8) "
-            "on conflict do nothing",
-            (handle, *one),
-        )
+    if not keys:
+        return
+    owners, far_owners, ids, firsts, second_ids, seconds, exchanges = zip(*keys.values(), strict=True)
+    yield Statement(
+        "session_keys.save_keys",
+        "insert into servicebroker.conversation_keys select * from unnest($1::uuid[], $2::int[], $3::int[], "
+        "$4::uuid[], $5::bytea[], $6::uuid[], $7::bytea[], $8::bytea[]) on conflict do nothing",
+        (
+            *(list(keys), list(owners), list(far_owners), list(ids), Bodies(firsts)),
+            *(list(second_ids), Bodies(seconds), Bodies(exchanges)),
+        ),
+    )
 
 
 def save_exchange(handle: UUID, exchange: bytes) -> Statement:

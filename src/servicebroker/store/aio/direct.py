@@ -15,12 +15,21 @@ from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
 from servicebroker.store.aio.concurrency import cancel_later, finish
-from servicebroker.store.direct import Ahead, AtHand, PreparedStatements, Waiting, adapt, behind, command_steps, nothing
+from servicebroker.store.direct import (
+    INTERVAL,
+    Ahead,
+    AtHand,
+    PreparedStatements,
+    Waiting,
+    adapt,
+    behind,
+    command_steps,
+    nothing,
+)
 from servicebroker.store.statements import Row
 
 T = TypeVar("T")
 
-_INTERVAL = 0.1  # seconds between looks at whether the socket still lives
 _ATTEMPTS = 4  # to cancel a statement
 _PATIENCE = 1.0  # seconds that the server has for each
 
@@ -32,6 +41,7 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         ahead: what is still to be sent before the next statement, whoever runs that.
         waiting: verbs that are to be done before it, too.
         due: the moment at which the pool is to see it again.
+        interval: seconds between two looks, while it waits, whether the socket still lives.
     """
 
     def __init__(self, pgconn: PGconn) -> None:
@@ -40,6 +50,7 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         self.ahead: list[Ahead] = []
         self.waiting = Waiting()
         self.due = 0.0
+        self.interval = INTERVAL
         self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
     async def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
@@ -51,9 +62,9 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         async with self.lock:
             return await _completed(self, self.prepared_statements.steps(self, sql, parameters, then))
 
-    async def wait(self, gen: PQGen[T], *limits: Any, **named_limits: Any) -> T:
+    async def wait(self, gen: PQGen[T], interval: float | None = None, timeout: float | None = None) -> T:
         """Run steps of the protocol, after what comes before; under a cancellation, what is completed is returned."""
-        return await _completed(self, behind(self, gen), *limits, **named_limits)
+        return await _completed(self, behind(self, gen), interval or self.interval, timeout=timeout)
 
 
 class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
@@ -123,7 +134,7 @@ async def run_query(
 
 
 async def _completed(
-    connection: psycopg.AsyncConnection[Any], steps: PQGen[T], interval: float = _INTERVAL, **limits: Any
+    connection: psycopg.AsyncConnection[Any], steps: PQGen[T], interval: float = INTERVAL, **limits: Any
 ) -> T:
     """The result of the steps. A cancellation stops the statement in the server, unless it comes too late for that."""
     results: list[T] = []
@@ -151,7 +162,7 @@ async def _stop(connection: psycopg.AsyncConnection[Any], steps: PQGen[None]) ->
             with contextlib.suppress(psycopg.Error, TimeoutError):  # as a rule: it was cancelled
                 await connection.cancel_safe(timeout=_PATIENCE)
                 async with asyncio.timeout(_PATIENCE):
-                    await waiting.wait_async(steps, connection.pgconn.socket, _INTERVAL)
+                    await waiting.wait_async(steps, connection.pgconn.socket, INTERVAL)
             if connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
                 return
     finally:

@@ -1,0 +1,50 @@
+"""A thread that hears notifications sleeps until one comes, its connection is lost, or its block ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+
+import psycopg
+import pytest
+
+from servicebroker import Instance
+from servicebroker.store.hearing import hearing
+
+NAME = "of a test"
+
+
+def switches() -> int:
+    """How often the thread that hears has got up."""
+    (thread,) = (one for one in threading.enumerate() if one.name == f"{NAME} hears")
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(status.partition("nonvoluntary_ctxt_switches")[0].rpartition("voluntary_ctxt_switches:")[2])
+
+
+def test_it_sleeps_until_it_is_told(instance: Instance) -> None:
+    heard: SimpleQueue[str] = SimpleQueue()
+    with hearing(instance.url, ("of_a_test",), lambda notice: heard.put(notice.payload), name=NAME) as ear:
+        time.sleep(0.2)
+        before = switches()
+        time.sleep(1.2)
+        assert switches() == before, "nothing has come, and it got up"
+        with psycopg.connect(instance.url, autocommit=True) as other:
+            other.execute("notify of_a_test, 'first'")
+            assert heard.get(timeout=10) == "first"
+            other.execute("notify of_a_test, 'second'")
+            assert heard.get(timeout=10) == "second"
+        ear.check()
+        ended = time.monotonic()
+    assert time.monotonic() - ended < 0.4, "the block waits for what nobody tells"
+
+
+def test_a_lost_connection_is_told_and_ends_as_well(instance: Instance) -> None:
+    with hearing(instance.url, ("of_a_test",), print, name=NAME) as ear, psycopg.connect(instance.url) as other:
+        other.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", [NAME])
+        until = time.monotonic() + 10
+        with pytest.raises(psycopg.OperationalError):
+            while time.monotonic() < until:
+                ear.check()
+                time.sleep(0.05)
