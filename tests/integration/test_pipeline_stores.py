@@ -201,11 +201,16 @@ def run_once(file, messages):
     assert json.loads(done.stdout)["queues"][0]["messages"] == messages
 
 
+@pytest.fixture(scope="module")
+def database(instance):
+    return warehouse(instance)
+
+
 @pytest.mark.full
 @pytest.mark.spark
-def test_a_run_of_spark_lands_in_a_store(instance, lake, endpoint, tmp_path):
+def test_a_run_of_spark_lands_in_a_store(database, lake, endpoint, tmp_path):
     """With nothing but the environment, and Spark's checkpoints beside the pipeline file."""
-    feed = Feed(warehouse(instance))
+    feed = Feed(database)
     file = pipeline_file(tmp_path, feed, f'[pipeline]\nname = "test"\nwarehouse = "{lake}"\ncheckpoints = "marks"\n')
     for run in range(2):
         feed.dialog(*(b'{"id": %d}' % number for number in range(run * 10, run * 10 + 20)), b"?")
@@ -256,9 +261,9 @@ def test_tables_of_iceberg_live_in_a_store(endpoint, pipe, monkeypatch, catalog_
 
 @pytest.mark.full
 @pytest.mark.spark
-def test_a_run_of_spark_lands_in_tables_of_iceberg(instance, lake, endpoint, tmp_path, monkeypatch, catalog_url):
+def test_a_run_of_spark_lands_in_tables_of_iceberg(database, lake, endpoint, tmp_path, monkeypatch, catalog_url):
     """With a catalog that the environment alone names."""
-    feed = Feed(warehouse(instance))
+    feed = Feed(database)
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", catalog_url)
     head = f'[pipeline]\nname = "test"\nwarehouse = "{lake}"\ncheckpoints = "marks"\n'
     file = pipeline_file(tmp_path, feed, head + 'format = "iceberg"\ncatalog = "lake"\nnamespace = "shop"\n')
