@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -16,6 +17,8 @@ import pytest
 import servicebroker as sb
 from servicebroker.activation import procedures
 from servicebroker.activation.procedures import Procedure
+from servicebroker.engine.activation import monitors
+from servicebroker.store.statements import Steps
 from support import (
     CONTRACT,
     ORDER,
@@ -484,6 +487,36 @@ def test_switching_it_on_with_messages_there_starts_it(active: sb.Database, seen
     switch_on(active)
     eventually(lambda: seen.bodies == [b"x"])
     assert time.monotonic() - began < 2
+
+
+def test_who_is_started_is_whom_the_queue_names_now(
+    active: sb.Database, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue gets another procedure between the look at its messages and what follows from that."""
+    called: list[str] = []
+    look, altered = monitors.look, threading.Event()
+
+    @sb.procedure(PROCEDURE)
+    def old(transaction: sb.Transaction, message: sb.Message) -> None:
+        called.append("old")
+
+    @sb.procedure("usp_New")
+    def new(transaction: sb.Transaction, message: sb.Message) -> None:
+        called.append("new")
+
+    def looked(queue_id: int, now: datetime, running: int) -> Steps[monitors.QueueLook]:
+        found = yield from look(queue_id, now, running)
+        if found.seen.receivable and not altered.is_set():
+            switch_on(active, procedure_name="usp_New")
+            altered.set()
+        return found
+
+    switch_on(active)
+    monkeypatch.setattr(monitors, "look", looked)
+    send(active, "x")
+    eventually(lambda: called)
+    assert altered.is_set()
+    assert called == ["new"]
 
 
 @pytest.mark.feature(14)

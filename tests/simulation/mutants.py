@@ -416,7 +416,7 @@ MUTANTS = [
         "                self._settling.committed(store, stored)\n"
         "                stored = None\n"
         "                self._frames.send(store, is_traced=False)\n",
-        180,
+        932,
     ),
     Mutant(
         "what the peer once had is relied on",

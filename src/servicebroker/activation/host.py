@@ -344,7 +344,11 @@ class Host:
         if not seen.receivable and watched.may_settle(self._oldest):
             watched.is_settled = run(connection, monitors.is_empty(queue_id))
         if decision == Decision.ACTIVATE:
-            self._activate(connection, watched)
+            if run(connection, monitors.version_of(queue_id)) == watched.definition.version:
+                self._activate(connection, watched)
+            else:  # altered since it was defined: its monitor begins anew
+                self._changed.set()
+                self._bell.set()
         elif decision == Decision.LIMIT:
             metrics.LIMIT_REACHED.inc()
 

@@ -95,6 +95,14 @@ def look(queue_id: int, now: datetime, running: int) -> Steps[QueueLook]:
     return QueueLook(Seen(*counters)._replace(running=running), due)
 
 
+def version_of(queue_id: int) -> Steps[int | None]:
+    """The version of a queue's definition now; None when the queue was dropped."""
+    rows = yield Statement(
+        "monitors.version_of", "select monitor_version from servicebroker.queues where queue_id = $1", (queue_id,)
+    )
+    return rows[0][0] if rows else None
+
+
 class Glance(NamedTuple):
     """What tells that something has happened at a queue: when it is as before, there is nothing to look for.
 
