@@ -44,7 +44,7 @@ MUTANTS = [
         "                self._settling.committed(store, stored)\n"
         "                stored = None\n"
         "            self._frames.send(store, is_traced=False)\n",
-        17,
+        14,
     ),
     Mutant("rounds fail", "broker.relay", "        began = self._seconds()\n", "        raise RuntimeError\n", 0),
     Mutant(
@@ -108,14 +108,14 @@ MUTANTS = [
         "broker.departures",
         "        self._page_missed = True\n",
         "        return\n",
-        356,
+        24,
     ),
     Mutant(
         "what waits for a retry is at rest",
         "broker.conversations",
         "self.dialog.is_idle and not self.wants_more and not is_unacknowledged",
         "self.dialog.is_idle and not self.wants_more",
-        24,
+        92,
     ),
     Mutant(
         "who is entered by a message that is not taken is never found",
@@ -146,7 +146,7 @@ MUTANTS = [
         "broker.relay",
         "self.snapshot, self._routes, self._is_traced = look.snapshot, ",
         "self.snapshot, self._routes, self._is_traced = look.snapshot._replace(unfinished=()), ",
-        8,
+        4,
     ),
     Mutant(
         "acknowledgements of rows that somebody holds are forgotten",
@@ -192,14 +192,14 @@ MUTANTS = [
         "broker.conversations",
         "        token=endpoint.receive_token,\n",
         "        token=None,\n",
-        257,
+        82,
     ),
     Mutant(
         "what was read is sent although it was dropped",
         "broker.departures",
         "            if found.numbers != tuple(numbers):\n                return None\n",
         "",
-        209,
+        634,
     ),
     Mutant(
         "a checksum is not looked at",
@@ -319,14 +319,14 @@ MUTANTS = [
         "broker.mirrors",
         "            del self._pairs[one], self._told[one]\n",
         "            del self._told[one]\n",
-        207,
+        497,
     ),
     Mutant(
         "pairs whose route went while the database was away are asked for good",
         "broker.mirrors",
         '        self._told = dict.fromkeys(self._pairs, "")\n',
         "        self._told.clear()\n",
-        207,
+        1203,
     ),
     Mutant(
         "who is under way does not follow the principal",
@@ -347,7 +347,7 @@ MUTANTS = [
         "broker.dialog_security",
         "        store.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)\n",
         "",
-        23,
+        51,
     ),
     Mutant(
         "what has passed is not proven to be ours",
@@ -382,7 +382,7 @@ MUTANTS = [
         "protocol.outgoing",
         "        if ours and ack.token and ours != ack.token:\n",
         "        if False:\n",
-        438,
+        122,
     ),
     Mutant(
         "nothing is said of what was acknowledged",
@@ -396,7 +396,7 @@ MUTANTS = [
         "broker.inboxes",
         "        return share_of(conversation_of(body), count)\n",
         "        return (share_of(conversation_of(body), count) + 1) % count\n",
-        44,
+        57,
     ),
     Mutant(
         "a share does not look for what waited before it had it",

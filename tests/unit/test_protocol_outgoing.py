@@ -113,6 +113,15 @@ def test_what_was_never_sent_cannot_be_acknowledged() -> None:
     assert out.contradicts(Acknowledgement(1), None) is None
 
 
+def test_of_what_was_never_sent_nothing_can_have_come() -> None:
+    """What a receiver keeps beyond a gap may be of an instance that has gone back since."""
+    out = outgoing(10, 10)
+    for ack in (Acknowledgement(1, whole=((1, 1),)), Acknowledgement(1, parts=((1, 0, 0),)), Acknowledgement(2)):
+        assert out.contradicts(ack, None) is None
+    for ack in (Acknowledgement(1, whole=((1, 2),)), Acknowledgement(2, parts=((2, 0, 3),))):
+        assert out.contradicts(ack, None) == "Of message 2 something has come, and it was never sent."
+
+
 def test_another_message_than_was_sent_cannot_be_acknowledged() -> None:
     out = Outgoing(3, 10, LIMITS, lambda: 0.5)
     out.offer(3, [1, 1], [b"message3", b"message4"])

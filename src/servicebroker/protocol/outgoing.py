@@ -155,6 +155,9 @@ class Outgoing:
         """
         if ack.below > self.sent_below:
             return f"The messages {self.sent_below} to {ack.below - 1} were acknowledged, and never sent."
+        kept = [last for _, last in ack.whole] + [number for number, *_ in ack.parts]
+        if kept and max(kept) >= self.sent_below:
+            return f"Of message {max(kept)} something has come, and it was never sent."
         ours = self.token(ack.below - 1) or recalled
         if ours and ack.token and ours != ack.token:
             return f"Message {ack.below - 1} was acknowledged, and is not the one that was sent."
