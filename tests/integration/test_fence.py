@@ -324,8 +324,7 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
         alice.end_conversation(handle)
     told = f"{statistics.median(quiet) * 1e3:.1f} ms quiet, {statistics.median(harmed) * 1e3:.1f} ms harmed"
     record_property("hostile role", f"{told}, {mallory.tried} tried, {mallory.done} done, {len(sent)} messages")
-    most = 2 if request.config.getoption("--hostile-seconds") >= 60 else 4  # in 2 seconds other tests disturb
-    assert statistics.median(harmed) <= most * statistics.median(quiet), told
+    assert statistics.median(harmed) <= 2 * statistics.median(quiet), told
 
 
 def test_shadows_of_what_we_call(town: Town) -> None:
