@@ -122,6 +122,24 @@ def test_an_initiator_that_went_back_does_not_know_what_it_has_taken(pair: Pair)
     ended(pair.west, pair.east, ORDERS_QUEUE, STOCK_QUEUE)
 
 
+def test_an_initiator_that_went_back_before_its_first_message_tells_its_peer(pair: Pair) -> None:
+    """The copy knows of nothing that was sent, and so not that its peer is elsewhere."""
+    handle = begin(pair, 0)
+    copy = Copy(pair.west)
+    tell(pair, handle, 1)
+    (message,) = received(pair.east, STOCK_QUEUE)
+    copy.restore()
+    pair.east.database.send(message.conversation_handle, REPLY, "answer")
+    pair.east.round([])
+    pair.west.round(pair.east.out.frames)
+    pair.west.out.frames.clear()  # what it has told is lost, and its daemon begins anew
+    pair.west.relay = pair.west.new_relay()
+    pair.east.out.frames.clear()
+    pair.pass_time(5.0)
+    pair.rounds()
+    ended(pair.west, pair.east, ORDERS_QUEUE, STOCK_QUEUE)
+
+
 def test_an_answer_from_a_target_that_went_back_tells_it_what_it_lacks(pair: Pair) -> None:
     """Its answer is a new one, of which nothing shows; the acknowledgement of that says how much it had taken."""
     handle, target = opened(pair)

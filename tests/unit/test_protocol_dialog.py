@@ -30,6 +30,7 @@ from servicebroker.protocol.envelope import (
     Acknowledgement,
     BrokerFailure,
     Content,
+    Exchange,
     Header,
     Kind,
     Opening,
@@ -58,6 +59,17 @@ def send(from_: Dialog, now: float = 0.0) -> Transmission:
     transmission = from_.transmit(now)
     assert transmission is not None
     return transmission
+
+
+def send_one(from_: Dialog) -> Transmission:
+    from_.offer(from_.next_to_offer, 10)
+    return send(from_)
+
+
+def send_again(from_: Dialog, now: float = 5.0) -> Transmission:
+    """What was not acknowledged until then."""
+    from_.tick(now)
+    return send(from_, now)
 
 
 def bodies(transmission: Transmission, content: Content = Content.DATA) -> Payload:
@@ -126,6 +138,30 @@ def test_the_initiator_introduces_itself_until_anything_is_acknowledged() -> Non
     assert carry(other, initiator) == [Acknowledged(1, THERE)]
     third = send(initiator).header
     assert (third.opening, third.to_broker) == (None, THERE)
+
+
+def test_a_silent_peer_is_told_the_session_key_again() -> None:
+    """It may have gone back to an old copy, from before it knew the key."""
+    exchange = Exchange(UUID(int=9), b"mine", b"theirs", b"", b"wrapped", b"signed")
+    initiator, other = dialog(), target(is_secured=True, exchange=exchange)
+    initiator.offer(0, 1)
+    carry(initiator, other)
+    store(other)
+    other.offer(0, 1)
+    assert send(other).header.exchange == exchange
+    initiator.arrived(send_again(other).header, (Part("t", Content.DATA, b"x"),))
+    store(initiator)
+    carry(initiator, other)
+    other.offer(1, 1)
+    assert [send(other).header.exchange, send_again(other, 5.0).header.exchange] == [None, None]
+    silent = send_again(other, 20.0).header
+    assert other.is_unanswered
+    assert silent.exchange == exchange
+    initiator.arrived(silent, (Part("t", Content.DATA, b"x"),))
+    store(initiator)
+    carry(initiator, other)
+    other.offer(2, 1)
+    assert send(other).header.exchange is None
 
 
 def test_a_lifetime_that_is_over_is_never_below_zero() -> None:
@@ -459,6 +495,24 @@ def test_a_refusal_is_repeated_each_time_the_peer_tries_again() -> None:
     assert initiator.status == RULES[9784].text
     initiator.tick(10.0)
     assert not initiator.has_work(10.0)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_failed_endpoint_takes_nothing_new(is_told: bool) -> None:
+    """Neither when the peer's broker has just said so, nor when the endpoint is found so in the database."""
+    initiator, other = dialog(), dialog(False, TransmissionState(sending=Sending.FAILED, far_broker=HERE))
+    if is_told:
+        other = target()
+        header = msgspec.structs.replace(send_one(initiator).header, kind=Kind.FAILURE)
+        assert other.arrived(header, BrokerFailure(-9720, "an old copy")) == [
+            Failed(BrokerFailure(-9720, "an old copy"))
+        ]
+    initiator.offer(initiator.next_to_offer, 10)
+    initiator.tick(100.0)
+    again = send(initiator, 100.0)
+    assert [event.number for event in other.arrived(again.header, bodies(again))] == [11212]
+    assert other.batch() is None
+    assert send(other).payload == GONE
 
 
 def test_a_closed_endpoint_acknowledges_what_it_has_and_refuses_the_rest() -> None:

@@ -115,11 +115,41 @@ def test_what_was_never_sent_cannot_be_acknowledged() -> None:
 
 def test_of_what_was_never_sent_nothing_can_have_come() -> None:
     """What a receiver keeps beyond a gap may be of an instance that has gone back since."""
-    out = outgoing(10, 10)
+    out = outgoing(10, 110)
     for ack in (Acknowledgement(1, whole=((1, 1),)), Acknowledgement(1, parts=((1, 0, 0),)), Acknowledgement(2)):
         assert out.contradicts(ack, None) is None
     for ack in (Acknowledgement(1, whole=((1, 2),)), Acknowledgement(2, parts=((2, 0, 3),))):
         assert out.contradicts(ack, None) == "Of message 2 something has come, and it was never sent."
+
+
+def test_pieces_that_a_message_has_not_are_of_another() -> None:
+    """What is whole is named as whole."""
+    out = outgoing(10, 10, 210)
+    for part in ((1, 0, 0), (2, 0, 2), (2, 3, 3), (2, 1, 7)):
+        wrong = f"Parts of message {part[0]} have come, and it was sent in others."
+        assert out.contradicts(Acknowledgement(1, parts=(part,)), None) == wrong
+    for part in ((2, 0, 1), (2, 1, 2)):
+        assert out.contradicts(Acknowledgement(1, parts=(part,)), None) is None
+
+
+def test_an_error_waits_for_nothing() -> None:
+    """It takes the place of what has not come; so what waits there under its number is another message."""
+    out = outgoing(10, 10)
+    out.skip_to(4)
+    out.offer(4, [20])
+    for whole in ((2, 3), (1, 1)):
+        assert out.contradicts(Acknowledgement(1, whole=(whole,)), None) is None
+    wrong = "Message 4 waits for others there, and an Error was sent, which waits for none."
+    assert out.contradicts(Acknowledgement(1, whole=((2, 2), (4, 4))), None) == wrong
+
+
+def test_a_piece_is_sent_again_although_the_first_of_its_message_has_come() -> None:
+    """Also where a whole message before it travels again, alone."""
+    out = outgoing(10, 250)
+    cuts(out)
+    out.tick(100.0)
+    out.acknowledged(Acknowledgement(0, parts=((1, 0, 0),)))
+    assert [(cut.first, cut.fragment) for cut in cuts(out, 100.0)] == [(0, 0), (1, 1), (1, 2)]
 
 
 def test_another_message_than_was_sent_cannot_be_acknowledged() -> None:

@@ -39,7 +39,7 @@ class Sending(StrEnum):
     HELD = "HELD"  # the peer has ended: messages wait until this side's application ends too
     ENDING = "ENDING"  # our own end is on its way
     ENDED = "ENDED"  # and was acknowledged
-    FAILED = "FAILED"  # a broker's error came: nothing is sent any more
+    FAILED = "FAILED"  # a broker's error came: nothing is sent any more, and nothing new is taken
     CLOSED = "CLOSED"  # the endpoint is: only what it has stored is acknowledged again
 
 
@@ -240,6 +240,8 @@ class Dialog:
             self._happens(Happening.PEER_ENDED)
         if self.sending is Sending.CLOSED:
             self.close()
+        elif self.sending is Sending.FAILED:
+            self._failure = GONE
 
     def secure(self, exchange: Exchange | None) -> None:
         """What protects the conversation is decided, before anything of it has travelled."""
@@ -247,8 +249,11 @@ class Dialog:
 
     @property
     def introduction(self) -> Exchange | None:
-        """The session key that still travels with every message, since the peer has acknowledged nothing."""
-        return None if self._is_acknowledged else self.identity.exchange
+        """The session key that travels with every message: the peer has acknowledged nothing, or does so no longer.
+
+        A peer that is silent may have gone back to an old copy of its instance, from before it was told the key.
+        """
+        return self.identity.exchange if self.is_unanswered or not self._is_acknowledged else None
 
     # --- sending
 
@@ -474,7 +479,10 @@ class Dialog:
     def _fail(self, failure: BrokerFailure) -> list[Event]:
         before = self.sending
         self._happens(Happening.FAILURE_ARRIVED)
-        return [Failed(failure)] if before is not self.sending else []
+        if before is self.sending:
+            return []
+        self._failure = GONE
+        return [Failed(failure)]
 
     def _take(self, header: Header, parts: tuple[Part, ...]) -> list[Event]:
         if header.fragments == 1 and self._incoming.arrived_run(header.number, parts):

@@ -50,6 +50,7 @@ class Outgoing:
         "_again",
         "_cursor",
         "_draw",
+        "_error",
         "_flights",
         "_limits",
         "_offered",
@@ -74,6 +75,7 @@ class Outgoing:
         self._sizes: list[int] = []  # of message base, base + 1, ...
         self._tokens: list[bytes | None] = []  # of the same
         self._offered = 0  # the sum of the sizes
+        self._error: int | None = None  # the number of the Error that takes the place of what was not acknowledged
         self._acked: dict[int, int] = {}  # message -> its acknowledged fragments, as bits
         self._under_way = 0  # bytes
         self._cursor = (base, 0)  # message and fragment that travel first next
@@ -122,7 +124,7 @@ class Outgoing:
 
     def skip_to(self, number: int) -> None:
         """Nothing below `number` is sent any more: an Error takes its place."""
-        self.base = number
+        self.base = self._error = number
         self.sent_below = max(self.sent_below, number)
         self._sizes.clear()
         self._tokens.clear()
@@ -155,9 +157,15 @@ class Outgoing:
         """
         if ack.below > self.sent_below:
             return f"The messages {self.sent_below} to {ack.below - 1} were acknowledged, and never sent."
-        kept = [last for _, last in ack.whole] + [number for number, *_ in ack.parts]
+        whole = [last for _, last in ack.whole]
+        kept = whole + [number for number, *_ in ack.parts]
         if kept and max(kept) >= self.sent_below:
             return f"Of message {max(kept)} something has come, and it was never sent."
+        if self._error is not None and whole and max(whole) >= self._error:
+            return f"Message {max(whole)} waits for others there, and an Error was sent, which waits for none."
+        for part in ack.parts:
+            if self._is_no_part(*part):
+                return f"Parts of message {part[0]} have come, and it was sent in others."
         ours = self.token(ack.below - 1) or recalled
         if ours and ack.token and ours != ack.token:
             return f"Message {ack.below - 1} was acknowledged, and is not the one that was sent."
@@ -196,6 +204,13 @@ class Outgoing:
     def is_at_rest(self) -> bool:
         """Whether nothing is under way that the peer may yet acknowledge."""
         return not self._sizes or self.held_until > 0
+
+    def _is_no_part(self, number: int, first: int, last: int) -> bool:
+        """Whether of a message that is offered such pieces can never be all that the peer has."""
+        if not self.base <= number < self.next_number:
+            return False
+        count = self._fragments(number)
+        return last >= count or (first, last) == (0, count - 1)
 
     def wake_at(self) -> float:
         """When `tick`, or `cut` after a lost link, has something to do; `NEVER` when nothing waits."""
@@ -243,8 +258,8 @@ class Outgoing:
         if self._fragments(number) == 1:
             room = self._limits.fragment_size - self._sizes[number - self.base]
             while self._again and last - number < MAXIMUM_RUN - 1:
-                following, _, tried = self._again[0]
-                if following > last and not self._is_acked(following, 0):
+                following, piece, tried = self._again[0]
+                if following > last and not self._is_acked(following, piece):
                     if following != last + 1 or not self._fits(following, room):
                         break
                     room -= self._sizes[following - self.base]

@@ -477,8 +477,8 @@ class MemoryStore(Store):
         done = self.fail({handle: apart.own for handle, apart in partings.items()})
         for handle in done:
             one = self._tables.endpoints.get(handle)
-            if one is not None and one.is_remote:
-                far = partings[handle].far
+            if one is not None:
+                one.is_remote, far = True, partings[handle].far
                 one.failure = far.code, far.description
         return done
 

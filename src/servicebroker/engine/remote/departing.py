@@ -364,9 +364,20 @@ def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UU
 def part(partings: Mapping[UUID, Apart], now: datetime) -> Steps[list[UUID]]:
     """The two sides of these conversations have different pasts, and each gets an Error. Returns those that have it."""
     done = yield from fail({handle: apart.own for handle, apart in partings.items()}, now)
+    yield _be_remote(done)
     for handle in done:
         yield tell_remote([handle], Failed(*structs.astuple(partings[handle].far)))
     return done
+
+
+def _be_remote(handles: list[UUID]) -> Statement:
+    """The peers of these endpoints have spoken: those that had sent nothing yet, of a copy, are in other instances."""
+    return Statement(
+        "departing.be_remote",
+        "update servicebroker.conversation_endpoints set is_remote = true "
+        "where conversation_handle = any ($1) and not is_remote and far_handle is null",
+        (handles,),
+    )
 
 
 def set_statuses(texts: dict[UUID, str]) -> Statement:
