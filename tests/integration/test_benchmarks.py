@@ -225,6 +225,7 @@ def test_a_jar_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_between_two_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Encrypted in both layers, and not at all; every message is checked by the reader."""
     monkeypatch.setattr(remote, "find_server", lambda: None)  # the next test starts it
+    monkeypatch.setattr(remote, "CORES_OF_READER", 1)  # two readers, where there are two cores
     report = benchmarks.run(["remote-100", "remote-latency"], scale=0.02, rounds=1)
     found = [(line.scenario, line.system, line.label) for line in report.lines]
     ways = [("servicebroker", "TLS and dialog security"), ("baseline", "encryption off")]
@@ -254,8 +255,8 @@ def test_by_how_many_cores_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     for line in lines:
         assert line.figures is not None
         assert line.figures.per_second > 0
-        busy = dict(re.findall(r"([a-z 0]+) (\d+)%", line.settings.partition(": ")[2]))
-        parts = ["daemon of west0", "daemon of east", "backend of west0", "backend of east", "senders", "reader"]
+        busy = dict(re.findall(r"([a-z]+(?: of [a-z0]+)?) (\d+)%", line.settings.partition("parts of a core: ")[2]))
+        parts = ["daemon of west0", "daemon of east", "backend of west0", "backend of east", "senders", "readers"]
         assert [part.strip() for part in busy] == parts
         assert sum(map(int, busy.values())) > 0
 

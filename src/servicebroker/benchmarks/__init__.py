@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import tempfile
@@ -15,6 +14,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.jdbc import Jdbc, reachable
 from servicebroker.benchmarks.measure import Meter
+from servicebroker.benchmarks.processes import cores
 from servicebroker.benchmarks.remote import compare_remote
 from servicebroker.benchmarks.remote_scale import compare_cores
 from servicebroker.benchmarks.report import Conditions, Line, Report, in_words
@@ -80,7 +80,7 @@ def run(
             datetime.now(UTC).date().isoformat(),
             platform.python_version(),
             _server_version(instance),
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores(),
             rounds,
             scale,
             messages,

@@ -1,7 +1,9 @@
-"""Between instances: servers and daemons of their own, who sends and one that reads and checks every message."""
+"""Between instances: servers and daemons of their own, who sends and who reads and checks every message."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from statistics import median, quantiles
 from uuid import UUID
@@ -33,6 +36,8 @@ CONVERSATIONS = 16
 BODY = b"x" * 200
 TOP = 1_000  # messages of a RECEIVE
 PATIENCE = 60.0  # seconds without a message
+TURN = 0.02  # seconds that one of several readers waits, which then asks whether the others have read the rest
+READERS, CORES_OF_READER = 4, 4  # so many at most; one is enough for so many cores
 ORDER, CONTRACT, QUEUE = "//bench/Order", "//bench/Ordering", "Inbox"
 PASSWORD = "of a benchmark"  # its data are deleted at the end
 LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead of the messages of a SEND transaction
@@ -43,10 +48,10 @@ SETTLING, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of
 
 
 class Linked:
-    """Instances with daemons of their own, some that send and one that reads; secured in two layers, or not at all.
+    """Instances with daemons of their own, some that send and some that read; secured in two layers, or not at all.
 
     `apart`: of so many dialogs that are begun one after the other, one is used. `senders` of each source, which are
-    processes of their own and share its conversations.
+    processes of their own and share its conversations. This process reads, or several others where cores allow it.
     """
 
     def __init__(self, place: Path, *, is_secured: bool, sources: int = 1, apart: int = 1, senders: int = 1) -> None:
@@ -81,6 +86,12 @@ class Linked:
             (service, self._stack.enter_context(closing(Aside(_sending, database.instance.url))))
             for service, database in self.sources.items()
             for _ in range(senders)
+        ]
+        self._taken: Synchronized[int] = multiprocessing.get_context("spawn").Value("q", 0)
+        many = min(READERS, processes.cores() // CORES_OF_READER)
+        self._readers = [
+            self._stack.enter_context(closing(Aside(_reading, self.url, self._taken)))
+            for _ in range(many if many > 1 else 0)
         ]
         self.carry(CONVERSATIONS * sources, 1)  # every conversation has its target
 
@@ -121,7 +132,8 @@ class Linked:
 
     def carry(self, messages: int, batch: int) -> int:
         """Send so many in all, so many in a transaction, and read them."""
-        return self._while_sending(partial(self._read, messages), self.handles, messages, batch)
+        read = self._read_aside if self._readers else self._read
+        return self._while_sending(partial(read, messages), self.handles, messages, batch)
 
     def keep(self, messages: int, batch: int) -> int:
         """Let the same senders send them into a queue of their own instance, where they stay."""
@@ -145,6 +157,15 @@ class Linked:
         """Of the processes that send."""
         return [sender.pid for _, sender in self._senders]
 
+    @property
+    def reader_pids(self) -> list[int]:
+        """Of the processes that read: this one, where one does."""
+        return [reader.pid for reader in self._readers] or [os.getpid()]
+
+    def daemon_pids(self, name: str) -> list[int]:
+        """Of the daemon of that instance, and of the processes that it has for its shares."""
+        return [pid for pid, _ in processes.family(self.daemons[name].pid)]
+
     def _while_sending(self, work: Callable[[], int], handles: dict[str, list[UUID]], messages: int, batch: int) -> int:
         each = len(self._senders) // len(self.sources)
         parts = shares(messages, len(self._senders))
@@ -155,20 +176,17 @@ class Linked:
         return all_during(work, orders)
 
     def _read(self, messages: int) -> int:
-        expected: defaultdict[UUID, int] | None = None
-        read = 0
-        while read < messages:
-            found = self.east.receive(QUEUE, top=TOP, wait=PATIENCE)
-            if not found:
-                raise InstanceError(f"{messages - read:,} messages have not arrived in {PATIENCE:g} seconds.")
-            expected = expected or defaultdict(int)
-            handle, first = found[0].conversation_handle, found[0].message_sequence_number
-            numbers = [message.message_sequence_number for message in found]
-            if numbers != list(range(first, first + len(found))) or first < expected[handle]:
-                raise InstanceError("Messages were lost, doubled or came out of order.")
-            expected[handle] = first + len(found)
-            read += len(found)
-        return read
+        """Here."""
+        self._taken.value = 0
+        _take(self.east, self._taken, messages, PATIENCE)
+        return messages
+
+    def _read_aside(self, messages: int) -> int:
+        self._taken.value = 0
+        all_during(lambda: None, [(reader, (messages,)) for reader in self._readers])
+        if self._taken.value != messages:
+            raise InstanceError(f"{self._taken.value - messages:,} messages were doubled.")
+        return messages
 
     def latencies(self, count: int) -> list[float]:
         """Seconds from before SEND to after RECEIVE, of single messages on an idle system."""
@@ -221,7 +239,7 @@ class Linked:
 
     def cpu(self) -> float:
         """Seconds of processor time that the daemons have used; 0 where the system does not say."""
-        return sum(processes.processor_time(daemon.pid) for daemon in self.daemons.values())
+        return sum(processes.processor_time(pid) for name in self.daemons for pid in self.daemon_pids(name))
 
     def close(self) -> None:
         """End the daemons and the servers."""
@@ -239,6 +257,38 @@ def _sending(url: str) -> Iterator[Callable[[list[UUID], int, int], None]]:
                 database.send_batch(handles[number % len(handles)], ORDER, [BODY] * min(batch, messages - first))
 
         yield send
+
+
+@contextmanager
+def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], None]]:
+    """One of several readers."""
+    with Instance(url, connections=1, upkeep=None) as instance:
+        database = instance.database(DATABASE)
+        yield lambda messages: _take(database, taken, messages, TURN)
+
+
+def _take(database: Database, taken: Synchronized[int], messages: int, wait: float) -> None:
+    """Read until all that read have taken so many together.
+
+    Raises:
+        InstanceError: messages were lost, doubled or came out of order, or do not come at all.
+    """
+    expected: defaultdict[UUID, int] | None = None
+    last = time.monotonic()
+    while taken.value < messages:
+        found = database.receive(QUEUE, top=TOP, wait=wait)
+        if not found and time.monotonic() - last >= PATIENCE:
+            raise InstanceError(f"{messages - taken.value:,} messages have not arrived in {PATIENCE:g} seconds.")
+        if not found:
+            continue
+        expected = expected or defaultdict(int)
+        handle, first = found[0].conversation_handle, found[0].message_sequence_number
+        numbers = [message.message_sequence_number for message in found]
+        if numbers != list(range(first, first + len(found))) or first < expected[handle]:
+            raise InstanceError("Messages were lost, doubled or came out of order.")
+        expected[handle], last = first + len(found), time.monotonic()
+        with taken.get_lock():
+            taken.value += len(found)
 
 
 def compare_remote(

@@ -59,25 +59,33 @@ def only(cores: int) -> Iterator[None]:
 
 
 def _steady(linked: Linked, messages: int, batch: int) -> tuple[float, str]:
-    """Messages a second for about ten seconds, after as many as that takes to know."""
+    """Messages a second for about ten seconds, after as many as that takes to know; and who was how busy."""
     begun = time.perf_counter()
     linked.carry(messages, batch)
     due = max(CONVERSATIONS, round(messages * STEADY / (time.perf_counter() - begun)))
-    before, begun = _used(linked), time.perf_counter()
+    before, cpu, begun = _used(linked), linked.cpu(), time.perf_counter()
     linked.carry(due, batch)
     seconds = time.perf_counter() - begun
-    used = _used(linked)
-    shares = {name: [(used[name][p] - before[name].get(p, 0.0)) / seconds for p in used[name]] for name in used}
-    parts = [f"{name} {max(found):.0%}" for name, found in shares.items() if found]
-    return due / seconds, f"busiest of each: {', '.join(parts)} of a core"
+    each = (linked.cpu() - cpu) / due * 1e6
+    return due / seconds, f"all daemons: {each:.0f} µs of CPU per message; {_busy(before, _used(linked), seconds)}"
+
+
+def _busy(before: dict[str, dict[int, float]], after: dict[str, dict[int, float]], seconds: float) -> str:
+    """The busiest process of each kind, and all of them together where there are more."""
+    parts = []
+    for name, used in after.items():
+        found = [(used[pid] - before[name].get(pid, 0.0)) / seconds for pid in used]
+        together = f" ({sum(found):.0%} in {len(found)})" if len(found) > 1 else ""
+        parts.append(f"{name} {max(found, default=0.0):.0%}{together}")
+    return f"busiest of each, in parts of a core: {', '.join(parts)}"
 
 
 def _used(linked: Linked) -> dict[str, dict[int, float]]:
     """Seconds of processor time of each process, by what it is."""
-    found = {f"daemon of {name}": [daemon.pid] for name, daemon in linked.daemons.items()}
+    found = {f"daemon of {name}": linked.daemon_pids(name) for name in linked.daemons}
     found |= {f"backend of {name}": _backends(instance) for name, instance in linked.instances.items()}
     found["senders"] = linked.sender_pids
-    found["reader"] = [os.getpid()]
+    found["readers"] = linked.reader_pids
     return {name: {pid: processor_time(pid) for pid in pids} for name, pids in found.items()}
 
 
