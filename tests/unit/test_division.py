@@ -192,7 +192,7 @@ def test_shares_come_while_all_are_busy_and_go_while_they_rest(monkeypatch: pyte
     assert busy.passes(SOME, 1.0, 1.0, 1.0) == 3
     assert busy.passes(1, 1.0, 1.0, 1.0) == 4
     assert busy.passes(20, *[1.0] * 4) == MOST
-    assert busy.passes(LONG, *[0.31] * 4) == 4
+    assert busy.passes(LONG, *[0.42] * 4) == 4
     assert busy.passes(LONG, *[0.1] * 4) == 3
     assert busy.passes(2 * LONG + 2, *[0.01] * 4) == 1
     assert busy.passes(100, 0.0) == 1

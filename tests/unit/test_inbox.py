@@ -64,6 +64,30 @@ def test_what_waits_for_the_next_round_does_not_hurry_it(world: World) -> None:
     assert world.inbox.wake_at == inboxes.NEVER
 
 
+def test_a_round_takes_what_is_enough_and_the_next_one_follows_at_once(world: World) -> None:
+    """So what it has stored is acknowledged while more is stored; what came meanwhile does not hurry anybody."""
+    mallory, size = Of("mallory"), inboxes.ENOUGH // 4
+    world.brings(mallory, 9, size)
+    for count, wake_at in ((4, 0.0), (4, 0.0), (1, inboxes.NEVER)):
+        assert world.round() == {"mallory": count}
+        assert world.inbox.wake_at == wake_at
+    world.brings(mallory, 1, 10 * inboxes.ENOUGH)  # one at least
+    world.brings(mallory, 1)
+    assert world.round() == {"mallory": 1}
+    assert len(world.inbox.empty()) == 1
+    assert world.inbox.wake_at == inboxes.NEVER
+
+
+def test_who_had_no_turn_before_it_was_enough_is_the_first_in_the_next_round(world: World) -> None:
+    owners = [f"shop {number}" for number in range(10)]
+    for owner in owners:
+        world.brings(Of(owner), 2, inboxes.ENOUGH // 4)
+    rounds = [world.round(each=0.001) for _ in range(5)]
+    assert [sum(one.values()) for one in rounds] == [4] * 5
+    assert [list(one) for one in rounds[:2]] == [owners[:4], owners[4:8]]
+    assert sorted(owner for one in rounds for owner, count in one.items() for _ in range(count)) == sorted(owners * 2)
+
+
 def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World) -> None:
     mallory, shop = Of("mallory"), Of("shop")
     world.brings(mallory, 1_500)

@@ -21,7 +21,9 @@ from servicebroker.protocol.outgoing import NEVER, Cut
 PAGE = 500  # conversations that a round looks for among those that wait for long
 AT_ONCE = 1_000  # messages of one conversation that a round reads
 BUDGET = 64 * 1024 * 1024  # bytes of bodies that wait in memory for a link
-PIPELINE = 4 * 1024 * 1024  # bytes under way on a link; much more only makes acknowledgements late, and sent again
+PIPELINE = (
+    4 * 1024 * 1024
+)  # bytes under way on a link; of one share: much more makes acknowledgements late, and sent again
 FIRST_SHARE = 64 * 1024  # bytes that a conversation may always have under way
 FRAGMENTS = 8  # that a round reads for each link, so that a small message does not wait for a large one's megabyte
 
@@ -116,14 +118,15 @@ class Finding:
 class Readahead:
     """Reads for all conversations in turns, bodies up to `longest` bytes, and offers it to their dialogs.
 
-    It has one of so many `shares` of what may wait and be under way.
+    It has one of so many `shares` of what may wait. As much may be under way for each of them: there are several where
+    one is busy all the time, which it is not while it waits for acknowledgements.
     """
 
     def __init__(self, conversations: Conversations, longest: int, seconds: Callable[[], float], shares: int) -> None:
         self._conversations = conversations
         self._longest = longest
         self._seconds = seconds
-        self._budget, self._pipeline = BUDGET // shares, PIPELINE // shares
+        self._budget = BUDGET // shares
 
     @property
     def wake_at(self) -> float:
@@ -172,7 +175,7 @@ class Readahead:
             return Reading(dialog.next_to_offer, 1, 1)
         assert entry.link is not None
         room = max(dialog.room, 1)
-        if self._conversations.load(entry.link) >= self._pipeline:
+        if self._conversations.load(entry.link) >= PIPELINE:
             room = min(room, FIRST_SHARE)
             if entry.load:  # its acknowledgement will bring it here again
                 return None

@@ -21,6 +21,7 @@ from servicebroker.protocol.routing import Address
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay; a peer whose share is full is not read any more
+ENOUGH = 512 * 1024  # bytes that a round takes: they are acknowledged, and more of them sent, while the next are stored
 OVERHEAD = 500  # bytes that a frame counts for beside its body
 ACTIVE = 30.0  # seconds for which a peer that has brought something has its share
 OVER = float("-inf")  # when it brought something, of a link that is over: who has proved nothing comes with another one
@@ -108,6 +109,7 @@ class Inbox:
         self._lines: dict[object, _Line] = {}
         self._is_shared = False  # somebody brings little, and is not to wait for the others
         self._taker = 0  # the thread that has taken last
+        self._has_more = False  # than a round takes
         self.bell = threading.Event()
 
     def put(self, item: Happening) -> None:
@@ -130,7 +132,10 @@ class Inbox:
                 self.bell.set()
 
     def take(self, most: int) -> list[Happening]:
-        """At most so many: what has happened first, then what was brought, of each line one in turns."""
+        """At most so many: what has happened first, then what each line has brought, one in turns, until it is enough.
+
+        Who gets least of a round is the first in the next one.
+        """
         now, self._taker = time.monotonic(), threading.get_ident()
         with self._lock:
             full = [line for line in self._lines.values() if self._is_full(line)]
@@ -144,17 +149,24 @@ class Inbox:
             turns = [line for line in self._lines.values() if line.arrivals and line.rests_until <= now]
             for line in turns:
                 line.rests_until = 0.0
-            while turns and len(taken) < most:
+            size = 0
+            while turns and len(taken) < most and size < ENOUGH:
                 for line in turns[: most - len(taken)]:
                     arrival = line.arrivals.popleft()
                     line.size -= len(arrival.body)
                     line.taken += 1
                     taken.append(arrival)
+                    size += len(arrival.body)
+                    if size >= ENOUGH:
+                        break
                 turns = [
                     line
                     for line in turns
                     if line.arrivals and not (line.taken >= line.portion and self._has_turns(line))
                 ]
+            self._has_more = bool(turns)
+            if turns:
+                self._lines = dict(sorted(self._lines.items(), key=lambda item: item[1].taken))
             is_relieved = any(not self._is_full(line) for line in full)
         if is_relieved:
             self.relieved()
@@ -167,6 +179,7 @@ class Inbox:
             for line in self._lines.values():
                 line.arrivals.clear()
                 line.size = 0
+            self._has_more = False
         return brought
 
     def forget_links(self) -> None:
@@ -205,8 +218,13 @@ class Inbox:
 
     @property
     def wake_at(self) -> float:
-        """When somebody who rests may bring more; whose turn it is anyway has rung, and waits for the next round."""
+        """When somebody who rests may bring more; at once where a round did not take all.
+
+        What has come since then has rung, and waits for the next round.
+        """
         with self._lock:
+            if self._has_more:
+                return 0.0
             rests = [line.rests_until for line in self._lines.values() if line.arrivals and line.rests_until]
         return min(rests, default=NEVER)
 
