@@ -162,6 +162,11 @@ class Linked:
         """Of the processes that read: this one, where one does."""
         return [reader.pid for reader in self._readers] or [os.getpid()]
 
+    @property
+    def taken(self) -> int:
+        """How many messages the readers have had by now."""
+        return self._taken.value
+
     def daemon_pids(self, name: str) -> list[int]:
         """Of the daemon of that instance, and of the processes that it has for its shares."""
         return [pid for pid, _ in processes.family(self.daemons[name].pid)]
@@ -177,15 +182,14 @@ class Linked:
 
     def _read(self, messages: int) -> int:
         """Here."""
-        self._taken.value = 0
-        _take(self.east, self._taken, messages, PATIENCE)
+        _take(self.east, self._taken, self.taken + messages, PATIENCE)
         return messages
 
     def _read_aside(self, messages: int) -> int:
-        self._taken.value = 0
-        all_during(lambda: None, [(reader, (messages,)) for reader in self._readers])
-        if self._taken.value != messages:
-            raise InstanceError(f"{self._taken.value - messages:,} messages were doubled.")
+        until = self.taken + messages
+        all_during(lambda: None, [(reader, (until,)) for reader in self._readers])
+        if self.taken != until:
+            raise InstanceError(f"{self.taken - until:,} messages were doubled.")
         return messages
 
     def latencies(self, count: int) -> list[float]:
@@ -264,10 +268,10 @@ def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], Non
     """One of several readers."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
-        yield lambda messages: _take(database, taken, messages, TURN)
+        yield lambda until: _take(database, taken, until, TURN)
 
 
-def _take(database: Database, taken: Synchronized[int], messages: int, wait: float) -> None:
+def _take(database: Database, taken: Synchronized[int], until: int, wait: float) -> None:
     """Read until all that read have taken so many together.
 
     Raises:
@@ -275,10 +279,10 @@ def _take(database: Database, taken: Synchronized[int], messages: int, wait: flo
     """
     expected: defaultdict[UUID, int] | None = None
     last = time.monotonic()
-    while taken.value < messages:
+    while taken.value < until:
         found = database.receive(QUEUE, top=TOP, wait=wait)
         if not found and time.monotonic() - last >= PATIENCE:
-            raise InstanceError(f"{messages - taken.value:,} messages have not arrived in {PATIENCE:g} seconds.")
+            raise InstanceError(f"{until - taken.value:,} messages have not arrived in {PATIENCE:g} seconds.")
         if not found:
             continue
         expected = expected or defaultdict(int)

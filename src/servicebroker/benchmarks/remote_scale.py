@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.scenarios import BASELINE, Scenario
 
 STEADY = 10.0  # seconds
+BEGINS, ENDS = 0.5, 0.9  # which parts of all messages have been read when the clock starts, and when it stops
+LOOK = 0.01  # seconds
 BATCHES = (100, 10, 1)  # messages of a SEND transaction
 SENDERS = 16  # as many as conversations
 
@@ -59,15 +62,31 @@ def only(cores: int) -> Iterator[None]:
 
 
 def _steady(linked: Linked, messages: int, batch: int) -> tuple[float, str]:
-    """Messages a second for about ten seconds, after as many as that takes to know; and who was how busy."""
+    """Messages a second for about ten seconds, after as many as that takes to know; and who was how busy.
+
+    While there are as many shares as the load asks for, and all of them have something to do: not at the beginning,
+    nor until the last message has been read.
+    """
     begun = time.perf_counter()
     linked.carry(messages, batch)
-    due = max(CONVERSATIONS, round(messages * STEADY / (time.perf_counter() - begun)))
-    before, cpu, begun = _used(linked), linked.cpu(), time.perf_counter()
-    linked.carry(due, batch)
-    seconds = time.perf_counter() - begun
-    each = (linked.cpu() - cpu) / due * 1e6
-    return due / seconds, f"all daemons: {each:.0f} µs of CPU per message; {_busy(before, _used(linked), seconds)}"
+    due = max(CONVERSATIONS, round(messages * STEADY / (ENDS - BEGINS) / (time.perf_counter() - begun)))
+    taken = linked.taken
+    with ThreadPoolExecutor(1) as aside:
+        carrying = aside.submit(linked.carry, due, batch)
+        first, begun = _wait(linked, carrying, taken + due * BEGINS)
+        before, cpu = _used(linked), linked.cpu()
+        last, ended = _wait(linked, carrying, taken + due * ENDS)
+        after, each = _used(linked), (linked.cpu() - cpu) / max(1, last - first) * 1e6
+        carrying.result()
+    busy = _busy(before, after, ended - begun)
+    return (last - first) / (ended - begun), f"all daemons: {each:.0f} µs of CPU per message; {busy}"
+
+
+def _wait(linked: Linked, carrying: Future[int], many: float) -> tuple[int, float]:
+    """Until the readers have had so many messages: how many it has become, and when."""
+    while linked.taken < many and not carrying.done():
+        time.sleep(LOOK)
+    return linked.taken, time.perf_counter()
 
 
 def _busy(before: dict[str, dict[int, float]], after: dict[str, dict[int, float]], seconds: float) -> str:
