@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -575,6 +576,32 @@ def test_an_acknowledgement_alone_asks_for_a_link_too() -> None:
     assert not other.is_idle
     other.tick(4.0)
     assert other.has_work(4.0)
+
+
+@given(st.integers(0, 2**32), st.lists(st.sampled_from([0, 10, 60, 99, 101, 250, 950]), min_size=1, max_size=12))
+def test_whatever_is_lost_or_late_all_of_it_arrives(seed: int, sizes: list[int]) -> None:
+    """Half of all frames are lost for two minutes; then the longest wait, twice, has to do."""
+    random, initiator, other = Random(seed), dialog(), target()
+    under_way: list[tuple[float, Dialog, Transmission]] = []
+    offered = 0
+    for now in range(400):
+        while offered < len(sizes) and initiator.room > 0:
+            initiator.offer(offered, sizes[offered])
+            offered += 1
+        for here, there in ((initiator, other), (other, initiator)):
+            here.tick(now)
+            while (transmission := here.transmit(now)) is not None:
+                if now >= 120 or random.random() < 0.5:
+                    under_way.append((now + random.choice([0, 0, 1, 5]), there, transmission))
+        for frame in [one for one in under_way if one[0] <= now]:
+            under_way.remove(frame)
+            frame[1].arrived(frame[2].header, bodies(frame[2]))
+        if random.random() < 0.8 and other.batch() is not None:
+            other.committed()
+    assert offered == len(sizes)
+    assert not initiator.has_work(10_000.0)
+    assert other.save() == dialog(False, unpack(other.save())).save()
+    assert unpack(other.save()).next == len(sizes)
 
 
 def test_it_is_saved_only_at_rest_and_goes_on_from_there() -> None:
