@@ -183,12 +183,12 @@ class Busy:
         return len(self.worked)
 
 
-def test_shares_come_while_all_are_busy_and_go_while_they_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_come_while_they_are_busy_and_go_while_they_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch)
     assert busy.passes(SOME, 1.0) == 1
     assert busy.passes(1, 1.0) == 2
-    assert busy.passes(20, 1.0, FULL - 0.1) == 2  # the other one has no conversations that are busy
-    assert busy.passes(SOME, 1.0, 1.0) == 3
+    assert busy.passes(20, 1.0, 2 * FULL - 1.1) == 2  # one conversation is more than a share can do
+    assert busy.passes(SOME, 1.0, 2 * FULL - 1.0) == 3  # they have not the same number of conversations
     assert busy.passes(SOME, 1.0, 1.0, 1.0) == 3
     assert busy.passes(1, 1.0, 1.0, 1.0) == 4
     assert busy.passes(20, *[1.0] * 4) == MOST

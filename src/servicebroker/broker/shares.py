@@ -42,7 +42,7 @@ MOST = 4  # shares of one process: they compute one after the other
 PROCESSES = 8  # shares at most that have processes of their own, where nobody has said how many
 CORES = 2  # for each share, which keeps a thread and a server process busy
 FEW = 4  # cores that are used up by one process, its server's and those who send and receive
-FULL = 0.6  # part of the time that all shares are in rounds, and more are started
+FULL = 0.6  # part of the time that shares are in rounds, on average, and more are started
 COMPUTING = 0.8  # part of the time that this process computes, and more would only wait for each other
 REST = 0.55  # part of the time for each share but one, and there is one less
 SOME, LONG = 3, 10  # looks for which that has to last
@@ -297,7 +297,7 @@ class Shares:
         return [Serving(number, pid, _resident(pid), *self._replaced.get(number, ())) for number, pid in pids.items()]
 
     def adapt(self) -> None:
-        """Each second: one more while all are busy, one less while they rest; or as many as are always wanted.
+        """Each second: one more while they are busy, one less while they rest; or as many as are always wanted.
 
         They are opened beside those that run, and conversations are divided among them at a look after that.
         """
@@ -396,7 +396,7 @@ class Load:
         computing = 0.0 if self._in_processes else (computed - self._computed) / elapsed
         is_known = len(self._before) == count
         self._before, self._looked_at, self._computed = worked, now, computed
-        self._full = self._full + 1 if is_known and min(busy) >= FULL and computing < COMPUTING else 0
+        self._full = self._full + 1 if is_known and sum(busy) >= FULL * count and computing < COMPUTING else 0
         self._resting = self._resting + 1 if is_known and sum(busy) < REST * (count - 1) else 0
         if self._full >= SOME and count < most(in_processes=self._in_processes):
             self._full = 0
