@@ -343,13 +343,6 @@ MUTANTS = [
         156,
     ),
     Mutant(
-        "the target's key is not kept",
-        "broker.dialog_security",
-        "        store.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)\n",
-        "",
-        51,
-    ),
-    Mutant(
         "what has passed is not proven to be ours",
         "broker.forwarding",
         "            case Elsewhere() as away:\n                self._forwarder.limit",

@@ -16,6 +16,8 @@ import pytest
 
 from many_sites import Pipe
 from servicebroker.broker import inboxes, share_process, shares
+from servicebroker.broker.conversations import Conversations
+from servicebroker.broker.departures import PIPELINE, Readahead
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.processes import Gone, ShareProcess
@@ -38,6 +40,7 @@ from servicebroker.protocol.dialog_keys import UNSECURED
 from servicebroker.protocol.division import Division, share_of
 from servicebroker.protocol.envelope import Content, Header, Kind, Part, conversation_of, encode
 from servicebroker.protocol.forwarding import Passage, wrap
+from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.mirroring import IN_DOUBT, Known
 from servicebroker.protocol.routing import Address
 from servicebroker.protocol.wire_errors import CorruptedMessage
@@ -156,6 +159,28 @@ def test_a_frame_for_nothing_counts_where_it_was_taken() -> None:
     made.shares[0].take(10)
     made.waste(link, 1.0)
     assert [inbox._lines[link].wasted for inbox in made.shares] == [1.0, 0.0]
+
+
+def test_a_share_has_more_under_way_where_the_peer_takes_more() -> None:
+    """Of a peer that is slow, four shares together have what one would have."""
+    world: Any = SimpleNamespace(now=0.0)
+    conversations = Conversations(world, world, lambda: world.now, world, 10, LIMITS, world)
+    entry: Any = SimpleNamespace(link=object(), load=0, dialog=SimpleNamespace(load=0))
+    ahead = Readahead(conversations, 100, world, 4)
+
+    def takes(size: int) -> int:
+        """What may be under way when the peer takes so much in a tenth of a second."""
+        for load in (PIPELINE, PIPELINE - size):
+            entry.dialog.load = load
+            conversations.weigh(entry)
+        world.now += 0.1
+        return ahead._most(entry.link)
+
+    assert [takes(PIPELINE // 100) for _ in range(20)] == [PIPELINE // 4] * 20
+    assert max(takes(PIPELINE // 10) for _ in range(10)) == PIPELINE // 10 * 5
+    assert [takes(PIPELINE // 2) for _ in range(10)][-1] == PIPELINE
+    world.now += 1.0
+    assert takes(0) == PIPELINE // 4
 
 
 # ---------------------------------------------------------------- how many

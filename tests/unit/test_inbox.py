@@ -84,8 +84,27 @@ def test_who_had_no_turn_before_it_was_enough_is_the_first_in_the_next_round(wor
         world.brings(Of(owner), 2, inboxes.ENOUGH // 4)
     rounds = [world.round(each=0.001) for _ in range(5)]
     assert [sum(one.values()) for one in rounds] == [4] * 5
-    assert [list(one) for one in rounds[:2]] == [owners[:4], owners[4:8]]
+    assert [list(one) for one in rounds] == [
+        owners[:4],
+        owners[4:8],
+        [*owners[8:], *owners[:2]],
+        owners[2:6],
+        owners[6:],
+    ]
     assert sorted(owner for one in rounds for owner, count in one.items() for _ in range(count)) == sorted(owners * 2)
+
+
+def test_rounds_follow_at_once_only_while_somebody_may_bring_more(world: World) -> None:
+    """Who had a whole turn rests, and whom the round had no room for does not."""
+    mallory, shop = Of("mallory"), Of("shop")
+    world.brings(mallory, 500, inboxes.ENOUGH // 40)
+    world.brings(shop, 1)
+    assert world.round(each=0.001) == {"mallory": inboxes.PORTION, "shop": 1}
+    assert world.inbox.wake_at > world.now
+    large = Of("large")
+    world.brings(large, 8, inboxes.ENOUGH // 4)
+    assert world.round(each=0.001) == {"large": 4}
+    assert world.inbox.wake_at == 0.0
 
 
 def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World) -> None:

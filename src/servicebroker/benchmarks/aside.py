@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from servicebroker.model.errors import InstanceError
 
 T = TypeVar("T")
-Job: TypeAlias = Callable[..., AbstractContextManager[Callable[..., None]]]
+Job: TypeAlias = Callable[..., AbstractContextManager[Callable[..., Any]]]
 
 
 def senders(batch: int) -> int:
@@ -32,6 +32,7 @@ class Aside:
         self._process = context.Process(target=_work, args=(there, job, arguments), daemon=True)
         self._process.start()
         there.close()
+        self.answer: Any = None  # what the job has returned, the last time
 
     @property
     def pid(self) -> int:
@@ -42,7 +43,7 @@ class Aside:
         """What `work` returns, while the job is called with that order, and after it.
 
         Raises:
-            InstanceError: the job has failed.
+            InstanceError: the job has failed; what it has raised, where that is one.
         """
         self._pipe.send(order)
         done = work()
@@ -56,9 +57,11 @@ class Aside:
 
     def _wait(self) -> None:
         try:
-            self._pipe.recv()
+            self.answer = self._pipe.recv()
         except EOFError:
-            raise InstanceError("A benchmark is broken: the process that sends has failed.") from None
+            raise InstanceError("A benchmark is broken: a process of it has failed.") from None
+        if isinstance(self.answer, InstanceError):
+            raise self.answer
 
 
 def all_during(work: Callable[[], T], orders: Iterable[tuple[Aside, tuple[Any, ...]]]) -> T:
@@ -80,5 +83,8 @@ def _work(pipe: Connection[Any, Any], job: Job, arguments: tuple[Any, ...]) -> N
                 order = pipe.recv()
             except EOFError:
                 return
-            do(*order)
-            pipe.send(None)
+            try:
+                pipe.send(do(*order))
+            except InstanceError as problem:
+                pipe.send(InstanceError(str(problem)))
+                return

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from statistics import median, quantiles
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.api.database import Database
@@ -87,6 +88,7 @@ class Linked:
             for service, database in self.sources.items()
             for _ in range(senders)
         ]
+        self._next: defaultdict[UUID, int] = defaultdict(int)  # of each conversation: what is to be read next
         self._taken: Synchronized[int] = multiprocessing.get_context("spawn").Value("q", 0)
         many = min(READERS, processes.cores() // CORES_OF_READER)
         self._readers = [
@@ -182,15 +184,21 @@ class Linked:
 
     def _read(self, messages: int) -> int:
         """Here."""
-        _take(self.east, self._taken, self.taken + messages, PATIENCE)
+        self._check([_take(self.east, self._taken, self.taken + messages, PATIENCE)])
         return messages
 
     def _read_aside(self, messages: int) -> int:
         until = self.taken + messages
         all_during(lambda: None, [(reader, (until,)) for reader in self._readers])
-        if self.taken != until:
-            raise InstanceError(f"{self.taken - until:,} messages were doubled.")
+        self._check([reader.answer for reader in self._readers])
         return messages
+
+    def _check(self, found: Sequence[list[Taken]]) -> None:
+        """Whether each conversation goes on where it was, without a gap or a message twice, whoever has read of it."""
+        for handle, first, messages in sorted(taken for one in found for taken in one):
+            if first != self._next[handle]:
+                raise InstanceError("Messages were lost, doubled or came out of order.")
+            self._next[handle] += messages
 
     def latencies(self, count: int) -> list[float]:
         """Seconds from before SEND to after RECEIVE, of single messages on an idle system."""
@@ -264,20 +272,29 @@ def _sending(url: str) -> Iterator[Callable[[list[UUID], int, int], None]]:
 
 
 @contextmanager
-def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], None]]:
+def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], list[Taken]]]:
     """One of several readers."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
         yield lambda until: _take(database, taken, until, TURN)
 
 
-def _take(database: Database, taken: Synchronized[int], until: int, wait: float) -> None:
+class Taken(NamedTuple):
+    """What one RECEIVE has brought: so many messages of a conversation, from this number on."""
+
+    handle: UUID
+    first: int
+    messages: int
+
+
+def _take(database: Database, taken: Synchronized[int], until: int, wait: float) -> list[Taken]:
     """Read until all that read have taken so many together.
 
     Raises:
-        InstanceError: messages were lost, doubled or came out of order, or do not come at all.
+        InstanceError: messages came out of order, or do not come at all.
     """
-    expected: defaultdict[UUID, int] | None = None
+    read: list[Taken] = []
+    expected: defaultdict[UUID, int] = defaultdict(int)
     last = time.monotonic()
     while taken.value < until:
         found = database.receive(QUEUE, top=TOP, wait=wait)
@@ -285,14 +302,15 @@ def _take(database: Database, taken: Synchronized[int], until: int, wait: float)
             raise InstanceError(f"{until - taken.value:,} messages have not arrived in {PATIENCE:g} seconds.")
         if not found:
             continue
-        expected = expected or defaultdict(int)
-        handle, first = found[0].conversation_handle, found[0].message_sequence_number
+        handle, first, last = found[0].conversation_handle, found[0].message_sequence_number, time.monotonic()
         numbers = [message.message_sequence_number for message in found]
         if numbers != list(range(first, first + len(found))) or first < expected[handle]:
             raise InstanceError("Messages were lost, doubled or came out of order.")
-        expected[handle], last = first + len(found), time.monotonic()
+        expected[handle] = first + len(found)
+        read.append(Taken(handle, first, len(found)))
         with taken.get_lock():
             taken.value += len(found)
+    return read
 
 
 def compare_remote(

@@ -64,8 +64,8 @@ def only(cores: int) -> Iterator[None]:
 def _steady(linked: Linked, messages: int, batch: int) -> tuple[float, str]:
     """Messages a second for about ten seconds, after as many as that takes to know; and who was how busy.
 
-    While there are as many shares as the load asks for, and all of them have something to do: not at the beginning,
-    nor until the last message has been read.
+    Not at the beginning, when there is one share, nor until the last message has been read, when one is busy alone.
+    More of them may still come meanwhile.
     """
     begun = time.perf_counter()
     linked.carry(messages, batch)

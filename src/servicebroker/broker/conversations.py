@@ -6,7 +6,7 @@ what it remembers of them; each link has a line of those that send on it, by pri
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,6 +30,7 @@ from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Elsewhere
 
 CAPACITY = 10_000  # conversations
+LATELY = 0.5  # seconds
 MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
 DEFAULT_PRIORITY = 5
 
@@ -87,6 +88,22 @@ class Entry:
         self.endpoint, self.session = endpoint, session
 
 
+@dataclass(slots=True)
+class _Traffic:
+    """Of a link: the bytes that are under way on it, and those that its peer has acknowledged."""
+
+    load: int = 0
+    since: float = 0.0
+    taken: int = 0  # since then
+    taken_before: int = 0  # in the half second before that
+
+    def turn(self, now: float) -> None:
+        """Another half second begins, if it is time."""
+        if now - self.since >= LATELY:
+            self.taken_before = self.taken if now - self.since < 2 * LATELY else 0
+            self.since, self.taken = now, 0
+
+
 class Conversations:
     """The entries, what is kept in step with them, and what their messages wait for."""
 
@@ -111,7 +128,7 @@ class Conversations:
         self._by_conversation: dict[tuple[UUID, bool], UUID] = {}
         self._alarms: list[tuple[float, UUID]] = []
         self._lines: dict[Link, FairQueue[UUID]] = {}
-        self._loads: Counter[Link] = Counter()
+        self._traffic: defaultdict[Link, _Traffic] = defaultdict(_Traffic)
         self._disabled: frozenset[int] = frozenset()
         self._statuses: dict[UUID, str] = {}
         self.waiting_bytes = 0  # of bodies
@@ -182,10 +199,10 @@ class Conversations:
                 case Act.TAKE_LINK:
                     assert link is not None
                     entry.link = link
-                    self._loads[link] += entry.load
+                    self._traffic[link].load += entry.load
                 case Act.DROP_LINK:
                     assert entry.link is not None
-                    self._loads[entry.link] -= entry.load
+                    self._traffic[entry.link].load -= entry.load
                     entry.link = None
                 case Act.FORGET:
                     self._remove(entry)
@@ -264,7 +281,7 @@ class Conversations:
                 self.happens(entry, Event.LINK_LOST, why=status)
                 if entry.address is not None:
                     torn.add(entry.address)
-        self._loads.pop(link, None)
+        self._traffic.pop(link, None)
         return torn
 
     def enable(self, disabled: frozenset[int]) -> set[UUID]:
@@ -325,13 +342,23 @@ class Conversations:
 
     def load(self, link: Link) -> int:
         """Bytes that are under way on it."""
-        return self._loads[link]
+        return self._traffic[link].load
+
+    def lately_taken(self, link: Link) -> int:
+        """Bytes that its peer has acknowledged in the last half second, or in the one before."""
+        traffic = self._traffic[link]
+        traffic.turn(self._seconds())
+        return max(traffic.taken, traffic.taken_before)
 
     def weigh(self, entry: Entry) -> None:
         """What its link carries has changed."""
         before, entry.load = entry.load, entry.dialog.load
         if entry.link is not None:
-            self._loads[entry.link] += entry.load - before
+            traffic, gone = self._traffic[entry.link], before - entry.load
+            traffic.load -= gone
+            if gone > 0:
+                traffic.turn(self._seconds())
+                traffic.taken += gone
 
     def say(self, entry: Entry, status: str) -> None:
         """Why its messages wait; '' when they are on their way."""

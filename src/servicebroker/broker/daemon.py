@@ -246,7 +246,8 @@ class Daemon:
             if not was_mirror:
                 was_mirror = True
                 _log.info("The server is a standby: this process waits as the mirror until it is promoted.")
-            self._inbox.take(ROUND)
+            while self._inbox.take(ROUND):
+                pass
             self._follow(connection)
             self._stopped.wait(PROMOTION)
         return False

@@ -11,6 +11,7 @@ from msgspec import structs
 from servicebroker.broker import journal, metrics
 from servicebroker.broker.conversations import MATCH_AGAIN, Conversations, Entry
 from servicebroker.broker.dialog_security import DialogSecurity
+from servicebroker.broker.links import Link
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import NOTHING, Leaving, Reading, WaitingConversation
 from servicebroker.model.waiting import UNANSWERED
@@ -21,9 +22,9 @@ from servicebroker.protocol.outgoing import NEVER, Cut
 PAGE = 500  # conversations that a round looks for among those that wait for long
 AT_ONCE = 1_000  # messages of one conversation that a round reads
 BUDGET = 64 * 1024 * 1024  # bytes of bodies that wait in memory for a link
-PIPELINE = (
-    4 * 1024 * 1024
-)  # bytes under way on a link; of one share: much more makes acknowledgements late, and sent again
+# Bytes under way on a link, of all shares; of each where its peer takes as much in half a second. Much more only makes
+# acknowledgements late, and what is late is sent again.
+PIPELINE = 4 * 1024 * 1024
 FIRST_SHARE = 64 * 1024  # bytes that a conversation may always have under way
 FRAGMENTS = 8  # that a round reads for each link, so that a small message does not wait for a large one's megabyte
 
@@ -64,7 +65,7 @@ class Finding:
             due.add(handle)
             if entry.link is not None and entry.dialog.is_unanswered:
                 self._conversations.say(entry, UNANSWERED)
-            if entry.link is not None and entry.dialog.introduction is not None:
+            if entry.link is not None and entry.dialog.is_new:
                 strangers.append(entry)
         if strangers:
             self._introduce_again(store, strangers)
@@ -118,15 +119,14 @@ class Finding:
 class Readahead:
     """Reads for all conversations in turns, bodies up to `longest` bytes, and offers it to their dialogs.
 
-    It has one of so many `shares` of what may wait. As much may be under way for each of them: there are several where
-    one is busy all the time, which it is not while it waits for acknowledgements.
+    It has one of so many `shares` of what may wait and be under way; of the latter more where the peer takes more.
     """
 
     def __init__(self, conversations: Conversations, longest: int, seconds: Callable[[], float], shares: int) -> None:
         self._conversations = conversations
         self._longest = longest
         self._seconds = seconds
-        self._budget = BUDGET // shares
+        self._budget, self._pipeline = BUDGET // shares, PIPELINE // shares
 
     @property
     def wake_at(self) -> float:
@@ -175,11 +175,17 @@ class Readahead:
             return Reading(dialog.next_to_offer, 1, 1)
         assert entry.link is not None
         room = max(dialog.room, 1)
-        if self._conversations.load(entry.link) >= PIPELINE:
+        if self._conversations.load(entry.link) >= self._most(entry.link):
             room = min(room, FIRST_SHARE)
             if entry.load:  # its acknowledgement will bring it here again
                 return None
         return Reading(dialog.next_to_offer, AT_ONCE, room)
+
+    def _most(self, link: Link) -> int:
+        """Bytes under way on it, at most."""
+        if self._pipeline == PIPELINE:
+            return PIPELINE
+        return max(self._pipeline, min(PIPELINE, self._conversations.lately_taken(link)))
 
     def _offer_read(self, entry: Entry, leaving: Leaving) -> None:
         """The application's messages as far as there is room for them, and what ends the conversation."""

@@ -109,7 +109,7 @@ class Inbox:
         self._lines: dict[object, _Line] = {}
         self._is_shared = False  # somebody brings little, and is not to wait for the others
         self._taker = 0  # the thread that has taken last
-        self._has_more = False  # than a round takes
+        self._has_more = False  # than the last round took, of those who do not rest
         self.bell = threading.Event()
 
     def put(self, item: Happening) -> None:
@@ -196,10 +196,12 @@ class Inbox:
             for line in self._lines.values():
                 line.use += RECENT * (each * line.taken - line.use)
             for line in served:
+                has_had_its_turn = line.taken >= line.portion or line.wasted > 0
                 line.portion = min(max(int(TURN / each), FEWEST), MOST)
                 line.vain += RECENT * (line.wasted / line.taken - line.vain)
-                if line.arrivals and self._has_turns(line):
+                if line.arrivals and has_had_its_turn and self._has_turns(line):
                     line.rests_until = now + each * (line.taken + WASTE * line.wasted)
+            self._has_more &= any(line.arrivals and not line.rests_until for line in self._lines.values())
 
     def _has_light_one(self) -> bool:
         """Whether some line has had much less than the others, or nobody knows yet."""

@@ -164,7 +164,7 @@ class Outgoing:
         if self._error is not None and whole and max(whole) >= self._error:
             return f"Message {max(whole)} waits for others there, and an Error was sent, which waits for none."
         for part in ack.parts:
-            if self._is_no_part(*part):
+            if self._cannot_be_kept(*part):
                 return f"Parts of message {part[0]} have come, and it was sent in others."
         ours = self.token(ack.below - 1) or recalled
         if ours and ack.token and ours != ack.token:
@@ -205,8 +205,8 @@ class Outgoing:
         """Whether nothing is under way that the peer may yet acknowledge."""
         return not self._sizes or self.held_until > 0
 
-    def _is_no_part(self, number: int, first: int, last: int) -> bool:
-        """Whether of a message that is offered such pieces can never be all that the peer has."""
+    def _cannot_be_kept(self, number: int, first: int, last: int) -> bool:
+        """Whether no peer keeps just these pieces of a message that is offered: it has fewer, or would be whole."""
         if not self.base <= number < self.next_number:
             return False
         count = self._fragments(number)
