@@ -272,17 +272,17 @@ class Conversations:
             if entry.address == address:
                 self.happens(entry, event, why=why)
 
-    def lost(self, link: Link, status: str) -> set[Address]:
+    def lost(self, link: Link, status: str) -> list[Address]:
         """A link is over: what was under way on it travels again. Returns the addresses that it led to."""
         self._lines.pop(link, None)
-        torn: set[Address] = set()
+        torn: dict[Address, None] = {}
         for _, entry in self.items():
             if entry.link is link:
                 self.happens(entry, Event.LINK_LOST, why=status)
                 if entry.address is not None:
-                    torn.add(entry.address)
+                    torn[entry.address] = None
         self._traffic.pop(link, None)
-        return torn
+        return list(torn)
 
     def enable(self, disabled: frozenset[int]) -> set[UUID]:
         """Brokers may have been disabled, or enabled again: their messages wait, or go."""

@@ -35,9 +35,9 @@ class Mirrors:
         """When `tick` has something to do."""
         return min((pair.wake_at for pair in self._pairs.values()), default=NEVER)
 
-    def strangers(self, destinations: Iterable[Elsewhere]) -> set[Elsewhere]:
-        """Those of which nothing is known yet: `begin` them first."""
-        return {one for one in destinations if one.mirror is not None and one not in self._pairs}
+    def strangers(self, destinations: Iterable[Elsewhere]) -> list[Elsewhere]:
+        """Those of which nothing is known yet, each once: `begin` them first."""
+        return [one for one in dict.fromkeys(destinations) if one.mirror is not None and one not in self._pairs]
 
     def begin(self, known: Mapping[Elsewhere, Known]) -> None:
         """Pairs that are used for the first time, and the highest timeline that was seen of each."""
@@ -49,7 +49,8 @@ class Mirrors:
 
     def keep(self, pairs: Iterable[Elsewhere]) -> None:
         """Routes have changed: of pairs that were kept, only these are to be remembered."""
-        for one in self._told.keys() - set(pairs):
+        remembered = set(pairs)
+        for one in [one for one in self._told if one not in remembered]:
             del self._pairs[one], self._told[one]
             self._changed.add(one)
 
@@ -87,7 +88,7 @@ class Mirrors:
     def take_news(self) -> list[Row]:
         """What is to be kept of them: once each time that it has changed."""
         rows = []
-        news, self._news = self._news & self._pairs.keys(), set()
+        news, self._news = [one for one in self._pairs if one in self._news], set()
         for one in news:
             pair = self._pairs[one]
             assert one.mirror is not None

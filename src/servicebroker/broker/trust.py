@@ -100,8 +100,8 @@ class Trust:
 
     def _owners(self, store: Store, source: Source) -> dict[Address, str | None]:
         """Who is where the routes lead; None for an address at which nobody has answered yet."""
-        found = ways(source.service, source.broker, self._tables(store, source), self._clock()) - self._here().addresses
-        owners = {address: self._peers.owner_at(address) for address in found}
+        there = ways(source.service, source.broker, self._tables(store, source), self._clock()) - self._here().addresses
+        owners = {address: self._peers.owner_at(address) for address in sorted(there)}
         for address in [address for address, owner in owners.items() if owner is None]:
             link = self._links.reach(address)
             owners[address] = None if isinstance(link, str) else link.owner
