@@ -36,6 +36,7 @@ DATABASE = "Bench"
 CONVERSATIONS = 16
 BODY = b"x" * 200
 TOP = 1_000  # messages of a RECEIVE
+WAITING = 60_000  # messages that are sent and not read, about: the senders wait then
 PATIENCE = 60.0  # seconds without a message
 TURN = 0.02  # seconds that one of several readers waits, which then asks whether the others have read the rest
 READERS, CORES_OF_READER = 4, 4  # so many at most; one is enough for so many cores
@@ -83,13 +84,13 @@ class Linked:
         self._kept: dict[str, list[UUID]] = {}
         self.handles = {service: self.begin(service, CONVERSATIONS, apart) for service in services}
         self.daemons = dict(zip(names, [self._serve(folder) for folder in folders], strict=True))
+        self._next: defaultdict[UUID, int] = defaultdict(int)  # of each conversation: what is to be read next
+        self._taken: Synchronized[int] = multiprocessing.get_context("spawn").Value("q", 0)
         self._senders = [
-            (service, self._stack.enter_context(closing(Aside(_sending, database.instance.url))))
+            (service, self._stack.enter_context(closing(Aside(_sending, database.instance.url, self._taken))))
             for service, database in self.sources.items()
             for _ in range(senders)
         ]
-        self._next: defaultdict[UUID, int] = defaultdict(int)  # of each conversation: what is to be read next
-        self._taken: Synchronized[int] = multiprocessing.get_context("spawn").Value("q", 0)
         many = min(READERS, processes.cores() // CORES_OF_READER)
         self._readers = [
             self._stack.enter_context(closing(Aside(_reading, self.url, self._taken)))
@@ -135,7 +136,7 @@ class Linked:
     def carry(self, messages: int, batch: int) -> int:
         """Send so many in all, so many in a transaction, and read them."""
         read = self._read_aside if self._readers else self._read
-        return self._while_sending(partial(read, messages), self.handles, messages, batch)
+        return self._while_sending(partial(read, messages), self.handles, messages, batch, waiting=WAITING)
 
     def keep(self, messages: int, batch: int) -> int:
         """Let the same senders send them into a queue of their own instance, where they stay."""
@@ -173,11 +174,19 @@ class Linked:
         """Of the daemon of that instance, and of the processes that it has for its shares."""
         return [pid for pid, _ in processes.family(self.daemons[name].pid)]
 
-    def _while_sending(self, work: Callable[[], int], handles: dict[str, list[UUID]], messages: int, batch: int) -> int:
+    def _while_sending(
+        self,
+        work: Callable[[], int],
+        handles: dict[str, list[UUID]],
+        messages: int,
+        batch: int,
+        waiting: int | None = None,
+    ) -> int:
         each = len(self._senders) // len(self.sources)
         parts = shares(messages, len(self._senders))
+        ahead = None if waiting is None else waiting // len(self._senders)
         orders = [
-            (sender, (handles[service][number % each :: each], parts[number], batch))
+            (sender, (handles[service][number % each :: each], parts[number], batch, ahead, len(self._senders)))
             for number, (service, sender) in enumerate(self._senders)
         ]
         return all_during(work, orders)
@@ -259,13 +268,16 @@ class Linked:
 
 
 @contextmanager
-def _sending(url: str) -> Iterator[Callable[[list[UUID], int, int], None]]:
-    """One sender with a connection of its own."""
+def _sending(url: str, taken: Synchronized[int]) -> Iterator[Callable[..., None]]:
+    """One of `many` senders, with a connection of its own; it is `ahead` of what has been read of its part at most."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
 
-        def send(handles: list[UUID], messages: int, batch: int) -> None:
+        def send(handles: list[UUID], messages: int, batch: int, ahead: int | None, many: int) -> None:
+            begun = taken.value
             for number, first in enumerate(range(0, messages, batch)):
+                while ahead is not None and first - (taken.value - begun) // many > ahead:
+                    time.sleep(TURN)
                 database.send_batch(handles[number % len(handles)], ORDER, [BODY] * min(batch, messages - first))
 
         yield send
