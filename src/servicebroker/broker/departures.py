@@ -65,7 +65,7 @@ class Finding:
             due.add(handle)
             if entry.link is not None and entry.dialog.is_unanswered:
                 self._conversations.say(entry, UNANSWERED)
-            if entry.link is not None and entry.dialog.is_new:
+            if entry.link is not None and entry.dialog.is_new and entry.dialog.introduction is not None:
                 strangers.append(entry)
         if strangers:
             self._introduce_again(store, strangers)
