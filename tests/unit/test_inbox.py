@@ -102,9 +102,11 @@ def test_rounds_follow_at_once_only_while_somebody_may_bring_more(world: World) 
     assert world.round(each=0.001) == {"mallory": inboxes.PORTION, "shop": 1}
     assert world.inbox.wake_at > world.now
     large = Of("large")
-    world.brings(large, 8, inboxes.ENOUGH // 4)
+    world.brings(large, 16, inboxes.ENOUGH // 4)
     assert world.round(each=0.001) == {"large": 4}
     assert world.inbox.wake_at == 0.0
+    assert world.round(each=0.001, waste=1.0)["large"] > 0  # for nothing: it rests, as mallory does
+    assert world.inbox.wake_at > world.now
 
 
 def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World) -> None:
