@@ -14,12 +14,12 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.jdbc import Jdbc, reachable
 from servicebroker.benchmarks.measure import Meter
-from servicebroker.benchmarks.processes import cores
 from servicebroker.benchmarks.remote import compare_remote
 from servicebroker.benchmarks.remote_scale import compare_cores
 from servicebroker.benchmarks.report import Conditions, Line, Report, in_words
 from servicebroker.benchmarks.runner import Field, Progress, compare, open_field
 from servicebroker.benchmarks.scenarios import GROUPS, PIPELINE, PIPELINE_ROUNDS, REMOTE, REMOTE_SCALE, SCENARIOS
+from servicebroker.broker.shares import cores
 from servicebroker.model.errors import InstanceError
 
 __all__ = ["ALL", "SCENARIOS", "Line", "Report", "run"]

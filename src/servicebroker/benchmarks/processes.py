@@ -53,11 +53,6 @@ class Memory:
         self._looks.append((time.monotonic(), held_now()))
 
 
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def held(process: int) -> int:
     """Bytes of memory that a process holds."""
     with suppress(OSError):

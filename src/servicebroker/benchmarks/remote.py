@@ -28,6 +28,7 @@ from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
 from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.runner import NEEDS_EXTRA, with_ratios
 from servicebroker.benchmarks.scenarios import BASELINE, LOCAL, RABBITMQ, REMOTE, Scenario
+from servicebroker.broker.shares import cores
 from servicebroker.model.errors import InstanceError
 
 Progress = Callable[[str], None]
@@ -91,7 +92,7 @@ class Linked:
             for service, database in self.sources.items()
             for _ in range(senders)
         ]
-        many = min(READERS, processes.cores() // CORES_OF_READER)
+        many = min(READERS, cores() // CORES_OF_READER)
         self._readers = [
             self._stack.enter_context(closing(Aside(_reading, self.url, self._taken)))
             for _ in range(many if many > 1 else 0)

@@ -425,15 +425,16 @@ def _resident(pid: int) -> int | None:
 
 def most(*, in_processes: bool = False) -> int:
     """Shares at most, on the cores that this process may use."""
-    return max(1, min(PROCESSES if in_processes else MOST, _cores() // CORES))
+    return max(1, min(PROCESSES if in_processes else MOST, cores() // CORES))
 
 
 def are_many_cores() -> bool:
     """Whether one process of Python is the bound before the cores are, where nobody says how many there are to be."""
-    return _cores() > FEW
+    return cores() > FEW
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
