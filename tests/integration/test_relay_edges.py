@@ -17,6 +17,7 @@ from servicebroker.broker.relay import Relay
 from servicebroker.engine.remote.departing import look
 from servicebroker.protocol.envelope import encode, open_payload, parse
 from servicebroker.protocol.integrity import CHECKSUM
+from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.routing import parse_address
 from servicebroker.store import locks
 from servicebroker.store.direct import run_command
@@ -590,8 +591,40 @@ def test_a_small_message_overtakes_the_fragments_of_a_large_one(pair: Pair) -> N
     pair.west.database.send(small, ORDER, b"small")
     pair.rounds(2)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"small"]
+    pair.pass_time(1)
     pair.rounds(15)
     assert [len(body or b"") for body in bodies(pair.east.database.receive(STOCK_QUEUE))] == [3_000_000]
+
+
+@pytest.mark.feature(131)
+def test_a_large_message_gives_way_while_small_ones_travel(pair: Pair) -> None:
+    """Fragments under way delay what comes behind them: first all that there is room for, then one at a time."""
+    large, small = (
+        pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(2)
+    )
+    pair.west.database.send(small, ORDER, b"first")
+    pair.rounds(3)
+    pair.pass_time(1)
+    pair.west.database.send(large, ORDER, b"x" * 3_000_000)
+
+    def sent() -> int:
+        """Bytes that leave in a round, which the other side stores and acknowledges."""
+        frames, pair.east.out.frames = list(pair.east.out.frames), deque()
+        pair.west.round(frames)
+        frames, pair.west.out.frames = list(pair.west.out.frames), deque()
+        pair.east.round(frames)
+        return sum(map(len, frames))
+
+    assert sent() > 8 * LIMITS.fragment_size
+    pair.west.database.send(small, ORDER, b"0")
+    assert sent() < 3 * LIMITS.fragment_size  # what stood in line before it
+    for number in range(1, 5):
+        pair.west.database.send(small, ORDER, str(number))
+        assert sent() == pytest.approx(LIMITS.fragment_size, abs=1_000)
+    pair.pass_time(1)
+    pair.rounds(15)
+    found = [message for _ in range(2) for message in pair.east.database.receive(STOCK_QUEUE)]
+    assert sorted(len(body or b"") for body in bodies(found)) == [1, 1, 1, 1, 1, 5, 3_000_000]
 
 
 def test_large_messages_for_one_peer_do_not_hold_up_another(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

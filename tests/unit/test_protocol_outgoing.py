@@ -276,3 +276,17 @@ def test_a_message_in_parts_that_was_acknowledged_in_part_is_dropped_whole() -> 
     assert out.room == 1_000
     out.tick(100.0)
     assert not out.has_work(100.0)
+
+
+def test_a_large_message_gives_way_and_small_ones_do_not() -> None:
+    out = outgoing(1_000, 40)
+    out.large_window = 200
+    assert [cut.fragment for cut in cuts(out)] == [0, 1]
+    assert out.acknowledged(Acknowledgement(0, parts=((0, 0, 0),)))
+    assert out.has_work(0.0)
+    assert [cut.fragment for cut in cuts(out)] == [2]
+    out.large_window = 1_000
+    assert [cut.fragment for cut in cuts(out)][:6] == [3, 4, 5, 6, 7, 8]
+    small = outgoing(*[40] * 10)
+    small.large_window = 0
+    assert [cut.last for cut in cuts(small)] == [1, 3, 5, 7, 9]

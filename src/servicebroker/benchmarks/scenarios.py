@@ -88,7 +88,7 @@ SCENARIOS: dict[str, Scenario] = {
         "Between two instances, 16 senders with one message per transaction", 8_000, _BETWEEN | {LOCAL: 0.9}
     ),
     "remote-latency": Scenario("Between two instances, one message at a time", 300, {BASELINE: 0.75}),
-    "remote-large": Scenario("Single messages while one of 256 MB travels", 256, {BASELINE: 0.5}),
+    "remote-large": Scenario("Single messages while one of 256 MB travels", 256, {BASELINE: 0.67}),
     "remote-rest": Scenario("10,000 idle conversations; less than 1 % of a core is wanted", 10_000),
     "remote-fan-in": Scenario("Three instances send to one", 60_000, {BASELINE: 0.75}),
     REMOTE_SCALE: Scenario(

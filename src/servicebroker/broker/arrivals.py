@@ -262,8 +262,7 @@ class Settling:
             match event:
                 case Acknowledged():
                     self._acknowledged[handle] = event
-                    self._conversations.release(entry, event.below)
-                    self._conversations.weigh(entry)
+                    self._conversations.acknowledged(entry, event.below)
                     if entry.status == UNANSWERED:
                         self._conversations.say(entry, "")
                 case Failed():

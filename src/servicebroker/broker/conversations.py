@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from heapq import heappop, heappush
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal
@@ -31,6 +32,9 @@ from servicebroker.protocol.routing import Address, Elsewhere
 
 CAPACITY = 10_000  # conversations
 LATELY = 0.5  # seconds
+# Of a large message beside which others send small ones: bytes under way at least, and more of them on a long way,
+# where those under way delay nobody: so many bytes in each second of the shortest time until something is acknowledged.
+ASIDE, ASIDE_RATE = 32 * 1024, 4 * 1024 * 1024
 MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
 DEFAULT_PRIORITY = 5
 
@@ -88,14 +92,25 @@ class Entry:
         self.endpoint, self.session = endpoint, session
 
 
+class _Small(NamedTuple):
+    """Small messages that have left: whose, the number of the last one, and when."""
+
+    handle: UUID
+    last: int
+    at: float
+
+
 @dataclass(slots=True)
 class _Traffic:
-    """Of a link: the bytes that are under way on it, and those that its peer has acknowledged."""
+    """Of a link: the bytes that are under way on it, those that its peer has acknowledged, and how far away it is."""
 
     load: int = 0
     since: float = 0.0
     taken: int = 0  # since then
     taken_before: int = 0  # in the half second before that
+    small: _Small | None = None  # the last
+    measured: _Small | None = None  # whose acknowledgement is waited for
+    quickest: float = NEVER  # seconds until one was acknowledged
 
     def turn(self, now: float) -> None:
         """Another half second begins, if it is time."""
@@ -312,6 +327,7 @@ class Conversations:
         entry = self._entries.get(handle)
         if entry is None:
             return
+        entry.dialog.give_way(self._large_window(entry))
         if obstacle := self._obstacle(entry):
             if entry.wants_more or entry.dialog.has_work(self._seconds()):
                 self.happens(entry, Event.HELD_BACK, why=obstacle)
@@ -326,6 +342,35 @@ class Conversations:
             if entry.link is not None:
                 self._lines.setdefault(entry.link, FairQueue()).add(handle, entry.priority)
         self.set_alarm(entry)
+
+    def _large_window(self, entry: Entry) -> int:
+        """What a large message of it may have under way: less while others send small ones on its link."""
+        if entry.link is not None:
+            small, quickest = self._traffic[entry.link].small, self._traffic[entry.link].quickest
+            is_other = small is not None and small.handle != entry.endpoint.conversation_handle
+            if small is not None and is_other and self._seconds() - small.at < LATELY:
+                return max(ASIDE, int(min(self._limits.window, ASIDE_RATE * quickest)))
+        return self._limits.window
+
+    def sent_small(self, entry: Entry, last: int) -> None:
+        """Messages of it up to that one have left whole: large ones of others give way to the next."""
+        if entry.link is None:
+            return
+        traffic, now = self._traffic[entry.link], self._seconds()
+        traffic.small = _Small(entry.endpoint.conversation_handle, last, now)
+        if traffic.measured is None or now - traffic.measured.at > self._limits.first_retry:
+            traffic.measured = traffic.small
+
+    def acknowledged(self, entry: Entry, below: int) -> None:
+        """The peer has stored its messages below that one."""
+        self.release(entry, below)
+        if entry.link is not None:
+            traffic = self._traffic[entry.link]
+            one = traffic.measured
+            if one is not None and one.handle == entry.endpoint.conversation_handle and one.last < below:
+                traffic.quickest = min(traffic.quickest, self._seconds() - one.at)
+                traffic.measured = None
+        self.weigh(entry)
 
     def _obstacle(self, entry: Entry) -> str:
         """Why it may not send, wherever it goes; '' when it may."""

@@ -260,6 +260,8 @@ class Frames:
             self._conversations.wanted.add(handle)
             return None
         journal.acknowledgement(transmission.header, is_sent=True)
+        if cut.fragments == 1:
+            self._conversations.sent_small(entry, cut.last)
         header = self._with_traces(store, transmission.header, cut) if self._is_traced else transmission.header
         return _Frame(encode(header, parts, entry.session.of(header)), len(parts))
 

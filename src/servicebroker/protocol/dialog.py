@@ -325,6 +325,10 @@ class Dialog:
         self._failure = failure
         self._is_refusing = True
 
+    def give_way(self, large_window: int) -> None:
+        """So many bytes of large messages may be under way: fewer than of others while others send small ones."""
+        self._outgoing.large_window = large_window
+
     def has_work(self, now: float) -> bool:
         """Whether `transmit` would return something."""
         if now < self._outgoing.held_until:

@@ -42,7 +42,7 @@ class Outgoing:
     """Messages from `base`, the lowest one that is not acknowledged.
 
     `sent_below` bounds what a peer can rightly acknowledge: SEND has committed every number below it. `draw` gives
-    numbers from 0 up to 1, for the jitter.
+    numbers from 0 up to 1, for the jitter. Of large messages at most `large_window` bytes are under way.
     """
 
     __slots__ = (
@@ -61,12 +61,14 @@ class Outgoing:
         "base",
         "held_until",
         "is_unanswered",
+        "large_window",
         "sent_below",
     )
 
     def __init__(self, base: int, sent_below: int, limits: Limits, draw: Callable[[], float]) -> None:
         self.base = base
         self.sent_below = sent_below
+        self.large_window = limits.window
         self.attempts = 0  # links that could not be had, in a row
         self.held_until = 0.0
         self.is_unanswered = False  # something was sent again, and that was not acknowledged either
@@ -309,7 +311,9 @@ class Outgoing:
             following = fragment + 1 < self._fragments(number)
             number, fragment = (number, fragment + 1) if following else (number + 1, 0)
         self._cursor = (number, fragment)
-        return number < self.next_number
+        if number >= self.next_number:
+            return False
+        return self._fragments(number) == 1 or self._under_way < self.large_window
 
     def _forget_acknowledged(self) -> None:
         while self._again and self._is_acked(*self._again[0][:2]):

@@ -1,0 +1,80 @@
+"""A large message gives way while others send small ones on its link, the less the longer the way is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+from servicebroker.broker.conversations import ASIDE, ASIDE_RATE, LATELY, Conversations
+from servicebroker.protocol.limits import LIMITS
+
+
+class World:
+    """Two conversations on one link, and a clock of the test."""
+
+    def __init__(self) -> None:
+        self.now, self.sent = 0.0, 0
+        unused: Any = None
+        self.conversations = Conversations(unused, unused, lambda: self.now, unused, 10, LIMITS, unused)
+        self.link = object()
+        self.large, self.small = self.entry(), self.entry()
+
+    def entry(self, link: object | None = None) -> Any:
+        dialog, endpoint = SimpleNamespace(load=0), SimpleNamespace(conversation_handle=uuid4())
+        return SimpleNamespace(link=link or self.link, load=0, dialog=dialog, endpoint=endpoint, parts={})
+
+    def window(self, entry: Any) -> int:
+        return self.conversations._large_window(entry)
+
+    def carry(self, seconds: float) -> None:
+        """A small message, which is acknowledged after so many seconds."""
+        self.sent += 1
+        self.conversations.sent_small(self.small, self.sent)
+        self.now += seconds
+        self.conversations.acknowledged(self.small, self.sent + 1)
+
+
+def test_it_has_all_while_nobody_else_sends() -> None:
+    world = World()
+    assert world.window(world.large) == LIMITS.window
+    world.conversations.sent_small(world.large, 0)  # its own: they come behind it in any case
+    assert world.window(world.large) == LIMITS.window
+    world.conversations.acknowledged(world.large, 1)
+    world.carry(0.003)
+    assert world.window(world.large) == ASIDE
+    assert world.window(world.small) == LIMITS.window
+    assert world.window(world.entry(link=object())) == LIMITS.window  # beside them, not before them
+    world.now += LATELY
+    assert world.window(world.large) == LIMITS.window
+
+
+def test_on_a_long_way_more_is_under_way() -> None:
+    world = World()
+    world.conversations.sent_small(world.small, 0)
+    assert world.window(world.large) == LIMITS.window  # nobody knows yet
+    world.now += 0.2
+    world.conversations.acknowledged(world.small, 1)
+    assert world.window(world.large) == int(0.2 * ASIDE_RATE)
+    world.carry(0.1)
+    world.carry(0.3)
+    assert abs(world.window(world.large) - 0.1 * ASIDE_RATE) <= 1
+    world.carry(0.001)
+    assert world.window(world.large) == ASIDE
+
+
+def test_the_time_is_that_of_one_message_and_not_of_the_one_after_it() -> None:
+    world = World()
+    for number in range(10):  # each of them acknowledged when the next ones are long under way
+        world.conversations.sent_small(world.small, number)
+        world.now += 0.01
+    world.conversations.acknowledged(world.small, 1)
+    assert abs(world.window(world.large) - 0.1 * ASIDE_RATE) <= 1
+
+
+def test_what_is_never_acknowledged_is_not_waited_for() -> None:
+    world = World()
+    world.conversations.sent_small(world.entry(), 0)
+    world.now += LIMITS.first_retry + 1
+    world.carry(0.001)
+    assert world.window(world.large) == ASIDE
