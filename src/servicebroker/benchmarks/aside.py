@@ -81,7 +81,7 @@ def _work(pipe: Connection[Any, Any], job: Job, arguments: tuple[Any, ...]) -> N
         while True:
             try:
                 order = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):  # closed, with an answer unread or without
                 return
             try:
                 pipe.send(do(*order))

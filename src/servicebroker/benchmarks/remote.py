@@ -17,6 +17,8 @@ from statistics import median, quantiles
 from typing import NamedTuple
 from uuid import UUID
 
+import psycopg
+
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
@@ -47,6 +49,9 @@ LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead o
 # as in Microsoft's published test of 2009, "Service Broker: Performance and Scalability Techniques"
 SOURCES, APART, FAN_IN_BATCH = 3, 150, 100
 SECURED, UNSECURED, AT_HOME = "TLS and dialog security", "encryption off", "the same senders, into a queue of their own"
+LAST_WORDS = 3  # lines of a daemon's log that are told of when messages do not come
+_UNACKNOWLEDGED = "select transmission_status, count(*) from servicebroker.transmission_queue group by 1 order by 1"
+_QUEUE_ID = "select queue_id from servicebroker.queues where name = %s"
 SETTLING, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
 
 
@@ -68,6 +73,7 @@ class Linked:
 
     def _open(self, place: Path, sources: int, apart: int, senders: int) -> None:
         place.mkdir(mode=0o711)
+        self._place = place
         names = [*(f"west{number}" for number in range(sources)), "east"]
         folders = [place / name for name in names]
         instances = [self._stack.enter_context(open_instance(folder, upkeep=None)) for folder in folders]
@@ -194,8 +200,24 @@ class Linked:
 
     def _read(self, messages: int) -> int:
         """Here."""
-        self._check([_take(self.east, self._taken, self.taken + messages, PATIENCE)])
+        try:
+            self._check([_take(self.east, self._taken, self.taken + messages, PATIENCE)])
+        except InstanceError as problem:
+            raise InstanceError(f"{problem} {self._whereabouts()}") from None
         return messages
+
+    def _whereabouts(self) -> str:
+        """Where messages are that do not come: what waits on each side and why, and what the daemons said last."""
+        said = []
+        for name, instance in self.instances.items():
+            with psycopg.connect(instance.url, autocommit=True) as connection:
+                unsent = connection.execute(_UNACKNOWLEDGED).fetchall()
+            log = (self._place / f"{name}.log").read_text().splitlines()[-LAST_WORDS:]
+            said.append(f"{name} has {unsent or 'nothing'} not acknowledged; its daemon said {log or 'nothing'}.")
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            ((queue_id,),) = connection.execute(_QUEUE_ID, (QUEUE,)).fetchall()
+            ((received,),) = connection.execute(f"select count(*) from servicebroker.queue_{queue_id:d}").fetchall()
+        return f"{received} are in the target queue. {' '.join(said)}"
 
     def _read_aside(self, messages: int) -> int:
         until = self.taken + messages
