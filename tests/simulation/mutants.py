@@ -132,7 +132,7 @@ MUTANTS = [
         "broker.matching",
         "        if before == version:\n            return set()\n        self._mirrors",
         "        if True:\n            return set()\n        self._mirrors",
-        15,
+        46,
     ),
     Mutant(
         "a look begins anew each time",
@@ -192,7 +192,7 @@ MUTANTS = [
         "broker.conversations",
         "        token=endpoint.receive_token,\n",
         "        token=None,\n",
-        68,
+        82,
     ),
     Mutant(
         "what was read is sent although it was dropped",

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from servicebroker.broker.conversations import ASIDE, ASIDE_RATE, LATELY, Conversations
 from servicebroker.protocol.limits import LIMITS
 
@@ -24,7 +26,7 @@ class World:
         dialog, endpoint = SimpleNamespace(load=0), SimpleNamespace(conversation_handle=uuid4())
         return SimpleNamespace(link=link or self.link, load=0, dialog=dialog, endpoint=endpoint, parts={})
 
-    def window(self, entry: Any) -> int:
+    def window(self, entry: Any) -> int | None:
         return self.conversations._large_window(entry)
 
     def carry(self, seconds: float) -> None:
@@ -37,16 +39,16 @@ class World:
 
 def test_it_has_all_while_nobody_else_sends() -> None:
     world = World()
-    assert world.window(world.large) == LIMITS.window
+    assert world.window(world.large) is None
     world.conversations.sent_small(world.large, 0)  # its own: they come behind it in any case
-    assert world.window(world.large) == LIMITS.window
+    assert world.window(world.large) is None
     world.conversations.acknowledged(world.large, 1)
     world.carry(0.003)
     assert world.window(world.large) == ASIDE
-    assert world.window(world.small) == LIMITS.window
-    assert world.window(world.entry(link=object())) == LIMITS.window  # beside them, not before them
+    assert world.window(world.small) is None
+    assert world.window(world.entry(link=object())) is None  # beside them, not before them
     world.now += LATELY
-    assert world.window(world.large) == LIMITS.window
+    assert world.window(world.large) is None
 
 
 def test_on_a_long_way_more_is_under_way() -> None:
@@ -58,7 +60,7 @@ def test_on_a_long_way_more_is_under_way() -> None:
     assert world.window(world.large) == int(0.2 * ASIDE_RATE)
     world.carry(0.1)
     world.carry(0.3)
-    assert abs(world.window(world.large) - 0.1 * ASIDE_RATE) <= 1
+    assert world.window(world.large) == pytest.approx(0.1 * ASIDE_RATE, abs=1)
     world.carry(0.001)
     assert world.window(world.large) == ASIDE
 
@@ -69,7 +71,7 @@ def test_the_time_is_that_of_one_message_and_not_of_the_one_after_it() -> None:
         world.conversations.sent_small(world.small, number)
         world.now += 0.01
     world.conversations.acknowledged(world.small, 1)
-    assert abs(world.window(world.large) - 0.1 * ASIDE_RATE) <= 1
+    assert world.window(world.large) == pytest.approx(0.1 * ASIDE_RATE, abs=1)
 
 
 def test_what_is_never_acknowledged_is_not_waited_for() -> None:

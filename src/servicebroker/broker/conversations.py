@@ -343,14 +343,14 @@ class Conversations:
                 self._lines.setdefault(entry.link, FairQueue()).add(handle, entry.priority)
         self.set_alarm(entry)
 
-    def _large_window(self, entry: Entry) -> int:
-        """What a large message of it may have under way: less while others send small ones on its link."""
+    def _large_window(self, entry: Entry) -> int | None:
+        """What a large message of it may have under way while others send small ones on its link; else None."""
         if entry.link is not None:
             small, quickest = self._traffic[entry.link].small, self._traffic[entry.link].quickest
             is_other = small is not None and small.handle != entry.endpoint.conversation_handle
             if small is not None and is_other and self._seconds() - small.at < LATELY:
                 return max(ASIDE, int(min(self._limits.window, ASIDE_RATE * quickest)))
-        return self._limits.window
+        return None
 
     def sent_small(self, entry: Entry, last: int) -> None:
         """Messages of it up to that one have left whole: large ones of others give way to the next."""

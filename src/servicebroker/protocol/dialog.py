@@ -325,8 +325,8 @@ class Dialog:
         self._failure = failure
         self._is_refusing = True
 
-    def give_way(self, large_window: int) -> None:
-        """So many bytes of large messages may be under way: fewer than of others while others send small ones."""
+    def give_way(self, large_window: int | None) -> None:
+        """So many bytes of large messages may be under way, since others send small ones; None: as many as of those."""
         self._outgoing.large_window = large_window
 
     def has_work(self, now: float) -> bool:

@@ -42,7 +42,8 @@ class Outgoing:
     """Messages from `base`, the lowest one that is not acknowledged.
 
     `sent_below` bounds what a peer can rightly acknowledge: SEND has committed every number below it. `draw` gives
-    numbers from 0 up to 1, for the jitter. Of large messages at most `large_window` bytes are under way.
+    numbers from 0 up to 1, for the jitter. Of large messages at most `large_window` bytes are under way, or as many as
+    of others where that is None.
     """
 
     __slots__ = (
@@ -68,7 +69,7 @@ class Outgoing:
     def __init__(self, base: int, sent_below: int, limits: Limits, draw: Callable[[], float]) -> None:
         self.base = base
         self.sent_below = sent_below
-        self.large_window = limits.window
+        self.large_window: int | None = None
         self.attempts = 0  # links that could not be had, in a row
         self.held_until = 0.0
         self.is_unanswered = False  # something was sent again, and that was not acknowledged either
@@ -313,7 +314,9 @@ class Outgoing:
         self._cursor = (number, fragment)
         if number >= self.next_number:
             return False
-        return self._fragments(number) == 1 or self._under_way < self.large_window
+        if self.large_window is None or self._fragments(number) == 1:
+            return True
+        return self._under_way < self.large_window
 
     def _forget_acknowledged(self) -> None:
         while self._again and self._is_acked(*self._again[0][:2]):
