@@ -235,7 +235,7 @@ MUTANTS = [
         "protocol.outgoing",
         "        self._cursor = (self.base, 0)\n        self._under_way = 0\n",
         "        self._under_way = 0\n",
-        2,
+        4,
     ),
     Mutant(
         "an end is not offered",

@@ -8,8 +8,10 @@ from uuid import uuid4
 
 import pytest
 
-from servicebroker.broker.conversations import ASIDE, ASIDE_RATE, LATELY, Conversations
+from servicebroker.broker.conversations import ASIDE_RATE, LATELY, Conversations
 from servicebroker.protocol.limits import LIMITS
+
+FRAGMENT = LIMITS.fragment_size
 
 
 class World:
@@ -44,7 +46,7 @@ def test_it_has_all_while_nobody_else_sends() -> None:
     assert world.window(world.large) is None
     world.conversations.acknowledged(world.large, 1)
     world.carry(0.003)
-    assert world.window(world.large) == ASIDE
+    assert world.window(world.large) == FRAGMENT
     assert world.window(world.small) is None
     assert world.window(world.entry(link=object())) is None  # beside them, not before them
     world.now += LATELY
@@ -57,12 +59,12 @@ def test_on_a_long_way_more_is_under_way() -> None:
     assert world.window(world.large) == LIMITS.window  # nobody knows yet
     world.now += 0.2
     world.conversations.acknowledged(world.small, 1)
-    assert world.window(world.large) == int(0.2 * ASIDE_RATE)
+    assert world.window(world.large) == int(0.2 * ASIDE_RATE * FRAGMENT)
     world.carry(0.1)
     world.carry(0.3)
-    assert world.window(world.large) == pytest.approx(0.1 * ASIDE_RATE, abs=1)
+    assert world.window(world.large) == pytest.approx(0.1 * ASIDE_RATE * FRAGMENT, abs=1)
     world.carry(0.001)
-    assert world.window(world.large) == ASIDE
+    assert world.window(world.large) == FRAGMENT
 
 
 def test_the_time_is_that_of_one_message_and_not_of_the_one_after_it() -> None:
@@ -71,7 +73,7 @@ def test_the_time_is_that_of_one_message_and_not_of_the_one_after_it() -> None:
         world.conversations.sent_small(world.small, number)
         world.now += 0.01
     world.conversations.acknowledged(world.small, 1)
-    assert world.window(world.large) == pytest.approx(0.1 * ASIDE_RATE, abs=1)
+    assert world.window(world.large) == pytest.approx(0.1 * ASIDE_RATE * FRAGMENT, abs=1)
 
 
 def test_what_is_never_acknowledged_is_not_waited_for() -> None:
@@ -79,4 +81,4 @@ def test_what_is_never_acknowledged_is_not_waited_for() -> None:
     world.conversations.sent_small(world.entry(), 0)
     world.now += LIMITS.first_retry + 1
     world.carry(0.001)
-    assert world.window(world.large) == ASIDE
+    assert world.window(world.large) == FRAGMENT

@@ -200,11 +200,17 @@ class Linked:
 
     def _read(self, messages: int) -> int:
         """Here."""
-        try:
+        with self._telling():
             self._check([_take(self.east, self._taken, self.taken + messages, PATIENCE)])
+        return messages
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Who reads in vain says where the messages are."""
+        try:
+            yield
         except InstanceError as problem:
             raise InstanceError(f"{problem} {self._whereabouts()}") from None
-        return messages
 
     def _whereabouts(self) -> str:
         """Where messages are that do not come: what waits on each side and why, and what the daemons said last."""
@@ -221,8 +227,9 @@ class Linked:
 
     def _read_aside(self, messages: int) -> int:
         until = self.taken + messages
-        all_during(lambda: None, [(reader, (until,)) for reader in self._readers])
-        self._check([reader.answer for reader in self._readers])
+        with self._telling():
+            all_during(lambda: None, [(reader, (until,)) for reader in self._readers])
+            self._check([reader.answer for reader in self._readers])
         return messages
 
     def _check(self, found: Sequence[list[Taken]]) -> None:

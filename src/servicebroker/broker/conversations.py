@@ -32,9 +32,9 @@ from servicebroker.protocol.routing import Address, Elsewhere
 
 CAPACITY = 10_000  # conversations
 LATELY = 0.5  # seconds
-# Of a large message beside which others send small ones: bytes under way at least, and more of them on a long way,
-# where those under way delay nobody: so many bytes in each second of the shortest time until something is acknowledged.
-ASIDE, ASIDE_RATE = 32 * 1024, 4 * 1024 * 1024
+# Of a large message beside which others send small ones one fragment is under way, and more of them on a long way,
+# where those under way delay nobody: so many for each second of the shortest time until something is acknowledged.
+ASIDE_RATE = 128
 MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
 DEFAULT_PRIORITY = 5
 
@@ -349,7 +349,7 @@ class Conversations:
             small, quickest = self._traffic[entry.link].small, self._traffic[entry.link].quickest
             is_other = small is not None and small.handle != entry.endpoint.conversation_handle
             if small is not None and is_other and self._seconds() - small.at < LATELY:
-                return max(ASIDE, int(min(self._limits.window, ASIDE_RATE * quickest)))
+                return int(min(self._limits.window, self._limits.fragment_size * max(1.0, ASIDE_RATE * quickest)))
         return None
 
     def sent_small(self, entry: Entry, last: int) -> None:
