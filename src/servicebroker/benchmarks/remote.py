@@ -51,6 +51,10 @@ SOURCES, APART, FAN_IN_BATCH = 3, 150, 100
 SECURED, UNSECURED, AT_HOME = "TLS and dialog security", "encryption off", "the same senders, into a queue of their own"
 LAST_WORDS = 3  # lines of a daemon's log that are told of when messages do not come
 _UNACKNOWLEDGED = "select transmission_status, count(*) from servicebroker.transmission_queue group by 1 order by 1"
+_AT_WORK = (
+    "select application_name, wait_event_type, wait_event, extract(epoch from now() - query_start)::int "
+    "from pg_stat_activity where state <> 'idle' and pid <> pg_backend_pid() order by 1, 4"
+)
 _QUEUE_ID = "select queue_id from servicebroker.queues where name = %s"
 SETTLING, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
 
@@ -213,13 +217,17 @@ class Linked:
             raise InstanceError(f"{problem} {self._whereabouts()}") from None
 
     def _whereabouts(self) -> str:
-        """Where messages are that do not come: what waits on each side and why, and what the daemons said last."""
+        """Where messages are that do not come: what waits on each side and why, who is at work, what the daemons said.
+
+        A disk that does not answer for a minute is seen by what its server waits for.
+        """
         said = []
         for name, instance in self.instances.items():
             with psycopg.connect(instance.url, autocommit=True) as connection:
-                unsent = connection.execute(_UNACKNOWLEDGED).fetchall()
+                working = connection.execute(_AT_WORK).fetchall() or "nobody"
+                unsent = connection.execute(_UNACKNOWLEDGED).fetchall() or "nothing"
             log = (self._place / f"{name}.log").read_text().splitlines()[-LAST_WORDS:]
-            said.append(f"{name} has {unsent or 'nothing'} not acknowledged; its daemon said {log or 'nothing'}.")
+            said.append(f"{name} has {unsent} not acknowledged, {working} at work; its daemon said {log or 'nothing'}.")
         with psycopg.connect(self.url, autocommit=True) as connection:
             ((queue_id,),) = connection.execute(_QUEUE_ID, (QUEUE,)).fetchall()
             ((received,),) = connection.execute(f"select count(*) from servicebroker.queue_{queue_id:d}").fetchall()
