@@ -696,6 +696,30 @@ def test_an_old_copy_without_the_conversation_has_no_key_to_answer_with(pair: Pa
     assert "acknowledges nothing" in status(pair, handle)
 
 
+def test_an_old_copy_that_lacks_the_key_gets_it_under_the_certificates_of_today(pair: Pair, tmp_path: Path) -> None:
+    """Those under which the target had first sent its key are gone at the initiator, as after a restore of long ago."""
+    introduce(pair, tmp_path)
+    talk(pair, "first")
+    pair.rounds()
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    copy = Copy(pair.west)
+    pair.east.database.send(message.conversation_handle, REPLY, "taken")
+    pair.rounds()
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"taken"]
+    copy.restore()
+    pair.west.clock.jump(days=100)
+    introduce(pair, tmp_path, suffix=" 2027")
+    for name in ("orders", "stock!"):
+        pair.west.database.drop_certificate(name)
+    pair.east.database.send(message.conversation_handle, REPLY, "more")
+    for _ in range(3):
+        pair.rounds()
+        pair.pass_time(70.0)
+    pair.rounds()
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-9719]
+    assert errors(pair.east.database.receive(STOCK_QUEUE)) == [-9720]
+
+
 @pytest.mark.feature(43)
 @pytest.mark.parametrize("anonymous", [False, True])
 @pytest.mark.parametrize("is_fenced", [False, True], ids=["by the method", "by the server's function"])

@@ -65,14 +65,14 @@ class Finding:
             due.add(handle)
             if entry.link is not None and entry.dialog.is_unanswered:
                 self._conversations.say(entry, UNANSWERED)
-            if entry.link is not None and entry.dialog.is_new and entry.dialog.introduction is not None:
+            if entry.link is not None and entry.dialog.introduction is not None:
                 strangers.append(entry)
         if strangers:
             self._introduce_again(store, strangers)
         return due
 
     def _introduce_again(self, store: Store, entries: list[Entry]) -> None:
-        """What secured conversations begin with was not acknowledged: perhaps its certificates are replaced."""
+        """The key that travels with what they send is not acknowledged: perhaps its certificates are replaced."""
         introductions = [(one.endpoint, key) for one in entries if (key := one.dialog.introduction) is not None]
         renewed = self._security.renew(store, introductions)
         for entry in entries:

@@ -248,17 +248,12 @@ class Dialog:
         self.identity = self.identity._replace(is_secured=True, exchange=exchange)
 
     @property
-    def is_new(self) -> bool:
-        """Whether the peer has acknowledged nothing yet."""
-        return not self._is_acknowledged
-
-    @property
     def introduction(self) -> Exchange | None:
         """The session key that travels with every message: the peer has acknowledged nothing, or does so no longer.
 
         A peer that is silent may have gone back to an old copy of its instance, from before it was told the key.
         """
-        return self.identity.exchange if self.is_new or self.is_unanswered else None
+        return self.identity.exchange if self.is_unanswered or not self._is_acknowledged else None
 
     # --- sending
 
