@@ -183,6 +183,44 @@ def test_while_somebody_holds_the_row_nothing_is_lost_and_it_goes_on_soon_after(
     assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"a"]
 
 
+def test_what_comes_behind_a_batch_that_is_postponed_is_stored_right_after_it(pair: Pair) -> None:
+    handle, message = opened(pair)
+    with psycopg.connect(pair.east.instance.url) as somebody:
+        somebody.execute(
+            "select from servicebroker.conversation_endpoints where conversation_handle = %s for update",
+            (message.conversation_handle,),
+        )
+        for text in (b"1", b"2"):
+            pair.west.database.send(handle, ORDER, text)
+            pair.rounds(1)
+    pair.east.round([])
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+    assert pair.east.relay.wake_at <= pair.east.seconds
+    pair.east.round([])  # the peer's own retry would take four seconds
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"2"]
+
+
+def test_what_is_sent_while_a_relay_begins_is_seen(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first round takes a message and finds the conversation; the application answers; then the round looks."""
+    handle, message = opened(pair)
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.west.round([])
+    pair.east.relay = pair.east.new_relay()
+    find = pair.east.store.endpoints_of
+
+    def found_before_the_answer(keys: Any) -> Any:
+        endpoints = find(keys)
+        pair.east.database.send(message.conversation_handle, REPLY, b"a")
+        return endpoints
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.east.store, "endpoints_of", found_before_the_answer)
+        pair.east.round(pair.west.out.frames)
+    pair.west.out.frames.clear()
+    pair.rounds()
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"a"]
+
+
 @pytest.mark.feature(124)
 def test_a_disabled_broker_sends_and_takes_nothing_until_it_is_enabled(pair: Pair) -> None:
     handle, _ = opened(pair)

@@ -44,7 +44,7 @@ MUTANTS = [
         "                self._settling.committed(store, stored)\n"
         "                stored = None\n"
         "            self._frames.send(store, is_traced=False)\n",
-        14,
+        1,
     ),
     Mutant("rounds fail", "broker.relay", "        began = self._seconds()\n", "        raise RuntimeError\n", 0),
     Mutant(
@@ -73,7 +73,7 @@ MUTANTS = [
         "protocol.on_its_way",
         "(Stage.LINKED, Event.REROUTED): Step(Stage.CLAIMED, _OFF_LINK + _AWAY),",
         "(Stage.LINKED, Event.REROUTED): Step(Stage.LINKED, _AWAY),",
-        15,
+        142,
     ),
     Mutant(
         "who has lost its link keeps it",
@@ -108,14 +108,14 @@ MUTANTS = [
         "broker.departures",
         "        self._page_missed = True\n",
         "        return\n",
-        24,
+        60,
     ),
     Mutant(
         "what waits for a retry is at rest",
         "broker.conversations",
         "self.dialog.is_idle and not self.wants_more and not is_unacknowledged",
         "self.dialog.is_idle and not self.wants_more",
-        356,
+        171,
     ),
     Mutant(
         "who is entered by a message that is not taken is never found",
@@ -125,14 +125,14 @@ MUTANTS = [
         "touched: set[UUID] = set()\n"
         "        for endpoint in store.endpoints_of(unknown) if unknown else ():\n"
         "            self._conversations.enter(endpoint)\n",
-        1206,
+        2636,
     ),
     Mutant(
         "a changed route is not seen",
         "broker.matching",
         "        if before == version:\n            return set()\n        self._mirrors",
         "        if True:\n            return set()\n        self._mirrors",
-        46,
+        15,
     ),
     Mutant(
         "a look begins anew each time",
@@ -146,7 +146,7 @@ MUTANTS = [
         "broker.relay",
         "self.snapshot, self._routes, self._is_traced = look.snapshot, ",
         "self.snapshot, self._routes, self._is_traced = look.snapshot._replace(unfinished=()), ",
-        6,
+        3,
     ),
     Mutant(
         "acknowledgements of rows that somebody holds are forgotten",
@@ -154,7 +154,7 @@ MUTANTS = [
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n",
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n"
         "            self._acknowledged.clear()\n",
-        8,
+        41,
     ),
     Mutant(
         "batches that are postponed are forgotten",
@@ -171,7 +171,7 @@ MUTANTS = [
         "            done = store.fail(failed)\n"
         "            self._failed = {handle: failed[handle] for handle in done}\n"
         "            for handle in done:\n",
-        51,
+        509,
     ),
     Mutant(
         "a dialog is remade without what has arrived",
@@ -192,14 +192,14 @@ MUTANTS = [
         "broker.conversations",
         "        token=endpoint.receive_token,\n",
         "        token=None,\n",
-        82,
+        128,
     ),
     Mutant(
         "what was read is sent although it was dropped",
         "broker.departures",
         "            if found.numbers != tuple(numbers):\n                return None\n",
         "",
-        634,
+        447,
     ),
     Mutant(
         "a checksum is not looked at",
@@ -228,14 +228,14 @@ MUTANTS = [
         "protocol.incoming",
         "        seen = self.seen\n        place = seen.next - 1 - number\n",
         "        return None\n",
-        6226,
+        36,
     ),
     Mutant(
         "what was under way on a lost link does not travel again",
         "protocol.outgoing",
         "        self._cursor = (self.base, 0)\n        self._under_way = 0\n",
         "        self._under_way = 0\n",
-        4,
+        3,
     ),
     Mutant(
         "an end is not offered",
@@ -263,7 +263,7 @@ MUTANTS = [
         "broker.conversations",
         "        session = self._session_of(endpoint)\n",
         "        session = None if endpoint.state == EndpointState.CLOSED else self._session_of(endpoint)\n",
-        12,
+        16,
     ),
     Mutant(
         "whatever a link brings is taken",
@@ -284,7 +284,7 @@ MUTANTS = [
         "broker.peers",
         "        return None if owner == NOBODY else self._claims.objection(instance, owner)\n",
         "        return None\n",
-        86,
+        72,
     ),
     Mutant(
         "CONNECT is not asked for",
@@ -319,42 +319,42 @@ MUTANTS = [
         "broker.mirrors",
         "            del self._pairs[one], self._told[one]\n",
         "            del self._told[one]\n",
-        549,
+        497,
     ),
     Mutant(
         "pairs whose route went while the database was away are asked for good",
         "broker.mirrors",
         '        self._told = dict.fromkeys(self._pairs, "")\n',
         "        self._told.clear()\n",
-        1203,
+        996,
     ),
     Mutant(
         "who is under way does not follow the principal",
         "broker.matching",
         "for handle, one in self._conversations.items() if one.pair in changed)\n",
         "for handle, one in self._conversations.items() if one.pair in set())\n",
-        69,
+        2,
     ),
     Mutant(
         "what begins a conversation is for certificates of yesterday",
         "broker.dialog_security",
         "        if (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination):\n",
         "        if True:\n",
-        45,
+        14,
     ),
     Mutant(
         "what has passed is not proven to be ours",
         "broker.forwarding",
         "            case Elsewhere() as away:\n                self._forwarder.limit",
         "            case Elsewhere() as away:\n                return False\n                self._forwarder.limit",
-        8,
+        4,
     ),
     Mutant(
         "the peer's refusal is not obeyed",
         "broker.arrivals",
         "                    self._failed[handle] = event.failure\n",
         "                    pass\n",
-        3,
+        5,
     ),
     Mutant(
         "two pasts are not told",
@@ -368,14 +368,14 @@ MUTANTS = [
         "broker.conversations",
         "            self._statuses[entry.endpoint.conversation_handle] = entry.status = status\n",
         "            entry.status = status\n",
-        17,
+        29,
     ),
     Mutant(
         "the sender compares no tokens",
         "protocol.outgoing",
         "        if ours and ack.token and ours != ack.token:\n",
         "        if False:\n",
-        122,
+        154,
     ),
     Mutant(
         "nothing is said of what was acknowledged",
@@ -389,7 +389,7 @@ MUTANTS = [
         "broker.inboxes",
         "        return share_of(conversation_of(body), count)\n",
         "        return (share_of(conversation_of(body), count) + 1) % count\n",
-        57,
+        42,
     ),
     Mutant(
         "a share does not look for what waited before it had it",
@@ -398,7 +398,7 @@ MUTANTS = [
         "        self.forwarding.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
-        44,
+        31,
     ),
     Mutant(
         "a share's acknowledgements leave before its commit",
@@ -416,7 +416,7 @@ MUTANTS = [
         "protocol.outgoing",
         "        if self._acked and self._lacks_what_it_had():\n",
         "        if False:\n",
-        51,
+        277,
     ),
 ]
 

@@ -232,6 +232,7 @@ class Settling:
         self._seconds = seconds
         self._traced: list[Traced] = []  # trace contexts that came with messages
         self._postponed: dict[UUID, Batch] = {}
+        self._behind: set[UUID] = set()  # stored after they were postponed: what came meanwhile is for the next round
         self._stored: list[Batch] = []  # by this round
         self._acknowledged: dict[UUID, Acknowledged] = {}
         self._failed: dict[UUID, BrokerFailure] = {}
@@ -242,8 +243,8 @@ class Settling:
 
     @property
     def wake_at(self) -> float:
-        """When what could not be written is tried again."""
-        return self._again.at
+        """When what could not be written is tried again, or what came behind it is written."""
+        return self._seconds() if self._behind else self._again.at
 
     def arrived(self, store: Store, link: Link, received: Received) -> None:
         """What a message changes is noted, until it is written."""
@@ -277,11 +278,12 @@ class Settling:
 
     def store(self, store: Store, touched: set[UUID]) -> arriving.Result | None:
         """What has arrived goes into the queues; None when there was nothing."""
-        batches = {handle: one for handle, one in self._postponed.items() if self._is_known(handle)}
-        for handle in touched:
+        late = {handle: one for handle, one in self._postponed.items() if self._is_known(handle)}
+        batches = late.copy()
+        for handle in touched | self._behind:
             if (entry := self._conversations.get(handle)) and (batch := entry.dialog.batch()) is not None:
                 batches[handle] = batch
-        self._postponed, self._stored = {}, []
+        self._postponed, self._behind, self._stored = {}, set(), []
         if not batches:
             self._traced = self._traced[-TRACED:]  # what only comes again does not pile up
             return None
@@ -293,6 +295,7 @@ class Settling:
             self._traced = []
         self._stored = [batches[handle] for handle in result.stored]
         self._postponed = {handle: batches[handle] for handle in result.postponed}
+        self._behind = late.keys() & set(result.stored)
         self._dirty += len(batches)
         self._written += len(result.stored)
         return result

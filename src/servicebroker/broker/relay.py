@@ -98,6 +98,8 @@ class Relay:
         """
         began = self._seconds()
         with store.transaction():
+            if self.snapshot is None:  # who is entered from here on lacks nothing that this look has seen
+                self.snapshot = store.look(None).snapshot
             touched = self._take(store, list(arrivals))
             stored = self._settling.store(store, touched)
             settled, ended = self._settling.settle(store, is_traced=self._is_traced)
