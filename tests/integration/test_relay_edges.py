@@ -200,6 +200,20 @@ def test_what_comes_behind_a_batch_that_is_postponed_is_stored_right_after_it(pa
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"2"]
 
 
+def test_who_is_read_in_a_later_round_travels_too(pair: Pair) -> None:
+    """There is room for the bodies of one conversation at a time, and of the others nothing is under way."""
+    west = pair.west
+    west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), budget=1)
+    handles = [opened(pair)[0] for _ in range(4)]
+    for _ in range(3):  # no alarm is left of what was sent
+        pair.pass_time(70.0)
+        pair.rounds()
+    for handle in handles:
+        west.database.send(handle, ORDER, b"next")
+    pair.rounds()
+    assert waiting_messages(west.database) == 0
+
+
 def test_what_is_sent_while_a_relay_begins_is_seen(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first round takes a message and finds the conversation; the application answers; then the round looks."""
     handle, message = opened(pair)

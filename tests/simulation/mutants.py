@@ -38,13 +38,13 @@ MUTANTS = [
     Mutant(
         "acknowledgements leave before the commit",
         "broker.relay",
-        "            self._readahead.offer(store, touched)\n",
-        "            self._readahead.offer(store, touched)\n"
+        "            touched |= self._readahead.offer(store, touched)\n",
+        "            touched |= self._readahead.offer(store, touched)\n"
         "            if stored is not None:\n"
         "                self._settling.committed(store, stored)\n"
         "                stored = None\n"
         "            self._frames.send(store, is_traced=False)\n",
-        1,
+        34,
     ),
     Mutant("rounds fail", "broker.relay", "        began = self._seconds()\n", "        raise RuntimeError\n", 0),
     Mutant(
@@ -94,7 +94,7 @@ MUTANTS = [
         "protocol.on_its_way",
         "(Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.POSTPONED),",
         "(Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.NOTHING),",
-        1,
+        2,
     ),
     Mutant(
         "a lost link is kept",
@@ -115,7 +115,7 @@ MUTANTS = [
         "broker.conversations",
         "self.dialog.is_idle and not self.wants_more and not is_unacknowledged",
         "self.dialog.is_idle and not self.wants_more",
-        171,
+        92,
     ),
     Mutant(
         "who is entered by a message that is not taken is never found",
@@ -125,14 +125,21 @@ MUTANTS = [
         "touched: set[UUID] = set()\n"
         "        for endpoint in store.endpoints_of(unknown) if unknown else ():\n"
         "            self._conversations.enter(endpoint)\n",
-        2636,
+        224,
     ),
     Mutant(
         "a changed route is not seen",
         "broker.matching",
         "        if before == version:\n            return set()\n        self._mirrors",
         "        if True:\n            return set()\n        self._mirrors",
-        15,
+        46,
+    ),
+    Mutant(
+        "who is read in a later round gets in no line",
+        "broker.relay",
+        "            touched |= self._readahead.offer(store, touched)\n",
+        "            self._readahead.offer(store, touched)\n",
+        953,
     ),
     Mutant(
         "a look begins anew each time",
@@ -206,7 +213,7 @@ MUTANTS = [
         "protocol.integrity",
         "if len(sealed) < TAG_SIZE or not compare_digest(_digest(header, payload), sealed[:TAG_SIZE]):",
         "if len(sealed) < TAG_SIZE:",
-        1,
+        12,
     ),
     Mutant(
         "an acknowledgement is due before the commit",
@@ -235,7 +242,7 @@ MUTANTS = [
         "protocol.outgoing",
         "        self._cursor = (self.base, 0)\n        self._under_way = 0\n",
         "        self._under_way = 0\n",
-        3,
+        1,
     ),
     Mutant(
         "an end is not offered",
@@ -263,7 +270,7 @@ MUTANTS = [
         "broker.conversations",
         "        session = self._session_of(endpoint)\n",
         "        session = None if endpoint.state == EndpointState.CLOSED else self._session_of(endpoint)\n",
-        16,
+        22,
     ),
     Mutant(
         "whatever a link brings is taken",
@@ -319,7 +326,7 @@ MUTANTS = [
         "broker.mirrors",
         "            del self._pairs[one], self._told[one]\n",
         "            del self._told[one]\n",
-        497,
+        207,
     ),
     Mutant(
         "pairs whose route went while the database was away are asked for good",

@@ -119,14 +119,17 @@ class Finding:
 class Readahead:
     """Reads for all conversations in turns, bodies up to `longest` bytes, and offers it to their dialogs.
 
-    It has one of so many `shares` of what may wait and be under way; of the latter more where the peer takes more.
+    It has one of so many `shares` of the `budget` of bytes that may wait, and of what may be under way; of the latter
+    more where the peer takes more.
     """
 
-    def __init__(self, conversations: Conversations, longest: int, seconds: Callable[[], float], shares: int) -> None:
+    def __init__(
+        self, conversations: Conversations, longest: int, seconds: Callable[[], float], budget: int, shares: int
+    ) -> None:
         self._conversations = conversations
         self._longest = longest
         self._seconds = seconds
-        self._budget, self._pipeline = BUDGET // shares, PIPELINE // shares
+        self._budget, self._pipeline = budget // shares, PIPELINE // shares
 
     @property
     def wake_at(self) -> float:
@@ -134,8 +137,11 @@ class Readahead:
         has_room = self._conversations.waiting_bytes <= self._budget
         return self._seconds() if self._conversations.hungry and has_room else NEVER
 
-    def offer(self, store: Store, touched: Iterable[UUID]) -> None:
-        """Read what waits and may travel; a part of it at a time, so that memory stays bounded."""
+    def offer(self, store: Store, touched: Iterable[UUID]) -> set[UUID]:
+        """Read what waits and may travel; a part of it at a time, so that memory stays bounded.
+
+        Returns for whom something was read: those whose turn has come, too, and whom nothing else has touched.
+        """
         self._conversations.hungry.update(dict.fromkeys(touched))
         wanted: dict[UUID, Reading] = {}
         budget = self._budget - self._conversations.waiting_bytes
@@ -148,7 +154,7 @@ class Readahead:
                 wanted[handle] = reading
                 budget -= min(reading.room, (entry.end - reading.first) * self._longest)
         if not wanted:
-            return
+            return set()
         found = store.read(wanted, self._longest)
         for handle, reading in wanted.items():
             entry = self._conversations.get(handle)
@@ -160,6 +166,7 @@ class Readahead:
                 entry.has_no_more()
             elif entry.link is not None and entry.wants_more and entry.dialog.room > 0:
                 self._conversations.hungry[handle] = None
+        return set(wanted)
 
     def _reading(self, entry: Entry) -> Reading | None:
         """What to read of it; of a conversation without a link only one message, so that it is tried again."""

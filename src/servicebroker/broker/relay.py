@@ -15,7 +15,7 @@ from uuid import UUID
 from servicebroker.broker import journal
 from servicebroker.broker.arrivals import Came, Reception, Settling, WaitingOpenings, parsed
 from servicebroker.broker.conversations import CAPACITY, Conversations
-from servicebroker.broker.departures import Finding, Frames, Readahead
+from servicebroker.broker.departures import BUDGET, Finding, Frames, Readahead
 from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.forwarding import Forwarding
 from servicebroker.broker.links import Arrival, Link, Links
@@ -37,8 +37,9 @@ from servicebroker.store.key_files import KeyFolder
 class Relay:
     """The conversations of one instance with others. Not thread-safe: one thread runs its rounds.
 
-    `seconds` never goes back; `capacity` is how many conversations it remembers at a time; `keys` has the service
-    master key, for secure conversations; `peers` says what links prove, nothing without it.
+    `seconds` never goes back; `capacity` is how many conversations it remembers at a time, `budget` how many bytes of
+    bodies; `keys` has the service master key, for secure conversations; `peers` says what links prove, nothing without
+    it.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Relay:
         keys: KeyFolder | None = None,
         peers: Peers | None = None,
         limits: Limits = LIMITS,
+        budget: int = BUDGET,
     ) -> None:
         self._peers = peers or Peers()
         self._security = DialogSecurity(keys, clock)
@@ -62,6 +64,7 @@ class Relay:
         self._here = here
         self._capacity = capacity
         self._limits = limits
+        self._budget = budget
         self.mirrors = Mirrors(links, seconds)
         self.forwarding = Forwarding(links, self.mirrors, seconds, chance.getrandbits)
         self.forget()
@@ -82,7 +85,7 @@ class Relay:
         self._settling = Settling(self._conversations, seconds)
         self._finding = Finding(self._conversations, security, seconds)
         self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
-        self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, shares)
+        self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, self._budget, shares)
         self._frames = Frames(self._conversations, self._limits.fragment_size, seconds)
         self._routes = 0  # their version
         self.snapshot: Snapshot | None = None  # of the last round: while it stays the same nothing was committed
@@ -111,7 +114,7 @@ class Relay:
             touched |= self._finding.due(store)
             touched |= self._finding.find(store, look.waiting)
             self._matching.match(store, touched)
-            self._readahead.offer(store, touched)
+            touched |= self._readahead.offer(store, touched)
         self.snapshot, self._routes, self._is_traced = look.snapshot, look.routes, look.traced
         self._settling.count(len(touched), began)
         if stored is not None:

@@ -12,6 +12,8 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.broker import journal
+from servicebroker.broker.conversations import CAPACITY
+from servicebroker.broker.departures import BUDGET
 from servicebroker.broker.inboxes import Answered, Reached, share_for
 from servicebroker.broker.inboxes import Lost as LinkLost
 from servicebroker.broker.links import Arrival
@@ -161,6 +163,7 @@ class Daemon:
             KEYS,
             self.links.peers,
             instance.world.limits,
+            BUDGET if self._capacity == CAPACITY else instance.world.limits.window,
         )
         return Share(relay, FaultyStore(instance, self, WHOLE))
 
@@ -388,7 +391,7 @@ class Instance:
 
     def start(self) -> None:
         """A daemon begins to serve."""
-        self.daemons.append(Daemon(self, self.world.loop.random.choice((3, 10_000))))
+        self.daemons.append(Daemon(self, self.world.loop.random.choice((3, CAPACITY))))
         if self.world.loop.happens(self.world.network.faults.divided):
             self.divide()
 
