@@ -17,7 +17,7 @@ import pytest
 from many_sites import Pipe
 from servicebroker.broker import inboxes, share_process, shares
 from servicebroker.broker.conversations import Conversations
-from servicebroker.broker.departures import PIPELINE, Readahead
+from servicebroker.broker.departures import BUDGET, PIPELINE, Readahead
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.processes import Gone, ShareProcess
@@ -166,7 +166,7 @@ def test_a_share_has_more_under_way_where_the_peer_takes_more() -> None:
     world: Any = SimpleNamespace(now=0.0)
     conversations = Conversations(world, world, lambda: world.now, world, 10, LIMITS, world)
     entry: Any = SimpleNamespace(link=object(), load=0, dialog=SimpleNamespace(load=0))
-    ahead = Readahead(conversations, 100, world, 4)
+    ahead = Readahead(conversations, 100, world, BUDGET, 4)
 
     def takes(size: int) -> int:
         """What may be under way when the peer takes so much in a tenth of a second."""
