@@ -22,7 +22,7 @@ from servicebroker.model.messages import error_body
 from servicebroker.model.states import EndpointState
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Kind, Opening, Part
-from servicebroker.protocol.incoming import Batch, Complete, Incoming, Keep, Progress
+from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Incoming, Keep, Progress
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Address, Elsewhere
@@ -335,6 +335,28 @@ def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(b
     assert not real.queues
     assert not double.queues
     both.check()
+
+
+@pytest.mark.parametrize("is_off", [False, True], ids=["into the queue", "beside one that is off"])
+def test_what_becomes_complete_before_an_error_keeps_its_body(both: Both, *, is_off: bool) -> None:
+    """The error overtakes what is kept behind it, and that alone goes."""
+    both.open_target()
+    (one,) = both.tables.endpoints.values()
+    ((queue,),) = query(both.database, "select name from servicebroker.queues where queue_id = %s", both.queue)
+    if is_off:
+        both.database.alter_queue(queue, status=False)
+    parts = [Part(ORDER, Content.DATA, b"%d" % number, bytes([number] * 8)) for number in range(3)]
+    error = Part("", Content.ERROR, error_body(1, "why"), b"e" * 8)
+    begun = Batch(0, 0, [Keep(0, 0, 2, parts[0])])
+    ended = Batch(
+        0, 6, [Keep(0, 1, 2, parts[1]), Complete(0), Keep(3, 0, 2, parts[2]), Discard(1, 5), Deliver(5, (error,))]
+    )
+    for batch in (begun, ended):
+        with both.real.transaction():
+            assert both.real.store({one.handle: batch}).stored == [one.handle]
+    if is_off:
+        both.database.alter_queue(queue, status=True)
+    assert [body for is_data, body in both.shown()[1][one.handle] if is_data] == [b"01"]
 
 
 def test_the_highest_timeline_of_a_pair_stays_whoever_writes_last(both: Both) -> None:

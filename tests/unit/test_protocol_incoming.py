@@ -151,7 +151,7 @@ def test_an_error_takes_the_place_of_what_is_missing() -> None:
     into = incoming()
     whole(into, 2)
     whole(into, 99, ERROR)
-    assert commit(into) == Batch(0, 100, [Keep(2, 0, 1, data()), Discard(99), Deliver(99, (ERROR,))])
+    assert commit(into) == Batch(0, 100, [Keep(2, 0, 1, data()), Discard(0, 99), Deliver(99, (ERROR,))])
     assert into.stored.is_closed
     assert into.stored.held == 0
     assert whole(into, 1) is Verdict.DUPLICATE
@@ -163,7 +163,7 @@ def test_an_error_in_fragments() -> None:
     into.arrived(3, 0, 2, ERROR)
     assert commit(into).reached == 0
     into.arrived(3, 1, 2, ERROR)
-    assert commit(into) == Batch(0, 4, [Keep(3, 1, 2, ERROR), Discard(3), Complete(3)])
+    assert commit(into) == Batch(0, 4, [Keep(3, 1, 2, ERROR), Discard(0, 3), Complete(3)])
 
 
 def test_an_acknowledgement_names_the_lowest_gaps_only() -> None:

@@ -134,7 +134,7 @@ class Readahead:
     @property
     def wake_at(self) -> float:
         """When there is more to read, and room for it."""
-        has_room = self._conversations.waiting_bytes <= self._budget
+        has_room = self._conversations.waiting_bytes < self._budget
         return self._seconds() if self._conversations.hungry and has_room else NEVER
 
     def offer(self, store: Store, touched: Iterable[UUID]) -> set[UUID]:

@@ -32,8 +32,12 @@ class Complete(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """What is kept below `below` will never be complete, since the conversation has ended with an error."""
+    """What is kept from `first` on and below `below` will never be complete: the conversation has ended with an error.
 
+    What lies below `first` is next in order, and is delivered: perhaps by this batch, or it waits beside a queue.
+    """
+
+    first: int
     below: int
 
 
@@ -158,8 +162,8 @@ class Progress:
         doomed = [kept for kept in self.kept if kept < number]
         for kept in doomed:
             self.held -= self.kept.pop(kept).size
-        self.next = number
-        return [Discard(number)] if doomed else []
+        first, self.next = self.next, number
+        return [Discard(first, number)] if doomed else []
 
     def _complete(self) -> list[Step]:
         steps: list[Step] = []

@@ -553,7 +553,7 @@ class MemoryStore(Store):
         is_new, found = False, self._in_order(one, batch)
         for step in batch.steps:
             if isinstance(step, Discard):
-                for number in [number for number in one.kept if number < step.below]:
+                for number in [number for number in one.kept if step.first <= number < step.below]:
                     del one.kept[number]
         for content, body in found:
             takes = _BEGUN if content is Content.DATA else _LIVE

@@ -295,7 +295,7 @@ def _keep(plans: list[Plan]) -> Steps[None]:
     takes = [plan for plan in plans if plan.endpoint.state != EndpointState.CLOSED]
     kept = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
     keeps = [(handle, step) for handle, step in kept if isinstance(step, Keep)]
-    discards = [(handle, step.below) for handle, step in kept if isinstance(step, Discard)]
+    discards = [(handle, *step) for handle, step in kept if isinstance(step, Discard)]
     if keeps:
         yield Statement(
             "arriving.keep.insert_fragments",
@@ -318,9 +318,11 @@ def _keep(plans: list[Plan]) -> Steps[None]:
     if discards:
         yield Statement(
             "arriving.keep.delete_fragments",
-            "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) d (handle, below) "
-            "where f.conversation_handle = d.handle and f.message_sequence_number < d.below",
-            ([handle for handle, _ in discards], [below for _, below in discards]),
+            "delete from servicebroker.arrived_fragments f "
+            "using unnest($1::uuid[], $2::bigint[], $3::bigint[]) d (handle, first, below) "
+            "where f.conversation_handle = d.handle and f.message_sequence_number >= d.first "
+            "and f.message_sequence_number < d.below",
+            tuple(map(list, zip(*discards, strict=True))),
         )
 
 
