@@ -83,7 +83,7 @@ COUNTS = {
     "other-seeds": Count(30, 100, "histories of the simulator that the seed of the run draws"),
     "chaos-seconds": Count(8, 60, "how long everything goes wrong"),
     "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),
-    "store-operations": Count(300, 5_000, "operations on the simulator's store beside PostgreSQL"),
+    "store-operations": Count(1_500, 20_000, "operations on the simulator's store beside PostgreSQL"),
     "table-histories": Count(3, 30, "histories of a table whose rule changes while messages land"),
     "iceberg-histories": Count(1, 20, "such histories of an Iceberg table"),
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),

@@ -14,7 +14,7 @@ import servicebroker as sb
 from many_sites import Site, rounds
 from servicebroker.broker import forwarding, metrics
 from servicebroker.protocol.forwarding import unwrap
-from servicebroker.protocol.mirroring import Role, Standing
+from servicebroker.protocol.mirroring import ASK_AGAIN, HEARING, Role, Standing
 from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect
@@ -397,6 +397,25 @@ def test_messages_wait_until_one_of_a_pair_is_the_principal_and_again_when_it_is
         west.relay.stands(EAST, principal(2))
         three.rounds()
         assert bodies(east.database.receive(STOCK_QUEUE)) == [b"d"]
+    assert query(west.database, "select * from servicebroker.mirrored_pairs") == []
+
+
+@pytest.mark.feature(122)
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_pair_whose_route_goes_is_asked_no_more(three: Three, rounds: int) -> None:
+    """Also when it goes before the round that follows the one in which the pair was first used."""
+    west = three.west
+    with mirrored(three, west, west.database, "middle"):
+        three.send("a")
+        for _ in range(rounds):
+            west.round()
+        assert west.asked == {"east", "nobody"}
+    west.asked.clear()
+    three.rounds()
+    three.pass_time(HEARING + ASK_AGAIN)
+    three.rounds()
+    assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]
+    assert "nobody" not in west.asked
     assert query(west.database, "select * from servicebroker.mirrored_pairs") == []
 
 

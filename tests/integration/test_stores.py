@@ -25,7 +25,7 @@ from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Kind
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Incoming, Keep, Progress
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.mirroring import Known
-from servicebroker.protocol.routing import Address, Elsewhere
+from servicebroker.protocol.routing import Address, Elsewhere, Route
 from servicebroker.simulation.store import Endpoint, MemoryStore, Tables
 from servicebroker.store.connection import connect
 from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, Clock, query, standard_database
@@ -124,6 +124,12 @@ class Both:
         if one is not None:
             self.database.end_conversation(one.handle)
             self.tables.end(one)
+
+    def route(self, row: Row) -> None:
+        """CREATE ROUTE to that pair."""
+        addresses = {"address": row.address, "mirror_address": row.mirror_address}
+        self.database.create_route("pair", service_name="Nobody", broker_instance=FAR, **addresses)
+        self.tables.set_routes([Route("pair", "Nobody", str(FAR), None, *addresses.values())])
 
     def _copy(self, one: Endpoint, content: Content, name: str, body: bytes) -> None:
         """What SEND or END has written is written here too, with the token that it has drawn."""
@@ -360,14 +366,17 @@ def test_what_becomes_complete_before_an_error_keeps_its_body(both: Both, *, is_
 
 
 def test_the_highest_timeline_of_a_pair_stays_whoever_writes_last(both: Both) -> None:
-    """Of shares that have heard of a promotion one after the other."""
+    """Of shares that hear of a promotion one after the other; of a pair that no route leads to nothing is kept."""
     pair = Elsewhere(Address("one", 4022), Address("two", 4022))
     first = Row("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "The first.")
+    astray = first._replace(mirror_address="TCP://three:4022")
+    both.route(first)
 
     def known(*rows: Row) -> list[object]:
         for store in (both.real, both.double):
             with store.transaction():
-                store.save_pairs(rows)
+                store.save_pairs([*rows, astray])
+            assert store.pairs() == [pair]
         return [store.known_pairs([pair])[pair] for store in (both.real, both.double)]
 
     late = first._replace(timeline=2, evidence=b"older", explanation="Late.")
@@ -375,3 +384,12 @@ def test_the_highest_timeline_of_a_pair_stays_whoever_writes_last(both: Both) ->
     assert known(first) == [Known("7", 3, b"signed")] * 2
     assert known(late) == [Known("7", 3, b"signed")] * 2
     assert known(anew) == [Known("8", 2, b"older")] * 2
+
+
+def test_what_was_written_of_a_pair_while_its_route_was_dropped_is_not_read(both: Both) -> None:
+    row = Row("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "It was.")
+    both.route(row)
+    with both.real.transaction():
+        both.real.save_pairs([row])
+        both.database.drop_route("pair")
+    assert both.real.pairs() == []

@@ -100,7 +100,10 @@ class Matching:
         return claimed, locked
 
     def acquaint(self, store: Store, decisions: Iterable[Decision]) -> None:
-        """Both brokers of a mirrored route that is used for the first time are asked which is the principal."""
+        """Both brokers of a mirrored route that is used for the first time are asked which is the principal.
+
+        It is saved at once: a route that goes before the next round takes its pair along.
+        """
         pairs = [
             one.destination
             for one in decisions
@@ -108,6 +111,7 @@ class Matching:
         ]
         if pairs and (strangers := self._mirrors.strangers(pairs)):
             self._mirrors.begin(store.known_pairs(strangers))
+            self._save_news(store)
 
     def _way(self, destination: Elsewhere) -> Address | str:
         return destination.address if destination.mirror is None else self._mirrors.way(destination)
@@ -147,12 +151,15 @@ class Matching:
     def see_mirrors(self, store: Store) -> set[UUID]:
         """Of some pairs another one is the principal now, or neither is known to be it."""
         self._mirrors.tick()
-        if news := self._mirrors.take_news():
-            store.save_pairs(news)
+        self._save_news(store)
         changed = self._mirrors.take_changed()
         if not changed:  # nearly always, and thousands of entries are looked at otherwise
             return set()
         return self._match_anew(handle for handle, one in self._conversations.items() if one.pair in changed)
+
+    def _save_news(self, store: Store) -> None:
+        if news := self._mirrors.take_news():
+            store.save_pairs(news)
 
     def _match_anew(self, handles: Iterable[UUID]) -> set[UUID]:
         changed = set(handles)

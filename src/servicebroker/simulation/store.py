@@ -155,9 +155,12 @@ class Tables:
     def set_routes(self, routes: Iterable[Route]) -> None:
         """CREATE, ALTER and DROP ROUTE; of pairs that no route leads to nothing is remembered."""
         self.routes = RoutingTable(routes)
-        mirrored = {(route.address, route.mirror_address) for route in self.routes.routes}
-        self.pairs = {one: row for one, row in self.pairs.items() if (row.address, row.mirror_address) in mirrored}
+        self.pairs = {one: row for one, row in self.pairs.items() if self.leads_to(row)}
         self.routes_version += 1
+
+    def leads_to(self, row: Row) -> bool:
+        """Whether a route does, to that pair."""
+        return any((one.address, one.mirror_address) == row[:2] for one in self.routes.routes)
 
     def take_certificate(self, certificate: UserCertificate) -> None:
         """CREATE CERTIFICATE, and DROP CERTIFICATE of the one that its user had."""
@@ -377,10 +380,10 @@ class MemoryStore(Store):
         return {pair: kept.get(pair, Known()) for pair in pairs}
 
     def pairs(self) -> list[Elsewhere]:
-        return list(self._tables.pairs)
+        return [pair for pair, row in self._tables.pairs.items() if self._tables.leads_to(row)]
 
     def save_pairs(self, rows: Sequence[Row]) -> None:
-        for row in rows:
+        for row in filter(self._tables.leads_to, rows):
             address, mirror = parse_address(row.address), parse_address(row.mirror_address)
             assert address is not None
             self._change(self._tables.pairs, Elsewhere(address, mirror))

@@ -12,6 +12,12 @@ from servicebroker.protocol.mirroring import Known, Role, Standing
 from servicebroker.protocol.routing import Address, Elsewhere, parse_address
 from servicebroker.store.statements import Statement, Steps
 
+_COLUMNS = "address, mirror_address, principal, system, timeline, evidence, explanation"
+_IS_LED_TO = (
+    "exists (select from servicebroker.routes r "
+    "where lower(r.address) = lower(p.address) and lower(r.mirror_address) = lower(p.mirror_address))"
+)
+
 
 class Row(NamedTuple):
     """A pair; `principal` is None while neither of the two is known to be it, `explanation` says why."""
@@ -32,8 +38,15 @@ def known(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, Known]]:
 
 
 def pairs() -> Steps[list[Elsewhere]]:
-    """The pairs of which anything is remembered."""
-    return [_pair(row) for row in (yield from find_pairs())]
+    """The pairs of which anything is remembered, and to which a route leads.
+
+    Who wrote of one while its route was dropped has left a row that `forget_unused` did not see.
+    """
+    rows = yield Statement(
+        "mirrored_pairs.pairs",
+        f"select {_COLUMNS} from servicebroker.mirrored_pairs p where {_IS_LED_TO}",
+    )
+    return [_pair(Row(*row)) for row in rows]
 
 
 def find_explanations() -> Steps[dict[Elsewhere, str]]:
@@ -45,20 +58,22 @@ def find_pairs() -> Steps[list[Row]]:
     """What is remembered."""
     rows = yield Statement(
         "mirrored_pairs.find_pairs",
-        "select address, mirror_address, principal, system, timeline, evidence, explanation "
-        "from servicebroker.mirrored_pairs",
+        f"select {_COLUMNS} from servicebroker.mirrored_pairs",
     )
     return [Row(*row) for row in rows]
 
 
 def save(rows: Sequence[Row], now: datetime) -> Statement:
-    """This is known of these pairs since `now`. Of one cluster the highest timeline stays, whoever writes last."""
+    """This is known of these pairs since `now`, as far as a route leads to them.
+
+    Of one cluster the highest timeline stays, whoever writes last.
+    """
     return Statement(
         "mirrored_pairs.save",
         "insert into servicebroker.mirrored_pairs as p "
-        "(address, mirror_address, principal, system, timeline, evidence, explanation, since) "
-        "select r.*, $8 "
-        "from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::text[]) r "
+        f"({_COLUMNS}, since) select p.*, $8 "
+        "from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::text[]) "
+        f"as p ({_COLUMNS}) where {_IS_LED_TO} "
         "on conflict (address, mirror_address) do update set principal = excluded.principal, "
         "system = excluded.system, "
         "timeline = case when p.system = excluded.system then greatest(p.timeline, excluded.timeline) "
@@ -79,8 +94,7 @@ def forget_unused() -> Statement:
     """No route leads to them any more: who makes one anew begins without what was seen."""
     return Statement(
         "mirrored_pairs.forget_unused",
-        "delete from servicebroker.mirrored_pairs p where not exists (select from servicebroker.routes r "
-        "where lower(r.address) = lower(p.address) and lower(r.mirror_address) = lower(p.mirror_address))",
+        f"delete from servicebroker.mirrored_pairs p where not {_IS_LED_TO}",
     )
 
 
