@@ -46,7 +46,12 @@ class Aside:
             InstanceError: the job has failed; what it has raised, where that is one.
         """
         self._pipe.send(order)
-        done = work()
+        try:
+            done = work()
+        except InstanceError:
+            if self._pipe.poll():  # who reads misses what the job did not send
+                self._wait()
+            raise
         self._wait()
         return done
 
