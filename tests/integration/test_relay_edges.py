@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from concurrent.futures import wait
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 from msgspec.structs import replace
 
 import servicebroker as sb
-from remote_support import EAST, WEST, Pair, Wire, begin, leftovers
+from remote_support import EAST, WEST, Pair, Site, Wire, begin, leftovers
 from servicebroker.broker import arrivals, postgres_store
 from servicebroker.broker.relay import Relay
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.delivery.transmission import deliver_left_over
+from servicebroker.engine.remote.arriving import store
 from servicebroker.engine.remote.departing import look
-from servicebroker.protocol.envelope import encode, open_payload, parse
+from servicebroker.protocol.envelope import Content, Part, encode, open_payload, parse
+from servicebroker.protocol.incoming import Batch, Deliver
 from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.routing import parse_address
@@ -32,6 +38,7 @@ from support import (
     STOCK_QUEUE,
     bodies,
     errors,
+    in_thread,
     query,
     queue_number,
     refused,
@@ -271,6 +278,36 @@ def test_what_waits_beside_a_queue_that_is_off_is_in_the_receiver_s_transmission
     pair.east.database.alter_queue(STOCK_QUEUE, status=True)
     assert query(pair.east.database, "select count(*) from sys.transmission_queue") == [(0,)]
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"x" * 100_000]
+
+
+def kept_beside(pair: Pair, count: int = 3) -> tuple[Any, UUID]:
+    """A conversation with so many messages beside a queue that is on again, from number 1 on; nobody has looked."""
+    handle, message = opened(pair)
+    pair.east.database.alter_queue(STOCK_QUEUE, status=False)
+    pair.west.database.send_batch(handle, ORDER, [str(number) for number in range(1, count + 1)])
+    pair.rounds()
+    switched = "update servicebroker.queues set is_enqueue_enabled = true, is_receive_enabled = true returning queue_id"
+    assert query(pair.east.database, switched)
+    return handle, message.conversation_handle
+
+
+def left_over(site: Site) -> bool:
+    """What the background does, with its answer."""
+    with psycopg.connect(site.instance.url) as connection:
+        return run(connection, deliver_left_over(Catalog(), site.clock()))
+
+
+@pytest.mark.feature(138)
+def test_what_is_stored_while_the_background_delivers_what_waits_beside_a_queue_is_not_lost(pair: Pair) -> None:
+    _, target = kept_beside(pair)
+    late = Batch(4, 5, [Deliver(4, (Part(ORDER, Content.DATA, b"4", b"t" * 8),))], b"t" * 8)
+    with psycopg.connect(pair.east.instance.url) as daemon:
+        assert run(daemon, store(Catalog(), {target: late}, pair.east.clock())).stored == [target]
+        background = in_thread(left_over, pair.east)
+        wait([background], timeout=1)  # it is done, or has come as far as it can
+    background.result(timeout=30)
+    left_over(pair.east)
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1", b"2", b"3", b"4"]
 
 
 @pytest.mark.feature(137)

@@ -30,10 +30,13 @@ def is_kept_deliverable() -> Steps[bool]:
 def deliver_kept(now: datetime) -> Steps[None]:
     """What arrived while a queue was off goes into it, now that it is on.
 
-    The caller holds the lock of `lock_delivery`. A conversation that somebody is at is left for the next time.
+    The caller holds the lock of `lock_delivery`, perhaps shared: the daemon may be storing meanwhile, and has the row
+    of `arrivals` then. A conversation that somebody is at is left for the next time.
     """
     rows = yield Statement(
-        "waiting_arrivals.deliver_kept.lock", f"select e.conversation_handle {_KEPT} for no key update of e skip locked"
+        "waiting_arrivals.deliver_kept.lock",
+        # in a statement of its own: those that follow see all that the last holder of the rows has stored
+        f"select e.conversation_handle {_KEPT} for no key update of e, a skip locked",
     )
     if not rows:
         return
