@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import servicebroker as sb
 from remote_support import EAST, WEST, Pair, Site, Wire, begin, leftovers
+from servicebroker.api.upkeep import upkeep
 from servicebroker.broker import arrivals, postgres_store
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.catalog.catalog import Catalog
@@ -38,6 +39,7 @@ from support import (
     STOCK_QUEUE,
     bodies,
     errors,
+    eventually,
     in_thread,
     query,
     queue_number,
@@ -45,6 +47,8 @@ from support import (
     state,
     waiting_messages,
 )
+
+HOLD = "select from servicebroker.conversation_endpoints where conversation_handle = %s for update"
 
 
 def opened(pair: Pair) -> tuple[object, sb.Message]:
@@ -308,6 +312,40 @@ def test_what_is_stored_while_the_background_delivers_what_waits_beside_a_queue_
     background.result(timeout=30)
     left_over(pair.east)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.feature(138)
+def test_what_waits_beside_a_queue_of_a_conversation_that_somebody_is_at_is_left_over_for_soon(pair: Pair) -> None:
+    _, target = kept_beside(pair)
+    url, clock = pair.east.instance.url, pair.east.clock
+    with psycopg.connect(url) as somebody, psycopg.connect(url, autocommit=True) as connection:
+        somebody.execute(HOLD, (target,))
+        assert left_over(pair.east)
+        assert upkeep(connection, clock())
+        with sb.open(url, clock=clock, upkeep=600) as instance:
+            reading = in_thread(instance.database("Test").receive, STOCK_QUEUE, wait=30)
+            eventually(lambda: query(pair.east.database, "select from servicebroker.waiting_readers"))
+            somebody.commit()
+            assert bodies(reading.result(40)) == [b"1", b"2", b"3"]
+        assert not upkeep(connection, clock())
+    assert not left_over(pair.east)
+
+
+@pytest.mark.feature(138)
+def test_switching_on_delivers_what_waits_beside_the_queue_of_a_conversation_that_is_sent_on(pair: Pair) -> None:
+    handle, message = opened(pair)
+    database, target = pair.east.database, message.conversation_handle
+    database.alter_queue(STOCK_QUEUE, status=False)
+    pair.west.database.send_batch(handle, ORDER, [b"1", b"2"])
+    pair.west.database.end_conversation(handle)
+    pair.rounds()
+    with database.transaction() as transaction:
+        transaction.send(target, REPLY, b"a")
+        switching = in_thread(database.alter_queue, STOCK_QUEUE, status=True)
+        wait([switching], timeout=1)  # it is done, or waits
+    switching.result(30)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1", b"2", None]
+    assert state(database, target) == "DI"
 
 
 @pytest.mark.feature(137)

@@ -145,7 +145,7 @@ class Upkeep:
             if ahead := taken_ahead(self._clock):
                 tell_clock(connection, ahead, self._clock())
             if time.monotonic() >= due:
-                upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
+                heard |= upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
                 due = time.monotonic() + self._interval
             left = heard and self._deliver(connection)
             if time.monotonic() >= told:
@@ -277,13 +277,16 @@ def upkeep(
     now: datetime,
     stopped: Callable[[], bool] = lambda: False,
     catalog: Callable[[], Catalog] = Catalog,
-) -> None:
-    """Everything that is due at `now`, in small transactions. `connection` is in autocommit mode."""
+) -> bool:
+    """Everything that is due at `now`, in small transactions. `connection` is in autocommit mode.
+
+    True when `deliver` has left something over, for soon.
+    """
     for _ in range(_ROUNDS):
         queues = run(connection, due_queues(now))
         for queue_id in queues:
             if stopped():
-                return
+                return False
             run(connection, serve_queue(queue_id, now))
         if not queues:
             break
@@ -293,7 +296,9 @@ def upkeep(
         for _ in range(_ROUNDS):
             if stopped() or not in_transaction(connection, piece()):
                 break
-    if not stopped():
-        keep_trail(connection, now)
-        deliver(connection, now, catalog)
-        give_back(connection, stopped)
+    if stopped():
+        return False
+    keep_trail(connection, now)
+    is_left = deliver(connection, now, catalog)
+    give_back(connection, stopped)
+    return is_left

@@ -144,7 +144,7 @@ class Upkeep:
             if ahead := taken_ahead(self._clock):
                 await tell_clock(connection, ahead, self._clock())
             if time.monotonic() >= due:
-                await upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
+                heard |= await upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
                 due = time.monotonic() + self._interval
             left = heard and await self._deliver(connection)
             if time.monotonic() >= told:
@@ -276,13 +276,16 @@ async def upkeep(
     now: datetime,
     stopped: Callable[[], bool] = lambda: False,
     catalog: Callable[[], Catalog] = Catalog,
-) -> None:
-    """Everything that is due at `now`, in small transactions. `connection` is in autocommit mode."""
+) -> bool:
+    """Everything that is due at `now`, in small transactions. `connection` is in autocommit mode.
+
+    True when `deliver` has left something over, for soon.
+    """
     for _ in range(_ROUNDS):
         queues = await run(connection, due_queues(now))
         for queue_id in queues:
             if stopped():
-                return
+                return False
             await run(connection, serve_queue(queue_id, now))
         if not queues:
             break
@@ -292,7 +295,9 @@ async def upkeep(
         for _ in range(_ROUNDS):
             if stopped() or not await in_transaction(connection, piece()):
                 break
-    if not stopped():
-        await keep_trail(connection, now)
-        await deliver(connection, now, catalog)
-        await give_back(connection, stopped)
+    if stopped():
+        return False
+    await keep_trail(connection, now)
+    is_left = await deliver(connection, now, catalog)
+    await give_back(connection, stopped)
+    return is_left

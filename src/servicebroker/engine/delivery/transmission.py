@@ -24,7 +24,7 @@ from servicebroker.engine.conversation.failure import fail_conversation
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, purge
 from servicebroker.engine.conversation.validation import rejection, sender_of
 from servicebroker.engine.delivery.opening import lock_service, open_target
-from servicebroker.engine.remote.waiting_arrivals import deliver_kept, is_kept_deliverable
+from servicebroker.engine.remote.waiting_arrivals import deliver_kept, find_kept
 from servicebroker.engine.security.authorization import refused_arrival
 from servicebroker.model.arguments import check_handle
 from servicebroker.model.errors import RULES, BrokerError
@@ -96,15 +96,15 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
     The caller holds the lock of `lock_delivery`, and must therefore wait for no row: who holds it may be waiting
     for us. Returns the handles that are left over, each for a transaction of `deliver_conversation` of its own.
     """
-    yield from deliver_kept(now)
+    busy = yield from deliver_kept((yield from find_kept()), now)
     parked, unopened = yield from _deliverable()
     wanted = [*parked, *unopened]
     if not wanted:
-        return []
+        return busy
     free = yield from lock_free(wanted)
     yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
     yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
-    return [handle for handle in wanted if handle not in free]
+    return busy + [handle for handle in wanted if handle not in free]
 
 
 def oldest_writer() -> Steps[int]:
@@ -173,12 +173,12 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
 def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[bool]:
     """Deliver what the server's own SEND, or a process that died, has left. It waits for nobody.
 
-    With `since`, only where that transaction or a later one has sent. True when something is left over because somebody
-    is at it.
+    With `since`, only where that transaction or a later one has sent. True when something may be left over because
+    somebody is at it: the daemon puts beside a queue what it is storing while we deliver what it has seen there.
     """
     parked, unopened = yield from _deliverable(since)
-    wanted = [*parked, *unopened]
-    if not wanted and not (yield from is_kept_deliverable()):
+    wanted, kept = [*parked, *unopened], (yield from find_kept())
+    if not wanted and not kept:
         return False
     rows = yield Statement(
         "transmission.deliver_left_over",
@@ -190,11 +190,11 @@ def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[
     )
     if not rows[0][0]:
         return True
-    yield from deliver_kept(now)
+    yield from deliver_kept(kept, now)
     free = yield from lock_free(wanted)
     yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
     yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
-    return len(free) < len(wanted)
+    return bool(kept) or len(free) < len(wanted)
 
 
 def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:
@@ -204,7 +204,9 @@ def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps
         yield lock_parking() if endpoint.has_peer else lock_service(endpoint.far_service)
         yield from lock_rows(endpoint.conversation_id)
         endpoint = yield from find_endpoint(handle)
-        if not endpoint.has_peer:
+        if endpoint.is_remote:
+            yield from deliver_kept([handle], now)
+        elif not endpoint.has_peer:
             yield from _open_all(catalog, [handle], now)
         elif not endpoint.obstacle:
             yield from deliver_waiting(catalog, endpoint, now)

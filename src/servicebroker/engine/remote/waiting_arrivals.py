@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from uuid import UUID
 
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.remote.arriving import set_state, take_end
@@ -21,30 +22,38 @@ _KEPT = (
 )
 
 
-def is_kept_deliverable() -> Steps[bool]:
-    """Whether `deliver_kept` would find something."""
-    rows = yield Statement("waiting_arrivals.is_kept_deliverable", f"select exists (select {_KEPT})")
-    return bool(rows[0][0])
+def find_kept() -> Steps[list[UUID]]:
+    """The conversations for `deliver_kept`."""
+    rows = yield Statement("waiting_arrivals.find_kept", f"select e.conversation_handle {_KEPT}")
+    return [handle for (handle,) in rows]
 
 
-def deliver_kept(now: datetime) -> Steps[None]:
-    """What arrived while a queue was off goes into it, now that it is on.
+def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
+    """What arrived for these while their queue was off goes into it, now that it is on.
 
     The caller holds the lock of `lock_delivery`, perhaps shared: the daemon may be storing meanwhile, and has the row
-    of `arrivals` then. A conversation that somebody is at is left for the next time.
+    of `arrivals` then. Returns the conversations that somebody is at: they are for another time.
     """
+    if not handles:
+        return []
     rows = yield Statement(
         "waiting_arrivals.deliver_kept.lock",
         # in a statement of its own: those that follow see all that the last holder of the rows has stored
-        f"select e.conversation_handle {_KEPT} for no key update of e, a skip locked",
+        f"select e.conversation_handle {_KEPT} and e.conversation_handle = any ($1) "
+        "for no key update of e, a skip locked",
+        (handles,),
     )
-    if not rows:
-        return
+    ours = {handle for (handle,) in rows}
+    yield from _enqueue(list(ours), now)
+    return [handle for handle in handles if handle not in ours]
+
+
+def _enqueue(locked: list[UUID], now: datetime) -> Steps[None]:
     queues = yield Statement(
         "waiting_arrivals.deliver_kept.by_queue",
         "select queue_id, array_agg(conversation_handle) from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) group by queue_id",
-        ([handle for (handle,) in rows],),
+        (locked,),
     )
     for queue_id, handles in queues:
         yield Statement("waiting_arrivals.deliver_kept.enqueue", enqueue.arrive_kept(queue_id), (handles,))
