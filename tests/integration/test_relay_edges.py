@@ -348,6 +348,29 @@ def test_switching_on_delivers_what_waits_beside_the_queue_of_a_conversation_tha
     assert state(database, target) == "DI"
 
 
+@pytest.mark.feature(138)
+@pytest.mark.parametrize("error", [None, (5, "no more")], ids=["end", "error"])
+def test_nothing_is_sent_to_a_peer_whose_end_waits_beside_a_queue(pair: Pair, error: tuple[int, str] | None) -> None:
+    """After the daemon has begun anew, too."""
+    handle, message = opened(pair)
+    database = pair.east.database
+    database.alter_queue(STOCK_QUEUE, status=False)
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.west.database.end_conversation(handle, error=error)
+    pair.rounds()
+    pair.east.relay = pair.east.new_relay()
+    database.send(message.conversation_handle, REPLY, b"a")
+    for _ in range(3):
+        pair.rounds()
+        pair.pass_time(70)
+    assert query(database, "select count(*) from servicebroker.transmission_queue") == [(1,)]
+    database.alter_queue(STOCK_QUEUE, status=True)
+    pair.rounds()
+    received = database.receive(STOCK_QUEUE)
+    assert errors([one for one in received if one.is_error]) == ([] if error is None else [5])
+    assert [one.message_body for one in received if not one.is_error] == ([b"1", None] if error is None else [])
+
+
 @pytest.mark.feature(137)
 def test_there_is_a_transmission_object_once_something_travels_and_as_long_as_it_is_needed(pair: Pair) -> None:
     """In both daemons from the first message on; services of one instance need none."""

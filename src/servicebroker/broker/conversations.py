@@ -502,7 +502,8 @@ def _identity(endpoint: RemoteEndpoint, lifetime: float) -> Identity:
 
 
 def _state(endpoint: RemoteEndpoint) -> TransmissionState:
-    has_ended = endpoint.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.CLOSED)
+    is_ended = endpoint.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.CLOSED)
+    has_ended = is_ended or endpoint.is_end_waiting
     return TransmissionState(
         base=endpoint.first,
         sent_below=endpoint.send_sequence,

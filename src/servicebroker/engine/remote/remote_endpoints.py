@@ -21,7 +21,8 @@ class RemoteEndpoint(NamedTuple):
     the same when none waits); `receive_sequence` the next to arrive, `kept` what is kept of later ones. `failure` is
     what the peer is told. `is_remote`: something has been, or is about to be, sent elsewhere; `routed_broker` is the
     broker instance of the route by which, if it names one. `security` is None while it is not decided; `keys` are
-    encrypted by the master key, and that is encrypted itself.
+    encrypted by the master key, and that is encrypted itself. `is_end_waiting`: the peer has ended, and its end waits
+    beside a queue that is off.
     """
 
     conversation_handle: UUID
@@ -51,6 +52,7 @@ class RemoteEndpoint(NamedTuple):
     keys: Keys | None = None
     by_service_master_key: bytes | None = None
     receive_token: bytes | None = None  # of the last message that has arrived in order
+    is_end_waiting: bool = False
 
 
 _SELECT = (
@@ -102,6 +104,7 @@ def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote
 def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
     kept = yield from _find_kept([row[0] for row in rows if row[26]])
+    ended = {row[0] for row in rows if _is_end(kept[row[0]].pop(row[20] - 1, None))}
     return [
         RemoteEndpoint._make(
             [
@@ -112,14 +115,19 @@ def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
                 None if row[27] is None else Keys._make(row[27:]),
                 row[24],
                 row[25],
+                row[0] in ended,
             ]
         )
         for row in rows
     ]
 
 
+def _is_end(last: Kept | None) -> bool:
+    return last is not None and last.content is not Content.DATA
+
+
 def _find_kept(handles: list[UUID]) -> Steps[dict[UUID, dict[int, Kept]]]:
-    """What has come of messages that cannot be read yet."""
+    """What has come of messages that cannot be read yet, and of the last one in order where it waits for its queue."""
     kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
     if not handles:
         return kept
@@ -129,7 +137,7 @@ def _find_kept(handles: list[UUID]) -> Steps[dict[UUID, dict[int, Kept]]]:
         "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int, (array_agg(token))[1] "
         "from servicebroker.arrived_fragments f "
         "where conversation_handle = any ($1) and message_sequence_number >= coalesce((select receive_sequence "
-        "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle), 0) group by 1, 2, 3",
+        "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle), 0) - 1 group by 1, 2, 3",
         (handles,),
     )
     for handle, number, count, which, size, content, token in fragments:
