@@ -54,6 +54,7 @@ class Wire:
             assert header.kind == Kind.FAILURE
             assert header.acknowledgement is None
         self.frames.append(body)
+        self.room -= len(body)
 
 
 class Site:

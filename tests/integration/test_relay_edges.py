@@ -829,3 +829,98 @@ def test_an_acknowledgement_leaves_only_after_the_commit(pair: Pair) -> None:
     pair.rounds()
     assert waiting_messages(pair.west.database) == 0
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+@pytest.mark.feature(116)
+@pytest.mark.parametrize("how", ["error", "refusal"])
+def test_a_conversation_that_sends_no_more_fills_neither_the_memory_nor_its_link(pair: Pair, how: str) -> None:
+    west = pair.west
+    handle, message = opened(pair)
+    for _ in range(8):
+        west.database.send(handle, ORDER, b"x" * 30_000)
+    west.out.room = 1
+    west.round([])
+    there = west.relay._conversations
+    assert there.waiting_bytes > 100_000
+    assert there.load(west.out) > 200_000
+    if how == "error":
+        pair.east.database.end_conversation(message.conversation_handle, error=(1, "why"))
+    else:
+        pair.east.database.end_conversation(message.conversation_handle, cleanup=True)
+        pair.east.relay.forget()
+    pair.rounds(2)
+    assert state(west.database, handle) == "ER"
+    assert (there.waiting_bytes, there.load(west.out)) == (0, 0)
+    west.out.room = 2**40
+    pair.rounds(2)
+    entry = there.get(handle)
+    assert entry is not None
+    assert entry.is_at_rest
+
+
+@pytest.mark.feature(116)
+def test_who_is_found_again_before_its_acknowledgement_is_written_goes_on(pair: Pair) -> None:
+    """Its row was held, and meanwhile its route had gone."""
+    west = pair.west
+    handle = begin(pair)
+    pair.rounds(1)
+    assert [len(site.out.frames) for site in (west, pair.east)] == [0, 1]
+    with west.database.transaction() as tx:
+        tx.send(handle, ORDER, b"1")
+        pair.rounds(1)  # the acknowledgement has come, and cannot be written
+        west.database.drop_route("ToStock")
+        pair.rounds(1)
+        pair.pass_time(5.1)
+        pair.rounds(1)
+    pair.pass_time(1.1)
+    pair.rounds(1)
+    west.database.create_route("ToStock", service_name=STOCK, address=EAST)
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"1"]
+
+
+@pytest.mark.feature(116)
+@pytest.mark.parametrize("what", ["route", "service", "database"])
+def test_what_was_to_find_its_target_here_leaves_when_that_is_elsewhere(pair: Pair, what: str) -> None:
+    """The service was here, its queue off; then it has moved."""
+    database, instance = pair.west.database, pair.west.instance
+    home = instance.database("Home", create=True) if what == "database" else database
+    if what == "database":
+        home.create_message_type(ORDER)
+        home.create_contract(CONTRACT, {ORDER: "INITIATOR"})
+        home.create_queue(STOCK_QUEUE)
+    database.drop_route("ToStock")
+    home.create_service(STOCK, STOCK_QUEUE, [CONTRACT])
+    home.alter_queue(STOCK_QUEUE, status=False)
+    begin(pair)
+    pair.rounds()
+    assert pair.west.relay.remembered == 0
+    if what == "route":
+        database.create_route("ToStock", service_name=STOCK, address=EAST)
+    else:
+        database.create_route("Any", address=EAST)
+        pair.rounds()
+        assert pair.west.relay.remembered == 0
+        if what == "service":
+            home.drop_service(STOCK)
+        else:
+            instance.drop_database("Home")
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0"]
+
+
+@pytest.mark.feature(112)
+def test_a_conversation_leaves_a_route_that_has_expired(pair: Pair) -> None:
+    west = pair.west
+    west.database.drop_route("ToStock")
+    west.database.create_route("Old", service_name=STOCK, address="TCP://old:4022", lifetime=60)
+    west.database.create_route("Any", address=EAST)
+    west.other = parse_address("TCP://old:4022")
+    handle, _ = opened(pair)
+    west.relay.lost(west.out, "gone")
+    west.clock.jump(seconds=61)
+    pair.pass_time(61)
+    west.other = parse_address(EAST)
+    west.database.send(handle, ORDER, b"1")
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]

@@ -108,14 +108,14 @@ MUTANTS = [
         "broker.departures",
         "        self._page_missed = True\n",
         "        return\n",
-        60,
+        168,
     ),
     Mutant(
         "what waits for a retry is at rest",
         "broker.conversations",
-        "self.dialog.is_idle and not self.wants_more and not is_unacknowledged",
-        "self.dialog.is_idle and not self.wants_more",
-        92,
+        "is_to_send = self.wants_more or self.dialog.load > 0",
+        "is_to_send = self.wants_more",
+        288,
     ),
     Mutant(
         "who is entered by a message that is not taken is never found",
@@ -161,7 +161,7 @@ MUTANTS = [
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n",
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n"
         "            self._acknowledged.clear()\n",
-        41,
+        37,
     ),
     Mutant(
         "batches that are postponed are forgotten",
@@ -178,7 +178,7 @@ MUTANTS = [
         "            done = store.fail(failed)\n"
         "            self._failed = {handle: failed[handle] for handle in done}\n"
         "            for handle in done:\n",
-        509,
+        469,
     ),
     Mutant(
         "a dialog is remade without what has arrived",
@@ -405,7 +405,7 @@ MUTANTS = [
         "        self.forwarding.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
-        31,
+        44,
     ),
     Mutant(
         "a share's acknowledgements leave before its commit",

@@ -270,11 +270,11 @@ class Settling:
                     self._failed[handle] = event.failure
                 case Apart():
                     self._apart[handle] = event
-                    self._conversations.release(entry)
                 case Dropped():
                     journal.undeliverable(event, header, link)
                     if event.number == 11224 and entry.session is not None:
                         refuse(link, header, BrokerFailure(-8495, RULES[8495].text), entry.session)
+        self._conversations.halt(entry)
 
     def store(self, store: Store, touched: set[UUID]) -> arriving.Result | None:
         """What has arrived goes into the queues; None when there was nothing."""
@@ -332,6 +332,7 @@ class Settling:
         for handle in result.closed:
             if entry := self._conversations.get(handle):
                 entry.dialog.close()
+                self._conversations.halt(entry)
         for handle, failed in result.failures.items():
             if entry := self._conversations.get(handle):
                 if failed.message_type:
@@ -352,6 +353,7 @@ class Settling:
             groups = store.groups_of(list(self._acknowledged)) if journal.watches_conversations() else {}
             done, ended = store.acknowledge(self._acknowledged)
             settled = {handle: self._acknowledged.pop(handle) for handle in done}
+            self._make_anew(settled)
             self._tell_of_ends(store, ended, groups)
             if is_traced:
                 store.acknowledge_traces({handle: event.below for handle, event in settled.items()})
@@ -375,6 +377,14 @@ class Settling:
         self._dirty += len(statuses)
         self._written += len(settled) + len(statuses)
         return settled, ended
+
+    def _make_anew(self, settled: dict[UUID, Acknowledged]) -> None:
+        """Who was found while acknowledged messages still waited in the database counts from messages that go now."""
+        for handle, event in settled.items():
+            entry = self._conversations.get(handle)
+            if entry is not None and entry.dialog.acknowledged_below < event.below:
+                self._conversations.forget(handle)
+                self._conversations.wanted.add(handle)
 
     def _note(self, store: Store, entry: Entry, own: BrokerFailure) -> None:
         """One of the two databases was restored."""

@@ -71,8 +71,8 @@ class Entry:
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing is lost or delayed when it is forgotten."""
-        is_unacknowledged = self.dialog.load > 0 and self.dialog.sending in SENDS  # and is tried again
-        return self.dialog.is_idle and not self.wants_more and not is_unacknowledged
+        is_to_send = self.wants_more or self.dialog.load > 0  # what is not acknowledged is tried again
+        return self.dialog.is_idle and not (is_to_send and self.dialog.sending in SENDS)
 
     @property
     def is_stuck(self) -> bool:
@@ -149,6 +149,8 @@ class Conversations:
         self.waiting_bytes = 0  # of bodies
         self.hungry: dict[UUID, None] = {}  # to be read further, in turns
         self.wanted: set[UUID] = set()  # to be looked up in the database
+        self.is_missing = False  # some were forgotten whose target was to be here, and may be elsewhere now
+        self._has_left_at_home = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -172,8 +174,7 @@ class Conversations:
         """Remember an endpoint as the database has it."""
         handle = endpoint.conversation_handle
         self.forget(handle)
-        lifetime = self._seconds() + (endpoint.lifetime - self._clock()).total_seconds()
-        dialog = Dialog(_identity(endpoint, lifetime), _state(endpoint), self._draw, self._limits)
+        dialog = Dialog(_identity(endpoint, self._at(endpoint.lifetime)), _state(endpoint), self._draw, self._limits)
         if endpoint.state == EndpointState.CLOSED:
             dialog.close()
         elif endpoint.failure is not None:
@@ -189,6 +190,11 @@ class Conversations:
         if entry := self._entries.get(handle):
             self.happens(entry, Event.LEFT)
 
+    def look_again(self) -> None:
+        """Routes or services have changed: who was to find a target here may have to leave."""
+        self.is_missing |= self._has_left_at_home
+        self._has_left_at_home = False
+
     # ---------------------------------------------------------------- what happens to them
 
     def happens(
@@ -198,10 +204,13 @@ class Conversations:
         *,
         address: Address | None = None,
         pair: Elsewhere | None = None,
+        until: datetime | None = None,
         link: Link | None = None,
         why: str = "",
     ) -> None:
         """Carry out what the table answers. With the address that was found, the link, or why its messages wait.
+
+        `until` is when the route to the address expires.
 
         Raises:
             Impossible: it cannot happen to this conversation now.
@@ -220,6 +229,7 @@ class Conversations:
                     self._traffic[entry.link].load -= entry.load
                     entry.link = None
                 case Act.FORGET:
+                    self._has_left_at_home |= event is Event.AT_HOME
                     self._remove(entry)
                 case Act.SAY_NOTHING:
                     self.say(entry, "")
@@ -235,8 +245,10 @@ class Conversations:
                     entry.dialog.link_up()
                 case Act.TRY_LATER:
                     self._try_later(entry, why)
+                case Act.REST:
+                    self._match_at(entry, NEVER if until is None else max(self._at(until), self._seconds() + SOON))
                 case _:
-                    self._match_at(entry, act)
+                    self._match_at(entry, self._seconds() + _PAUSES[act])
 
     def stores(self, entry: Entry, event: BatchEvent) -> None:
         """What happens to what has arrived for it; once that is durable it is acknowledged with the next frame.
@@ -247,9 +259,16 @@ class Conversations:
         entry.storing, acts = step(ARRIVING, entry.storing, event)
         if Act.ACKNOWLEDGE in acts:
             entry.dialog.committed()
+            self.halt(entry)
             if entry.dialog.sending is Sending.HELD:
                 self.say(entry, entry.dialog.status)
             self.line_up(entry.endpoint.conversation_handle)
+
+    def halt(self, entry: Entry) -> None:
+        """Where it sends no more, it fills neither the memory nor its link."""
+        if entry.dialog.sending not in SENDS:
+            self.release(entry)
+            self.weigh(entry)
 
     def _stop(self, entry: Entry, why: str) -> None:
         """What was read for it would only fill the memory: it is read again when it travels."""
@@ -263,8 +282,11 @@ class Conversations:
         self.say(entry, why)
         self.set_alarm(entry)
 
-    def _match_at(self, entry: Entry, act: Act) -> None:
-        entry.match_at = NEVER if act is Act.REST else self._seconds() + _PAUSES[act]
+    def _at(self, time: datetime) -> float:
+        return self._seconds() + (time - self._clock()).total_seconds()
+
+    def _match_at(self, entry: Entry, at: float) -> None:
+        entry.match_at = at
         self.set_alarm(entry)
 
     def _remove(self, entry: Entry) -> None:

@@ -103,6 +103,9 @@ class Finding:
     def _turn_page(self, store: Store) -> set[UUID]:
         """Some of those that wait since before we began, or that had no place in memory."""
         now = self._seconds()
+        if self._conversations.is_missing:
+            self._conversations.is_missing = False
+            self._page_at, self._page_after = now, UUID(int=0)
         if now < self._page_at:
             return set()
         handles = store.page(self._page_after, PAGE)

@@ -135,7 +135,7 @@ class Matching:
             self._conversations.happens(entry, Event.UNROUTED, pair=pair, why=f"{RULES[9753].text} {way}")
             return
         event = Event.ROUTED if entry.address in (None, way) else Event.REROUTED
-        self._conversations.happens(entry, event, address=way, pair=pair)
+        self._conversations.happens(entry, event, address=way, pair=pair, until=chosen.expires)
         if not entry.endpoint.is_acknowledged:
             known = entry.endpoint.far_broker or chosen.broker_instance
             entry.dialog.far_broker = UUID(known) if known else entry.dialog.far_broker
@@ -146,6 +146,7 @@ class Matching:
         if before == version:
             return set()
         self._mirrors.keep(store.pairs())
+        self._conversations.look_again()
         return set() if before is None else self._match_anew(handle for handle, _ in self._conversations.items())
 
     def see_mirrors(self, store: Store) -> set[UUID]:

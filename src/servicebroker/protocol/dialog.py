@@ -269,8 +269,13 @@ class Dialog:
 
     @property
     def load(self) -> int:
-        """Bytes of messages that are offered and not acknowledged; of very large ones a part."""
-        return self._outgoing.load
+        """Bytes that are offered and not acknowledged, of very large messages a part; none while nothing is sent."""
+        return self._outgoing.load if self.sending in SENDS else 0
+
+    @property
+    def acknowledged_below(self) -> int:
+        """The peer has acknowledged all messages below this one."""
+        return self._outgoing.base
 
     def offer_run(self, number: int, sizes: Sequence[int], tokens: Sequence[bytes | None] = ()) -> int:
         """Messages of the application, that SEND has committed, are to be sent: as many as there is room for.

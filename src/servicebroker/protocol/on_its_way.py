@@ -59,7 +59,7 @@ class Act(StrEnum):
     MATCH_NOW = "match now"
     MATCH_SOON = "match soon"
     MATCH_LATER = "match later"
-    REST = "match no more"
+    REST = "match when its route expires"
     FORGET = "forget it"
     ACKNOWLEDGE = "acknowledge what is stored"
 

@@ -34,6 +34,9 @@ class Faults(NamedTuple):
         0.0  # the other server of an instance takes over, looked at every ten seconds; routes are mirrored
     )
     divided: float = 0.0  # conversations are divided anew among one to three relays, looked at every ten seconds
+    unrouted: float = 0.0  # a route is missing, or expires, looked at every ten seconds
+    gripped: float = 0.0  # applications have rows for up to fifteen seconds, looked at every ten seconds
+    narrow: float = 0.0  # daemons have room for the bodies of one conversation
     hostile: float = 0.0  # somebody with a certificate tries to pass for others, looked at every second
 
     @classmethod
@@ -65,7 +68,11 @@ class Faults(NamedTuple):
         drawn = drawn._replace(hostile=apart.random() * 0.5 if apart.random() < 0.25 else 0.0)
         drawn = drawn._replace(promoted=apart.random() * 0.5 if apart.random() < 0.2 else 0.0)
         drawn = drawn._replace(replaced=apart.random() * 0.7 if apart.random() < 0.2 else 0.0)
-        return drawn._replace(divided=apart.random() if 0.62 < apart.random() < 0.765 else 0.0)
+        drawn = drawn._replace(divided=apart.random() if 0.62 < apart.random() < 0.765 else 0.0)
+        # who forwards refuses what it has no route for
+        drawn = drawn._replace(unrouted=apart.random() if apart.random() < 0.3 and not drawn.detour else 0.0)
+        drawn = drawn._replace(gripped=apart.random() if apart.random() < 0.15 else 0.0)
+        return drawn._replace(narrow=1.0 if apart.random() < 0.1 else 0.0)
 
 
 def draw_limits(random: Random) -> Limits:

@@ -155,6 +155,8 @@ class Run:
             instance.promote()
         if self.loop.happens(faults.replaced):
             self._replace_certificate(instance)
+        if self.loop.happens(faults.gripped):
+            instance.grip()
         if self.loop.happens(faults.clock):
             instance.step = timedelta(seconds=self.loop.random.uniform(-300, 300))
         self.loop.after(10.0, self._look_around)
@@ -188,7 +190,7 @@ class Run:
             self._hops[here, there] = self.loop.random.choice(others) if astray else there
             if self.loop.happens(self.world.network.faults.nowhere):
                 self._hops[here, there] = NOWHERE
-        self._set_routes()
+        self._set_routes(unrouted=self.world.network.faults.unrouted)
 
     def _settle_routes(self, *, detours: bool) -> None:
         """Every route leads there in the end: straight, or with detours through one forwarder."""
@@ -202,13 +204,18 @@ class Run:
                 self._hops[here, there] = there if forwarder in (here, there) else forwarder
         self._set_routes()
 
-    def _set_routes(self) -> None:
+    def _set_routes(self, *, unrouted: float = 0.0) -> None:
         for here in self.world.instances:
             others = [there for there in self.world.instances if there is not here]
             hops = [self._hops[here.index, there.index] for there in others]
             routes = [
                 Route("", there.service, None, None, *self._ways(hop)) for there, hop in zip(others, hops, strict=True)
             ]
+            if self.loop.happens(unrouted):
+                route = routes.pop(self.loop.random.randrange(len(routes)))
+                if self.loop.happens(0.5):
+                    expires = here.clock() + timedelta(seconds=10 * self.loop.random.random())
+                    routes.append(route._replace(expires=expires))
             routes.append(Route("AutoCreatedLocal", None, None, None, LOCAL))
             if routes != list(here.tables.routes.routes):
                 here.tables.set_routes(routes)

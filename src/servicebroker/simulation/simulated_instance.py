@@ -135,6 +135,7 @@ class Daemon:
     def __init__(self, instance: Instance, capacity: int) -> None:
         self._instance = instance
         self._capacity = capacity
+        self._is_narrow = capacity != CAPACITY or instance.world.network.faults.narrow > 0
         self._loop = instance.world.loop
         world, random = instance.world, instance.world.loop.random
         seat = UUID(int=instance.tables.broker.int ^ random.getrandbits(32))
@@ -163,7 +164,7 @@ class Daemon:
             KEYS,
             self.links.peers,
             instance.world.limits,
-            BUDGET if self._capacity == CAPACITY else instance.world.limits.window,
+            instance.world.limits.window if self._is_narrow else BUDGET,
         )
         return Share(relay, FaultyStore(instance, self, WHOLE))
 
@@ -291,7 +292,8 @@ class Instance:
         self.world = world
         self.index = index
         self.tables = Tables(broker, world.loop.random)
-        self.tables.is_held = lambda handle: world.loop.happens(world.network.faults.held)
+        self.tables.is_held = self._is_held
+        self._grips: dict[UUID, float] = {}  # rows that an application has, and until when
         self.tables.master_key = master_key()
         self.tables.certificates.append(identity(index).own)
         self.transport: list[TransportCertificate] = []  # of the others
@@ -305,6 +307,17 @@ class Instance:
 
     def __repr__(self) -> str:
         return f"instance {self.index}"
+
+    def grip(self) -> None:
+        """Applications lock the rows of some conversations on which messages wait, and take their time."""
+        for one in self.tables.endpoints.values():
+            if one.rows and self.world.loop.happens(0.5):
+                self._grips[one.handle] = self.world.loop.now + 15 * self.world.loop.random.random()
+
+    def _is_held(self, handle: UUID) -> bool:
+        if self._grips.get(handle, 0.0) > self.world.loop.now:
+            return True
+        return self.world.loop.happens(self.world.network.faults.held)
 
     def meet(self, other: Instance, service: str, binding: Binding) -> None:
         """A service of another instance: its certificate is imported, and perhaps a binding is made for it."""

@@ -98,6 +98,16 @@ def renew_versions(database_id: int | None = None) -> Statement:
     )
 
 
+def renew_routes(database_id: int) -> Statement:
+    """Where the messages of this database go is to be looked up again."""
+    return Statement(
+        "alter.renew_routes",
+        "update servicebroker.databases set routes_version = nextval('servicebroker.catalog_versions') "
+        "where database_id = $1",
+        (database_id,),
+    )
+
+
 # ---------------------------------------------------------------- queues
 
 

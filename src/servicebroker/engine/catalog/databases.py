@@ -224,6 +224,11 @@ def drop_database(database_id: int) -> Steps[None]:
             )
     for queue_id, _, _ in queues:
         yield ring(queue_id)
+    yield Statement(  # what waited for its services may have a way to another instance
+        "databases.drop_database.renew_routes",
+        "update servicebroker.databases set routes_version = nextval('servicebroker.catalog_versions') where name = $1",
+        (SYSTEM_DATABASE,),
+    )
 
 
 # what belongs to a database, in the order in which it can go

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.catalog.alter import renew_routes
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.delivery.transmission import lock_delivery, match_again
 from servicebroker.engine.remote.mirrored_pairs import find_explanations, forget_unused
@@ -153,12 +154,7 @@ def explain_route(
 
 
 def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
-    yield Statement(
-        "routes.changed.update_databases",
-        "update servicebroker.databases set routes_version = nextval('servicebroker.catalog_versions') "
-        "where database_id = $1",
-        (database_id,),
-    )
+    yield renew_routes(database_id)
     yield forget_unused()
     yield Statement(  # whoever finds no route now may ask again
         "routes.changed.delete_route_requests",

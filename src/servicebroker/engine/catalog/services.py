@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
-from servicebroker.engine.catalog.alter import lock_begins, lock_conversations, renew_versions, ring
+from servicebroker.engine.catalog.alter import lock_begins, lock_conversations, renew_routes, renew_versions, ring
 from servicebroker.engine.catalog.catalog import contract_ids, find_queue_now, lock_service_alone
 from servicebroker.engine.conversation.endpoints import remove_endpoints
 from servicebroker.engine.conversation.failure import drop_waiting, fail_endpoints
@@ -89,6 +89,7 @@ def drop_service(database_id: int, name: str) -> Steps[None]:
     )
     yield _tell_readers(queue_id)
     yield ring(queue_id)
+    yield renew_routes(database_id)  # what waited for it may have a way to another instance
 
 
 def _end_all(condition: str, number: int, *, error: BrokerError) -> Steps[list[UUID]]:

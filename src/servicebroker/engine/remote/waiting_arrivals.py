@@ -50,15 +50,15 @@ def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
 
 def _enqueue(locked: list[UUID], now: datetime) -> Steps[None]:
     queues = yield Statement(
-        "waiting_arrivals.deliver_kept.by_queue",
+        "waiting_arrivals.enqueue.by_queue",
         "select queue_id, array_agg(conversation_handle) from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) group by queue_id",
         (locked,),
     )
     for queue_id, handles in queues:
-        yield Statement("waiting_arrivals.deliver_kept.enqueue", enqueue.arrive_kept(queue_id), (handles,))
+        yield Statement("waiting_arrivals.enqueue.arrive", enqueue.arrive_kept(queue_id), (handles,))
         ended = yield Statement(
-            "waiting_arrivals.deliver_kept.find_ends",
+            "waiting_arrivals.enqueue.find_ends",
             "with gone as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
             "where f.conversation_handle = any ($1) and a.conversation_handle = f.conversation_handle "
             "and f.message_sequence_number < a.receive_sequence returning f.conversation_handle, f.content) "
