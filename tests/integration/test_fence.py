@@ -46,7 +46,19 @@ from servicebroker.store import locks, migrations
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import run
 from servicebroker.store.sql_verbs import FENCED
-from support import as_role, bodies, eventually, group_of, in_thread, let_in, query, queue_number, refused, state
+from support import (
+    as_role,
+    bodies,
+    eventually,
+    group_of,
+    in_thread,
+    let_in,
+    query,
+    queue_number,
+    refused,
+    state,
+    wait_until_blocked,
+)
 
 MALLORY, ALICE = "mallory", "alice"
 SECRET = b"a secret of Alice's"
@@ -731,4 +743,26 @@ def test_when_both_sides_have_ended_neither_is_told(town: Town) -> None:
     waits = "select from servicebroker.transmission_queue where conversation_handle in (%s, %s)"
     assert query(database, waits, mallory, den) == []
     database.alter_queue("Mallory", status=True)
+    assert database.instance.check().findings == []
+
+
+def test_an_end_waits_for_a_dialog_that_joins_the_group_of_the_other_side(town: Town) -> None:
+    """The last conversation of the group goes with the END of its peer, and the group stays for the new one."""
+    database = town.database
+    den, mallory = conversation(town, "Den", "Mallory", b"x")
+    group = group_of(database, den)
+    database.alter_queue("Mallory", status=False)
+    database.end_conversation(den)
+    assert state(database, den) == "DO"
+    with sb.open(town.mallory) as instance:
+        with database.transaction() as beginning:
+            joined = beginning.begin_dialog(
+                "//bank/Den", "//bank/Mallory", contract="//bank/Contract", related_conversation_group=group
+            )
+            ending = in_thread(instance.database("Bank").end_conversation, mallory)
+            wait_until_blocked(database)
+        ending.result(30)
+    database.alter_queue("Mallory", status=True)
+    assert state(database, den) is None
+    assert group_of(database, joined) == group
     assert database.instance.check().findings == []

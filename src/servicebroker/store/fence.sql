@@ -434,12 +434,15 @@ begin
     end loop;
 end $$;
 
-create or replace function servicebroker.remove_empty_group(conversation_group uuid) returns void language sql
-begin atomic
+-- Delete a group that no conversation is in. Its lock need not be ours: a dialog may be beginning in it, or somebody else
+-- removing another conversation of it. We wait for both, so that the next statement sees what they have done.
+create or replace function servicebroker.remove_empty_group(conversation_group uuid) returns void language plpgsql as $$
+begin
+    perform from servicebroker.conversation_groups g where g.conversation_group_id = conversation_group for update;
     delete from servicebroker.conversation_groups g
      where g.conversation_group_id = conversation_group and not exists (
            select from servicebroker.conversation_endpoints e where e.conversation_group_id = g.conversation_group_id);
-end;
+end $$;
 
 -- ---------------------------------------------------------------- END CONVERSATION
 
