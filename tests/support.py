@@ -311,13 +311,19 @@ def waiting_reader(database: sb.Database, queue: str = STOCK_QUEUE, *, inside: b
     return future
 
 
-def wait_until_blocked(database: sb.Database, sessions: int = 1) -> None:
-    """Until so many other sessions of this PostgreSQL database wait for a lock."""
+def blocked(database: sb.Database) -> int:
+    """How many other sessions of this PostgreSQL database wait for a lock."""
     text = (
         "select count(*) from pg_stat_activity "
         "where datname = current_database() and wait_event_type = 'Lock' and state = 'active'"
     )
-    eventually(lambda: query(database, text)[0][0] >= sessions)
+    count: int = query(database, text)[0][0]
+    return count
+
+
+def wait_until_blocked(database: sb.Database, sessions: int = 1) -> None:
+    """Until so many other sessions of this PostgreSQL database wait for a lock."""
+    eventually(lambda: blocked(database) >= sessions)
 
 
 def stopped(connection: psycopg.Connection[Any]) -> int:

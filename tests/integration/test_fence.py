@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from threading import Event, Thread
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -48,6 +49,7 @@ from servicebroker.store.running import run
 from servicebroker.store.sql_verbs import FENCED
 from support import (
     as_role,
+    blocked,
     bodies,
     eventually,
     group_of,
@@ -766,3 +768,27 @@ def test_an_end_waits_for_a_dialog_that_joins_the_group_of_the_other_side(town: 
     assert state(database, den) is None
     assert group_of(database, joined) == group
     assert database.instance.check().findings == []
+
+
+@pytest.mark.parametrize("how", ["END", "MOVE"])
+def test_a_group_that_a_role_and_another_leave_at_once_is_removed(town: Town, how: str) -> None:
+    """The role's conversation leaves it, another goes with the END of its peer, which has the lock of another group."""
+    database = town.database
+    ending, target = conversation(town, "Mallory", "Den", b"x")
+    group = group_of(database, ending)
+    begin = partial(database.begin_dialog, "//bank/Mallory", "//bank/Den", contract="//bank/Contract")
+    leaving, elsewhere = begin(related_conversation_group=group), group_of(database, begin())
+    database.alter_queue("Den", status=False)
+    database.end_conversation(ending)
+    with sb.open(town.mallory) as instance:
+        with instance.database("Bank").transaction() as transaction:
+            if how == "MOVE":
+                transaction.move_conversation(leaving, elsewhere)
+            else:
+                transaction.end_conversation(leaving)
+            other = in_thread(database.end_conversation, target)
+            eventually(lambda: other.done() or blocked(database))
+        other.result(30)
+    database.alter_queue("Den", status=True)
+    text = "select from servicebroker.conversation_groups where conversation_group_id = %s"
+    assert query(database, text, group) == []

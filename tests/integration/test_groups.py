@@ -24,6 +24,7 @@ from support import (
     Clock,
     Undo,
     begin,
+    blocked,
     bodies,
     eventually,
     far_handle,
@@ -282,6 +283,44 @@ def test_verbs_that_waited_for_a_move_find_the_new_group(database: sb.Database) 
     found += database.receive(ORDERS_QUEUE, conversation_handle=first)
     assert bodies(found) == [b"0", b"1", b"2", b"sent while it moved"]
     assert {message.conversation_group_id for message in found} == {group_of(database, second)}
+
+
+def ending_waits(database: sb.Database) -> tuple[UUID, UUID]:
+    """A conversation whose initiator has ended, and its EndDialog waits: with the target's END both are gone."""
+    initiator, target = open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.end_conversation(initiator)
+    assert state(database, initiator) == "DO"
+    return initiator, target
+
+
+def leave(verbs: sb.Database | sb.Transaction, handle: UUID, how: str, elsewhere: UUID) -> None:
+    """The conversation leaves its group."""
+    if how == "MOVE":
+        verbs.move_conversation(handle, elsewhere)
+    else:
+        verbs.end_conversation(handle, cleanup=how == "END WITH CLEANUP")
+
+
+@pytest.mark.parametrize("how", ["END", "END WITH CLEANUP", "MOVE"])
+@pytest.mark.parametrize("first", ["leaves", "is removed"])
+def test_a_group_that_two_leave_at_once_is_removed(database: sb.Database, how: str, first: str) -> None:
+    """One leaves it by a verb of its own, the other by the END of its peer, which has the lock of another group."""
+    ending, target = ending_waits(database)
+    group, elsewhere = group_of(database, ending), group_of(database, begin(database))
+    leaving = begin(database, related_conversation_group=group)  # has never sent
+    with database.transaction() as transaction:
+        if first == "leaves":
+            leave(transaction, leaving, how, elsewhere)
+            other = in_thread(database.end_conversation, target)
+        else:
+            transaction.end_conversation(target)
+            other = in_thread(leave, database, leaving, how, elsewhere)
+        eventually(lambda: other.done() or blocked(database))
+    other.result(30)
+    assert state(database, ending) is None
+    text = "select from servicebroker.conversation_groups where conversation_group_id = %s"
+    assert query(database, text, group) == []
 
 
 @pytest.mark.slow

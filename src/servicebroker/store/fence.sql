@@ -390,8 +390,10 @@ begin
     if not found then refusal := array['8426', handle::text];
     elsif moved.state not in ({moved}) then refusal := array['8438', moved.state];
     else
-        select g.service_id into target from servicebroker.conversation_groups g
-         where g.conversation_group_id = to_group for key share;
+        perform from servicebroker.conversation_groups g  -- both rows, in the order of all who lock several
+          where g.conversation_group_id in (to_group, moved.conversation_group_id)
+          order by g.conversation_group_id for update;
+        select g.service_id into target from servicebroker.conversation_groups g where g.conversation_group_id = to_group;
         if not found then refusal := array['8436', to_group::text];
         elsif target <> moved.service_id then refusal := array['8439', to_group::text];
         end if;

@@ -239,13 +239,17 @@ LEAVE_LAST_NUMBER = (
 
 
 def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
-    """Delete the row, and its group when it was the last one of it."""
+    """Delete the row, which is locked, and its group when it was the last one of it.
+
+    The group's row is locked too: who removes another conversation of it need not have the group's lock.
+    """
     yield Statement(
         "endpoints.remove_endpoint",
         "with finished as ("
-        "delete from servicebroker.conversation_endpoints where conversation_handle = $1 returning *) "
-        + LEAVE_LAST_NUMBER,
-        (endpoint.conversation_handle,),
+        "delete from servicebroker.conversation_endpoints where conversation_handle = $1 returning *), "
+        f"left_behind as ({LEAVE_LAST_NUMBER}) "
+        "select from servicebroker.conversation_groups where conversation_group_id = $2 for update",
+        (endpoint.conversation_handle, endpoint.conversation_group_id),
     )
     yield remove_empty_groups([endpoint.conversation_group_id])
 
@@ -289,7 +293,8 @@ def remove_endpoints(handles: list[UUID]) -> Steps[None]:
 def _leave_groups(groups: list[UUID]) -> Steps[None]:
     """Delete those of the groups that are left empty; their locks are not ours.
 
-    A dialog may be beginning in one of them: wait for it, so that the next statement sees it.
+    A dialog may be beginning in one of them, or somebody else removing the other conversation of it: wait for both, so
+    that the next statement sees it.
     """
     yield Statement(
         "endpoints.leave_groups",

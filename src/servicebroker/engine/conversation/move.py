@@ -69,14 +69,21 @@ def _lock_groups(handle: UUID, group: UUID) -> Steps[None]:
 
 
 def _check_group(endpoint: Endpoint, group: UUID) -> Steps[None]:
+    """That the conversation may be in the group.
+
+    The rows of both groups are locked, in the order of all who lock several: who removes another conversation of the
+    one that is left waits for us, or we see that it is gone.
+    """
     rows = yield Statement(
         "move.check_group",
-        "select service_id from servicebroker.conversation_groups where conversation_group_id = $1 for key share",
-        (group,),
+        "select conversation_group_id, service_id from servicebroker.conversation_groups "
+        "where conversation_group_id = any ($1) order by conversation_group_id for update",
+        ([endpoint.conversation_group_id, group],),
     )
-    if not rows:
+    services: dict[UUID, int] = dict(rows)
+    if group not in services:
         raise BrokerError(8436, group)
-    if rows[0][0] != endpoint.service_id:
+    if services[group] != endpoint.service_id:
         raise BrokerError(8439, group)
 
 

@@ -1,0 +1,1 @@
+-- A restricted role's MOVE locks the rows of both groups: move_conversation in store/fence.sql.
