@@ -14,6 +14,7 @@ import pytest
 
 import servicebroker as sb
 from portal import upkeep
+from servicebroker.store.queue import queue_functions
 from support import (
     CONTRACT,
     ORDER,
@@ -32,11 +33,13 @@ from support import (
     refused,
     standard_database,
     state,
+    wait_until_blocked,
     waiting_messages,
 )
 
 pytestmark = pytest.mark.both_faces
 
+HALT = 8489  # the key of an advisory lock
 EXPIRED = (-8489, "The dialog has exceeded the specified LIFETIME.")
 
 
@@ -187,6 +190,34 @@ def test_many_conversations_expire_and_the_index_is_used(fresh_database: sb.Data
     assert "conversation_endpoints_lifetime" in str(plan)
     found = query(database, f"select count(*) from {database.name}_dbo.ordersqueue")
     assert found == [(250,)]
+
+
+def halted_expiry(connection: psycopg.Connection[object], number: int) -> None:
+    """The function that expires a queue's conversations waits for our lock of HALT before it locks a row."""
+    text = queue_functions(number, False).sql
+    halted = f"lifetime <= at and pg_advisory_xact_lock_shared({HALT}) is not null"
+    connection.execute(text.replace("lifetime <= at", halted, 1).encode())
+
+
+def test_what_is_sent_while_the_lifetime_is_looked_at_is_dropped_too(database: sb.Database, clock: Clock) -> None:
+    """It was committed before the row was locked, and after whoever locks it had begun to look."""
+    handle, number = begin(database, lifetime=60), queue_number(database, ORDERS_QUEUE)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    with psycopg.connect(database.instance.url, autocommit=True) as holder:
+        halted_expiry(holder, number)
+        holder.execute("select pg_advisory_lock(%s)", (HALT,))
+        at = clock() + timedelta(seconds=61)
+        expiring = in_thread(query, database, f"select servicebroker.expire_{number}(%s)", at)
+        wait_until_blocked(database)
+        database.send(handle, ORDER, b"too late")
+        assert waiting_messages(database) == 1
+        holder.execute("select pg_advisory_unlock(%s)", (HALT,))
+        assert expiring.result(30) == [(1,)]
+    assert state(database, handle) == "ER"
+    assert waiting_messages(database) == 0
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert database.receive(STOCK_QUEUE) == []
+    assert errors(database.receive(ORDERS_QUEUE)) == [EXPIRED]
 
 
 # ---------------------------------------------------------------- the background

@@ -89,37 +89,42 @@ $$;
 -- An Error message for each conversation of this queue whose lifetime is over; what it had not delivered is dropped.
 -- Each side expires by itself, as it would if the other were far away. A row that another transaction holds is left
 -- for the next look, and so is a side that has ended already: its application never sees the error.
-create or replace function servicebroker.expire_{id}(at timestamptz) returns bigint language sql as $$
+-- The rows are locked by a statement of their own: what was sent and committed until then is seen by the next one.
+create or replace function servicebroker.expire_{id}(at timestamptz) returns bigint language plpgsql as $$
+declare
+    handles uuid[] := array(
+        select conversation_handle from servicebroker.conversation_endpoints
+         where queue_id = {id} and lifetime <= at and state in ('SO', 'SI', 'CO', 'DI', 'DO') and state <> 'DO'
+         order by lifetime limit 100 for update skip locked);
+begin
+    if handles = '{}' then
+        return 0;
+    end if;
     with due as (
         update servicebroker.conversation_endpoints
            set state = 'ER', dialog_timer = null
-         where conversation_handle = any (array(
-               select conversation_handle from servicebroker.conversation_endpoints
-                where queue_id = {id} and lifetime <= at and state in ('SO', 'SI', 'CO', 'DI', 'DO') and state <> 'DO'
-                order by lifetime limit 100 for update skip locked))
+         where conversation_handle = any (handles)
         returning *
     ), unsent as (
         delete from servicebroker.transmission_queue
-         where conversation_handle = any (array(select conversation_handle from due))
+         where conversation_handle = any (handles)
         returning is_shared, message_body
     ), unread as (
         delete from servicebroker.shared_body_readers
          where reader = any (array(select message_body from unsent where is_shared))
-    ), told as (
-        insert into servicebroker.queue_{id}
-            (message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id,
-             service_contract_id, message_type_id, priority, rank, bucket, validation, message_body)
-        select 0, greatest(pg_current_xact_id(), (select peer.last_stamp from servicebroker.conversation_endpoints peer
-                                                   where peer.conversation_handle = due.far_handle),
-                           (select a.last_stamp from servicebroker.arrivals a
-                             where a.conversation_handle = due.conversation_handle)),
-               conversation_group_id, conversation_handle, service_id, service_contract_id, 1, priority, 1,
-               uuid_hash(conversation_group_id) & 1023, 'X', {expired}
-          from due
-        returning 1
     )
-    select count(*) from told;
-$$;
+    insert into servicebroker.queue_{id}
+        (message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id,
+         service_contract_id, message_type_id, priority, rank, bucket, validation, message_body)
+    select 0, greatest(pg_current_xact_id(), (select peer.last_stamp from servicebroker.conversation_endpoints peer
+                                               where peer.conversation_handle = due.far_handle),
+                       (select a.last_stamp from servicebroker.arrivals a
+                         where a.conversation_handle = due.conversation_handle)),
+           conversation_group_id, conversation_handle, service_id, service_contract_id, 1, priority, 1,
+           uuid_hash(conversation_group_id) & 1023, 'X', {expired}
+      from due;
+    return cardinality(handles);
+end $$;
 
 -- name: survey
 -- Moves this session's marks of the queue on. A mark, one for each priority, is a number of arrival below which no
