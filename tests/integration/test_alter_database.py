@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
+from functools import partial
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
 import servicebroker as sb
+from servicebroker.engine.catalog.database_options import new_broker
+from servicebroker.engine.catalog.database_users import lock_database
+from servicebroker.store.running import run
 from support import (
     CONTRACT,
     ORDER,
+    ORDERS,
     ORDERS_QUEUE,
     REPLY,
     STOCK,
@@ -30,6 +36,7 @@ from support import (
     state,
     statuses,
     tried,
+    wait_until_blocked,
     waiting_messages,
 )
 
@@ -109,6 +116,36 @@ def test_new_broker(two: tuple[sb.Database, sb.Database]) -> None:
     near.send(handle, ORDER, b"3")
     assert errors(near.receive(ORDERS_QUEUE)) == [-8462]
     near.end_conversation(handle)
+
+
+def begun_beside_new_broker(database: sb.Database, verb: Callable[[sb.Database], UUID]) -> UUID:
+    """A dialog that begins while somebody gives the database another identifier."""
+    with psycopg.connect(database.instance.url) as altering:
+        run(altering, lock_database(database.database_id, 0))
+        run(altering, new_broker(database.database_id))
+        beginning = in_thread(verb, database)
+        wait_until_blocked(database)
+        altering.commit()
+    return beginning.result(30)
+
+
+@pytest.mark.feature(3)
+def test_a_dialog_that_begins_beside_new_broker_has_the_new_identifier(database: sb.Database) -> None:
+    handle = begun_beside_new_broker(database, partial(begin, broker_instance="CURRENT DATABASE"))
+    database.send(handle, ORDER, b"x")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
+
+
+@pytest.mark.feature(3)
+def test_a_dialog_that_the_server_begins_beside_new_broker_has_it_too(database: sb.Database) -> None:
+    def by_sql(database: sb.Database) -> UUID:
+        text = "select servicebroker.begin_dialog(%s, %s, %s, %s, broker_instance => 'CURRENT DATABASE')"
+        handle: UUID = query(database, text, database.name, ORDERS, STOCK, CONTRACT)[0][0]
+        return handle
+
+    handle = begun_beside_new_broker(database, by_sql)
+    database.send(handle, ORDER, b"x")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
 
 
 @pytest.mark.feature(4, 102)

@@ -203,7 +203,7 @@ begin
     end;
     if refusal is not null then return; end if;
 
-    select d.service_broker_guid, s.service_id, s.queue_id, q.owner_id as queue_owner, q.schema_id,
+    select s.service_id, s.queue_id, q.owner_id as queue_owner, q.schema_id,
            c.service_contract_id, c.owner_id as contract_owner into own
       from servicebroker.databases d
       left join servicebroker.services s on s.database_id = d.database_id and s.name = from_service
@@ -258,7 +258,11 @@ begin
             encryption, lifetime, far_service, far_broker_instance, priority)
     values (true, database, own.service_id, own.service_contract_id, conversation_group, own_queue, 'SO',
             begin_conversation.encryption, clock_timestamp() + make_interval(secs => begin_conversation.lifetime), to_service,
-            case broker_instance when 'CURRENT DATABASE' then own.service_broker_guid::text else lower(broker_instance) end,
+            case broker_instance
+                when 'CURRENT DATABASE' then  -- read here: NEW_BROKER may have ended while own_queue waited for it
+                    (select d.service_broker_guid::text from servicebroker.databases d where d.database_id = database)
+                else lower(broker_instance)
+            end,
             servicebroker.conversation_priority(database, own.service_contract_id, own.service_id, to_service))
     returning conversation_handle, xmin <> pg_current_xact_id()::xid into handle, under_savepoint;
     if keeps and under_savepoint then

@@ -53,6 +53,8 @@ def begin_dialog(database_id: int, dialog: NewDialog, *, now: datetime) -> Steps
     """
     dialog.check(now)
     instance = arguments.broker_instance(dialog.broker_instance)
+    if instance == arguments.CURRENT_DATABASE:
+        yield _hold_database(database_id)
     rows: Rows = ()
     while not rows:  # the service or the contract was dropped between the two looks: the first one says so
         service_id, contract_id, own_instance = yield from _own_side(database_id, dialog)
@@ -87,6 +89,13 @@ def begin_dialog(database_id: int, dialog: NewDialog, *, now: datetime) -> Steps
         )
     handle: UUID = rows[0][0]
     return handle
+
+
+def _hold_database(database_id: int) -> Statement:
+    """Who gives the database another identifier waits for our transaction, or we read what it has written."""
+    return Statement(
+        "begin.hold_database", "select pg_advisory_xact_lock_shared($1, $2)", (locks.BEGIN_IN, database_id)
+    )
 
 
 def _own_side(database_id: int, dialog: NewDialog) -> Steps[tuple[int, int, str]]:
