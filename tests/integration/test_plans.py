@@ -158,6 +158,15 @@ def test_send_finds_the_endpoint_by_its_key(database: sb.Database, write: Callab
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
 
 
+def test_send_to_another_instance_asks_its_queue_where_it_looks_at_the_endpoint(database: sb.Database) -> None:
+    found, _ = planned(database, f"explain (generic_plan) {enqueue.TRANSMIT}")
+    endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
+    assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
+    steps = [step for (step,) in query(database, f"explain (generic_plan) {enqueue.TRANSMIT}")]
+    assert len([step for step in steps if "queues q" in step]) == 1
+    assert not [step for step in steps if "Join" in step or "hashed" in step]
+
+
 @pytest.mark.parametrize("write", _WRITES, ids=lambda one: one.__name__)
 def test_so_it_does_where_there_is_only_one(make_instance_url: Callable[..., str], write: Callable[[int], str]) -> None:
     """A session keeps the plan it has made then, however many come after it."""

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+import servicebroker as sb
 from remote_support import EAST, Pair, begin, leftovers
 from servicebroker.api.upkeep import upkeep
+from servicebroker.engine.conversation import enqueue
 from servicebroker.protocol.routing import parse_address
+from servicebroker.store.running import run
+from servicebroker.store.statements import only, resumed
 from support import (
     CONTRACT,
     DOCUMENT,
@@ -315,6 +319,54 @@ def test_a_queue_with_retention_keeps_what_was_sent_to_another_instance(pair: Pa
     pair.west.database.end_conversation(handle)
     pair.rounds()
     assert query(pair.west.database, kept) == []
+
+
+@pytest.mark.feature(55)
+def test_retention_is_obeyed_by_who_already_sends_to_another_instance(pair: Pair) -> None:
+    """A sender that remembers the way hears of the option with its next SEND; off again, it remembers the way again."""
+    database = pair.west.database
+    handle = begin(pair)
+    pair.rounds()
+    database.send(handle, ORDER, b"the way is remembered")
+    kept = "select status, message_body from test_dbo.ordersqueue order by message_sequence_number"
+    with sb.open(pair.west.instance.url, upkeep=None) as elsewhere:
+        elsewhere.database("Test").alter_queue(ORDERS_QUEUE, retention=True)
+    database.send(handle, ORDER, b"2")
+    database.send_batch(handle, ORDER, [b"3", b"4"])
+    with database.transaction() as transaction, transaction.pipeline():
+        transaction.send(handle, ORDER, b"5")
+    database.send([handle], ORDER, b"6")
+    assert query(database, kept) == [(3, b"%d" % number) for number in range(2, 7)]
+    database.alter_queue(ORDERS_QUEUE, retention=False)
+    for body in (b"7", b"8"):
+        database.send(handle, ORDER, body)
+    assert len(query(database, kept)) == 5
+    assert handle in database.catalog.channels
+    pair.rounds()
+    sent = [b"0", b"the way is remembered", *(b"%d" % number for number in range(2, 9))]
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == sent
+
+
+def test_a_queue_that_begins_to_retain_under_a_send_to_another_instance(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two statements of one batch: what goes from then on has copies, and all of it goes in its order."""
+    database = pair.west.database
+    handle = begin(pair)
+    pair.rounds()
+    monkeypatch.setattr(enqueue, "MAXIMUM_BATCH", 2)
+    sending = database.engine.send_batch(handle, ORDER, [b"1", b"2", b"3", b"4"])
+    with pair.west.instance.connection() as connection, connection.transaction():
+        statement = next(sending)
+        while statement.name != "send.transmit_all":
+            statement = sending.send(run(connection, only(statement)))
+        first_half = run(connection, only(statement))
+        database.alter_queue(ORDERS_QUEUE, retention=True)
+        assert run(connection, resumed(sending.send(first_half), sending)) == 1
+    kept = "select status, message_body from test_dbo.ordersqueue order by message_sequence_number"
+    assert query(database, kept) == [(3, b"3"), (3, b"4")]
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 def test_the_server_s_own_send_goes_to_another_instance(pair: Pair) -> None:

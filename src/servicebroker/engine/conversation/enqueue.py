@@ -175,11 +175,14 @@ _TOKEN = "substr(uuid_send(gen_random_uuid()), 1, 8)"  # as the column's default
 # SEND of messages of one type to another instance, in their order: they wait in the transmission queue. They
 # share one token: it is compared with that of another message of the same number only (decision 180).
 # Parameters: handle, message type, bodies (an array), their number, the time. No row comes back, and nothing is
-# written, when the endpoint is not conversing, its lifetime is over, or its peer is not known to be elsewhere.
+# written, when the endpoint is not conversing, its lifetime is over, its peer is not known to be elsewhere, or its own
+# queue retains what is sent: whoever remembers the way is told of that by nothing else.
 TRANSMIT = (
     "with sender as ("
     "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $4, state = 'CO' "
     f"where conversation_handle = $1 and is_remote and {_converses(5, _STARTED)} "
+    "and not (select is_retention_enabled from servicebroker.queues q "
+    "where q.queue_id = conversation_endpoints.queue_id) "
     f"returning send_sequence - $4 as number, {_TOKEN} as token), "
     "sent as (insert into servicebroker.transmission_queue "
     "(conversation_handle, message_sequence_number, message_type_name, message_body, token) "

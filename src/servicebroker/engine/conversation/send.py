@@ -136,13 +136,17 @@ def _transmit_all(
 ) -> Steps[int]:
     """Only the statement itself locks the endpoint, so that what arrives for it meanwhile is stored."""
     numbers = []
-    for portion in enqueue.portions(contents):
+    portions = enqueue.portions(contents)
+    for place, portion in enumerate(portions):
         rows = yield Statement(
             "send.transmit_all", enqueue.TRANSMIT, (handle, message_type, portion, len(portion), now)
         )
-        if not rows:  # it ended since we looked
-            yield from refuse(catalog, (yield from lock_endpoint(handle)), message_type, now)
-            raise BrokerError(8426, handle)
+        if not rows:  # it ended since we looked, or its queue retains now
+            endpoint = yield from lock_endpoint(handle)
+            near = yield from refuse(catalog, endpoint, message_type, now)
+            left = [content for portion in portions[place:] for content in portion]
+            numbers.append((yield from pass_on(catalog, endpoint, near, message_type, left, now)))
+            break
         numbers.append(int(rows[0][0]))
     return numbers[0]
 
