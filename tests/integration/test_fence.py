@@ -792,3 +792,22 @@ def test_a_group_that_a_role_and_another_leave_at_once_is_removed(town: Town, ho
     database.alter_queue("Den", status=True)
     text = "select from servicebroker.conversation_groups where conversation_group_id = %s"
     assert query(database, text, group) == []
+
+
+def test_what_was_sent_before_an_expired_side_ended_does_not_reach_it(town: Town) -> None:
+    """The sender goes by the time at which it was called; it waited for a connection meanwhile."""
+    database = town.database
+    mallory, den = conversation(town, "Mallory", "Den", b"x")
+    before = database.instance.clock()
+    text = "update servicebroker.conversation_endpoints set lifetime = now() where conversation_handle in (%s, %s)"
+    with sb.open(database.instance.url, clock=lambda: before, upkeep=None) as waiting:
+        assert waiting.database("Bank").send(den, "//bank/Order", b"the way is remembered") == 1
+        with database.instance.connection() as connection:
+            connection.execute(text, (mallory, den))
+        with sb.open(town.mallory) as instance:
+            instance.database("Bank").end_conversation(mallory)
+        assert [state(database, handle) for handle in (mallory, den)] == [None, "CO"]
+        assert waiting.database("Bank").send(den, "//bank/Order", b"late") == 2
+    text = f"select from servicebroker.queue_{queue_number(database, 'Mallory')} where conversation_handle = %s"
+    assert query(database, text, mallory) == []
+    assert database.instance.check().findings == []

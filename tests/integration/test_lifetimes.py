@@ -156,6 +156,36 @@ def test_each_state_when_the_lifetime_is_over(fresh_database: sb.Database, clock
     assert leftovers(database) == {}
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("sends", [ORDERS_QUEUE, STOCK_QUEUE])
+def test_a_send_that_began_before_the_end_of_the_lifetime_reaches_nobody_after_it(
+    fresh_database: sb.Database, clock: Clock, sends: str, is_told: bool
+) -> None:
+    """A verb that has waited for a connection goes by the time at which it was called; the other side has ended."""
+    database = fresh_database
+    with sb.open(database.instance.url, clock=Clock(), upkeep=None) as before:
+        sender = before.database(database.name)
+        initiator = begin(database, lifetime=60)
+        database.send(initiator, ORDER, b"0")
+        target = far_handle(database, initiator)
+        near, far, kind = (initiator, target, ORDER) if sends == ORDERS_QUEUE else (target, initiator, REPLY)
+        last = sender.send(near, kind, b"the way is remembered")
+        clock.jump(seconds=61)
+        far_queue = STOCK_QUEUE if sends == ORDERS_QUEUE else ORDERS_QUEUE
+        if is_told:
+            assert errors(database.receive(far_queue)) == [EXPIRED]
+        database.end_conversation(far)
+        assert state(database, near) == "CO"
+        assert sender.send(near, kind, b"one") == last + 1
+        assert sender.send([near], kind, b"shared") == [last + 2]
+        assert sender.send_batch(near, kind, [b"several", b"more"]) == last + 3
+        assert query(database, f"select from {database.name}_dbo.{far_queue}") == []
+        assert database.instance.check().findings == []
+        sender.end_conversation(near)
+    assert [state(database, handle) for handle in (initiator, target)] == [None, "CD"]
+    assert waiting_messages(database) == 0
+
+
 def test_a_rolled_back_receive_leaves_the_lifetime_to_the_next(database: sb.Database, clock: Clock) -> None:
     handle = begin(database, lifetime=60)
     clock.jump(seconds=61)

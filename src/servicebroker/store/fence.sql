@@ -546,6 +546,9 @@ begin
             perform servicebroker.ring_transmission();
             return;
         end if;
+    elsif not cleanup and peer.state = 'CO' then  -- it may be sending with a time at which it had not expired yet
+        update servicebroker.conversation_endpoints set far_queue_id = null
+         where conversation_handle = peer.conversation_handle;
     end if;
     perform servicebroker.close_endpoint(handle, is_kept => coalesce(becomes, '') <> '');
 end $$;

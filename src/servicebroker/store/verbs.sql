@@ -362,7 +362,8 @@ begin
 
     perform nextval('servicebroker.sent_in_sql') from generate_series(1, many);  -- SQL SEND Total
     number := sender.send_sequence;
-    if sender.peer_state in ('DO', 'CD') then  -- it has ended and cannot say so yet: counted and dropped
+    -- it has ended and cannot say so yet, or had expired and is gone: counted and dropped
+    if sender.peer_state in ('DO', 'CD') or sender.far_handle is not null and sender.peer_state is null then
         update servicebroker.conversation_endpoints set send_sequence = send_sequence + many
          where conversation_handle = handle;
         return;

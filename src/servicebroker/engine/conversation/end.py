@@ -59,6 +59,9 @@ def end_conversation(
         waits = yield from _tell(endpoint, peer, error)
         if waits:
             return
+    elif peer is not None and peer.state == EndpointState.CONVERSING:
+        # it is not told that the lifetime is over: a SEND that began before that may still be on its way to us
+        yield _close_way_back(peer)
     yield from _close(endpoint, now, keep=next_state is not None)
     yield from remove_closed(now)
 
@@ -74,14 +77,14 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
         yield from _park_end(endpoint, peer, None)
         return True
     event = Event.ERROR_ARRIVED if error else Event.END_DIALOG_ARRIVED
+    if (EndpointState(peer.state), event) not in TRANSITIONS:  # its lifetime ran out while we waited for its row
+        return False
     if endpoint.is_blocked:
         yield lock_parking()
         endpoint = yield from find_endpoint(endpoint.conversation_handle)  # the way may have become free
     if endpoint.is_blocked:
         yield from _park_end(endpoint, peer, error)
         return True
-    if (EndpointState(peer.state), event) not in TRANSITIONS:  # its lifetime ran out while we waited for its row
-        return False
     message: tuple[int, str, bytes | None, int]
     if error:
         message = (names.ERROR_ID, "X", error_body(*error), enqueue.RANK_ERROR)
@@ -116,11 +119,16 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
         (endpoint.conversation_handle,),
     )
     if peer is not None:
-        yield Statement(
-            "end.park_end.close_way_back",
-            "update servicebroker.conversation_endpoints set far_queue_id = null where conversation_handle = $1",
-            (peer.conversation_handle,),
-        )
+        yield _close_way_back(peer)
+
+
+def _close_way_back(peer: Endpoint) -> Statement:
+    """No statement delivers straight to us any more: the peer's next SEND looks at what we are."""
+    return Statement(
+        "end.close_way_back",
+        "update servicebroker.conversation_endpoints set far_queue_id = null where conversation_handle = $1",
+        (peer.conversation_handle,),
+    )
 
 
 def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:

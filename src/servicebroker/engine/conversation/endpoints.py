@@ -70,7 +70,12 @@ class Endpoint(NamedTuple):
 
     @property
     def peer_has_ended(self) -> bool:
-        """What is sent now is for nobody; the peer could not say so yet."""
+        """What is sent now is for nobody; the peer could not say so yet, or never will.
+
+        It is gone where it had expired before us: its application has ended what we take for open still.
+        """
+        if self.has_peer and not self.peer_state:
+            return True
         return self.peer_state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED)
 
 

@@ -168,7 +168,11 @@ def _send_slowly(
         yield lock_service(endpoint.far_service)
     elif endpoint.is_blocked:
         yield lock_parking()
-    if endpoint.has_peer and (yield from rejected(catalog, endpoint, message_type, contents)):
+    if (
+        endpoint.has_peer
+        and not endpoint.peer_has_ended
+        and (yield from rejected(catalog, endpoint, message_type, contents))
+    ):
         yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
     endpoint = yield from lock_endpoint(handle)
     near = yield from refuse(catalog, endpoint, message_type, now)

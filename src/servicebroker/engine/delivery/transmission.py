@@ -208,7 +208,7 @@ def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps
             yield from deliver_kept([handle], now)
         elif not endpoint.has_peer:
             yield from _open_all(catalog, [handle], now)
-        elif not endpoint.obstacle:
+        elif not endpoint.obstacle and not endpoint.peer_has_ended:
             yield from deliver_waiting(catalog, endpoint, now)
 
 
