@@ -811,3 +811,33 @@ def test_what_was_sent_before_an_expired_side_ended_does_not_reach_it(town: Town
     text = f"select from servicebroker.queue_{queue_number(database, 'Mallory')} where conversation_handle = %s"
     assert query(database, text, mallory) == []
     assert database.instance.check().findings == []
+
+
+def test_failures_of_timers_are_counted_for_each_timer(town: Town) -> None:
+    mallory, _ = conversation(town, "Mallory", "Den", b"x")
+    counts: list[int] = []
+
+    def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        raise ValueError("no")
+
+    def watching(failure: sb.Failure) -> sb.Verdict:
+        counts.append(failure.count)
+        assert len(counts) < 10
+        return sb.Retry() if failure.count == 1 else sb.Ignore()
+
+    text = "select failures from servicebroker.failed_messages where conversation_handle = %s"
+    with sb.open(town.mallory) as instance:
+        app = instance.database("Bank")
+        while app.receive("Mallory"):
+            pass
+        app.begin_conversation_timer(mallory, 0)
+        assert app.process("Mallory", fail, poison=watching) == 2
+        app.begin_conversation_timer(mallory, 0)
+        watched = sb.give_up_after(1, sb.Ignore())
+        with pytest.raises(ZeroDivisionError):
+            app.process("Mallory", fail, poison=lambda failure: watched(failure) if failure.count < 2 else 1 / 0)  # type: ignore[arg-type,return-value]
+        assert query(town.database, text, mallory) == [(1,)]
+        app.begin_conversation_timer(mallory, 60)
+        assert query(town.database, text, mallory) == []
+        app.end_conversation(mallory)
+    assert counts == [1, 2]

@@ -41,6 +41,10 @@ pytestmark = pytest.mark.both_faces
 Messages = list[sb.Message]
 
 
+class Stop(Exception):
+    """A reader ends."""
+
+
 class Bad(Exception):
     """What the procedures of these tests raise."""
 
@@ -197,6 +201,59 @@ def test_success_clears_the_count(database: sb.Database, table: str) -> None:
     assert counts == [1, 2, 1, 2]
     assert done(database, table) == [b"1", b"2"]
     assert tracked(database) == []
+
+
+@pytest.mark.parametrize("kind", ["a timer", "a lifetime"])
+def test_what_only_a_reader_notices_is_given_up_too(database: sb.Database, table: str, clock: Clock, kind: str) -> None:
+    """Its message comes into the queue with the RECEIVE, and leaves it with the rollback of that."""
+    initiator = begin(database, lifetime=60)
+    database.send(initiator, ORDER, b"x")
+    handle = far_handle(database, initiator)
+    database.receive(STOCK_QUEUE)
+    if kind == "a timer":
+        database.begin_conversation_timer(handle, 1)
+    clock.jump(seconds=2 if kind == "a timer" else 61)
+    counts: list[int] = []
+    policy = sb.give_up_after(3)
+
+    def watching(failure: sb.Failure) -> sb.Verdict:
+        counts.append(failure.count)
+        assert len(counts) < 10
+        return policy(failure)
+
+    assert database.process(STOCK_QUEUE, storing(table, lambda message: True), poison=watching) == 4
+    assert counts == [1, 2, 3, 4]
+    assert state(database, handle) == "CD"
+    assert tracked(database) == []
+
+
+def test_failures_of_one_timer_are_not_counted_against_the_next(database: sb.Database, clock: Clock) -> None:
+    """Each fails once with the first reader and then succeeds with another, which knows nothing of that count."""
+    handle = far_handle(database, send(database, b"x"))
+    database.receive(STOCK_QUEUE)
+    counts: list[int] = []
+    policy = sb.give_up_after(3)
+
+    def watching(failure: sb.Failure) -> sb.Verdict:
+        counts.append(failure.count)
+        if len(counts) % 2:
+            return policy(failure)
+        raise Stop  # the other reader is next
+
+    def fail(transaction: sb.Transaction, messages: Messages) -> None:
+        raise Bad
+
+    for _ in range(5):
+        database.begin_conversation_timer(handle, 1)
+        clock.jump(seconds=2)
+        with pytest.raises(Stop):
+            database.process(STOCK_QUEUE, fail, poison=watching)
+        with database.transaction() as transaction:
+            (timer,) = transaction.receive(STOCK_QUEUE)
+            assert timer.is_timer
+        assert [row[0] for row in tracked(database)] == [1]
+    assert counts == [1, 2] * 5
+    assert state(database, handle) == "CO"
 
 
 def test_a_count_of_another_process_is_cleared_when_a_reader_is_idle(database: sb.Database, table: str) -> None:

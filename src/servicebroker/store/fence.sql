@@ -201,6 +201,7 @@ begin
     else
         update servicebroker.conversation_endpoints set dialog_timer = clock_timestamp() + make_interval(secs => seconds)
          where conversation_handle = handle;
+        delete from servicebroker.failed_messages where conversation_handle = handle and message_type_id = {timer_id};
     end if;
 end $$;
 
@@ -748,7 +749,11 @@ begin
         'select conversation_handle from servicebroker.failed_messages f where queue_id = %1$s and not exists ('
         'select from servicebroker.queue_%1$s m where m.priority = f.priority '
         'and m.conversation_group_id = f.conversation_group_id and m.conversation_handle = f.conversation_handle '
-        'and m.message_sequence_number = f.message_sequence_number) for update skip locked))', queue_id);
+        'and m.message_sequence_number = f.message_sequence_number) and not exists ('
+        -- a timer or an expiry that its reader itself has noticed: the rollback took the message out, until the next RECEIVE
+        'select from servicebroker.conversation_endpoints e where e.conversation_handle = f.conversation_handle and ('
+        'f.message_type_id = {timer_id} and e.dialog_timer is not null or f.message_type_id = {error_id} '
+        'and e.state = any (%2$L::text[]))) for update skip locked))', queue_id, array[{failing}]);
 end $$;
 
 create or replace function servicebroker_fence.set_aside(

@@ -107,6 +107,7 @@ def _values() -> dict[str, object]:
         "replay_protection": f"interval '{REPLAY_PROTECTION.total_seconds()} s'",
         "error": names.ERROR,
         "error_id": names.ERROR_ID,
+        "timer_id": names.DIALOG_TIMER_ID,
         "end_dialog": names.END_DIALOG,
         "error_namespace": ERROR_NAMESPACE,
         "trace_bytes": TRACE_BYTES,

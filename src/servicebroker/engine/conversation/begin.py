@@ -143,8 +143,10 @@ def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> St
     at = now + timedelta(seconds=timeout)
     if at > endpoint.lifetime:
         raise BrokerError(8410)
-    yield Statement(
+    yield Statement(  # all DialogTimers have one number: what the last one has failed is not counted against this one
         "begin.begin_conversation_timer",
+        "with dealt_with as (delete from servicebroker.failed_messages "
+        f"where conversation_handle = $1 and message_type_id = {names.DIALOG_TIMER_ID}) "
         "update servicebroker.conversation_endpoints set dialog_timer = $2 where conversation_handle = $1",
         (handle, at),
     )

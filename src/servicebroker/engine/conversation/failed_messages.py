@@ -22,6 +22,12 @@ from servicebroker.store.sql_verbs import ERROR_KEPT
 from servicebroker.store.statements import Statement, Steps
 
 _RANKS = {names.DIALOG_TIMER_ID: enqueue.RANK_TIMER, names.ERROR_ID: enqueue.RANK_ERROR}
+# a row `f` is of a message that its reader itself puts into the queue: a rollback takes it out until the next RECEIVE
+_COMES_AGAIN = (
+    "select from servicebroker.conversation_endpoints e where e.conversation_handle = f.conversation_handle and ("
+    f"f.message_type_id = {names.DIALOG_TIMER_ID} and e.dialog_timer is not null "
+    f"or f.message_type_id = {names.ERROR_ID} and e.state in ('SO', 'SI', 'CO', 'DI'))"
+)
 _SET_ASIDE = (
     "set_aside_id, queue_name, conversation_handle, conversation_group_id, message_sequence_number, service_name, "
     "service_contract_name, message_type_name, validation::text, message_body, message_enqueue_time, far_service, "
@@ -124,7 +130,8 @@ def sweep(queue_id: int) -> Steps[None]:
         f"select conversation_handle from servicebroker.failed_messages f where queue_id = {queue_id} and not exists ("
         f"select from servicebroker.queue_{queue_id} m where m.priority = f.priority "
         "and m.conversation_group_id = f.conversation_group_id and m.conversation_handle = f.conversation_handle "
-        "and m.message_sequence_number = f.message_sequence_number) for update skip locked))",
+        "and m.message_sequence_number = f.message_sequence_number) "
+        f"and not exists ({_COMES_AGAIN}) for update skip locked))",
     )
 
 
