@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from uuid import UUID
@@ -12,6 +13,7 @@ import pytest
 
 import servicebroker as sb
 from support import (
+    CONTRACT,
     ORDER,
     ORDERS_QUEUE,
     REPLY,
@@ -24,6 +26,7 @@ from support import (
     open_dialog,
     query,
     state,
+    wait_until_blocked,
 )
 
 Work = Callable[[], None]
@@ -106,6 +109,23 @@ def test_two_senders_on_two_conversations(database: sb.Database) -> None:
     assert len(at_once(partial(send_on, first, second), partial(send_on, second, first))) == 1
     received = [bodies(database.receive(STOCK_QUEUE)) for _ in range(2)]
     assert sorted(received) == [[b"0", b"1"], [b"0", b"2"]]
+
+
+def test_who_sends_to_a_service_that_is_being_created_is_no_victim(database: sb.Database) -> None:
+    """It holds a conversation that waits for the service, and begins another one with it meanwhile."""
+    name = "//test/Late"
+    waiting, begins = begin(database, name), begin(database, name)
+    database.send(waiting, ORDER, b"0")
+    with database.transaction() as transaction:
+        transaction.begin_conversation_timer(waiting, 60)
+        creating = in_thread(database.create_service, name, STOCK_QUEUE, [CONTRACT])
+        wait_until_blocked(database)
+        transaction.send(begins, ORDER, b"first")
+        time.sleep(1.5)  # the server looks for a circle after a second
+        assert not creating.done()
+    creating.result(30)
+    received = sorted(bodies(database.receive(STOCK_QUEUE)) for _ in range(2))
+    assert received == [[b"0"], [b"first"]]
 
 
 @pytest.mark.feature(81)

@@ -190,8 +190,11 @@ class Definitions(ABC):
             yield from catalog.create_service(self.database_id, name, found.queue_id, given, owner)
             yield from transmission.deliver_to_service(self.catalog, name, self.instance.clock())
 
+        def authorized() -> Steps[None]:
+            return rights.authorized(steps(), self.user, "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
+
         with may_exist(exist_ok):
-            self._define(steps(), "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
+            self._giving_way(authorized, RISING)
 
     def drop_contract(self, name: str) -> None:
         """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
