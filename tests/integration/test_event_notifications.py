@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
+from servicebroker.engine.catalog.event_notifications import post
+from servicebroker.store.running import run
 from support import (
     APP,
     ORDER,
@@ -16,10 +18,12 @@ from support import (
     as_user,
     begin,
     eventually,
+    in_thread,
     query,
     queue_number,
     refused,
     undone,
+    wait_until_blocked,
 )
 
 POST = "http://schemas.microsoft.com/SQL/Notifications/PostEventNotification"
@@ -95,6 +99,28 @@ def test_the_event_143_has_database_and_queue(watched: sb.Database) -> None:
     event = watched.instance.events.recent(143)[-1]
     assert (event.name, event.database_id) == ("Broker:Queue Disabled", watched.database_id)
     assert event.object_id == queue_number(watched, STOCK_QUEUE)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_of_two_first_events_at_once_one_begins_the_conversation(watched: sb.Database, is_dropped: bool) -> None:
+    notify(watched, events=DISABLED)
+    queue_id, now = queue_number(watched, STOCK_QUEUE), watched.instance.clock()
+
+    def post_second() -> list[sb.BrokerError]:
+        with watched.instance.connection() as connection, connection.transaction():
+            return run(connection, post(DISABLED, queue_id, now))
+
+    with watched.instance.connection() as connection:
+        with connection.transaction():
+            assert run(connection, post(DISABLED, queue_id, now)) == []
+            if is_dropped:
+                connection.execute("delete from servicebroker.event_notifications where queue_id = %s", (queue_id,))
+            second = in_thread(post_second)
+            wait_until_blocked(watched)
+        assert second.result(30) == []
+    begun = "select from sys.conversation_endpoints where is_initiator = 1 and broker_database = %s"
+    assert len(query(watched, begun, watched.name)) == 1
+    assert len(told(watched)) == (1 if is_dropped else 2)
 
 
 @pytest.mark.feature(207)

@@ -277,6 +277,11 @@ def _notifications(condition: str, *parameters: object) -> Steps[list[_Notificat
 
 
 def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[BrokerError | None]:
+    if notification.conversation_handle is None:  # of two first events one begins the conversation
+        locked = yield from _locked(notification.object_id)
+        if locked is None:  # dropped meanwhile
+            return None
+        notification = locked
     handle = notification.conversation_handle
     if handle is not None and notification.state not in _OPEN:
         return (yield from _drop_broken(notification, now))
@@ -303,6 +308,17 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
     except BrokerError as problem:
         return BrokerError(17001, names.EVENT_NOTIFICATION, handle, problem.text)
     return None
+
+
+def _locked(object_id: int) -> Steps[_Notification | None]:
+    """The notification as it is now that nobody else sends its first event."""
+    yield Statement(
+        "event_notifications.locked",
+        "select from servicebroker.event_notifications where object_id = $1 for update",
+        (object_id,),
+    )
+    found = yield from _notifications("n.object_id = $1", object_id)
+    return found[0] if found else None
 
 
 def _drop_broken(notification: _Notification, now: datetime) -> Steps[BrokerError]:
