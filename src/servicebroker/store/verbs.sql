@@ -203,7 +203,7 @@ begin
     end;
     if refusal is not null then return; end if;
 
-    select s.service_id, s.queue_id, q.owner_id as queue_owner, q.schema_id,
+    select d.database_id, s.service_id, s.queue_id, q.owner_id as queue_owner, q.schema_id,
            c.service_contract_id, c.owner_id as contract_owner into own
       from servicebroker.databases d
       left join servicebroker.services s on s.database_id = d.database_id and s.name = from_service
