@@ -6,7 +6,7 @@ import random
 from collections import deque
 from concurrent.futures import wait
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -922,5 +922,63 @@ def test_a_conversation_leaves_a_route_that_has_expired(pair: Pair) -> None:
     pair.pass_time(61)
     west.other = parse_address(EAST)
     west.database.send(handle, ORDER, b"1")
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+@pytest.mark.feature(113)
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+def test_a_route_to_another_instance_that_has_the_service_leaves_conversations_where_they_are(
+    pair: Pair, *, is_acknowledged: bool
+) -> None:
+    """Also of whom nothing is acknowledged yet: the first message would be stored there too."""
+    west, east = pair.west.database, pair.east.database
+    ((broker,),) = query(
+        east, "select service_broker_guid::text from servicebroker.databases where name = %s", east.name
+    )
+    west.alter_route("ToStock", broker_instance=broker)
+    handles = [begin(pair) for _ in range(8)]
+    pair.west.round([])
+    if is_acknowledged:
+        pair.rounds()
+    west.create_route("More", service_name=STOCK, broker_instance=uuid4(), address="TCP://more:4022")
+    pair.rounds()
+    for handle in handles:
+        west.send(handle, ORDER, b"1")
+    pair.rounds()
+    assert waiting_messages(west) == 0
+    assert [bodies(east.receive(STOCK_QUEUE)) for _ in handles] == [[b"0", b"1"]] * 8
+
+
+@pytest.mark.feature(116)
+def test_who_waits_for_a_row_waits_between_two_looks(pair: Pair) -> None:
+    west = pair.west
+    handle = begin(pair)
+    with west.database.transaction() as tx:
+        tx.send(handle, ORDER, b"1")
+        for _ in range(3):
+            west.round([])
+            assert west.relay.wake_at > west.seconds
+            west.seconds = west.relay.wake_at
+    pair.pass_time(1.1)
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"1"]
+
+
+@pytest.mark.feature(116)
+def test_a_conversation_whose_keys_can_be_opened_again_takes_what_comes_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, _ = opened(pair)
+    east = pair.east.relay
+    east.forget()
+    with monkeypatch.context() as patch:
+        patch.setattr(east._conversations, "_session_of", lambda endpoint: None)
+        pair.west.database.send(handle, ORDER, b"1")
+        pair.rounds(2)
+        assert waiting_messages(pair.west.database) == 1
+    pair.pass_time(5)
+    pair.rounds()
+    pair.pass_time(10)
     pair.rounds()
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]

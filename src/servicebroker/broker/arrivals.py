@@ -155,6 +155,7 @@ class Reception:
             return self._begin(store, came)
         if entry.session is None:
             _drop(came.link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
+            self._conversations.wanted.add(handle)  # the key may be there when the message comes again
             return None
         if header.exchange is not None:
             learned = self._security.learn(store, entry.endpoint, entry.session, header, came.link)

@@ -87,6 +87,15 @@ class Entry:
         """No messages wait but those that are offered: END CONVERSATION has dropped the rest."""
         self.end = self.dialog.next_to_offer
 
+    def is_claimed(self, broker: str | None) -> None:
+        """Its target is elsewhere, in that broker instance if its route names one, whatever routes there are later."""
+        self.endpoint = self.endpoint._replace(is_remote=True, routed_broker=broker)
+
+    def is_acknowledged_by(self, broker: str) -> None:
+        """Its target is there."""
+        if not self.endpoint.is_acknowledged:
+            self.endpoint = self.endpoint._replace(is_acknowledged=True, far_broker=broker)
+
     def secure(self, endpoint: RemoteEndpoint, session: SessionKeys | None) -> None:
         """It has these keys now."""
         self.endpoint, self.session = endpoint, session
@@ -360,7 +369,8 @@ class Conversations:
                     self.happens(entry, Event.HELD_BACK, why=found)
                     return
                 self.happens(entry, Event.LINK_FOUND, link=found)
-                self.hungry[handle] = None
+                if entry.link is not None:  # else it is to be claimed first
+                    self.hungry[handle] = None
             if entry.link is not None:
                 self._lines.setdefault(entry.link, FairQueue()).add(handle, entry.priority)
         self.set_alarm(entry)
@@ -385,6 +395,7 @@ class Conversations:
 
     def acknowledged(self, entry: Entry, below: int) -> None:
         """The peer has stored its messages below that one."""
+        entry.is_acknowledged_by(str(entry.dialog.far_broker))
         self.release(entry, below)
         if entry.link is not None:
             traffic = self._traffic[entry.link]

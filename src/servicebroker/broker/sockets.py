@@ -147,13 +147,13 @@ class Network:
     def reach(self, address: Address) -> Link | str:
         """The link to an address, or why there is none: then it is being opened."""
         with self._lock:
+            if self.policy.silence:
+                self._wanted.add(address)
+                return _text(self.policy.silence, "Service Broker")
             peer = self._peers.get(address)
             link = None if peer is None else self.arbiter.find(peer)
             if link is not None:
                 return link
-            if self.policy.silence:
-                self._wanted.add(address)
-                return _text(self.policy.silence, "Service Broker")
             now = time.monotonic()
             self._asked[address] = now
             attempt = self._attempts.get(address, _NONE)
@@ -259,6 +259,8 @@ class Network:
             await asyncio.wait_for(
                 self._loop.create_connection(lambda: Stream(self, address), address.host, address.port), CONNECT_TIME
             )
+        except UnicodeError:
+            self.failed(address, f"{RULES[9753].text} {address}: No host can have this name.")
         except (OSError, TimeoutError) as problem:
             self.failed(address, f"{RULES[9753].text} {address}: {_why(problem)}.")
 

@@ -168,6 +168,9 @@ class Stream(asyncio.Protocol):
             if self.network.is_away:
                 self._transport.abort()
             return
+        if self.network.policy.silence:  # the endpoint was stopped meanwhile
+            self._transport.abort()
+            return
         if not self.network.is_secured(self.address):
             self._begin()
             self._write()

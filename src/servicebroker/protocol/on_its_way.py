@@ -116,7 +116,7 @@ LEAVING: dict[tuple[Stage, Event], Step[Stage]] = {
     (Stage.MATCHED, Event.WON): Step(Stage.CLAIMED),
     (Stage.MATCHED, Event.BUSY): Step(Stage.MATCHED, (Act.MATCH_SOON,)),
     (Stage.MATCHED, Event.UNSECURED): Step(Stage.FOUND, _NOWHERE),
-    (Stage.MATCHED, Event.LINK_FOUND): Step(Stage.MATCHED, (Act.MATCH_NOW,)),
+    (Stage.MATCHED, Event.LINK_FOUND): Step(Stage.MATCHED, (Act.MATCH_SOON,)),
     (Stage.MATCHED, Event.REACHED): Step(Stage.MATCHED, (Act.GO, Act.MATCH_NOW, Act.LINE_UP)),
     # another instance may have the service
     (Stage.MATCHED, Event.UNREACHED): Step(Stage.MATCHED, (Act.MATCH_NOW, Act.TRY_LATER)),

@@ -368,9 +368,12 @@ class Outgoing:
         last = min(last, self._fragments(number) - 1)
         before = self._acked.get(number, 0)
         fresh = ((1 << max(last - first + 1, 0)) - 1 << first) & ~before
-        for fragment in range(first, last + 1):
-            if fresh >> fragment & 1 and self._was_sent(number, fragment):
-                self._under_way -= self._cost(number, fragment)
         if fresh:
             self._acked[number] = before | fresh
+        left = fresh
+        while left:  # only these: of a large message thousands are acknowledged again and again
+            fragment = (left & -left).bit_length() - 1
+            left &= left - 1
+            if self._was_sent(number, fragment):
+                self._under_way -= self._cost(number, fragment)
         return bool(fresh)

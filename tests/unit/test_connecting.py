@@ -1,0 +1,66 @@
+"""What becomes of connections that are being made: a network over real sockets, and no database."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from servicebroker.broker.inboxes import Inboxes, Unreached
+from servicebroker.broker.policy import Policy
+from servicebroker.broker.sockets import Network
+from servicebroker.protocol.routing import Address
+from support import eventually
+
+
+def networks(stack: ExitStack, *numbers: int) -> list[Network]:
+    made = [Network(UUID(int=n), UUID(int=n + 10), Inboxes(), lambda: datetime.now(UTC)) for n in numbers]
+    for one in made:
+        stack.callback(one.close)
+    return made
+
+
+@pytest.mark.feature(107)
+def test_a_connection_that_is_made_after_the_endpoint_was_stopped_carries_nothing() -> None:
+    """It would have begun in the clear, though what was stopped asked for TLS."""
+    with ExitStack() as stack:
+        west, east = networks(stack, 1, 2)
+        port = east.obey(Policy("127.0.0.1", 0))
+        assert port is not None
+        address = Address("127.0.0.1", port)
+        west.obey(Policy(encryption="REQUIRED"))
+        connect, made = west._loop.create_connection, []
+
+        async def late(*values: Any) -> object:
+            await asyncio.sleep(0.3)
+            made.append(await connect(*values))
+            return made[0]
+
+        west._loop.create_connection = late  # type: ignore[method-assign, assignment]
+        assert west.reach(address) == ""
+        west.obey(Policy(silence=9748))
+        eventually(lambda: bool(made))
+        for _ in range(20):
+            assert isinstance(west.reach(address), str)
+            time.sleep(0.01)
+        eventually(lambda: not west.streams)
+
+
+@pytest.mark.feature(116)
+@pytest.mark.parametrize("host", ["broker..example", "a" * 64])
+def test_a_name_that_no_host_can_have_is_unreachable(host: str) -> None:
+    with ExitStack() as stack:
+        (west,) = networks(stack, 1)
+        west.obey(Policy())
+        address = Address(host, 4022)
+        assert west.reach(address) == ""
+        eventually(lambda: address in west.unreachable)
+        assert west.reach(address) == (
+            f"The target service broker is unreachable. TCP://{host}:4022: No host can have this name."
+        )
+        assert [type(one) for one in west.inbox.shares[0].take(10)] == [Unreached]
