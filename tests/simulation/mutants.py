@@ -44,7 +44,7 @@ MUTANTS = [
         "                self._settling.committed(store, stored)\n"
         "                stored = None\n"
         "            self._frames.send(store, is_traced=False)\n",
-        34,
+        323,
     ),
     Mutant("rounds fail", "broker.relay", "        began = self._seconds()\n", "        raise RuntimeError\n", 0),
     Mutant(
@@ -64,7 +64,7 @@ MUTANTS = [
     Mutant(
         "conversations that are not claimed take a link",
         "protocol.on_its_way",
-        "(Stage.MATCHED, Event.LINK_FOUND): Step(Stage.MATCHED, (Act.MATCH_NOW,)),",
+        "(Stage.MATCHED, Event.LINK_FOUND): Step(Stage.MATCHED, (Act.MATCH_SOON,)),",
         "(Stage.MATCHED, Event.LINK_FOUND): Step(Stage.LINKED, (Act.TAKE_LINK, Act.GO)),",
         2,
     ),
@@ -73,7 +73,7 @@ MUTANTS = [
         "protocol.on_its_way",
         "(Stage.LINKED, Event.REROUTED): Step(Stage.CLAIMED, _OFF_LINK + _AWAY),",
         "(Stage.LINKED, Event.REROUTED): Step(Stage.LINKED, _AWAY),",
-        142,
+        15,
     ),
     Mutant(
         "who has lost its link keeps it",
@@ -94,7 +94,7 @@ MUTANTS = [
         "protocol.on_its_way",
         "(Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.POSTPONED),",
         "(Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.NOTHING),",
-        2,
+        1,
     ),
     Mutant(
         "a lost link is kept",
@@ -108,14 +108,14 @@ MUTANTS = [
         "broker.departures",
         "        self._page_missed = True\n",
         "        return\n",
-        168,
+        356,
     ),
     Mutant(
         "what waits for a retry is at rest",
         "broker.conversations",
         "is_to_send = self.wants_more or self.dialog.load > 0",
         "is_to_send = self.wants_more",
-        288,
+        24,
     ),
     Mutant(
         "who is entered by a message that is not taken is never found",
@@ -125,21 +125,21 @@ MUTANTS = [
         "touched: set[UUID] = set()\n"
         "        for endpoint in store.endpoints_of(unknown) if unknown else ():\n"
         "            self._conversations.enter(endpoint)\n",
-        2636,
+        675,
     ),
     Mutant(
         "a changed route is not seen",
         "broker.matching",
         "        if before == version:\n            return set()\n        self._mirrors",
         "        if True:\n            return set()\n        self._mirrors",
-        46,
+        15,
     ),
     Mutant(
         "who is read in a later round gets in no line",
         "broker.relay",
         "            touched |= self._readahead.offer(store, touched)\n",
         "            self._readahead.offer(store, touched)\n",
-        953,
+        3197,
     ),
     Mutant(
         "a look begins anew each time",
@@ -161,14 +161,14 @@ MUTANTS = [
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n",
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n"
         "            self._acknowledged.clear()\n",
-        37,
+        5,
     ),
     Mutant(
         "batches that are postponed are forgotten",
         "broker.arrivals",
         "self._postponed = {handle: batches[handle] for handle in result.postponed}",
         "self._postponed = {}",
-        2,
+        1,
     ),
     Mutant(
         "refusals of rows that somebody holds are forgotten",
@@ -178,7 +178,7 @@ MUTANTS = [
         "            done = store.fail(failed)\n"
         "            self._failed = {handle: failed[handle] for handle in done}\n"
         "            for handle in done:\n",
-        469,
+        51,
     ),
     Mutant(
         "a dialog is remade without what has arrived",
@@ -199,21 +199,21 @@ MUTANTS = [
         "broker.conversations",
         "        token=endpoint.receive_token,\n",
         "        token=None,\n",
-        128,
+        151,
     ),
     Mutant(
         "what was read is sent although it was dropped",
         "broker.departures",
         "            if found.numbers != tuple(numbers):\n                return None\n",
         "",
-        447,
+        23,
     ),
     Mutant(
         "a checksum is not looked at",
         "protocol.integrity",
         "if len(sealed) < TAG_SIZE or not compare_digest(_digest(header, payload), sealed[:TAG_SIZE]):",
         "if len(sealed) < TAG_SIZE:",
-        12,
+        1,
     ),
     Mutant(
         "an acknowledgement is due before the commit",
@@ -242,7 +242,7 @@ MUTANTS = [
         "protocol.outgoing",
         "        self._cursor = (self.base, 0)\n        self._under_way = 0\n",
         "        self._under_way = 0\n",
-        1,
+        3,
     ),
     Mutant(
         "an end is not offered",
@@ -270,7 +270,7 @@ MUTANTS = [
         "broker.conversations",
         "        session = self._session_of(endpoint)\n",
         "        session = None if endpoint.state == EndpointState.CLOSED else self._session_of(endpoint)\n",
-        21,
+        4,
     ),
     Mutant(
         "whatever a link brings is taken",
@@ -368,7 +368,7 @@ MUTANTS = [
         "broker.arrivals",
         "                    self._apart[handle] = event\n",
         "                    pass\n",
-        2,
+        5,
     ),
     Mutant(
         "nobody says why messages wait",
@@ -382,21 +382,21 @@ MUTANTS = [
         "protocol.outgoing",
         "        if ours and ack.token and ours != ack.token:\n",
         "        if False:\n",
-        154,
+        602,
     ),
     Mutant(
         "nothing is said of what was acknowledged",
         "protocol.dialog",
         "        return outgoing.base if is_whole and not self._jumps else None\n",
         "        return None\n",
-        2,
+        51,
     ),
     Mutant(
         "a frame is given to another share",
         "broker.inboxes",
         "        return share_of(conversation_of(body), count)\n",
         "        return (share_of(conversation_of(body), count) + 1) % count\n",
-        42,
+        57,
     ),
     Mutant(
         "a share does not look for what waited before it had it",
@@ -405,7 +405,7 @@ MUTANTS = [
         "        self.forwarding.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
-        44,
+        90,
     ),
     Mutant(
         "a share's acknowledgements leave before its commit",
@@ -416,14 +416,14 @@ MUTANTS = [
         "                self._settling.committed(store, stored)\n"
         "                stored = None\n"
         "                self._frames.send(store, is_traced=False)\n",
-        932,
+        1102,
     ),
     Mutant(
         "what the peer once had is relied on",
         "protocol.outgoing",
         "        if self._acked and self._lacks_what_it_had():\n",
         "        if False:\n",
-        277,
+        173,
     ),
 ]
 
