@@ -395,7 +395,6 @@ class Conversations:
 
     def acknowledged(self, entry: Entry, below: int) -> None:
         """The peer has stored its messages below that one."""
-        entry.is_acknowledged_by(str(entry.dialog.far_broker))
         self.release(entry, below)
         if entry.link is not None:
             traffic = self._traffic[entry.link]
