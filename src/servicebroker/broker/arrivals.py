@@ -264,7 +264,7 @@ class Settling:
             match event:
                 case Acknowledged():
                     self._acknowledged[handle] = event
-                    entry.is_acknowledged_by(str(event.far_broker))
+                    entry.note_acknowledgement(str(event.far_broker))
                     self._conversations.acknowledged(entry, event.below)
                     if entry.status == UNANSWERED:
                         self._conversations.say(entry, "")

@@ -87,11 +87,11 @@ class Entry:
         """No messages wait but those that are offered: END CONVERSATION has dropped the rest."""
         self.end = self.dialog.next_to_offer
 
-    def is_claimed(self, broker: str | None) -> None:
+    def note_claim(self, broker: str | None) -> None:
         """Its target is elsewhere, in that broker instance if its route names one, whatever routes there are later."""
         self.endpoint = self.endpoint._replace(is_remote=True, routed_broker=broker)
 
-    def is_acknowledged_by(self, broker: str) -> None:
+    def note_acknowledgement(self, broker: str) -> None:
         """Its target is there."""
         if not self.endpoint.is_acknowledged:
             self.endpoint = self.endpoint._replace(is_acknowledged=True, far_broker=broker)

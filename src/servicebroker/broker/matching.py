@@ -93,7 +93,7 @@ class Matching:
             {handle: one.keys for handle, one in secured.items() if handle in claimed and one.keys is not None}
         )
         for handle in claimed:
-            entries[handle].is_claimed(ready[handle])
+            entries[handle].note_claim(ready[handle])
         for handle in claimed & secured.keys():
             entry, one = entries[handle], secured[handle]
             entry.secure(entry.endpoint._replace(security=one.security, keys=one.keys), one.session)

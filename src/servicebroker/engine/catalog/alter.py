@@ -98,12 +98,12 @@ def renew_versions(database_id: int | None = None) -> Statement:
     )
 
 
-def renew_routes(database_id: int) -> Statement:
-    """Where the messages of this database go is to be looked up again."""
+def renew_routes(database_id: int | None = None) -> Statement:
+    """Where the messages of this database go, or of all, is to be looked up again."""
     return Statement(
         "alter.renew_routes",
         "update servicebroker.databases set routes_version = nextval('servicebroker.catalog_versions') "
-        "where database_id = $1",
+        "where $1::int is null or database_id = $1",
         (database_id,),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from servicebroker.engine.catalog.alter import lock_catalog, ring
+from servicebroker.engine.catalog.alter import lock_catalog, renew_routes, ring
 from servicebroker.engine.catalog.catalog import create_queue, insert_usages
 from servicebroker.engine.catalog.database_options import new_broker
 from servicebroker.engine.catalog.read_only import set_read_write
@@ -224,11 +224,7 @@ def drop_database(database_id: int) -> Steps[None]:
             )
     for queue_id, _, _ in queues:
         yield ring(queue_id)
-    yield Statement(  # what waited for its services may have a way to another instance
-        "databases.drop_database.renew_routes",
-        "update servicebroker.databases set routes_version = nextval('servicebroker.catalog_versions') where name = $1",
-        (SYSTEM_DATABASE,),
-    )
+    yield renew_routes()  # what waited for its services may have a way to another instance
 
 
 # what belongs to a database, in the order in which it can go
