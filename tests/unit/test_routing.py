@@ -308,6 +308,33 @@ def test_a_route_to_this_very_instance_is_as_if_from_outside() -> None:
     assert through([route(HOST2, SERVICE)], forwards=True).destination == Elsewhere(HOST2)
 
 
+SOON, LATE = NOW + timedelta(minutes=1), NOW + timedelta(hours=1)
+
+
+@pytest.mark.feature(112)
+@pytest.mark.parametrize(
+    ("of_database", "of_msdb", "first"),
+    [(None, None, None), (SOON, None, SOON), (None, SOON, SOON), (SOON, LATE, SOON), (LATE, SOON, SOON)],
+)
+@pytest.mark.parametrize("to", ["LOCAL", HOST2])
+def test_a_way_through_msdb_is_one_until_either_route_expires(
+    of_database: datetime | None, of_msdb: datetime | None, first: datetime | None, to: Address | str
+) -> None:
+    site = here({SERVICE: [HERE]}, addresses=frozenset({HOST1}), forwards=True)
+    own = RoutingTable([route(HOST1, SERVICE, expires=of_database)])
+    outside = RoutingTable([route(to, SERVICE, expires=of_msdb)])
+    decision = classify(Conversation(SERVICE, database=HERE), own, outside, site, NOW, FIRST)
+    assert decision.through_outside
+    assert decision.expires == first
+
+
+@pytest.mark.feature(112)
+def test_a_way_is_one_until_its_route_expires() -> None:
+    assert decide([route(HOST1, SERVICE, expires=FUTURE)]).expires == FUTURE
+    assert decide([route(HOST1, SERVICE), route(HOST2, expires=FUTURE)]).expires is None
+    assert decide([route("LOCAL", SERVICE, expires=FUTURE)], site=here({SERVICE: [HERE]})).expires == FUTURE
+
+
 # ---------------------------------------------------------------- addresses
 
 

@@ -137,7 +137,7 @@ class Matching:
             self._conversations.happens(entry, Event.UNROUTED, pair=pair, why=f"{RULES[9753].text} {way}")
             return
         event = Event.ROUTED if entry.address in (None, way) else Event.REROUTED
-        self._conversations.happens(entry, event, address=way, pair=pair, until=chosen.expires)
+        self._conversations.happens(entry, event, address=way, pair=pair, until=decision.expires)
         if not entry.endpoint.is_acknowledged:
             known = entry.endpoint.far_broker or chosen.broker_instance
             entry.dialog.far_broker = UUID(known) if known else entry.dialog.far_broker

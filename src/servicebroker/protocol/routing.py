@@ -188,6 +188,7 @@ class Decision(NamedTuple):
     matched: tuple[Route, ...] = ()
     chosen: Route | None = None
     through_outside: bool = False  # the route led back to this instance: the routes of msdb decided
+    expires: datetime | None = None  # when the first of the routes that led there does
 
 
 def classify(
@@ -202,7 +203,7 @@ def classify(
     decision = _while_asked(_classify(conversation, own, site, now, pick), conversation, site)
     if isinstance(decision.destination, Elsewhere) and decision.destination.leads_to(site.addresses):
         arrived = _classify(conversation._replace(database=None), outside, site, now, pick)
-        return arrived._replace(through_outside=True)
+        return arrived._replace(through_outside=True, expires=_first(decision.expires, arrived.expires))
     return decision
 
 
@@ -231,7 +232,7 @@ def _classify(conversation: Conversation, table: RoutingTable, site: Site, now: 
             return Decision(Refused(8490), rule, matched)
         number = 9796 if is_local else 9785
         return Decision(Dropped(number) if arrived else Delayed(number), rule, matched)
-    return Decision(_destination(conversation, chosen, site, pick), rule, matched, chosen)
+    return Decision(_destination(conversation, chosen, site, pick), rule, matched, chosen, expires=chosen.expires)
 
 
 def match(
@@ -331,6 +332,10 @@ def _preferred(instances: Mapping[str, Sequence[Route]], site: Site) -> list[str
 
 def _valid(routes: Iterable[Route], now: datetime) -> tuple[Route, ...]:
     return tuple(route for route in routes if route.expires is None or route.expires > now)
+
+
+def _first(*expiries: datetime | None) -> datetime | None:
+    return min((one for one in expiries if one is not None), default=None)
 
 
 def _is_reachable(route: Route, site: Site) -> bool:
