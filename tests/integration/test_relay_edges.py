@@ -25,6 +25,7 @@ from servicebroker.protocol.envelope import Content, Part, encode, open_payload,
 from servicebroker.protocol.incoming import Batch, Deliver
 from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.limits import LIMITS
+from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import parse_address
 from servicebroker.store import locks
 from servicebroker.store.direct import run_command
@@ -879,34 +880,83 @@ def test_who_is_found_again_before_its_acknowledgement_is_written_goes_on(pair: 
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"1"]
 
 
-@pytest.mark.feature(116)
-@pytest.mark.parametrize("what", ["route", "service", "database"])
-def test_what_was_to_find_its_target_here_leaves_when_that_is_elsewhere(pair: Pair, what: str) -> None:
-    """The service was here, its queue off; then it has moved."""
-    database, instance = pair.west.database, pair.west.instance
-    home = instance.database("Home", create=True) if what == "database" else database
-    if what == "database":
-        home.create_message_type(ORDER)
-        home.create_contract(CONTRACT, {ORDER: "INITIATOR"})
-        home.create_queue(STOCK_QUEUE)
-    database.drop_route("ToStock")
+def home_in(instance: sb.Instance) -> sb.Database:
+    """Another database, which has what the service needs."""
+    home = instance.database("Home", create=True)
+    home.create_message_type(ORDER)
+    home.create_contract(CONTRACT, {ORDER: "INITIATOR"})
+    home.create_queue(STOCK_QUEUE)
+    return home
+
+
+def wait_at_home(pair: Pair, home: sb.Database) -> None:
+    """A conversation whose service is in that database, its queue off: the relay has nothing to do with it."""
     home.create_service(STOCK, STOCK_QUEUE, [CONTRACT])
     home.alter_queue(STOCK_QUEUE, status=False)
     begin(pair)
     pair.rounds()
     assert pair.west.relay.remembered == 0
-    if what == "route":
-        database.create_route("ToStock", service_name=STOCK, address=EAST)
-    else:
-        database.create_route("Any", address=EAST)
-        pair.rounds()
-        assert pair.west.relay.remembered == 0
-        if what == "service":
+
+
+@pytest.mark.feature(116)
+def test_what_was_to_find_its_target_here_leaves_by_a_route_that_is_made(pair: Pair) -> None:
+    database = pair.west.database
+    database.drop_route("ToStock")
+    wait_at_home(pair, database)
+    database.create_route("ToStock", service_name=STOCK, address=EAST)
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0"]
+
+
+@pytest.mark.feature(116)
+@pytest.mark.parametrize("what", ["service", "database"])
+def test_what_was_to_find_its_target_here_leaves_when_that_is_elsewhere(pair: Pair, what: str) -> None:
+    """The service was here, its queue off; then it has moved."""
+    database, instance = pair.west.database, pair.west.instance
+    home = database if what == "service" else home_in(instance)
+    database.drop_route("ToStock")
+    database.create_route("Any", address=EAST)
+    wait_at_home(pair, home)
+    match what:
+        case "service":
             home.drop_service(STOCK)
-        else:
+        case _:
             instance.drop_database("Home")
     pair.rounds()
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0"]
+
+
+@pytest.mark.feature(112)
+def test_what_was_to_find_its_target_here_leaves_when_the_route_expires(pair: Pair) -> None:
+    west = pair.west
+    for name in ("ToStock", "AutoCreatedLocal"):
+        west.database.drop_route(name)
+    west.database.create_route("Here", service_name=STOCK, address="LOCAL", lifetime=60)
+    west.database.create_route("Any", address=EAST)
+    wait_at_home(pair, west.database)
+    assert 0 < west.relay.wake_at - west.seconds <= 60
+    west.clock.jump(seconds=61)
+    pair.pass_time(61)
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0"]
+
+
+@pytest.mark.feature(112)
+def test_what_was_to_find_its_target_here_and_still_is_when_the_route_expires_is_looked_for_once(pair: Pair) -> None:
+    """Also where the daemon's clock is ahead of the one that the store asks."""
+    west = pair.west
+    west.database.drop_route("ToStock")
+    west.database.create_route("Here", service_name=STOCK, address="LOCAL", lifetime=60)
+    wait_at_home(pair, west.database)
+    pair.pass_time(61)
+    for _ in range(3):
+        west.round([])
+        assert west.relay.wake_at > west.seconds
+    west.clock.jump(seconds=61)
+    pair.pass_time(61)
+    west.round([])
+    assert west.relay.wake_at == NEVER
+    assert west.relay.remembered == 0
 
 
 @pytest.mark.feature(112)

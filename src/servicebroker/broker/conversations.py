@@ -160,6 +160,7 @@ class Conversations:
         self.wanted: set[UUID] = set()  # to be looked up in the database
         self.is_missing = False  # some were forgotten whose target was to be here, and may be elsewhere now
         self._has_left_at_home = False
+        self.home_until = NEVER  # when the first route expires by which one of them was to find its target here
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -203,6 +204,7 @@ class Conversations:
         """Routes or services have changed: who was to find a target here may have to leave."""
         self.is_missing |= self._has_left_at_home
         self._has_left_at_home = False
+        self.home_until = NEVER
 
     # ---------------------------------------------------------------- what happens to them
 
@@ -219,7 +221,7 @@ class Conversations:
     ) -> None:
         """Carry out what the table answers. With the address that was found, the link, or why its messages wait.
 
-        `until` is when the route to the address expires.
+        `until` is when the route expires by which its address, or its target here, was found.
 
         Raises:
             Impossible: it cannot happen to this conversation now.
@@ -238,7 +240,8 @@ class Conversations:
                     self._traffic[entry.link].load -= entry.load
                     entry.link = None
                 case Act.FORGET:
-                    self._has_left_at_home |= event is Event.AT_HOME
+                    if event is Event.AT_HOME:
+                        self._leaves_at_home(until)
                     self._remove(entry)
                 case Act.SAY_NOTHING:
                     self.say(entry, "")
@@ -255,7 +258,7 @@ class Conversations:
                 case Act.TRY_LATER:
                     self._try_later(entry, why)
                 case Act.REST:
-                    self._match_at(entry, NEVER if until is None else max(self._at(until), self._seconds() + SOON))
+                    self._match_at(entry, self._expiry(until))
                 case _:
                     self._match_at(entry, self._seconds() + _PAUSES[act])
 
@@ -293,6 +296,15 @@ class Conversations:
 
     def _at(self, time: datetime) -> float:
         return self._seconds() + (time - self._clock()).total_seconds()
+
+    def _expiry(self, until: datetime | None) -> float:
+        """When a route expires: not yet, since the store's clock has found it valid."""
+        return NEVER if until is None else max(self._at(until), self._seconds() + SOON)
+
+    def _leaves_at_home(self, until: datetime | None) -> None:
+        """One time is kept for all, since they may be any number."""
+        self._has_left_at_home = True
+        self.home_until = min(self.home_until, self._expiry(until))
 
     def _match_at(self, entry: Entry, at: float) -> None:
         entry.match_at = at

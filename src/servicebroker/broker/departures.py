@@ -41,8 +41,8 @@ class Finding:
 
     @property
     def wake_at(self) -> float:
-        """When the next page is due."""
-        return self._page_at
+        """When the next page is due, or a route by which somebody was to find a target here has expired."""
+        return min(self._page_at, self._conversations.home_until)
 
     def missed(self) -> None:
         """Some that wait had to leave the memory: they are found again later."""
@@ -103,6 +103,8 @@ class Finding:
     def _turn_page(self, store: Store) -> set[UUID]:
         """Some of those that wait since before we began, or that had no place in memory."""
         now = self._seconds()
+        if self._conversations.home_until <= now:
+            self._conversations.look_again()
         if self._conversations.is_missing:
             self._conversations.is_missing = False
             self._page_at, self._page_after = now, UUID(int=0)

@@ -128,7 +128,7 @@ class Matching:
             number = 9770 if isinstance(destination, Ask) else getattr(destination, "number", 9797)
             event = Event.AT_HOME if isinstance(destination, Local) else Event.UNROUTED
             why = RULES[number].text.format(entry.endpoint.far_service)
-            self._conversations.happens(entry, event, why=why)
+            self._conversations.happens(entry, event, until=decision.expires, why=why)
             return
         assert isinstance(destination, Elsewhere)
         assert chosen is not None
