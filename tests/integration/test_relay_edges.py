@@ -909,9 +909,9 @@ def test_what_was_to_find_its_target_here_leaves_by_a_route_that_is_made(pair: P
 
 
 @pytest.mark.feature(116)
-@pytest.mark.parametrize("what", ["service", "database"])
+@pytest.mark.parametrize("what", ["service", "database", "broker", "read_only"])
 def test_what_was_to_find_its_target_here_leaves_when_that_is_elsewhere(pair: Pair, what: str) -> None:
-    """The service was here, its queue off; then it has moved."""
+    """The service was here, its queue off; then it has moved, or its database takes nothing."""
     database, instance = pair.west.database, pair.west.instance
     home = database if what == "service" else home_in(instance)
     database.drop_route("ToStock")
@@ -920,8 +920,12 @@ def test_what_was_to_find_its_target_here_leaves_when_that_is_elsewhere(pair: Pa
     match what:
         case "service":
             home.drop_service(STOCK)
-        case _:
+        case "database":
             instance.drop_database("Home")
+        case "broker":
+            home.alter(disable_broker=True)
+        case _:
+            home.alter(read_only=True)
     pair.rounds()
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from servicebroker.engine.catalog.alter import lock_conversations, renew_versions
+from servicebroker.engine.catalog.alter import lock_conversations, renew_routes, renew_versions
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.read_only import check_writable
 from servicebroker.engine.conversation.endpoints import remove_endpoints
@@ -134,3 +134,4 @@ def _switch(database_id: int, enabled: bool) -> Steps[None]:
         (database_id, enabled),
     )
     yield renew_versions()
+    yield renew_routes(database_id)  # what waited for its services may have a way to another instance

@@ -6,7 +6,7 @@ queues, and on its rows of those that databases share. Its broker is off meanwhi
 
 from __future__ import annotations
 
-from servicebroker.engine.catalog.alter import renew_versions
+from servicebroker.engine.catalog.alter import renew_routes, renew_versions
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import postgres_name
 from servicebroker.store.statements import Statement, Steps
@@ -29,6 +29,7 @@ def set_read_only(database_id: int, name: str) -> Steps[None]:
     )
     if rows:
         yield renew_versions()
+        yield renew_routes(database_id)  # what waited for its services may have a way to another instance
         yield _guard(database_id, name, True)
 
 
