@@ -94,7 +94,7 @@ MUTANTS = [
         "protocol.on_its_way",
         "(Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.POSTPONED),",
         "(Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.NOTHING),",
-        1,
+        12,
     ),
     Mutant(
         "a lost link is kept",
@@ -361,7 +361,7 @@ MUTANTS = [
         "broker.arrivals",
         "                    self._failed[handle] = event.failure\n",
         "                    pass\n",
-        5,
+        1,
     ),
     Mutant(
         "two pasts are not told",
@@ -416,7 +416,7 @@ MUTANTS = [
         "                self._settling.committed(store, stored)\n"
         "                stored = None\n"
         "                self._frames.send(store, is_traced=False)\n",
-        1102,
+        1615,
     ),
     Mutant(
         "what the peer once had is relied on",
@@ -424,6 +424,34 @@ MUTANTS = [
         "        if self._acked and self._lacks_what_it_had():\n",
         "        if False:\n",
         173,
+    ),
+    Mutant(
+        "a claim is not noted",
+        "broker.matching",
+        "            entries[handle].note_claim(ready[handle])\n",
+        "            pass\n",
+        1023,
+    ),
+    Mutant(
+        "an acknowledgement is not noted where it arrives",
+        "broker.arrivals",
+        "                    entry.note_acknowledgement(str(event.far_broker))\n",
+        "",
+        704,
+    ),
+    Mutant(
+        "a claim of a row that is held is tried again at once",
+        "protocol.on_its_way",
+        "(Stage.MATCHED, Event.BUSY): Step(Stage.MATCHED, (Act.MATCH_SOON,)),",
+        "(Stage.MATCHED, Event.BUSY): Step(Stage.MATCHED, (Act.MATCH_NOW,)),",
+        444,
+    ),
+    Mutant(
+        "what is given up for want of room is not rolled back",
+        "broker.conversations",
+        "            entry.dialog.rolled_back()\n",
+        "            pass\n",
+        0,
     ),
 ]
 
@@ -492,4 +520,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 3:
         _look(MUTANTS[int(sys.argv[2])], _range(sys.argv[1]))
     else:
-        sys.exit(main(_range(sys.argv[1] if len(sys.argv) == 2 else "0:2000")))
+        sys.exit(main(_range(sys.argv[1] if len(sys.argv) == 2 else "0:20041")))

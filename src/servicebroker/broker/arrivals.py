@@ -222,15 +222,15 @@ class Reception:
 
 
 class Settling:
-    """What is to be written, and is kept until it is; somebody may hold the rows."""
+    """What is to be written, and is kept until it is; somebody may hold the rows.
 
-    def __init__(
-        self,
-        conversations: Conversations,
-        seconds: Callable[[], float],
-    ) -> None:
+    What waits for rows is at most `budget` bytes; of more the peers try again.
+    """
+
+    def __init__(self, conversations: Conversations, seconds: Callable[[], float], budget: int) -> None:
         self._conversations = conversations
         self._seconds = seconds
+        self._budget = budget
         self._traced: list[Traced] = []  # trace contexts that came with messages
         self._postponed: dict[UUID, Batch] = {}
         self._behind: set[UUID] = set()  # stored after they were postponed: what came meanwhile is for the next round
@@ -297,6 +297,7 @@ class Settling:
             self._traced = []
         self._stored = [batches[handle] for handle in result.stored]
         self._postponed = {handle: batches[handle] for handle in result.postponed}
+        self._make_room()
         self._behind = late.keys() & set(result.stored)
         self._dirty += len(batches)
         self._written += len(result.stored)
@@ -306,6 +307,21 @@ class Settling:
     def stored(self) -> int:
         """How many messages this round has stored."""
         return sum(batch.reached - batch.expected for batch in self._stored)
+
+    def _make_room(self) -> None:
+        """The largest go first: few peers send again, and most are stored as soon as their rows are free."""
+        sizes = {
+            handle: entry.dialog.load_of(batch)
+            for handle, batch in self._postponed.items()
+            if (entry := self._conversations.get(handle))
+        }
+        excess = sum(sizes.values()) - self._budget
+        for handle in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            if excess <= 0:
+                break
+            excess -= sizes[handle]
+            del self._postponed[handle]
+            self._happens([handle], BatchEvent.GIVEN_UP)
 
     def _is_known(self, handle: UUID) -> bool:
         """Whether its batch is still that of its dialog; else the peer sends it again."""

@@ -275,6 +275,8 @@ class Conversations:
             if entry.dialog.sending is Sending.HELD:
                 self.say(entry, entry.dialog.status)
             self.line_up(entry.endpoint.conversation_handle)
+        if Act.ROLL_BACK in acts:
+            entry.dialog.rolled_back()
 
     def halt(self, entry: Entry) -> None:
         """Where it sends no more, it fills neither the memory nor its link."""

@@ -38,8 +38,8 @@ class Relay:
     """The conversations of one instance with others. Not thread-safe: one thread runs its rounds.
 
     `seconds` never goes back; `capacity` is how many conversations it remembers at a time, `budget` how many bytes of
-    bodies; `keys` has the service master key, for secure conversations; `peers` says what links prove, nothing without
-    it.
+    bodies that wait for links, and of those that wait for rows; `keys` has the service master key, for secure
+    conversations; `peers` says what links prove, nothing without it.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Relay:
         self._waiting = WaitingOpenings(seconds)
         self._trust = Trust(self._links, self._peers, self._waiting, self._here, clock, seconds)
         self._reception = Reception(self._conversations, self._waiting, security, self._chance)
-        self._settling = Settling(self._conversations, seconds)
+        self._settling = Settling(self._conversations, seconds, self._budget // shares)
         self._finding = Finding(self._conversations, security, seconds)
         self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
         self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, self._budget, shares)

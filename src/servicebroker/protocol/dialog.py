@@ -435,8 +435,12 @@ class Dialog:
         if self._incoming.stored.is_closed:
             self._happens(Happening.PEER_ENDED)
 
+    def load_of(self, batch: Batch) -> int:
+        """Bytes that wait with the batch that is not stored yet: it, and what has come behind it."""
+        return self._incoming.load(batch)
+
     def rolled_back(self) -> None:
-        """The batch was not stored: the peer will send it again."""
+        """The batch was not stored: the peer will send it again, and what has come behind it."""
         self._incoming.rolled_back()
 
     def deleted(self, event: Acknowledged) -> None:

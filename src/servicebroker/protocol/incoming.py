@@ -58,7 +58,11 @@ class Batch(NamedTuple):
     @property
     def fragments(self) -> int:
         """How many have come to be stored; a message that came whole is one."""
-        return sum(len(step.parts) if isinstance(step, Deliver) else isinstance(step, Keep) for step in self.steps)
+        return _fragments(self.steps)
+
+
+def _fragments(steps: list[Step]) -> int:
+    return sum(len(step.parts) if isinstance(step, Deliver) else isinstance(step, Keep) for step in steps)
 
 
 class Verdict(Enum):
@@ -207,7 +211,7 @@ def _ranges(bits: int) -> list[tuple[int, int]]:
 class Incoming:
     """Arrivals on their way into the store: one batch at a time is with the caller, who says how it ended."""
 
-    __slots__ = ("_committing", "_limits", "_steps", "_waiting", "is_ack_due", "seen", "stored")
+    __slots__ = ("_committing", "_given", "_limits", "_steps", "_waiting", "is_ack_due", "seen", "stored")
 
     def __init__(self, stored: Progress, limits: Limits) -> None:
         self.stored = stored
@@ -216,12 +220,18 @@ class Incoming:
         self._limits = limits
         self._steps: list[Step] = []
         self._waiting = 0  # bytes in them
+        self._given = 0  # in the last batch
         self._committing: Progress | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether something waits for a commit."""
         return bool(self._steps) or self._committing is not None
+
+    def load(self, batch: Batch) -> int:
+        """Bytes of the batch that is with the caller and of what has come behind it, as their sender counts them."""
+        many = batch.fragments + _fragments(self._steps)
+        return self._given + self._waiting + many * self._limits.message_cost
 
     def contradicts(self, number: int, parts: tuple[Part, ...], before: bytes | None) -> int | None:
         """The number of a message that has come as another one before; None when nothing is known to differ.
@@ -286,7 +296,7 @@ class Incoming:
         if self._committing is not None or not self._steps:
             return None
         self._committing = self.seen.copy()
-        steps, self._steps, self._waiting = self._steps, [], 0
+        steps, self._given, self._steps, self._waiting = self._steps, self._waiting, [], 0
         return Batch(self.stored.next, self._committing.next, steps, self._committing.token)
 
     def committed(self) -> None:

@@ -62,6 +62,7 @@ class Act(StrEnum):
     REST = "match when its route expires"
     FORGET = "forget it"
     ACKNOWLEDGE = "acknowledge what is stored"
+    ROLL_BACK = "as if it had never arrived: its peer sends it again"
 
 
 class Storing(StrEnum):
@@ -78,6 +79,7 @@ class BatchEvent(StrEnum):
     GIVEN = "a batch is given to the store"
     ROW_HELD = "somebody holds the row"
     COMMITTED = "it is committed"
+    GIVEN_UP = "too much waits for rows that somebody holds"
 
 
 State = TypeVar("State", Stage, Storing)
@@ -154,6 +156,7 @@ ARRIVING: dict[tuple[Storing, BatchEvent], Step[Storing]] = {
     (Storing.BATCH, BatchEvent.COMMITTED): Step(Storing.NOTHING, (Act.ACKNOWLEDGE,)),
     (Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.POSTPONED),
     (Storing.POSTPONED, BatchEvent.GIVEN): Step(Storing.BATCH),
+    (Storing.POSTPONED, BatchEvent.GIVEN_UP): Step(Storing.NOTHING, (Act.ROLL_BACK,)),
 }
 
 UNCLAIMED = frozenset({Stage.FOUND, Stage.MATCHED})  # nothing of it has left: it may have its target here yet

@@ -36,6 +36,7 @@ class Faults(NamedTuple):
     divided: float = 0.0  # conversations are divided anew among one to three relays, looked at every ten seconds
     unrouted: float = 0.0  # a route is missing, or expires, looked at every ten seconds
     gripped: float = 0.0  # applications have rows for up to fifteen seconds, looked at every ten seconds
+    scattered: float = 0.0  # a service is in all instances: which of them a route names, looked at every ten seconds
     narrow: float = 0.0  # daemons have room for the bodies of one conversation
     hostile: float = 0.0  # somebody with a certificate tries to pass for others, looked at every second
 
@@ -72,7 +73,10 @@ class Faults(NamedTuple):
         # who forwards refuses what it has no route for
         drawn = drawn._replace(unrouted=apart.random() if apart.random() < 0.3 and not drawn.detour else 0.0)
         drawn = drawn._replace(gripped=apart.random() if apart.random() < 0.15 else 0.0)
-        return drawn._replace(narrow=1.0 if apart.random() < 0.1 else 0.0)
+        drawn = drawn._replace(narrow=1.0 if apart.random() < 0.1 else 0.0)
+        # who forwards, or is not trusted, or goes back to an old copy may lead one conversation to two instances
+        is_plain = not (drawn.detour or drawn.hostile or drawn.old_copy)
+        return drawn._replace(scattered=apart.random() if apart.random() < 0.5 and is_plain else 0.0)
 
 
 def draw_limits(random: Random) -> Limits:

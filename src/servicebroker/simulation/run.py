@@ -14,13 +14,12 @@ from uuid import UUID
 from servicebroker.model.dialog_security import Binding
 from servicebroker.model.states import EndpointState
 from servicebroker.protocol.envelope import Content
-from servicebroker.protocol.routing import LOCAL, Route
 from servicebroker.simulation.faults import Faults, draw_limits
 from servicebroker.simulation.hostile_peer import HostilePeer
-from servicebroker.simulation.links import address_of
 from servicebroker.simulation.simulated_instance import Instance, World, is_waiting
 from servicebroker.simulation.simulated_keys import identity
-from servicebroker.simulation.simulated_network import HALF, HOSTILE, NOWHERE, Network
+from servicebroker.simulation.simulated_network import HOSTILE, Network
+from servicebroker.simulation.simulated_routes import EVERYWHERE, Routes
 from servicebroker.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker.simulation.store import Endpoint, Key, Lost
 
@@ -69,15 +68,14 @@ class Run:
         self.world = World(self.loop, network, draw_limits(random), [], set(), faults.hostile > 0)
         self.loop.trace("run", self.world.limits)
         self._generations: Counter[int] = Counter()  # of the certificate of each instance
-        self._is_mirrored = faults.promoted > 0
-        self._hops: dict[tuple[int, int], int] = {}  # where an instance sends what is for another one
+        self._routes = Routes(self.world)
         for index in range(random.choice((2, 2, 3, 3))):
             self._add(Instance(self.world, index, UUID(int=random.getrandbits(128))))
         network.listeners += self.world.instances
         self._hostile = HostilePeer(self.world, Random(case.seed))
         if self.world.proves:
             self._introduce()
-        self._settle_routes(detours=False)
+        self._routes.begin()
         self.sent: dict[Key, list[_Sent]] = {}
         self.endpoints: dict[Key, Endpoint] = {}  # also those that are gone
         self._homes: dict[Key, Instance] = {}
@@ -110,7 +108,7 @@ class Run:
             self.loop.after(1.0, self._meddle)
 
     def _add(self, instance: Instance) -> None:
-        instance.tables.services.add(instance.service)
+        instance.tables.services |= {instance.service, EVERYWHERE}
         instance.tables.on_wake = lambda: self.loop.after(0.0, lambda: self._react(instance))
         for other in self.world.instances:
             for here, there in ((instance, other), (other, instance)):
@@ -127,7 +125,7 @@ class Run:
         """
         self.loop.run(self._seconds)
         self.loop.trace("run", "faults stop")
-        self._settle_routes(detours=self.world.network.faults.detour > 0)
+        self._routes.settle(detours=self.world.network.faults.detour > 0)
         self.world.network.heal()
         self.loop.after(ASKING, self._ask)
         self.loop.run(self._seconds + CALM)
@@ -143,7 +141,7 @@ class Run:
             return
         faults = self.world.network.faults
         self.world.network.partition()
-        self._change_routes()
+        self._routes.change()
         instance = self.loop.random.choice(self.world.instances)
         if not self.world.parted and self.loop.happens(faults.old_copy):
             self._make_copy(instance)
@@ -178,52 +176,6 @@ class Run:
     def _take_certificate(self, there: Instance, instance: Instance) -> None:
         now = identity(instance.index, self._generations[instance.index] % GENERATIONS)
         there.tables.take_certificate(now.own if there is instance else now.abroad)
-
-    # --- routes
-
-    def _change_routes(self) -> None:
-        """Routes lead straight to where they should, or to anybody, or nowhere."""
-        count = len(self.world.instances)
-        for here, there in permutations(range(count), 2):
-            astray = self.loop.happens(self.world.network.faults.detour)
-            others = [index for index in range(count) if index != here]
-            self._hops[here, there] = self.loop.random.choice(others) if astray else there
-            if self.loop.happens(self.world.network.faults.nowhere):
-                self._hops[here, there] = NOWHERE
-        self._set_routes(unrouted=self.world.network.faults.unrouted)
-
-    def _settle_routes(self, *, detours: bool) -> None:
-        """Every route leads there in the end: straight, or with detours through one forwarder."""
-        count = len(self.world.instances)
-        everywhere = self.loop.random.randrange(count) if detours and self.world.proves else None
-        for there in range(count):
-            forwarder = self.loop.random.randrange(count) if detours else there
-            if everywhere is not None:  # what links do not prove is taken from whom the way back leads to
-                forwarder = everywhere
-            for here in range(count):
-                self._hops[here, there] = there if forwarder in (here, there) else forwarder
-        self._set_routes()
-
-    def _set_routes(self, *, unrouted: float = 0.0) -> None:
-        for here in self.world.instances:
-            others = [there for there in self.world.instances if there is not here]
-            hops = [self._hops[here.index, there.index] for there in others]
-            routes = [
-                Route("", there.service, None, None, *self._ways(hop)) for there, hop in zip(others, hops, strict=True)
-            ]
-            if self.loop.happens(unrouted):
-                route = routes.pop(self.loop.random.randrange(len(routes)))
-                if self.loop.happens(0.5):
-                    expires = here.clock() + timedelta(seconds=10 * self.loop.random.random())
-                    routes.append(route._replace(expires=expires))
-            routes.append(Route("AutoCreatedLocal", None, None, None, LOCAL))
-            if routes != list(here.tables.routes.routes):
-                here.tables.set_routes(routes)
-                here.poke()
-
-    def _ways(self, hop: int) -> tuple[str, str | None]:
-        """The address of a hop, and of its other server where routes are mirrored."""
-        return str(address_of(hop)), str(address_of(hop + HALF)) if self._is_mirrored else None
 
     # --- an old copy
 
@@ -263,7 +215,7 @@ class Run:
     def _begin_dialog(self) -> None:
         random = self.loop.random
         here, there = random.sample(self.world.instances, 2)
-        service = there.service
+        service = EVERYWHERE if self._routes.reach_all(here) and random.random() < 0.6 else there.service
         one = Endpoint(
             here.tables.draw_handle(),
             UUID(int=random.getrandbits(128)),
@@ -275,6 +227,8 @@ class Run:
             encryption=service in here.tables.bindings and random.random() < 0.5,
             priority=random.randint(1, 10),
         )
+        if service == EVERYWHERE and random.random() < 0.3:
+            one.far_broker = str(there.tables.broker)
         here.tables.insert(one)
         self._plan(here, one.key, random.randint(1, 12), random.choice((Content.END, Content.ERROR, None)))
 
@@ -349,6 +303,7 @@ class Run:
     def _judge(self) -> None:
         problems = [f"{instance}: {leak}" for instance in self.world.instances for leak in instance.leaks()]
         problems += self._hostile.findings
+        problems += self._doubled()
         begun = {conversation for conversation, _ in self.sent} | self.world.parted
         problems += [f"nobody has begun {key}" for key in self.endpoints if key[0] not in begun]
         for key, sent in self.sent.items():
@@ -356,6 +311,11 @@ class Run:
                 problems += self._compare(key, sent)
         if problems:
             raise Lost("\n".join(problems))
+
+    def _doubled(self) -> list[str]:
+        """No conversation has a target in two instances."""
+        homes = Counter(one.key for instance in self.world.instances for one in instance.tables.endpoints.values())
+        return [f"{key} is in {many} instances" for key, many in homes.items() if many > 1]
 
     def _is_told(self, key: Key) -> bool:
         """Whether there is an Error on each side, or it is held with the reason; of those sides that are not over."""
