@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 import psycopg
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import servicebroker as sb
@@ -47,6 +48,7 @@ from side_by_side import (
 )
 
 STEPS = 80  # of one history
+MOST_REPEATED = 2  # histories of a short run, and one of 10,000 steps more
 LOCK_TIMEOUT = 40  # milliseconds, after which the engine is said to wait for another transaction
 NOBODY = UUID(int=7)
 DEFINITIONS = ["off", "on", "on", "type", "late", "rehouse", "disable", "enable", "enable", "new", "error", "priority"]
@@ -431,6 +433,7 @@ def run_histories(
         for setting in (f"lock_timeout = {LOCK_TIMEOUT}", "vacuum_truncate = off"):
             connection.execute(f"alter database {connection.info.dbname} set {setting}")  # type: ignore[call-overload]
     model.clock, model.steps, model.outcomes = servicebroker.testing.Clock(), Counter(), Counter()
+    repeated = 0  # histories that went otherwise than before
     with sb.open(url, clock=model.clock, upkeep=None) as model.real:
         for name in DATABASES:
             define(model.real.database(name, create=True))
@@ -444,5 +447,12 @@ def run_histories(
                 phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),
             )
-            run_state_machine_as_test(seed(chance.getrandbits(32))(model), settings=histories)
-    record_property("steps", f"{model.steps.total()} steps: {dict(model.steps)}, {dict(model.outcomes)}")
+            try:
+                run_state_machine_as_test(seed(chance.getrandbits(32))(model), settings=histories)
+            except FlakyStrategyDefinition:  # began as an earlier one, and a vacuum held a lock in one of them
+                repeated += 1
+                assert repeated < MOST_REPEATED + steps // 10_000
+    record_property(
+        "steps",
+        f"{model.steps.total()} steps: {dict(model.steps)}, {dict(model.outcomes)}, {repeated} repeated otherwise",
+    )

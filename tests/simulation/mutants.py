@@ -451,7 +451,7 @@ MUTANTS = [
         "broker.conversations",
         "            entry.dialog.rolled_back()\n",
         "            pass\n",
-        0,
+        41,
     ),
 ]
 
@@ -520,4 +520,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 3:
         _look(MUTANTS[int(sys.argv[2])], _range(sys.argv[1]))
     else:
-        sys.exit(main(_range(sys.argv[1] if len(sys.argv) == 2 else "0:20041")))
+        sys.exit(main(_range(sys.argv[1] if len(sys.argv) == 2 else "0:2000")))

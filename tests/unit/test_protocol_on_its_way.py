@@ -48,7 +48,7 @@ STORED = """
 GIVEN       BATCH      -          BATCH
 ROW_HELD    -          POSTPONED  -
 COMMITTED   NOTHING    NOTHING    -
-GIVEN_UP    -          -          NOTHING
+NO_ROOM     -          -          NOTHING
 """
 
 

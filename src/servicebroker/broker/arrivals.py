@@ -222,9 +222,10 @@ class Reception:
 
 
 class Settling:
-    """What is to be written, and is kept until it is; somebody may hold the rows.
+    """What is to be written, and is kept until it is: somebody may hold the rows, or have switched their broker off.
 
-    What waits for rows is at most `budget` bytes; of more the peers try again.
+    At most `budget` bytes of it are kept, as their senders count them, and for as many conversations as have room in
+    memory; of more the peers try again.
     """
 
     def __init__(self, conversations: Conversations, seconds: Callable[[], float], budget: int) -> None:
@@ -296,7 +297,8 @@ class Settling:
             store.store_traces(self._traced)
             self._traced = []
         self._stored = [batches[handle] for handle in result.stored]
-        self._postponed = {handle: batches[handle] for handle in result.postponed}
+        postponed = set(result.postponed)
+        self._postponed = {handle: batch for handle, batch in batches.items() if handle in postponed}
         self._make_room()
         self._behind = late.keys() & set(result.stored)
         self._dirty += len(batches)
@@ -309,19 +311,17 @@ class Settling:
         return sum(batch.reached - batch.expected for batch in self._stored)
 
     def _make_room(self) -> None:
-        """The largest go first: few peers send again, and most are stored as soon as their rows are free."""
-        sizes = {
-            handle: entry.dialog.load_of(batch)
-            for handle, batch in self._postponed.items()
-            if (entry := self._conversations.get(handle))
+        """What has waited longest goes first: a broker may be off for days, and most rows are held for a moment."""
+        loads = {
+            handle: entry.dialog.arriving for handle in self._postponed if (entry := self._conversations.get(handle))
         }
-        excess = sum(sizes.values()) - self._budget
-        for handle in sorted(sizes, key=sizes.__getitem__, reverse=True):
-            if excess <= 0:
+        load, many = sum(loads.values()), len(loads)
+        for handle in loads:
+            if load <= self._budget and many <= self._conversations.capacity:
                 break
-            excess -= sizes[handle]
+            load, many = load - loads[handle], many - 1
             del self._postponed[handle]
-            self._happens([handle], BatchEvent.GIVEN_UP)
+            self._happens([handle], BatchEvent.NO_ROOM)
 
     def _is_known(self, handle: UUID) -> bool:
         """Whether its batch is still that of its dialog; else the peer sends it again."""

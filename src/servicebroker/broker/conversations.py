@@ -145,7 +145,7 @@ class Conversations:
         self._clock = clock
         self._seconds = seconds
         self._draw = draw
-        self._capacity = capacity
+        self.capacity = capacity
         self._limits = limits
         self._session_of = session_of
         self._entries: dict[UUID, Entry] = {}
@@ -507,14 +507,14 @@ class Conversations:
     @property
     def room(self) -> int:
         """How many more entries it takes."""
-        return self._capacity - len(self._entries)
+        return self.capacity - len(self._entries)
 
     def make_room(self) -> bool:
         """Forget those at rest when there are too many, then those without a link. Whether some of these went."""
-        excess = len(self._entries) - self._capacity
+        excess = len(self._entries) - self.capacity
         if excess <= 0:
             return False
-        excess += self._capacity // 10  # not for every single one
+        excess += self.capacity // 10  # not for every single one
         at_rest = [handle for handle, entry in self._entries.items() if entry.is_at_rest]
         stuck = [handle for handle, entry in self._entries.items() if entry.is_stuck]
         for handle in at_rest[:excess]:

@@ -105,9 +105,10 @@ class Finding:
         now = self._seconds()
         if self._conversations.home_until <= now:
             self._conversations.look_again()
-        if self._conversations.is_missing:
+        is_first = self._page_after == UUID(int=0)
+        if self._conversations.is_missing and is_first:
             self._conversations.is_missing = False
-            self._page_at, self._page_after = now, UUID(int=0)
+            self._page_at = now
         if now < self._page_at:
             return set()
         handles = store.page(self._page_after, PAGE)
@@ -118,6 +119,8 @@ class Finding:
             self._page_after = UUID(int=0)
             self._page_at = now + MATCH_AGAIN if self._page_missed else NEVER
             self._page_missed = False
+            if self._conversations.is_missing:  # meanwhile: pages that were left would never have been reached else
+                self._page_at = now
         return {handle for handle in handles if handle not in self._conversations}
 
 

@@ -435,9 +435,10 @@ class Dialog:
         if self._incoming.stored.is_closed:
             self._happens(Happening.PEER_ENDED)
 
-    def load_of(self, batch: Batch) -> int:
-        """Bytes that wait with the batch that is not stored yet: it, and what has come behind it."""
-        return self._incoming.load(batch)
+    @property
+    def arriving(self) -> int:
+        """Bytes that have come and are not stored yet."""
+        return self._incoming.load
 
     def rolled_back(self) -> None:
         """The batch was not stored: the peer will send it again, and what has come behind it."""

@@ -211,7 +211,7 @@ def _ranges(bits: int) -> list[tuple[int, int]]:
 class Incoming:
     """Arrivals on their way into the store: one batch at a time is with the caller, who says how it ended."""
 
-    __slots__ = ("_committing", "_given", "_limits", "_steps", "_waiting", "is_ack_due", "seen", "stored")
+    __slots__ = ("_committing", "_limits", "_steps", "_waiting", "is_ack_due", "load", "seen", "stored")
 
     def __init__(self, stored: Progress, limits: Limits) -> None:
         self.stored = stored
@@ -220,18 +220,13 @@ class Incoming:
         self._limits = limits
         self._steps: list[Step] = []
         self._waiting = 0  # bytes in them
-        self._given = 0  # in the last batch
+        self.load = 0  # bytes in them and in the batch that is with the caller, as their sender counts them
         self._committing: Progress | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether something waits for a commit."""
         return bool(self._steps) or self._committing is not None
-
-    def load(self, batch: Batch) -> int:
-        """Bytes of the batch that is with the caller and of what has come behind it, as their sender counts them."""
-        many = batch.fragments + _fragments(self._steps)
-        return self._given + self._waiting + many * self._limits.message_cost
 
     def contradicts(self, number: int, parts: tuple[Part, ...], before: bytes | None) -> int | None:
         """The number of a message that has come as another one before; None when nothing is known to differ.
@@ -261,6 +256,7 @@ class Incoming:
             return False
         self._steps.append(seen.add_run(number, parts))
         self._waiting += size
+        self.load += size + len(parts) * self._limits.message_cost
         return True
 
     def arrived(self, number: int, fragment: int, fragments: int, part: Part) -> Verdict:
@@ -268,7 +264,9 @@ class Incoming:
         verdict = self._judge(number, fragment, fragments, part)
         if verdict is Verdict.NEW:
             self._steps += self.seen.add(number, fragment, fragments, part)
-            self._waiting += len(part.body or b"")
+            size = len(part.body or b"")
+            self._waiting += size
+            self.load += size + self._limits.message_cost
         elif verdict is Verdict.DUPLICATE:
             self.is_ack_due = True
         return verdict
@@ -296,7 +294,7 @@ class Incoming:
         if self._committing is not None or not self._steps:
             return None
         self._committing = self.seen.copy()
-        steps, self._given, self._steps, self._waiting = self._steps, self._waiting, [], 0
+        steps, self._steps, self._waiting = self._steps, [], 0
         return Batch(self.stored.next, self._committing.next, steps, self._committing.token)
 
     def committed(self) -> None:
@@ -308,11 +306,12 @@ class Incoming:
         if self._committing is None:
             raise ValueError("no batch is under way")
         self.stored, self._committing = self._committing, None
+        self.load = self._waiting + _fragments(self._steps) * self._limits.message_cost
         self.is_ack_due = True
 
     def rolled_back(self) -> None:
         """The batch was not stored: it, and what came after it, is as if it had never arrived."""
         self._committing = None
         self._steps.clear()
-        self._waiting = 0
+        self._waiting = self.load = 0
         self.seen = self.stored.copy()

@@ -79,7 +79,7 @@ class BatchEvent(StrEnum):
     GIVEN = "a batch is given to the store"
     ROW_HELD = "somebody holds the row"
     COMMITTED = "it is committed"
-    GIVEN_UP = "too much waits for rows that somebody holds"
+    NO_ROOM = "too much waits for rows"
 
 
 State = TypeVar("State", Stage, Storing)
@@ -156,7 +156,7 @@ ARRIVING: dict[tuple[Storing, BatchEvent], Step[Storing]] = {
     (Storing.BATCH, BatchEvent.COMMITTED): Step(Storing.NOTHING, (Act.ACKNOWLEDGE,)),
     (Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.POSTPONED),
     (Storing.POSTPONED, BatchEvent.GIVEN): Step(Storing.BATCH),
-    (Storing.POSTPONED, BatchEvent.GIVEN_UP): Step(Storing.NOTHING, (Act.ROLL_BACK,)),
+    (Storing.POSTPONED, BatchEvent.NO_ROOM): Step(Storing.NOTHING, (Act.ROLL_BACK,)),
 }
 
 UNCLAIMED = frozenset({Stage.FOUND, Stage.MATCHED})  # nothing of it has left: it may have its target here yet

@@ -79,6 +79,7 @@ class Run:
         self.sent: dict[Key, list[_Sent]] = {}
         self.endpoints: dict[Key, Endpoint] = {}  # also those that are gone
         self._homes: dict[Key, Instance] = {}
+        self._doubled: list[str] = []  # conversations that one side of which was in two instances
         self._busy: set[Key] = set()  # an application sends on it
         self._replies: set[Key] = set()
         self._ending: set[Endpoint] = set()
@@ -278,6 +279,8 @@ class Run:
         """Applications answer some messages, and every end."""
         random = self.loop.random
         for one in list(instance.tables.endpoints.values()):
+            if self._homes.get(one.key, instance) is not instance:
+                self._doubled.append(f"{one.key} is in {instance}, and was in {self._homes[one.key]}")
             self.endpoints[one.key], self._homes[one.key] = one, instance
             if one.state in _ENDED and one not in self._ending:
                 self._ending.add(one)
@@ -303,7 +306,7 @@ class Run:
     def _judge(self) -> None:
         problems = [f"{instance}: {leak}" for instance in self.world.instances for leak in instance.leaks()]
         problems += self._hostile.findings
-        problems += self._doubled()
+        problems += self._doubled
         begun = {conversation for conversation, _ in self.sent} | self.world.parted
         problems += [f"nobody has begun {key}" for key in self.endpoints if key[0] not in begun]
         for key, sent in self.sent.items():
@@ -311,11 +314,6 @@ class Run:
                 problems += self._compare(key, sent)
         if problems:
             raise Lost("\n".join(problems))
-
-    def _doubled(self) -> list[str]:
-        """No conversation has a target in two instances."""
-        homes = Counter(one.key for instance in self.world.instances for one in instance.tables.endpoints.values())
-        return [f"{key} is in {many} instances" for key, many in homes.items() if many > 1]
 
     def _is_told(self, key: Key) -> bool:
         """Whether there is an Error on each side, or it is held with the reason; of those sides that are not over."""

@@ -1,0 +1,56 @@
+"""What waits is found page by page, also while routes change all the time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from remote_support import Wire
+from servicebroker.broker import departures
+from servicebroker.broker.relay import Relay
+from servicebroker.protocol.envelope import Content
+from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.routing import LOCAL, Address, Route
+from servicebroker.simulation.simulated_time import MIDNIGHT
+from servicebroker.simulation.store import Endpoint, MemoryStore, Tables
+
+
+class OneLink:
+    """To whatever address."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+
+    def reach(self, address: Address) -> Wire:
+        return self.wire
+
+    def ask(self, address: Address, known: Known) -> None:
+        """No route is mirrored."""
+
+
+def test_every_page_is_reached_although_routes_change_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departures, "PAGE", 2)
+    tables, passed = Tables(UUID(int=1), Random(1)), [0.0]
+    tables.services |= {"//here", "//far"}  # what is to find its target here is nothing for a daemon
+    for number in range(10):
+        names = ("//near", "//here" if number < 2 else "//far", "//contract")
+        one = Endpoint(UUID(int=number + 1), UUID(int=100 + number), True, *names, MIDNIGHT + timedelta(days=1))
+        tables.insert(one)
+        xact = tables.begin()
+        tables.commit(xact)
+        tables.send(one, Content.DATA, "//type", b"x", b"8 bytes.", xact)
+    relay = Relay(OneLink(), lambda: MIDNIGHT, lambda: passed[0], Random(1))
+    store = MemoryStore(tables, lambda: MIDNIGHT)
+
+    def rounds(count: int, address: str) -> None:
+        for _ in range(count):
+            tables.set_routes([Route("", "//here", None, None, LOCAL), Route("", "//far", None, None, address)])
+            relay.round(store, [])
+            passed[0] += 0.02
+
+    rounds(7, LOCAL)
+    rounds(10, "TCP://far:4022")
+    assert {one.far_service for one in tables.endpoints.values() if not one.is_remote} == {"//here"}
