@@ -166,7 +166,7 @@ MUTANTS = [
     Mutant(
         "batches that are postponed are forgotten",
         "broker.arrivals",
-        "self._postponed = {handle: batches[handle] for handle in result.postponed}",
+        "self._postponed = {handle: batch for handle, batch in batches.items() if handle in postponed}",
         "self._postponed = {}",
         1,
     ),
