@@ -426,6 +426,13 @@ MUTANTS = [
         173,
     ),
     Mutant(
+        "what is kept is not compared with what follows it",
+        "protocol.incoming",
+        "            token = before if place == -1 else parts[place].token if 0 <= place < len(parts) else None\n",
+        "            token = parts[place].token if 0 <= place < len(parts) else None\n",
+        17007,
+    ),
+    Mutant(
         "a claim is not noted",
         "broker.matching",
         "            entries[handle].note_claim(ready[handle])\n",

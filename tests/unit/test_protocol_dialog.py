@@ -332,6 +332,22 @@ def test_what_follows_another_message_than_is_known_is_not_taken() -> None:
     parted(other, initiator, apart, is_here=False)
 
 
+def test_what_follows_another_message_than_is_kept_is_not_taken() -> None:
+    """It was acknowledged beyond a gap, so that it is not sent again."""
+    initiator, other = talked(5)
+    say(initiator)
+    send(initiator)  # it is lost
+    say(initiator)
+    move(initiator, other)
+    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
+    say(initiator, 2, "b")
+    send(initiator)
+    say(initiator, 1, "b")
+    (apart,) = move(initiator, other, "b")
+    assert apart.what == "Message 6 has come twice, and differs."
+    parted(other, initiator, apart, is_here=False)
+
+
 def test_what_was_sent_in_an_earlier_life_is_recalled() -> None:
     _, other = talked(9)
     initiator = dialog(state=TransmissionState(5, 12, far_broker=THERE, is_acknowledged=True))

@@ -240,7 +240,8 @@ class Incoming:
         if place >= -1 and theirs and seen.token and theirs != seen.token:
             return seen.next - 1
         for other, kept in seen.kept.items():  # nearly always none
-            token = parts[other - number].token if number <= other < number + len(parts) else None
+            place = other - number
+            token = before if place == -1 else parts[place].token if 0 <= place < len(parts) else None
             if token and kept.token and token != kept.token:
                 return other
         return None
