@@ -374,8 +374,8 @@ def life(instance, tmp_path, seeded_random, monkeypatch):
     life = Life(world, tmp_path, seeded_random)
     land = Target.land
 
-    def landing(into, files, query, number):
-        land(into, files, query, number)
+    def landing(into, files, query, number, **more):
+        land(into, files, query, number, **more)
         life.landed[query] = max(life.landed[query], number + 1)
         life.step()
 

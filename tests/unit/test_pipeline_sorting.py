@@ -23,6 +23,7 @@ from servicebroker.pipeline.decoding.plain import JsonDecoder
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.delta_reader import files_of
 from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.maintenance import replay
 from servicebroker.pipeline.sorting import Sorter
 from servicebroker.pipeline.storage import move
 from servicebroker.pipeline.warehouse import sort_rows
@@ -263,6 +264,59 @@ def test_what_can_be_read_after_a_cut_is_somewhere(tmp_path, monkeypatch):
     found = [row["id"] for row in table(pipe, "orders")]
     assert sorted(found) == [1, 2]
     assert len(table(pipe, "quarantine")) == 1
+
+
+def cut_behind(pipe, name, rows):
+    """The batch lands in one of its tables, and then the power goes."""
+    written = sort_rows(pipe, QUEUE, "q", iter([rows]))
+    target(pipe, name).land(written.files[name], "q", 0)
+
+
+def found_in(pipe, name):
+    """What is in a table of the pipeline, in whatever format; nothing where there is no table yet."""
+    if pipe.format == "parquet":
+        return pq.read_table(pipe.folder(name)).to_pylist() if pipe.folder(name).exists() else []
+    return table(pipe, name) if DeltaTable.is_deltatable(str(pipe.folder(name))) else []
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_what_cannot_be_read_any_more_after_a_cut_is_in_quarantine(tmp_path, kind):
+    """A rule becomes stricter behind a batch that was cut off when quarantine had it."""
+    more = {"format": kind, "bronze": "", "unconfigured": "quarantine"}
+    rows = batch(order(1), message(2, b"?"), order(3))
+    cut_behind(pipeline(tmp_path, ORDER, **more), "quarantine", rows)
+    strict = pipeline(tmp_path, replace(ORDER, columns=(Column("id", "string"),)), **more)
+    for _ in range(2):
+        land(strict, "q", 0, rows)
+    land(strict, "q", 1, batch(message(4, b"?")))
+    assert found_in(strict, "orders") == []
+    assert sorted(row["queuing_order"] for row in found_in(strict, "quarantine")) == [1, 2, 3, 4]
+
+
+def test_what_the_rule_refuses_after_a_cut_is_in_the_table_that_had_it(tmp_path):
+    """A rule changes behind a batch that was cut off when its own table had it: what was in a table stays there."""
+    more = {"bronze": "", "unconfigured": "quarantine"}
+    rows = batch(order(1), message(2, b"?"), order(3))
+    loose, strict = pipeline(tmp_path, ORDER, **more), pipeline(tmp_path, replace(ORDER, maximum_body=1), **more)
+    for name in ("quarantine", "orders"):
+        cut_behind(loose, name, rows)
+    land(strict, "q", 0, rows)
+    assert sorted(row["id"] for row in table(strict, "orders")) == [1, 3]
+    assert sorted(row["queuing_order"] for row in table(strict, "quarantine")) == [1, 2, 3]
+    assert replay(loose) == [("Order", 2, 1)]
+    assert sorted(row["id"] for row in table(loose, "orders")) == [1, 3]
+
+
+def test_a_rule_that_is_mended_behind_its_table_leaves_the_message_in_quarantine(tmp_path):
+    more = {"bronze": "", "unconfigured": "quarantine"}
+    rows = batch(order(1), order(2, note="x" * 100))
+    strict, loose = pipeline(tmp_path, replace(ORDER, maximum_body=50), **more), pipeline(tmp_path, ORDER, **more)
+    for name in ("quarantine", "orders"):
+        cut_behind(strict, name, rows)
+    land(loose, "q", 0, rows)
+    assert [row["id"] for row in table(loose, "orders")] == [1]
+    assert replay(loose) == [("Order", 1, 0)]
+    assert sorted(row["id"] for row in table(loose, "orders")) == [1, 2]
 
 
 def test_queues_that_land_at_the_same_time_all_land(tmp_path):

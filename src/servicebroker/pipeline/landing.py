@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STAGED = "_staged"  # folder inside a table's, for files that its readers must not see
+_LATER = "later"  # in the name of a file of plain Parquet: what its batch lacked when it landed
 
 
 @dataclass(frozen=True)
@@ -71,24 +72,28 @@ class Target:
             return self.place.write(rows, self.partition_by)
         return committed(self.place, self.opened).write(rows)
 
-    def land(self, files: list[DataFile], query_id: str, batch_id: int) -> None:
+    def land(self, files: list[DataFile], query_id: str, batch_id: int, *, fills: bool = False) -> None:
         """Make a batch's files count, once for (query id, batch id).
+
+        `fills`: where the batch has landed, what it had not then is added; of tables without a key.
 
         Raises:
             InstanceError: the table has other columns or partitions.
         """
         batch = query_id, batch_id
         if self.place is None:
-            _rename(self, files, *batch)
+            _rename(self, files, *batch, fills=fills)
         elif self.key:
             _merge(self, self.place, files, batch)
         else:
-            land(
+            is_new = land(
                 *(self.place, self.schema, files, batch),
                 partition_by=self.partition_by,
                 optional=self.optional,
                 only_new=lambda table, given: _without_known(self, table, given),
             )
+            if fills and not is_new:
+                committed(self.place, partial(_fill, self, files))
 
     def ensure(self) -> None:
         """Create the table when it is missing, and give it what it lacks.
@@ -165,8 +170,21 @@ def _without_known(target: Target, table: Table, files: list[DataFile]) -> list[
     fresh = [_columns(file, [*dict.fromkeys([target.order, target.time, *names])]) for file in files]
     arrived = pa.concat_tables([rows.select([target.order, target.time]) for rows in fresh]) if fresh else None
     known = [read_columns(table, file, names) for file in _meeting(target, table, _queue_of(target, files), arrived)]
-    if not known:
-        return files
+    return _without(target, files, fresh, known) if known else files
+
+
+def _fill(target: Target, files: list[DataFile]) -> None:
+    """Add to a table that has a batch what the batch did not have when it landed."""
+    table = target.opened()
+    if new := _without_known(target, table, files):
+        table.exchange([], new)
+
+
+def _without(target: Target, files: list[DataFile], fresh: list[pa.Table], known: list[pa.Table]) -> list[DataFile]:
+    """The files without the messages `known`; `fresh` says which they have."""
+    import pyarrow as pa
+
+    names = [target.handle, target.number]
     there = pa.concat_tables(known).group_by(names).aggregate([])
     found: list[DataFile] = []
     for file, rows in zip(files, fresh, strict=True):
@@ -217,9 +235,13 @@ def _rewritten(target: Target, file: DataFile, there: pa.Table) -> list[DataFile
 
 
 def _columns(file: DataFile, names: list[str] | None) -> pa.Table:
+    return _read(file.folder, file.name, names)
+
+
+def _read(folder: Folder, name: str, names: list[str] | None) -> pa.Table:
     from pyarrow.parquet import ParquetFile
 
-    with files_in(file.folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
+    with files_in(folder).open_input_file(name) as source, ParquetFile(source) as parquet:
         return parquet.read(columns=names, use_threads=False)
 
 
@@ -308,17 +330,22 @@ def newest(rows: pa.Table, target: Target) -> pa.Table:
 # ---------------------------------------------------------------- Parquet
 
 
-def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int) -> None:
+def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int, *, fills: bool) -> None:
     """Files get the name of their batch, which says how many it has: once all have it, the batch has landed.
 
     What a batch that was cut off has left is replaced when it comes again. One that has landed stays: its
     conversations may have been ended since, and their messages have left the queue.
     """
     name = f"batch-{query_id}-{batch_id:010d}"
-    there = [one for one in names_in(target.folder, ".parquet") if one.startswith(f"{name}-")]
+    known = [one for one in names_in(target.folder, ".parquet") if one.startswith(f"{name}-")]
+    there = [one for one in known if not one.startswith(f"{name}-{_LATER}-")]
     if there and all(one.endswith(f"-of-{len(there):04d}.parquet") for one in there):
+        new = _lacking(target, files, known) if fills else []
         for file in files:
-            remove(target.staged, file.name)
+            if file not in new:
+                remove(target.staged, file.name)
+        for file in new:
+            move(target.folder, f"{STAGED}/{file.name}", f"{name}-{_LATER}-{file.name}")
     else:
         for one in there:
             remove(target.folder, one)
@@ -327,6 +354,13 @@ def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int)
             final = f"{name}-{number:04d}-of-{len(files):04d}.parquet"
             move(target.folder, f"{STAGED}/{file.name}", final)
     flush(target.folder)
+
+
+def _lacking(target: Target, files: list[DataFile], known: list[str]) -> list[DataFile]:
+    """The files without what the files `known` of their batch have."""
+    names = [target.handle, target.number]
+    there = [_read(target.folder, one, names) for one in known]
+    return _without(target, files, [_columns(file, names) for file in files], there)
 
 
 def _last_named(names: list[str], query_id: str) -> int | None:

@@ -112,12 +112,14 @@ def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Written], batc
     """Make a batch count, table by table, each once; then end its conversations, which a second time does nothing.
 
     Quarantine is first: where a rule is mended between a batch that is cut off and the next try, a message that is
-    readable now is in both tables, and not in none.
+    readable now is in both tables, and not in none. Where one has become stricter instead, quarantine gets what it
+    lacked at the first try: the message's own table may not have had the batch, and gets no row of it any more.
     """
     for table in sorted(pipeline.table_names(), key=lambda table: table != pipeline.quarantine):
         files = [file for one in written for file in one.files.get(table, ())]
         if files:
-            target(pipeline, table).land(files, written[0].query_id, batch_id)
+            fills = table == pipeline.quarantine
+            target(pipeline, table).land(files, written[0].query_id, batch_id, fills=fills)
     bad = {one.conversation_handle: one for part in written for one in part.bad}
     if bad:
         _end(queue, list(bad.values()))
