@@ -168,6 +168,35 @@ def test_a_table_is_made_anew_from_bronze(tmp_path):
     assert [row["queuing_order"] for row in table(before, "quarantine")] == [3]
 
 
+def moved(number, place, **more):
+    """An order that MOVE CONVERSATION has given another place after it had landed."""
+    return message(place, b'{"id": %d, "note": "n"}' % number, number=number, **more)
+
+
+def test_a_message_that_bronze_has_twice_is_there_once_in_a_table_made_anew(tmp_path):
+    pipe = pipeline(tmp_path)
+    land(pipe, "q", 0, batch(*(order(n) for n in range(4))))
+    land(pipe, "q", 1, batch(*(moved(n, 10 + n) for n in range(1, 4)), order(20)))
+    assert len(table(pipe, "bronze")) == 8
+    for _ in range(2):
+        assert rebuild(pipe, "orders") == ("orders", 5, 0)
+        assert sorted(row["_queuing_order"] for row in table(pipe, "orders")) == [0, 1, 2, 3, 20]
+        compact(pipe, 0)
+    strict = pipeline(tmp_path, replace(ORDER, maximum_body=1))
+    assert rebuild(strict, "orders") == ("orders", 0, 5)
+    assert sorted(row["queuing_order"] for row in table(strict, "quarantine")) == [0, 1, 2, 3, 20]
+
+
+def test_of_a_message_that_bronze_has_twice_the_last_place_counts_for_a_key(tmp_path):
+    """As when they landed: the moved message came behind the other."""
+    pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
+    land(pipe, "q", 0, batch(order(1, key=7, note="n"), order(2, key=7, note="other", handle="other")))
+    land(pipe, "q", 1, batch(message(11, b'{"id": 7, "note": "n"}', number=1)))
+    for _ in range(2):
+        assert [(row["note"], row["_queuing_order"]) for row in table(pipe, "orders")] == [("n", 11)]
+        assert rebuild(pipe, "orders") == ("orders", 1, 0)
+
+
 def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path)
     land(pipe, "q", 0, batch(order(1)))

@@ -8,7 +8,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -231,13 +231,17 @@ def _replay(pipeline: Pipeline, rule: MessageRule, quarantine: Place) -> Replaye
     return Replayed(rule.message_type, landed, waiting.num_rows - landed)
 
 
-def messages_of(table: Table, message_type: str) -> Iterator[pa.RecordBatch]:
-    """The messages of one type in a table of messages as they are, about in the order of their landing."""
+def messages_of(table: Table, message_type: str, names: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """The messages of one type in a table of messages as they are, about in the order of their landing.
+
+    Each look at a version of the table has them in one order. `names`: only these columns and the type.
+    """
     import pyarrow as pa
     from pyarrow import compute
 
-    for file in sorted(table.files(), key=lambda file: str(file.range_of("landed_at")[0])):
-        for rows in table.read(file, table.columns):
+    columns = pa.schema([table.columns.field(name) for name in ("message_type_name", *names)])
+    for file in sorted(table.files(), key=lambda file: (str(file.range_of("landed_at")[0]), file.name)):
+        for rows in table.read(file, columns if names else table.columns):
             yield rows.filter(compute.equal(rows.column("message_type_name"), pa.scalar(message_type)))
 
 
