@@ -12,7 +12,8 @@ from servicebroker.pipeline.delta import DeltaPlace
 from servicebroker.pipeline.evolution import Plan
 from servicebroker.pipeline.iceberg import IcebergPlace
 from servicebroker.pipeline.parquet import DataFile, write_parquet
-from servicebroker.pipeline.replacing import HERE, THERE, carried, except_at, meetings, pairs, read_columns, without
+from servicebroker.pipeline.places import except_at, only_at
+from servicebroker.pipeline.replacing import HERE, THERE, carried, meetings, pairs, read_columns, without
 from servicebroker.pipeline.sorting import arrow_schema, columns_of
 from servicebroker.pipeline.storage import Folder, files_in, flush, make, move, names_in, remove
 from servicebroker.pipeline.tables import (
@@ -225,9 +226,12 @@ def _queue_of(target: Target, files: list[DataFile]) -> str | None:
 
 
 def _rewritten(target: Target, file: DataFile, there: pa.Table) -> list[DataFile]:
+    import pyarrow as pa
+
     names = [target.handle, target.number]
     rows = _columns(file, None)
-    rows = rows.join(there, keys=names, join_type="left anti").select(rows.schema.names).cast(rows.schema)
+    named = rows.select(names).append_column(HERE, pa.array(range(rows.num_rows), pa.int64()))
+    rows = only_at(rows, named.join(there, keys=names, join_type="left anti").column(HERE))
     return [
         replace(new, partition=file.partition)
         for new in write_parquet(iter(rows.to_batches()), file.folder, rows.schema)
@@ -318,13 +322,12 @@ def _is_newer(found: pa.Table) -> Any:
 
 def newest(rows: pa.Table, target: Target) -> pa.Table:
     """Of the rows of a batch with one key the one that was enqueued last: they all come from one queue."""
-    import pyarrow as pa
+    from pyarrow import compute
 
-    ordered = rows.sort_by("_queuing_order")
-    place = pa.array(range(ordered.num_rows), pa.int64())
-    last = ordered.select(list(target.key)).append_column("place", place)
-    places: Any = last.group_by(list(target.key)).aggregate([("place", "max")]).column("place_max")
-    return ordered.take(places.combine_chunks().sort())
+    rank: Any = compute.rank(rows.column("_queuing_order"), "ascending", tiebreaker="first")
+    groups = rows.select(list(target.key)).append_column("the rank", rank).group_by(list(target.key))
+    last: Any = groups.aggregate([("the rank", "max")]).column("the rank_max")
+    return rows.filter(compute.is_in(rank, value_set=last))
 
 
 # ---------------------------------------------------------------- Parquet

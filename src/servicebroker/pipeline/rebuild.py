@@ -12,7 +12,8 @@ from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.landing import Target, folded, newest, target
 from servicebroker.pipeline.maintenance import messages_of, replay
 from servicebroker.pipeline.parquet import DataFile
-from servicebroker.pipeline.replacing import carried, except_at, read_columns
+from servicebroker.pipeline.places import except_at
+from servicebroker.pipeline.replacing import carried, read_columns
 from servicebroker.pipeline.sorting import Sorter, now_in_utc
 from servicebroker.pipeline.tables import Place, Table, check_partitions, committed, others_columns, own
 from servicebroker.pipeline.warehouse import FULL

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.pipeline.parquet import DataFile
+from servicebroker.pipeline.places import except_at, taken
 from servicebroker.pipeline.tables import Table, TableFile
 
 if TYPE_CHECKING:
@@ -70,15 +71,6 @@ def without(table: Table, file: TableFile, places: Any) -> list[DataFile]:
     return table.write(except_at(read_columns(table, file, table.columns.names), places))
 
 
-def except_at(rows: pa.Table, places: Any) -> pa.Table:
-    """All rows but those at `places`."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    goes = compute.is_in(pa.array(range(rows.num_rows), pa.int64()), value_set=places)
-    return rows.filter(compute.invert(goes))
-
-
 def carried(table: Table, rows: pa.Table, names: Sequence[str], others: Sequence[str]) -> pa.Table:
     """`rows` with the columns `others` of the table's row that has the same values in `names`; null where none has."""
     import pyarrow as pa
@@ -87,14 +79,15 @@ def carried(table: Table, rows: pa.Table, names: Sequence[str], others: Sequence
     values = [pa.schema([table.columns.field(name) for name in others]).empty_table()]
     count = 0
     for file, found in meetings(table, rows, names):
-        values.append(read_columns(table, file, others).take(found.column(THERE)))
+        there: Any = found.column(THERE).combine_chunks()
+        values.append(taken(read_columns(table, file, others), there))
         here: list[Any] = found.column(HERE).to_pylist()
         for number, place in enumerate(here, count):
             places[place] = number
         count += found.num_rows
-    taken = pa.concat_tables(values).take(pa.array(places, pa.int64()))
+    beside = taken(pa.concat_tables(values), pa.array(places, pa.int64()))
     for name in others:
-        rows = rows.append_column(taken.schema.field(name), taken.column(name))
+        rows = rows.append_column(beside.schema.field(name), beside.column(name))
     return rows
 
 

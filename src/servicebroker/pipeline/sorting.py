@@ -11,6 +11,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column, Decoder, Undecodable
 from servicebroker.pipeline.decoding.columns import digits
 from servicebroker.pipeline.definition import ORIGIN, MessageRule, Pipeline, QueueRule, StopError
+from servicebroker.pipeline.places import only_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,11 +146,13 @@ class Sorter:
         import pyarrow as pa
 
         rows, _, refused = _decoded(rule, self._decoders[rule.table], messages, self._queue.label)
-        unread = messages.take(pa.array(refused, pa.int64()))
+        unread = only_at(messages, pa.array(refused, pa.int64()))
         return rows, self._quarantined(unread, list(refused.values()), now)
 
     def _read(self, rule: MessageRule, messages: pa.Table, now: datetime, found: Sorted) -> list[pa.Table]:
         """The messages of one rule: rows into `found`; what cannot be read is returned."""
+        import pyarrow as pa
+
         rows, _, refused = _decoded(rule, self._decoders[rule.table], messages, self._queue.label)
         if rows.num_rows:
             found.tables[rule.table] = rows
@@ -158,7 +161,7 @@ class Sorter:
         if rule.when_bad == "stop":
             place, problem = next(iter(refused.items()))
             raise StopError(_stopped(messages, place, problem))
-        bad = messages.take(list(refused))
+        bad = only_at(messages, pa.array(refused, pa.int64()))
         if rule.when_bad == "end conversation":
             handles: list[Any] = bad.column("conversation_handle").to_pylist()
             why = ((problem.reason, problem.detail) for problem in refused.values())
@@ -209,7 +212,8 @@ def _decoded(
             refused[place] = problem
     own = arrow_schema(tuple(reader.columns))
     columns: list[Any] = [pa.array([row[number] for row in values], field.type) for number, field in enumerate(own)]
-    read = messages.take(pa.array(places, pa.int64())) if refused else messages
+    known = messages.select([name for name in messages.schema.names if name != "message_body"])
+    read = known.take(pa.array(places, pa.int64())) if refused else known
     enqueued = read.column("message_enqueue_time")
     origin: list[Any] = [
         pa.repeat(label, read.num_rows),
