@@ -16,11 +16,13 @@ from pipeline_tables import ORDER, batch, land, message, order, pipeline, table
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import landing
 from servicebroker.pipeline.decoding import Column
+from servicebroker.pipeline.definition import QueueRule
 from servicebroker.pipeline.delta import OpenDelta
 from servicebroker.pipeline.evolution import plan
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.maintenance import compact, replay
 from servicebroker.pipeline.rebuild import rebuild
+from servicebroker.pipeline.warehouse import land_rows, sort_rows
 from table_histories import History, InDelta
 
 LONG, TEXT = pa.int64(), pa.string()
@@ -195,6 +197,22 @@ def test_of_a_message_that_bronze_has_twice_the_last_place_counts_for_a_key(tmp_
     for _ in range(2):
         assert [(row["note"], row["_queuing_order"]) for row in table(pipe, "orders")] == [("n", 11)]
         assert rebuild(pipe, "orders") == ("orders", 1, 0)
+
+
+def test_a_queue_that_was_made_anew_under_another_name_loses_to_no_older_row(tmp_path):
+    """Its places begin anew: between two names the time tells, whatever lands last, and in files of both."""
+    rule = replace(ORDER, key=("id",))
+    strict = pipeline(tmp_path, replace(rule, maximum_body=30))
+    land(strict, "q", 0, batch(order(999, key=7, note="x"), order(1000, key=7, note="quarantined" * 3, minutes=1)))
+    anew = QueueRule("./data", "Shop", "Stock", "anew")
+    pipe = replace(pipeline(tmp_path, rule), queues=(anew,))
+    rows = batch(order(1, key=7, note="new", minutes=60, handle="new"))
+    land_rows(pipe, anew, [sort_rows(pipe, anew, "r", iter([rows]))], 0)
+    assert replay(pipe) == [("Order", 1, 0)]
+    assert [row["note"] for row in table(pipe, "orders")] == ["new"]
+    compact(pipe, 0)
+    assert rebuild(pipe, "orders") == ("orders", 1, 0)
+    assert [row["note"] for row in table(pipe, "orders")] == ["new"]
 
 
 def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch):

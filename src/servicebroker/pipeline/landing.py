@@ -306,7 +306,8 @@ _AGE = ("_queue", "_conversation_handle", "_queuing_order", "_message_enqueue_ti
 def _is_newer(found: pa.Table) -> Any:
     """Whether the row that comes is newer: clocks may go back, places in a queue do not, unless it was made anew.
 
-    Then time tells.
+    Where place and time of two conversations disagree, either may have happened, and no row says which. Then the row
+    that comes counts, since batches come in the order of the queue (decision 255).
     """
     from pyarrow import compute
 
