@@ -20,13 +20,13 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import landing
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.decoding.plain import JsonDecoder
-from servicebroker.pipeline.definition import MessageRule
+from servicebroker.pipeline.definition import MessageRule, QueueRule
 from servicebroker.pipeline.delta_reader import files_of
 from servicebroker.pipeline.landing import target
-from servicebroker.pipeline.maintenance import replay
+from servicebroker.pipeline.maintenance import compact, replay
 from servicebroker.pipeline.sorting import Sorter
 from servicebroker.pipeline.storage import move
-from servicebroker.pipeline.warehouse import sort_rows
+from servicebroker.pipeline.warehouse import land_rows, sort_rows
 
 
 def test_a_message_is_in_bronze_and_in_its_own_table(tmp_path):
@@ -158,6 +158,41 @@ def test_messages_that_were_moved_while_nothing_ran_are_known(tmp_path):
     moved = [message(10 + n, b'{"id": %d}' % n, number=n, minutes=n) for n in range(1, 4)]
     land(pipe, "q", 1, batch(*moved, order(20, minutes=9), order(21, handle="other", minutes=9)))
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3, 4, 20, 21]
+
+
+def test_messages_that_come_again_under_another_name_of_their_queue_are_known(tmp_path):
+    """What has landed and is not acknowledged is still in the queue, which the pipeline file gives another name."""
+    given = [order(n, minutes=n) for n in range(4)]
+    land(pipeline(tmp_path), "q", 0, batch(*given[:3], message(9, b"?", minutes=3)))
+    named = QueueRule("./data", "Shop", "Stock", "another name")
+    pipe = replace(pipeline(tmp_path), queues=(named,))
+    rows = batch(*given, message(9, b"?", minutes=3))
+    land_rows(pipe, named, [sort_rows(pipe, named, "r", iter([rows]))], 0)
+    assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3]
+    assert len(table(pipe, "bronze")) == 5
+    assert len(table(pipe, "quarantine")) == 1
+
+
+def test_a_moved_message_is_known_in_a_file_whose_times_are_told_in_milliseconds(tmp_path):
+    """As a compaction of Delta tells them, cut off."""
+    pipe = pipeline(tmp_path)
+    for number in range(2):
+        land(pipe, "q", number, batch(order(number, minutes=number + 0.000_01)))
+    compact(pipe, 0)
+    land(pipe, "q", 2, batch(message(9, b'{"id": 1}', number=1, minutes=1.000_01)))
+    assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1]
+
+
+def test_files_of_the_pipelines_other_queues_are_not_looked_at(tmp_path, monkeypatch):
+    """They hold no message of this one, whatever their places and times are."""
+    other = QueueRule("./data", "Shop", "Other")
+    pipe = replace(pipeline(tmp_path), queues=(QUEUE, other))
+    looked = []
+    monkeypatch.setattr(landing, "read_columns", lambda table, file, names: looked.append(file))
+    land(pipe, "q", 0, batch(order(1)))
+    land_rows(pipe, other, [sort_rows(pipe, other, "r", iter([batch(order(1, handle="other"))]))], 0)
+    assert looked == []
+    assert len(table(pipe, "orders")) == 2
 
 
 def test_another_conversation_with_the_same_places_is_no_replay(tmp_path):

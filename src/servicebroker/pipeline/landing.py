@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ class Target:
         optional: columns that may be null.
         handle, number: columns that name a message.
         order, time: its place in the queue `queue`, and since when it is there.
+        queues: the names that the pipeline's queues have.
     """
 
     folder: Folder
@@ -59,6 +61,7 @@ class Target:
     number: str = "_message_sequence_number"
     order: str = "_queuing_order"
     time: str = "_message_enqueue_time"
+    queues: frozenset[str] = frozenset()
 
     @property
     def staged(self) -> Folder:
@@ -148,12 +151,13 @@ def target(pipeline: Pipeline, table: str) -> Target:
     columns = columns_of(pipeline, table)
     schema = arrow_schema(columns)
     folder, place = pipeline.folder(table), place_of(pipeline, table)
+    queues = frozenset(queue.label for queue in pipeline.queues)
     if table in (pipeline.bronze, pipeline.quarantine):
         names = ("queue", "conversation_handle", "queuing_order", "queuing_order", "message_enqueue_time")
-        return Target(folder, place, schema, frozenset(schema.names), (), (), *names)
+        return Target(folder, place, schema, frozenset(schema.names), (), (), *names, queues)
     (rule,) = (rule for rule in pipeline.messages if rule.table == table)
     optional = frozenset(column.name for column in columns if column.is_optional)
-    return Target(folder, place, schema, optional, rule.partition_by, rule.key)
+    return Target(folder, place, schema, optional, rule.partition_by, rule.key, queues=queues)
 
 
 # ---------------------------------------------------------------- what is there already
@@ -195,7 +199,11 @@ def _without(target: Target, files: list[DataFile], fresh: list[pa.Table], known
 
 
 def _meeting(target: Target, table: Table, queue: str | None, arrived: pa.Table | None) -> Iterable[TableFile]:
-    """Files of the table that may hold messages of the queue with such places in it, or from such a time."""
+    """Files of the table that may hold messages of the queue with such places in it, or from such a time.
+
+    Those of the pipeline's other queues are passed over. What has a name that no queue has any more may be from this
+    one, which had another name then: the time tells, since places of strangers meet too often.
+    """
     from pyarrow import compute
 
     if arrived is None or not arrived.num_rows:
@@ -204,13 +212,18 @@ def _meeting(target: Target, table: Table, queue: str | None, arrived: pa.Table 
     for file in table.files():
         one, other = file.range_of(target.queue)
         elsewhere = bool(one and other and queue) and not one <= queue <= other
-        if not elsewhere and any(_meets(file.range_of(name), here) for name, here in ranges.items()):
+        if elsewhere and {one, other} <= target.queues:
+            continue
+        names = [target.time] if elsewhere else list(ranges)
+        if any(_meets(file.range_of(name), ranges[name]) for name in names):
             yield file
 
 
 def _meets(there: tuple[Any, Any], here: dict[str, Any]) -> bool:
     """Whether two ranges have something in common, as far as anybody knows."""
     lowest, highest = there
+    if isinstance(highest, datetime):
+        highest += timedelta(milliseconds=1)  # Delta tells times in these, cut off
     return lowest is None or highest is None or not (highest < here["min"] or lowest > here["max"])
 
 
