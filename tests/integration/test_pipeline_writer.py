@@ -4,6 +4,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from psycopg.rows import dict_row
 
 import servicebroker as sb
 from pipeline_support import END_OF_STREAM, LINE, Feed, warehouse
@@ -179,6 +180,102 @@ def test_an_old_conversation_is_replaced(feed):
         )
     write(feed, rows(b"b"), writer="aged", batch=1, conversations="1")
     assert [m.message_type_name for m in everything(feed)] == [LINE, END_OF_STREAM, LINE]
+
+
+@pytest.fixture
+def elsewhere(feed):
+    """What a second start may say otherwise, and where its messages arrive."""
+    other = Feed(feed.database)
+    feed.database.create_contract(f"Again {feed.queue}", {LINE: "INITIATOR", END_OF_STREAM: "INITIATOR"})
+    feed.database.create_contract(f"Endless {feed.queue}", {LINE: "INITIATOR"})
+    feed.database.alter_service(feed.far, add_contracts=[f"Again {feed.queue}", f"Endless {feed.queue}"])
+    another = feed.database.instance.database(f"Another {feed.queue}", create=True)
+    for name in (LINE, END_OF_STREAM):
+        another.create_message_type(name)
+    another.create_contract("Lines", {LINE: "INITIATOR", END_OF_STREAM: "INITIATOR"})
+    another.create_queue("Back")
+    another.create_service(feed.near, "Back")
+    feed.database.grant("SEND", "public", service=feed.far)
+    return {
+        "toService": ({"toService": other.far}, other),
+        "fromService": ({"fromService": other.near}, feed),
+        "contract": ({"contract": f"Again {feed.queue}"}, feed),
+        "contract without the end": ({"contract": f"Endless {feed.queue}"}, feed),
+        "database": ({"database": another.name, "encryption": "off"}, feed),
+        "encryption": ({"encryption": "off"}, feed),
+    }
+
+
+OTHERWISE = ["toService", "fromService", "contract", "contract without the end", "database", "encryption"]
+
+
+def in_use(feed, writer):
+    """Database, services, contract and encryption of the conversations that a writer has, as they were begun."""
+    sql = (
+        'select d.name as database, s.name as "fromService", e.far_service as "toService", k.name as contract, '
+        "case when e.encryption then 'on' else 'off' end as encryption from servicebroker.writer_conversations c "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "join servicebroker.databases d on d.database_id = e.database_id "
+        "join servicebroker.services s on s.service_id = e.service_id "
+        "join servicebroker.service_contracts k "
+        "on k.database_id = e.database_id and k.service_contract_id = e.service_contract_id "
+        "where c.writer = %s and c.is_in_use"
+    )
+    with feed.database.instance.connection() as connection, connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(sql, (writer,)).fetchall()
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_a_start_with_other_options_sends_on_no_conversation_of_the_old_ones(feed, elsewhere, what):
+    """It had gone on with them for up to an hour: to another service than the one that was said."""
+    changed, far = elsewhere[what]
+    how = {"writer": f"otherwise {what} {feed.queue}", "conversations": "1"}
+    assert write(feed, rows(b"1"), **how)
+    assert bodies(everything(feed)) == [b"1"]
+    assert write(feed, rows(b"2"), batch=1, **how, **changed)
+    said = {"encryption": "on"} | options(feed) | changed
+    (begun,) = in_use(feed, how["writer"])
+    assert begun == {key: said[key] for key in begun}
+    assert write(feed, rows(b"3"), batch=2, **how, **changed)
+    found = everything(feed) if far is feed else everything(feed) + everything(far)
+    ended, *sent = sorted(found, key=lambda message: message.message_type_name == LINE)
+    assert (ended.message_type_name, bodies(sent)) == (END_OF_STREAM, [b"2", b"3"])
+    assert len({message.conversation_handle for message in sent}) == 1
+    assert write(feed, rows(b"4"), batch=3, **how)  # and back, with or without a message that ends the stream
+    assert [m.message_body for m in everything(feed) if m.message_type_name == LINE] == [b"4"]
+
+
+def test_a_batch_that_was_sent_before_a_start_with_other_options_is_not_sent_again(feed, elsewhere):
+    """It is noted with what it has sent, all of it or nothing, whoever its target was."""
+    changed, far = elsewhere["toService"]
+    how = {"writer": f"once {feed.queue}", "conversations": "1"}
+    assert write(feed, rows(b"1", b"2"), **how)
+    assert not write(feed, rows(b"1", b"2"), **how, **changed)
+    assert (bodies(everything(feed)), everything(far)) == ([b"1", b"2"], [])
+
+
+def test_a_batch_that_fails_on_the_way_to_another_service_leaves_the_old_conversation(feed, elsewhere):
+    changed, far = elsewhere["toService"]
+    how = {"writer": f"failing {feed.queue}", "conversations": "1"}
+    assert write(feed, rows(b"1"), **how)
+    unheard = rows(b"2", b"3", message_type_name=pa.array([None, "Unheard"]))
+    with pytest.raises(BrokerError):
+        write(feed, unheard, batch=1, **how, **changed)
+    with pytest.raises(InstanceError, match="'Nowhere' leads nowhere"):
+        write(feed, rows(b"2"), batch=1, toService="Nowhere", **how)
+    assert (bodies(everything(feed)), everything(far)) == ([b"1"], [])
+    assert write(feed, rows(b"2"), batch=1, **how, **changed)
+    assert ([m.message_type_name for m in everything(feed)], bodies(everything(far))) == ([END_OF_STREAM], [b"2"])
+
+
+def test_a_conversation_of_old_options_is_ended_though_no_row_comes_for_it(feed, elsewhere):
+    changed, far = elsewhere["toService"]
+    keys, writer = pa.array([f"k{n}" for n in range(20)]), f"idle otherwise {feed.queue}"
+    write(feed, rows(*[b"x"] * 20, k=keys), writer=writer, key="k", conversations="3")
+    everything(feed)
+    write(feed, rows(b"y", k=keys.slice(0, 1)), writer=writer, batch=1, key="k", conversations="3", **changed)
+    assert [m.message_type_name for m in everything(feed)] == [END_OF_STREAM] * 3
+    assert bodies(everything(far)) == [b"y"]
 
 
 @pytest.mark.parametrize(("slots", "hours", "ended"), [("1", 0, 2), ("3", 2, 3)], ids=["fewer", "old"])

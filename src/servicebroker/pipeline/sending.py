@@ -1,8 +1,8 @@
 """One batch of the Spark writer becomes messages, in one transaction: once, over recycled conversations.
 
-Each slot of a writer has a conversation. After a number of messages, or an hour, it gets a message that ends its
-stream, and the next one takes its place; when the target has ended its side, ours is ended with the next batch of any
-writer.
+Each slot of a writer has a conversation. After a number of messages, or an hour, or when the options have changed whom
+it is between, it gets a message that ends its stream, and the next one takes its place; when the target has ended its
+side, ours is ended with the next batch of any writer.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ ABANDONED = timedelta(days=1)  # what no batch of its writer has collected since
 _INVALID_BODY = (-8430, -9615)
 _GONE = (8426, 8427, 8429)  # unknown handle, already ended, a state in which nothing can be sent
 _SWEPT = 1000  # conversations
+# A writer's conversations with what they were begun with, and whether the options still say so: `_said` from $4 on.
+_AS_BEGUN = (
+    "from servicebroker.writer_conversations c "
+    "left join servicebroker.conversation_endpoints e using (conversation_handle) "
+    "left join servicebroker.services s on s.service_id = e.service_id "
+    "left join servicebroker.service_contracts k "
+    "on k.database_id = e.database_id and k.service_contract_id = e.service_contract_id "
+)
+_AS_SAID = "(e.database_id = $4 and s.name = $5 and e.far_service = $6 and k.name = $7 and e.encryption = $8) is true"
 MOST_REFUSALS = 500  # conversations of a slot that fail in one batch: each holds locks until it ends
 
 _log = logging.getLogger("servicebroker")
@@ -255,24 +264,31 @@ def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list
 
 
 def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
-    """The slot's conversation and how many messages it has had; a new one for one that is old or ended."""
+    """The slot's conversation and how many messages it has had; a new one for one that is old or ended.
+
+    So too for one of an earlier start, whose options said otherwise between whom it is, by which contract and how.
+    """
     rows = yield Statement(
         "sending.conversation",
-        "select c.conversation_handle, c.sent, c.begun_at, e.state in ('SO', 'SI', 'CO') and e.lifetime > $3 "
-        "from servicebroker.writer_conversations c "
-        "left join servicebroker.conversation_endpoints e using (conversation_handle) "
-        "where c.writer = $1 and c.slot = $2 and c.is_in_use",
-        (sender.writer, slot, now),
+        "select c.conversation_handle, c.sent, c.begun_at, e.state in ('SO', 'SI', 'CO') and e.lifetime > $3, "
+        f"{_AS_SAID} {_AS_BEGUN}where c.writer = $1 and c.slot = $2 and c.is_in_use",
+        (sender.writer, slot, now, *_said(sender)),
     )
     if rows:
-        handle, sent, begun_at, is_usable = rows[0]
-        if is_usable and begun_at + timedelta(seconds=sender.options.recycle_seconds) > now:
+        handle, sent, begun_at, is_usable, is_as_said = rows[0]
+        if is_usable and is_as_said and begun_at + timedelta(seconds=sender.options.recycle_seconds) > now:
             return handle, sent
         if is_usable:
             yield from _end_stream(sender, handle, now)
         else:
             yield _retire(handle)
     return (yield from _begin(sender, slot, now))
+
+
+def _said(sender: Sender) -> tuple[object, ...]:
+    """What `_AS_SAID` compares: all that `_begin` says of a conversation."""
+    options = sender.options
+    return sender.database_id, options.from_service, options.to_service, options.contract, options.encryption
 
 
 def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
@@ -341,13 +357,13 @@ def _retire(handle: UUID) -> Statement:
 
 
 def _end_streams(sender: Sender, now: datetime, slots: int) -> Steps[None]:
-    """End the streams of all slots but the first `slots`, and of those that are old and no row has come for."""
+    """End the streams of all slots but the first `slots`, and what no row has come for and none would be sent on."""
     oldest = now - timedelta(seconds=sender.options.recycle_seconds)
     rows = yield Statement(
         "sending.end_streams",
-        "select conversation_handle from servicebroker.writer_conversations where writer = $1 and is_in_use "
-        "and (slot >= $2 or begun_at <= $3) order by slot",
-        (sender.writer, slots, oldest),
+        f"select c.conversation_handle {_AS_BEGUN}where c.writer = $1 and c.is_in_use "
+        f"and (c.slot >= $2 or c.begun_at <= $3 or not {_AS_SAID}) order by c.slot",
+        (sender.writer, slots, oldest, *_said(sender)),
     )
     for (handle,) in rows:
         yield from _end_stream(sender, handle, now)
