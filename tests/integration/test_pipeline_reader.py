@@ -901,6 +901,65 @@ def test_a_query_that_ends_by_itself_has_let_the_queues_go(feeds):
     assert [m.message_body for m in feeds[1].database.receive(feeds[1].queue)] == [b"later"]
 
 
+def test_a_queue_that_is_done_is_free_while_others_are_read(feeds):
+    """The commit of the batch before had taken it again, and nothing let it go."""
+    shorter, longer = feeds
+    shorter.dialog(b"a")
+    longer.dialog(b"b", b"b", b"b")
+    reader = attach_to(feeds)
+    reader.prepareForTriggerAvailableNow()
+    at, seen = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, ReadMaxRows(2))) is not at:
+        if seen:
+            reader.commit(at)  # Spark's order: a batch is planned, then the one before it is committed
+            eventually(lambda: is_free(shorter), 20)
+            assert not is_free(longer)
+        seen.append(by_queue(reader, at, end))
+        at = end
+    assert seen == [{shorter.queue: [b"a"], longer.queue: [b"b"]}, {longer.queue: [b"b"] * 2}]
+    reader.commit(at)
+    eventually(lambda: all(is_free(feed) for feed in feeds), 20)
+    assert [feed.left() for feed in feeds] == [0, 0]
+    reader.stop()
+
+
+def is_free(feed):
+    """Whether no stream owns the queue."""
+    with feed.database.instance.connection() as connection:
+        sql = "select pg_try_advisory_xact_lock(%s, %s)"
+        return connection.execute(sql, (locks.PIPELINE, feed.queue_id)).fetchone()[0]
+
+
+def test_a_queue_that_has_come_and_is_empty_is_free_when_a_query_ends_by_itself(feeds):
+    """Its checkpoint does not know the queue, so each plan had asked it where it begins."""
+    known, new = feeds
+    first = attach_to([known], queuePattern=known.queue)
+    start = first.initialOffset()
+    first.stop()
+    known.dialog(b"a")
+    reader = attach_to(feeds, queuePattern=f"{known.queue}|{new.queue}")
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(start, ALL)
+    assert by_queue(reader, start, end) == {known.queue: [b"a"]}
+    assert reader.latestOffset(end, ALL) is end
+    eventually(lambda: all(is_free(feed) for feed in feeds), 20)
+    reader.stop()
+
+
+def test_what_is_acknowledged_is_not_asked_for_again(feed, reader, monkeypatch):
+    feed.dialog(b"a", b"b")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(1))
+    later = reader.latestOffset(end, ALL)
+    asked = []
+    now = Attachment.now
+    monkeypatch.setattr(Attachment, "now", lambda self: asked.append(self) or now(self))
+    reader.commit(end)
+    assert (asked, feed.left()) == ([], 1)
+    reader.commit(later)
+    assert (len(asked), feed.left()) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

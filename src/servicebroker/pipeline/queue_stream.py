@@ -64,6 +64,11 @@ class QueueStream:
         self.read = {"messagesRead": 0, "bytesRead": 0}
 
     @property
+    def _is_done(self) -> bool:
+        """An AvailableNow query has read and acknowledged all of it, and let it go."""
+        return self._told_last is not None
+
+    @property
     def initial(self) -> dict[str, Any]:
         """The offset of a stream that has read nothing; the same at every call."""
         return self._attached().initial.to_json()
@@ -77,8 +82,8 @@ class QueueStream:
         """What there is now is all that will be read. An open transaction holds the frontier back, as everywhere."""
         self._target = self._attached().now().frontier
 
-    def plan(self, start: dict[str, Any], budget: Budget) -> Plan | None:
-        """The batch that follows `start`, None when there is nothing to read.
+    def plan(self, start: dict[str, Any] | None, budget: Budget) -> Plan | None:
+        """The batch that follows `start`, None when there is nothing to read; without `start`, that before everything.
 
         Spark plans a batch from `start` only after the sink has committed everything up to it, so `start` is
         acknowledged here: `commit` would come too late, and never for the last batch of a query.
@@ -86,11 +91,11 @@ class QueueStream:
         Raises:
             InstanceError: the offset belongs to another server, another queue or another time.
         """
-        if self._told_last is not None:
+        if self._is_done:
             return None
         queue = self._attached()
         now = queue.now()
-        offset = self._continued(Frontier.from_json(start), now) or queue.initial
+        offset = self._continued(Frontier.from_json(start or self.earliest), now) or queue.initial
         self.acknowledge(offset)
         hi = now.frontier if self._target is None else self._target
         begins, may_wait = offset, False  # what a batch has left of a window does not wait
@@ -146,10 +151,16 @@ class QueueStream:
             self._read_to = end
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything up to `end` is with the sink; mostly acknowledged already by `plan`."""
-        offset = self._continued(Frontier.from_json(end), self._attached().now())
-        if offset is not None:
-            self.acknowledge(offset)
+        """Everything up to `end` is with the sink; mostly acknowledged already by `plan`.
+
+        Of a queue that is done everything is, and it is not ours any more.
+        """
+        offset = Frontier.from_json(end)
+        if self._is_done or offset == self._acknowledged:
+            return
+        known = self._continued(offset, self._attached().now())
+        if known is not None:
+            self.acknowledge(known)
 
     def acknowledge(self, offset: Frontier) -> None:
         """Everything up to `offset` leaves the queue."""

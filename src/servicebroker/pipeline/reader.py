@@ -175,7 +175,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break
             stream = streams[name]
             # what comes under a pattern later has not been there at the start: all of it is for this stream
-            plan = stream.plan(before.get(name) or stream.earliest, budget.share(len(names) - place))
+            plan = stream.plan(before.get(name), budget.share(len(names) - place))
             if plan is not None:
                 found[name] = plan
                 if len(names) > 1:
