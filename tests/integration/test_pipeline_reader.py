@@ -831,14 +831,112 @@ def test_bodies_from_nothing_to_twenty_megabytes_arrive(feed, reader):
     assert feed.left() == 0
 
 
-def test_a_checkpoint_of_one_queue_is_none_of_several(feeds, feed):
+def test_a_checkpoint_of_one_queue_is_none_of_several(feeds):
     reader = attach_to(feeds)
-    with pytest.raises(InstanceError, match="written by a query that reads one queue"):
+    with pytest.raises(InstanceError, match="written by a query that reads one queue, and this one reads several"):
         reader.latestOffset({"version": 1}, ALL)
-    several = reader.initialOffset()
     reader.stop()
-    with pytest.raises(InstanceError, match="written by a query that reads several queues"):
-        attach(feed).latestOffset(several, ALL)
+
+
+def drop(feed):
+    feed.database.drop_service(feed.far)
+    feed.database.drop_queue(feed.queue)
+
+
+def test_a_running_query_goes_on_without_a_queue_that_is_gone(feeds, caplog):
+    """Its progress and the commit of the batch before had failed."""
+    stays, goes = feeds
+    handle = stays.dialog(b"a")
+    goes.dialog(b"b")
+    reader = attach_to(feeds, queuePattern=f"{stays.queue}|{goes.queue}", failOnDataLoss="false")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert by_queue(reader, start, end) == {stays.queue: [b"a"], goes.queue: [b"b"]}
+    drop(goes)
+    assert list(reader.reportLatestOffset()["queues"]) == [stays.queue]  # as after the batch in which it was dropped
+    feed_on(stays, handle, b"c")
+    later = reader.latestOffset(end, ALL)
+    reader.commit(end)
+    assert by_queue(reader, end, later) == {stays.queue: [b"c"]}
+    assert (stays.left(), list(reader.reportLatestOffset()["queues"])) == (1, [stays.queue])
+    reader.commit(later)
+    assert (stays.left(), caplog.text.count(f"The queue '{goes.queue}' is not there any more")) == (0, 1)
+    goes.create()
+    goes.dialog(b"anew")
+    assert by_queue(reader, later, reader.latestOffset(later, ALL)) == {goes.queue: [b"anew"]}
+    reader.stop()
+
+
+def feed_on(feed, handle, *bodies):
+    for body in bodies:
+        feed.database.send(handle, LINE, body)
+
+
+@pytest.mark.parametrize("asked", ["both", "one", "in small letters"])
+@pytest.mark.parametrize("ends", [False, True], ids=["stream", "availableNow"])
+def test_a_query_of_a_list_starts_without_a_queue_that_is_gone(feeds, asked, ends):
+    """The batch that was planned last comes again, without what is lost."""
+    stays, goes = feeds
+    handle = stays.dialog(b"a")
+    goes.dialog(b"b")
+    reader = attach_to(feeds)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    reader.stop()
+    drop(goes)
+    feed_on(stays, handle, b"c")
+    again = attach_to(feeds if asked == "both" else [stays])
+    with pytest.raises((InstanceError, BrokerError), match=goes.queue):
+        again.latestOffset(end, ALL)
+    again.stop()
+    named = {"queue": stays.queue.lower()} if asked == "in small letters" else {}
+    loose = attach_to(feeds if asked == "both" else [stays], failOnDataLoss="false", **named)
+    if ends:
+        loose.prepareForTriggerAvailableNow()
+    assert by_queue(loose, start, end) == {stays.queue: [b"a"]}
+    later = loose.latestOffset(end, ALL)
+    loose.commit(end)
+    assert (by_queue(loose, end, later), stays.left()) == ({stays.queue: [b"c"]}, 1)
+    assert loose.reportLatestOffset()["messagesBehind"] == 0
+    assert loose.latestOffset(later, ALL) is later
+    assert stays.left() == 0
+    loose.stop()
+
+
+def test_a_queue_that_is_not_asked_for_any_more_gets_what_has_landed_acknowledged_and_is_let_go(feeds):
+    stays, leaves = feeds
+    handle = stays.dialog(b"a")
+    leaves.dialog(b"b")
+    reader = attach_to(feeds)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    reader.stop()
+    with pytest.raises(InstanceError, match=f"has read the queue '{leaves.queue}', which is not there or not asked"):
+        attach(stays).latestOffset(end, ALL)
+    loose = attach(stays, failOnDataLoss="false")
+    feed_on(stays, handle, b"c")
+    later = loose.latestOffset(end, ALL)
+    loose.commit(end)
+    assert loose.latestOffset(later, ALL) is later
+    assert [feed.left() for feed in feeds] == [0, 0]
+    eventually(lambda: is_free(leaves), 20)
+    loose.stop()
+
+
+def test_a_queue_that_was_never_there_is_refused_and_so_is_a_list_of_which_none_is_left(feeds):
+    reader = attach_to(feeds, queue=f"{feeds[0].queue}, Mistyped", failOnDataLoss="false")
+    reader.prepareForTriggerAvailableNow()
+    with pytest.raises(BrokerError, match="Mistyped") as refused:
+        reader.initialOffset()
+    assert refused.value.number == 15151
+    reader.stop()
+    both = attach_to(feeds, failOnDataLoss="false")
+    start = both.initialOffset()
+    both.stop()
+    for feed in feeds:
+        drop(feed)
+    with pytest.raises(BrokerError, match="Cannot find the queue"):
+        both.latestOffset(start, ALL)
+    both.stop()
 
 
 @pytest.mark.parametrize("archived", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import psycopg
 from servicebroker.engine.catalog.catalog import Catalog, find_queue
 from servicebroker.engine.security.authorization import authorize, queue_number
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.names import split_queue_name
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.acknowledge import acknowledge
 from servicebroker.pipeline.connecting import OpenDatabase, has_table
@@ -232,6 +234,23 @@ def find_queues(database: OpenDatabase) -> list[str]:
         database.database_id,
     )
     return [name for (name,) in rows]
+
+
+def which_are_there(database: OpenDatabase, names: Sequence[str]) -> set[str]:
+    """Those of the names, as the option `queue` gives them, whose queues a broker database has now."""
+    parts = [split_queue_name(name) for name in names]
+    rows = execute(
+        database.connection,
+        "attachment.which_are_there",
+        "select g.name from unnest($2::text[], $3::text[], $4::text[]) as g (name, schema, queue) "
+        "join servicebroker.queues q on q.database_id = $1 "
+        "and lower(q.schema_name) = lower(g.schema) and lower(q.name) = lower(g.queue)",
+        database.database_id,
+        list(names),
+        [schema for schema, _ in parts],
+        [queue for _, queue in parts],
+    )
+    return {name for (name,) in rows}
 
 
 def _now(connection: psycopg.Connection[Any], queue_id: int) -> Now:

@@ -6,6 +6,8 @@ import logging
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import psycopg
+
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import rows
 from servicebroker.pipeline.attachment import Attachment
@@ -169,11 +171,17 @@ class QueueStream:
             self._acknowledged = offset
 
     def progress(self) -> dict[str, Any] | None:
-        """The offset that was planned last, and how far behind it is (`Attachment.progress`); None before."""
+        """The offset that was planned last, and how far behind it is (`Attachment.progress`); None before.
+
+        None too when the queue was dropped since: whether that ends the query is said when it is planned next.
+        """
         if self._planned is None:
             return None
         behind = self._told_last if self._queue is None else None
-        return self._planned.to_json() | self.read | (behind or self._attached().progress(self._planned))
+        try:
+            return self._planned.to_json() | self.read | (behind or self._attached().progress(self._planned))
+        except psycopg.errors.UndefinedTable:
+            return None
 
     def close(self) -> None:
         """Let the queue go."""

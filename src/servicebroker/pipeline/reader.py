@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import rows
-from servicebroker.pipeline.attachment import Attachment, find_queues
+from servicebroker.pipeline.attachment import Attachment, find_queues, which_are_there
 from servicebroker.pipeline.connecting import OpenDatabase
 from servicebroker.pipeline.frontier import between
 from servicebroker.pipeline.options import SourceOptions
@@ -23,6 +24,7 @@ from servicebroker.pipeline.queue_stream import Budget, Plan, QueueStream, parts
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger("servicebroker")
 SEVERAL = 2  # the version of offsets that name queues; those of one queue are that queue's
 
 
@@ -63,12 +65,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._streams: dict[str, QueueStream] = {}
         self._directory: OpenDatabase | None = None
         self._fixed: list[str] | None = None  # of an AvailableNow query: the queues that were there when it began
+        self._missed: set[str] = set()  # queues that are gone, and it was said
         self._turn = 0
         self._waits_since: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Nothing read; the same at every call."""
-        return self._joined({name: stream.initial for name, stream in self._found().items()})
+        """Nothing read; the same at every call. A queue that is named and was never there is told."""
+        names = self._options.queues or self._names()
+        return self._joined({name: self._stream(name).initial for name in names})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The option maxMessagesPerTrigger."""
@@ -115,7 +119,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch, the same rows for the same offsets at any time."""
         before, after = self._split(start), self._split(end)
-        changed = [name for name, offset in after.items() if before.get(name) != offset]
+        changed = self._there([name for name, offset in after.items() if before.get(name) != offset])
         count = max(1, -(-self._options.min_partitions // max(1, len(changed))))
         found: list[rows.Part] = []
         for name in changed:
@@ -129,8 +133,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is with the sink; mostly acknowledged already by `latestOffset`."""
-        for name, offset in self._split(end).items():
-            self._stream(name).commit(offset)
+        offsets = self._split(end)
+        for name in self._there([*offsets]):
+            self._stream(name).commit(offsets[name])
 
     def stop(self) -> None:
         """Let the queues go."""
@@ -141,13 +146,39 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._directory = None
 
     def _found(self) -> dict[str, QueueStream]:
-        """The queues that are there now; with a pattern others may have come."""
-        names = self._fixed or self._options.queues
-        if not names:
-            if self._directory is None:
-                self._directory = OpenDatabase.open(self._options.instance, self._options.database)
-            names = _matching(self._options, self._directory)
+        """The queues that are there now; with a pattern others may have come. Those that are gone are let go."""
+        names = self._names()
+        for name in self._streams.keys() - names:
+            self._streams.pop(name).close()
         return {name: self._stream(name) for name in names}
+
+    def _names(self) -> list[str]:
+        """What to read now, as far as it is there. A list of which nothing is left is told as it is."""
+        wanted = self._options.queues if self._fixed is None else self._fixed
+        if not wanted and self._fixed is None:
+            return _matching(self._options, self._database())
+        return self._there(wanted) or self._options.queues
+
+    def _there(self, names: list[str]) -> list[str]:
+        """Those of the queues that are there; all of them where the one that is gone ends the query."""
+        is_the_only_one = self._options.is_of_one_queue and names == self._options.queues
+        if self._options.fail_on_data_loss or is_the_only_one or not names:
+            return names
+        there = which_are_there(self._database(), names)
+        if there:  # else it does not go on
+            for name in {*names} - there - self._missed:
+                _log.warning(
+                    "The queue '%s' is not there any more. With failOnDataLoss=false the stream goes on without it.",
+                    name,
+                )
+            self._missed = (self._missed | {*names}) - there
+        return [name for name in names if name in there]
+
+    def _database(self) -> OpenDatabase:
+        """The broker database, where one looks what is there."""
+        if self._directory is None:
+            self._directory = OpenDatabase.open(self._options.instance, self._options.database)
+        return self._directory
 
     def _stream(self, name: str) -> QueueStream:
         if name not in self._streams:
@@ -203,24 +234,24 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Budget(most, self._options.max_bytes_per_trigger or None)
 
     def _split(self, offset: dict[str, Any]) -> dict[str, Any]:
-        """The offset of each queue.
+        """The offset of each queue. One of several queues is read on where the others are not asked for any more.
 
         Raises:
-            InstanceError: it is one of a single queue, and there are several here, or the other way round.
+            InstanceError: it is one of a single queue, and there are several here.
         """
-        is_of_several = offset.get("version") == SEVERAL
-        if is_of_several == self._options.is_of_one_queue:
+        if offset.get("version") == SEVERAL:
+            asked = {name.lower(): name for name in self._options.queues}
+            return {asked.get(name.lower(), name): one for name, one in offset["queues"].items()}
+        if not self._options.is_of_one_queue:
             raise InstanceError(
-                "The checkpoint was written by a query that reads "
-                f"{'several queues' if is_of_several else 'one queue'}, and this one does not: start it with a new "
-                "checkpoint location."
+                "The checkpoint was written by a query that reads one queue, and this one reads several: start it with "
+                "a new checkpoint location."
             )
-        return dict(offset["queues"]) if is_of_several else {self._options.queues[0]: offset}
+        return {self._options.queues[0]: offset}
 
     def _joined(self, offsets: Mapping[str, Any]) -> dict[str, Any]:
         if self._options.is_of_one_queue:
-            (one,) = offsets.values()
-            return dict(one)
+            return dict(offsets[self._options.queues[0]])
         return {"version": SEVERAL, "queues": dict(offsets)}
 
 
