@@ -29,6 +29,19 @@ def test_text_becomes_bytes_and_null_stays():
     assert cut(batch(message_body=["ä", None, ""])) == [(1, "T", ["ä".encode(), None, b""])]
 
 
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize("plain", [pa.binary(), pa.large_binary()])
+def test_large_columns_are_as_others(text, plain):
+    """Spark gives them with `spark.sql.execution.arrow.useLargeVarTypes`."""
+    texts, bodies = pa.array(["ä", None, ""], text), ["ä".encode(), None, b""]
+    for column in (texts, pa.array(bodies, plain)):
+        assert cut(batch(message_body=column)) == [(1, "T", bodies)]
+        assert cut(batch(message_body=column, k=texts), slots=1, key="k") == [(0, "T", bodies)]
+        assert cut(batch(message_body=column, message_type_name=texts)) == [(1, "ä", bodies[:1]), (1, "T", bodies[1:])]
+    keys = [slot for slot, _, _ in cut(batch(message_body=texts, k=texts), slots=97, key="k")]
+    assert sorted(keys) == sorted(slot_of(key, 97) for key in ("ä", None, ""))
+
+
 def test_without_a_key_pieces_take_turns(monkeypatch):
     monkeypatch.setattr(staging, "PIECE_MESSAGES", 2)
     found = cut(batch(message_body=[b"1", b"2", b"3", b"4", b"5"]), slots=3, first=1)

@@ -188,4 +188,6 @@ def stage(connection: psycopg.Connection[Any], writer: str, attempt: UUID, piece
 def _bytes(column: pa.Array[Any]) -> pa.Array[Any]:
     import pyarrow as pa
 
+    if pa.types.is_large_string(column.type):  # with Spark's useLargeVarTypes
+        return column.cast(pa.large_binary())
     return column.cast(pa.binary()) if pa.types.is_string(column.type) else column
