@@ -958,6 +958,32 @@ def test_a_batch_has_no_more_bytes_than_it_may(feed, archived, monkeypatch):
     reader.stop()
 
 
+@pytest.mark.parametrize(("gone", "left"), [(0, []), (1, [b"a", b"b"])], ids=["all", "the rest"])
+def test_an_end_while_the_bytes_of_a_batch_are_added_up_leaves_nothing_to_add(feed, monkeypatch, gone, left):
+    monkeypatch.setattr("servicebroker.pipeline.attachment.ROWS_AT_ONCE", 2)
+    feed.dialog(b"a", b"b")
+    feed.dialog(b"c", b"d")
+    reader = attach(feed, maxBytesPerTrigger="1000")
+    start = reader.initialOffset()
+    look = [row for batch in batches(reader, start, reader.latestOffset(start, ALL)) for row in batch.to_pylist()]
+    look.sort(key=itemgetter("queuing_order"))
+    handles = [UUID(look[place]["conversation_handle"]) for place in (0, 2)]
+    fitting, asked = frontier.fitting, itertools.count()
+
+    def after_an_end(*place):
+        if next(asked) == gone:
+            for handle in handles[gone:]:
+                feed.database.end_conversation(handle)
+        return fitting(*place)
+
+    monkeypatch.setattr(frontier, "fitting", after_an_end)
+    end = reader.latestOffset(start, ReadMaxRows(1_000))
+    assert bodies(reader, start, end) == left
+    feed.dialog(b"e")
+    assert bodies(reader, end, reader.latestOffset(end, ReadMaxRows(1_000))) == [b"e"]
+    reader.stop()
+
+
 def test_a_batch_waits_until_it_has_enough_but_not_for_ever(feed):
     few = attach(feed, minMessagesPerTrigger="4", minBytesPerTrigger="1000")
     start = few.initialOffset()

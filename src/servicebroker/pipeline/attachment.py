@@ -157,6 +157,8 @@ class Attachment:
                 frontier.fitting(self.queue_id, self.reads_archive(start.lo)),
                 *(str(start.lo), str(start.hi), after, upto, ROWS_AT_ONCE, room),
             )
+            if last is None:  # an END has taken the rest meanwhile, and nothing comes into a window any more
+                return upto
             if size > room:
                 return int(fits or (first if after == start.queuing_order else after))
             after, room = int(last), room - size
