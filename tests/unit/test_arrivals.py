@@ -8,6 +8,8 @@ from uuid import UUID, uuid4
 
 from remote_support import Wire
 from servicebroker.broker.arrivals import TRACED, Settling
+from servicebroker.broker.conversations import CAPACITY
+from servicebroker.broker.departures import BUDGET
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.conversation.traces import Traced
@@ -46,15 +48,26 @@ def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:
     assert {one: here.bodies(one) for one in senders} == {one: [b"%d" % n * SIZE for n in range(3)] for one in senders}
 
 
+def test_no_more_conversations_wait_for_rows_than_have_room_in_memory() -> None:
+    """What has waited longest gives way, however small it is."""
+    here = Receiver(capacity=5)
+    senders = [uuid4() for _ in range(8)]
+    here.take(senders, 0)
+    here.tables.is_held = lambda handle: True
+    for one in senders:
+        here.take([one], 1)
+    assert [here.tables.endpoints[handle].conversation for handle in here.relay._settling._postponed] == senders[3:]
+
+
 class Receiver:
     """An instance that only receives."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int = BUDGET, capacity: int = CAPACITY) -> None:
         self.tables = Tables(uuid4(), Random(1))
         self.tables.services.add("//target")
         self.tables.set_routes([Route("local", None, None, None, LOCAL)])
         nowhere: Any = None
-        self.relay = Relay(nowhere, lambda: MIDNIGHT, lambda: 0.0, Random(1), budget=budget)
+        self.relay = Relay(nowhere, lambda: MIDNIGHT, lambda: 0.0, Random(1), capacity=capacity, budget=budget)
         self.store = MemoryStore(self.tables, lambda: MIDNIGHT)
         self.link = Wire()
 

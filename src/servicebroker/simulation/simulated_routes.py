@@ -88,11 +88,11 @@ class Routes:
         what that one has not acknowledged, and another one gets it (decision 82).
         """
         named = self._named[here.index]
-        unnamed = [there for there in self._others(here) if there not in named]
+        missing = [there for there in self._others(here) if there not in named]
         if not scattered:
-            named += unnamed
-        elif unnamed and self._loop.happens(scattered):
-            named.append(self._loop.random.choice(unnamed))
+            named += missing
+        elif missing and self._loop.happens(scattered):
+            named.append(self._loop.random.choice(missing))
         routes = [self._to_all(there, str(there.tables.broker)) for there in named]
         if len(routes) == 1 and self._loop.happens(scattered):
             return [routes[0]._replace(expires=self._soon(here))] if self._loop.happens(0.5) else []
