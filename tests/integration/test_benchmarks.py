@@ -189,13 +189,14 @@ def test_storage(stand_in: Path) -> None:
 @pytest.mark.spark
 def test_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "WARM_UP", 200)
-    names = ["pipeline", "pipeline-batch", "pipeline-stream", "pipeline-write"]
+    names = ["pipeline", "pipeline-batch", "pipeline-stream", "pipeline-steady", "pipeline-write"]
     lines = benchmarks.run(names, scale=0.002, rounds=1).lines
     found = [[(line.system, line.goal) for line in lines if line.scenario == name] for name in names]
     assert found == [
         [("servicebroker", None), ("spark", 0.5), ("spark", 0.5)],
         [("servicebroker", None), ("spark", 0.9), ("parquet", 0.5), ("jdbc", 0.9)],
         [("servicebroker", None), ("spark", 0.65), ("parquet", 0.33), ("jdbc", 0.65)],
+        [("servicebroker", None), ("jdbc", 0.8)],
         [("servicebroker", None), ("spark", 0.45), ("jdbc", 0.45)],
     ]
     assert {line.reason for line in lines if line.system == "jdbc"} == {"give --jdbc-jar FILE"}

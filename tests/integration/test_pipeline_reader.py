@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from operator import itemgetter
@@ -19,26 +18,21 @@ from pooling_proxy import PoolingProxy
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
 import servicebroker as sb
-from servicebroker.model import names
+from pipeline_reading import ALL, attach, batches, bodies
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline import frontier, rows
-from servicebroker.pipeline.acknowledge import acknowledge, end_now
 from servicebroker.pipeline.attachment import Attachment
-from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.delta import DeltaWriter
 from servicebroker.pipeline.frontier import Frontier, Share, Slice
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.reader import QueueReader, QueueStreamReader
+from servicebroker.pipeline.reader import QueueReader
 from servicebroker.pipeline.rows import arrow_schema
-from servicebroker.pipeline.warehouse import land_rows, sort_rows
 from servicebroker.store import locks
 from support import eventually
-
-ALL = ReadAllAvailable()
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +50,6 @@ def reader(feed):
     reader = attach(feed)
     yield reader
     reader.stop()
-
-
-def attach(feed, **options):
-    return QueueStreamReader(source_options(feed.options | {"minPartitions": "2"} | options))
-
-
-def batches(reader, start, end):
-    return [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
-
-
-def bodies(reader, start, end):
-    return [body for batch in batches(reader, start, end) for body in batch["message_body"].to_pylist()]
 
 
 def test_an_empty_queue_is_idle(reader):
@@ -177,17 +159,6 @@ def test_an_unfinished_transaction_holds_back_only_what_came_later(feed, reader)
         assert reader.latestOffset(end, ALL) is end
     later = reader.latestOffset(end, ALL)
     assert sorted(bodies(reader, end, later)) == [b"fast", b"slow"]
-
-
-def test_a_read_acknowledges_its_start_and_nothing_more(feed, reader):
-    feed.dialog(*[b"%d" % number for number in range(9)])
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadMaxRows(4))
-    assert feed.left() == 9
-    reader.latestOffset(end, ReadMaxRows(4))
-    assert feed.left() == 5
-    reader.commit(end)
-    assert feed.left() == 5
 
 
 def test_available_now_stops_at_what_was_there(feed, reader):
@@ -309,110 +280,6 @@ def test_a_data_folder_is_an_instance(tmp_path):
     reader.stop()
 
 
-def test_control_messages_end_their_conversations_once(feed, reader):
-    finished, ended, failed, going = (feed.dialog(b"x") for _ in range(4))
-    feed.database.send(finished, "EndOfStream")
-    feed.database.end_conversation(ended)
-    feed.database.end_conversation(failed, error=(7, "out of paper"))
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ALL)
-    assert len(bodies(reader, start, end)) == 7
-    assert reader.latestOffset(end, ALL) is end
-    assert feed.far_states() == {"CD": 3, "CO": 1}
-    told = feed.database.receive(feed.back)
-    assert [(m.message_type_name, m.conversation_handle) for m in told] == [(names.END_DIALOG, finished)]
-    reader._stream(feed.queue)._acknowledged = None  # as after a restart
-    assert reader.latestOffset(end, ALL) is end
-    assert feed.database.receive(feed.back) == []
-    feed.database.send(going, "Line", b"still open")
-
-
-def test_a_refused_end_rolls_the_deletion_back(feed):
-    feed.dialog(b"x")
-    feed.database.send(feed.dialog(), "EndOfStream")
-
-    def refuse(connection, handle):
-        raise BrokerError(9617, "Q")
-
-    queue = Attachment.open(source_options(feed.options))
-    end = queue.page_end(queue.initial.opened(queue.now().frontier), None)
-    place = (queue.connection, queue.queue_id, queue.database_id, frontier.read_so_far(end))
-    with pytest.raises(BrokerError):
-        acknowledge(*place, end_of_stream="EndOfStream", ending=refuse)
-    assert feed.left() == 2
-    ended = []
-    acknowledge(*place, end_of_stream="EndOfStream", ending=lambda connection, handle: ended.append(handle))
-    acknowledge(*place, end_of_stream="EndOfStream", ending=lambda connection, handle: ended.append(handle))
-    queue.close()
-    assert (feed.left(), len(ended)) == (0, 1)
-
-
-@pytest.mark.parametrize(("how", "dialogs"), [("delete", 1500), ("truncate", 150), ("archive", 150), ("share", 150)])
-def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, dialogs):
-    """Each END holds a lock until its transaction ends, and a server has room for some thousands."""
-    if dialogs < 1500:
-        monkeypatch.setattr("servicebroker.pipeline.acknowledge.AT_ONCE", dialogs // 3)
-    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", 1 if how == "truncate" else 50_000)
-    with feed.database.transaction() as sending:
-        handles = [sending.begin_dialog(feed.near, feed.far, contract="Lines") for _ in range(dialogs)]
-        sending.send(handles, LINE, b"shared" if how in ("share", "archive") else b"")
-        sending.send(handles, "EndOfStream")
-        sending.send(handles, LINE, b"")
-    queue = Attachment.open(source_options(feed.options | {"ack": "archive" if how == "archive" else "delete"}))
-    end = queue.page_end(queue.initial.opened(queue.now().frontier), None)
-    place = (queue.connection, queue.queue_id, queue.database_id, frontier.read_so_far(end))
-    ended = Counter()
-
-    def count(connection, handle):
-        end_now(connection, handle)
-        ((transaction,),) = connection.execute("select pg_current_xact_id()::text").fetchall()
-        ended[transaction] += 1
-        if ended.total() == failing_at:
-            raise InterruptedError
-
-    failing_at = dialogs * 7 // 15
-    with pytest.raises(InterruptedError):
-        acknowledge(*place, end_of_stream="EndOfStream", archive=how == "archive", ending=count)
-    assert feed.far_states() == {"CD": dialogs // 3, "CO": dialogs - dialogs // 3}
-    acknowledge(*place, end_of_stream="EndOfStream", archive=how == "archive", ending=count)  # as the next run does
-    queue.close()
-    assert sorted(ended.values()) == [dialogs * 2 // 15, *[dialogs // 3] * 3]
-    assert (feed.far_states(), feed.left()) == ({"CD": dialogs}, 0)
-    with feed.database.instance.connection() as connection:
-        told = f"select count(*), count(distinct conversation_handle) from warehouse_dbo.{feed.back}"
-        assert connection.execute(told).fetchone() == (dialogs, dialogs)
-    if how == "archive":
-        assert counted(feed, f"archived_{feed.queue_id}") == 3 * dialogs
-
-
-@pytest.mark.parametrize("late", ["nothing", "behind", "between", "open", "reader"])
-def test_a_large_slice_is_truncated_only_when_nothing_else_is_there(feed, reader, monkeypatch, late):
-    """A message behind the slice, one between its rows of a younger transaction, an open sender, somebody who reads."""
-    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", 3)
-    slow, fast = feed.dialog(b"1"), feed.dialog(b"2")
-    with feed.database.instance.connection() as connection, contextlib.ExitStack() as stack:
-        (before,) = connection.execute(f"select pg_relation_filenode('{feed.table}')").fetchone()
-        with feed.database.transaction() as older:
-            older.connection.execute("select pg_current_xact_id()")
-            if late in ("between", "open"):
-                stack.enter_context(feed.database.transaction()).send(slow, "Line", b"late")
-            older.send(fast, "Line", b"3")
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, ALL)
-        assert sorted(bodies(reader, start, end)) == [b"1", b"2", b"3"]
-        if late == "between":
-            stack.close()
-        if late == "behind":
-            feed.database.send(slow, "Line", b"late")
-        if late == "reader":
-            stack.enter_context(feed.database.transaction()).connection.execute(f"select from {feed.table}")
-        reader._stream(feed.queue).acknowledge(Frontier.from_json(end))
-        (after,) = connection.execute(f"select pg_relation_filenode('{feed.table}')").fetchone()
-    assert (before != after) == (late == "nothing")
-    rest = [b"late"] if late in ("behind", "between", "open") else []
-    assert bodies(reader, end, reader.latestOffset(end, ALL)) == rest
-
-
 def test_plans_use_the_arrival_index_and_never_sort(feed):
     with feed.database.instance.connection() as connection:
         connection.execute(
@@ -460,107 +327,6 @@ def test_an_offset_is_json_of_plain_values(reader):
     offset = Frontier.from_json(reader.initialOffset())
     assert offset.to_json()["version"] == 1
     assert (offset.lo, offset.hi, offset.queuing_order) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("worth", [1, 50_000])
-def test_the_body_of_a_multicast_is_read_and_goes_with_its_last_reader(feed, reader, worth, monkeypatch):
-    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", worth)
-    other = Feed(feed.database)
-    handles = [feed.dialog(b"first"), feed.dialog(b"first"), other.dialog()]
-    feed.database.send(handles, LINE, b"shared")
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ALL)
-    assert sorted(bodies(reader, start, end)) == [b"first", b"first", b"shared", b"shared"]
-    reader.commit(end)
-    assert feed.left() == 0
-    assert counted(feed, "shared_body_readers") == counted(feed, "shared_bodies") == 1
-    (message,) = feed.database.receive(other.queue)
-    assert message.message_body == b"shared"
-    assert counted(feed, "shared_bodies") == 0
-
-
-@pytest.mark.feature(198)
-@pytest.mark.parametrize("worth", [1, 50_000])
-def test_a_queue_with_retention_keeps_what_was_acknowledged(feed, reader, worth, monkeypatch):
-    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", worth)
-    feed.database.alter_queue(feed.queue, retention=True)
-    handle = feed.dialog(b"a", b"b")
-    feed.database.send([handle, feed.dialog()], LINE, b"shared")
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ALL)
-    assert len(bodies(reader, start, end)) == 4
-    reader.commit(end)
-    view = f"select status, message_body from warehouse_dbo.{feed.queue} order by queuing_order"
-    with feed.database.instance.connection() as connection:
-        assert connection.execute(view).fetchall() == [(0, b"a"), (0, b"b"), (0, b"shared"), (0, b"shared")]
-        feed.database.end_conversation(handle)
-        end = reader.latestOffset(end, ALL)  # an EndDialog, which the next acknowledgement answers
-        reader.commit(end)
-        assert connection.execute(view).fetchall() == [(0, b"shared")]
-    assert feed.left() == 0
-
-
-def read_all(reader):
-    """What a stream reads from its beginning, batch by batch, and the offset it comes to."""
-    at, seen = reader.initialOffset(), []
-    while (end := reader.latestOffset(at, ReadMaxRows(4))) is not at:
-        seen += bodies(reader, at, end)
-        at = end
-    return seen, at
-
-
-def test_an_archive_gives_everything_again_to_a_stream_that_has_lost_its_checkpoint(feed):
-    handle = feed.dialog(*[b"%d" % number for number in range(9)])
-    other = feed.dialog()
-    feed.database.send([handle, other], LINE, b"shared")
-    first = attach(feed, ack="archive")
-    seen, at = read_all(first)
-    assert (sorted(seen), feed.left()) == (sorted([*(b"%d" % n for n in range(9)), b"shared", b"shared"]), 0)
-    feed.database.send(handle, LINE, b"later")
-    assert bodies(first, at, first.latestOffset(at, ALL)) == [b"later"]
-    first.stop()
-    again = attach(feed, ack="archive")
-    replayed, at = read_all(again)
-    assert sorted(replayed) == sorted([*seen, b"later"])
-    assert [body for body in replayed if len(body) == 1] == [b"%d" % n for n in range(9)]
-    assert again.latestOffset(at, ALL) is at
-    look = QueueReader(source_options(feed.options | {"ack": "archive"}))
-    assert sum(batch.num_rows for part in look.partitions() for batch in look.read(part)) == 12
-    again.stop()
-    assert not [one for one in feed.database.instance.check()[1] if str(feed.queue_id) in one.text]
-
-
-def test_a_conversation_that_a_bad_message_ends_is_in_the_archive(feed, tmp_path):
-    shared = counted(feed, "shared_bodies")
-    bad = feed.dialog(b"1", b"\xff")
-    feed.database.send([bad, feed.dialog(b"2")], LINE, b"3")
-    rule = MessageRule(LINE, "text", "lines", when_bad="end conversation")
-    queue = QueueRule(feed.options["instance"], feed.options["database"], feed.queue, options={"ack": "archive"})
-    pipeline = Pipeline("test", tmp_path, (queue,), (rule,))
-    first = attach(feed, ack="archive")
-    start = first.initialOffset()
-    end = first.latestOffset(start, ALL)
-    land_rows(pipeline, queue, [sort_rows(pipeline, queue, "q", iter(batches(first, start, end)))], 0)
-    assert feed.far_states() == {"CO": 1, "CD": 1}
-    assert feed.left() == 2
-    first.stop()
-    again = attach(feed, ack="archive")  # without its checkpoint
-    assert sorted(read_all(again)[0]) == [b"1", b"2", b"3", b"3", b"\xff"]
-    assert counted(feed, "shared_bodies") == shared
-    again.stop()
-
-
-def test_an_archive_goes_with_its_queue(database):
-    feed = Feed(database)
-    feed.dialog(b"a")
-    reader = attach(feed, ack="archive")
-    read_all(reader)
-    reader.stop()
-    database.drop_service(feed.far)
-    database.drop_queue(feed.queue)
-    with database.instance.connection() as connection:
-        name = f"servicebroker.archived_{feed.queue_id}"
-        assert connection.execute("select to_regclass(%s)", (name,)).fetchone() == (None,)
 
 
 def test_a_stream_that_begins_with_the_latest_leaves_what_is_there(feed):
@@ -679,146 +445,6 @@ def test_the_progress_says_how_far_behind_and_who_holds_it_back(feed, reader):
         assert told["oldestMessageSeconds"] >= 0
 
 
-def counted(feed, table):
-    with feed.database.instance.connection() as connection:
-        return connection.execute(f"select count(*) from servicebroker.{table}").fetchone()[0]
-
-
-def attach_to(feeds, **options):
-    """One reader of several queues."""
-    first, *_ = feeds
-    given = {"queue": ", ".join(feed.queue for feed in feeds)} if "queuePattern" not in options else {}
-    plain = {key: value for key, value in first.options.items() if key != "queue"}
-    return QueueStreamReader(source_options(plain | given | {"minPartitions": "2"} | options))
-
-
-def by_queue(reader, start, end):
-    """The bodies of a batch by their queues, each in its order."""
-    found = {}
-    for batch in batches(reader, start, end):
-        for row in batch.to_pylist():
-            found.setdefault(row["queue"], []).append(row["message_body"])
-    return found
-
-
-@pytest.fixture
-def feeds(database):
-    return [Feed(database) for _ in range(2)]
-
-
-def test_one_source_reads_several_queues(feeds):
-    one, other = feeds
-    one.dialog(b"a", b"b")
-    with contextlib.ExitStack() as stack:
-        reader = attach_to(feeds)
-        stack.callback(reader.stop)
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, ALL)
-        assert by_queue(reader, start, end) == {one.queue: [b"a", b"b"]}
-        other.dialog(b"c")
-        later = reader.latestOffset(end, ALL)
-        assert by_queue(reader, end, later) == {other.queue: [b"c"]}
-        assert (one.left(), other.left()) == (0, 1)
-        assert reader.latestOffset(later, ALL) is later
-        assert other.left() == 0
-        told = reader.reportLatestOffset()
-        assert (told["messagesRead"], told["bytesRead"], told["messagesBehind"]) == (3, 3, 0)
-        assert {one["queueName"] for one in told["queues"].values()} == {feed.queue for feed in feeds}
-        for feed in feeds:
-            with pytest.raises(InstanceError, match="being read by another pipeline"):
-                attach(feed, claimTimeout="0").initialOffset()
-    successor = attach_to(feeds)
-    assert successor.latestOffset(later, ALL) is later
-    successor.stop()
-
-
-def test_a_limit_is_divided_among_the_queues_and_what_one_leaves_is_for_those_behind_it(feeds):
-    for feed, count in zip(feeds, (30, 8), strict=True):
-        feed.dialog(*[b"%d" % number for number in range(count)])
-    reader, seen = attach_to(feeds), []
-    at = reader.initialOffset()
-    while (end := reader.latestOffset(at, ReadMaxRows(10))) is not at:
-        seen.append({queue: len(found) for queue, found in by_queue(reader, at, end).items()})
-        at = end
-    reader.stop()
-    assert [sum(page.values()) for page in seen] == [10, 8, 10, 5, 5]
-    assert seen[0] == dict.fromkeys((feed.queue for feed in feeds), 5)
-    assert [sum(page.get(feed.queue, 0) for page in seen) for feed in feeds] == [30, 8]
-
-
-def test_a_pattern_finds_queues_that_come_later(database):
-    feeds = [Feed(database)]
-    feeds[0].dialog(b"before")
-    reader = attach_to(feeds, queuePattern=f"{feeds[0].queue}|Later.*", startingOffsets="latest")
-    start = reader.initialOffset()
-    assert reader.latestOffset(start, ALL) is start
-    database.create_queue("Later")
-    database.create_service("LaterFar", "Later", ["Lines"])
-    database.send(database.begin_dialog(feeds[0].near, "LaterFar", contract="Lines"), LINE, b"new")
-    end = reader.latestOffset(start, ALL)
-    assert by_queue(reader, start, end) == {"Later": [b"new"]}
-    assert reader.latestOffset(end, ALL) is end
-    reader.stop()
-    database.drop_service("LaterFar")
-    database.drop_queue("Later")
-    again = attach_to(feeds, queuePattern=f"{feeds[0].queue}|Later.*")
-    with pytest.raises(InstanceError, match="has read the queue 'Later', which is not there"):
-        again.latestOffset(end, ALL)
-    again.stop()
-    loose = attach_to(feeds, queuePattern=f"{feeds[0].queue}|Later.*", failOnDataLoss="false")
-    feeds[0].dialog(b"on")
-    assert by_queue(loose, end, loose.latestOffset(end, ALL)) == {feeds[0].queue: [b"on"]}
-    loose.stop()
-
-
-def test_a_queue_that_is_dropped_and_made_again_under_its_reader_is_another_one(database):
-    feed = Feed(database)
-    feed.dialog(b"a")
-    reader = attach(feed)
-    at = reader.latestOffset(reader.initialOffset(), ALL)
-    database.drop_service(feed.far)
-    database.drop_queue(feed.queue)
-    with pytest.raises(
-        InstanceError, match=f"queue '{feed.queue}' was dropped while it was read: one of the same name"
-    ):
-        reader.latestOffset(at, ALL)
-    database.create_queue(feed.queue)
-    database.create_service(feed.far, feed.queue, ["Lines"])
-    with pytest.raises(InstanceError, match="was dropped while it was read"):
-        reader.latestOffset(at, ALL)
-    reader.stop()
-    again = attach(feed)
-    with pytest.raises(InstanceError, match="belongs to another queue, or to one that was dropped and created again"):
-        again.latestOffset(at, ALL)
-    again.stop()
-    feed.dialog(b"b")
-    anew = attach(feed, failOnDataLoss="false")
-    assert bodies(anew, at, anew.latestOffset(at, ALL)) == [b"b"]
-    anew.stop()
-
-
-def test_a_conversation_is_not_moved_while_it_is_read_and_an_end_takes_what_is_not_read(feed, reader, database):
-    feed.dialog(b"a", b"b")
-    feed.dialog(b"c")
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadMaxRows(1))
-    rows = [row for batch in batches(reader, start, reader.latestOffset(start, ALL)) for row in batch.to_pylist()]
-    rows.sort(key=itemgetter("queuing_order"))  # of several partitions, whose order is that of random groups
-    one = UUID(rows[0]["conversation_handle"])
-    group = UUID(rows[2]["conversation_group_id"])
-    with pytest.raises(InstanceError, match="is being read by a pipeline: nobody else can RECEIVE from it, or move"):
-        database.move_conversation(one, group)
-    assert bodies(reader, start, end) == [b"a"]
-    at = reader.latestOffset(end, ReadMaxRows(1))  # the first one is acknowledged, the second planned
-    assert bodies(reader, end, at) == [b"b"]
-    database.end_conversation(one)
-    assert bodies(reader, end, at) == []  # as every END, by whoever has the right to it
-    at = reader.latestOffset(at, ALL)
-    assert bodies(reader, end, at) == [b"c"]
-    assert reader.latestOffset(at, ALL) is at
-    assert feed.left() == 0
-
-
 def test_bodies_from_nothing_to_twenty_megabytes_arrive(feed, reader):
     given = [b"x" * size for size in (0, 1, 1_999, 2_001, 1_000_000, 20_000_000)]
     feed.dialog(*given)
@@ -829,114 +455,6 @@ def test_bodies_from_nothing_to_twenty_megabytes_arrive(feed, reader):
     assert [len(body or b"") for body in seen] == [len(body) for body in given]
     assert seen[1:] == given[1:]
     assert feed.left() == 0
-
-
-def test_a_checkpoint_of_one_queue_is_none_of_several(feeds):
-    reader = attach_to(feeds)
-    with pytest.raises(InstanceError, match="written by a query that reads one queue, and this one reads several"):
-        reader.latestOffset({"version": 1}, ALL)
-    reader.stop()
-
-
-def drop(feed):
-    feed.database.drop_service(feed.far)
-    feed.database.drop_queue(feed.queue)
-
-
-def test_a_running_query_goes_on_without_a_queue_that_is_gone(feeds, caplog):
-    """Its progress and the commit of the batch before had failed."""
-    stays, goes = feeds
-    handle = stays.dialog(b"a")
-    goes.dialog(b"b")
-    reader = attach_to(feeds, queuePattern=f"{stays.queue}|{goes.queue}", failOnDataLoss="false")
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ALL)
-    assert by_queue(reader, start, end) == {stays.queue: [b"a"], goes.queue: [b"b"]}
-    drop(goes)
-    assert list(reader.reportLatestOffset()["queues"]) == [stays.queue]  # as after the batch in which it was dropped
-    feed_on(stays, handle, b"c")
-    later = reader.latestOffset(end, ALL)
-    reader.commit(end)
-    assert by_queue(reader, end, later) == {stays.queue: [b"c"]}
-    assert (stays.left(), list(reader.reportLatestOffset()["queues"])) == (1, [stays.queue])
-    reader.commit(later)
-    assert (stays.left(), caplog.text.count(f"The queue '{goes.queue}' is not there any more")) == (0, 1)
-    goes.create()
-    goes.dialog(b"anew")
-    assert by_queue(reader, later, reader.latestOffset(later, ALL)) == {goes.queue: [b"anew"]}
-    reader.stop()
-
-
-def feed_on(feed, handle, *bodies):
-    for body in bodies:
-        feed.database.send(handle, LINE, body)
-
-
-@pytest.mark.parametrize("asked", ["both", "one", "in small letters"])
-@pytest.mark.parametrize("ends", [False, True], ids=["stream", "availableNow"])
-def test_a_query_of_a_list_starts_without_a_queue_that_is_gone(feeds, asked, ends):
-    """The batch that was planned last comes again, without what is lost."""
-    stays, goes = feeds
-    handle = stays.dialog(b"a")
-    goes.dialog(b"b")
-    reader = attach_to(feeds)
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ALL)
-    reader.stop()
-    drop(goes)
-    feed_on(stays, handle, b"c")
-    again = attach_to(feeds if asked == "both" else [stays])
-    with pytest.raises((InstanceError, BrokerError), match=goes.queue):
-        again.latestOffset(end, ALL)
-    again.stop()
-    named = {"queue": stays.queue.lower()} if asked == "in small letters" else {}
-    loose = attach_to(feeds if asked == "both" else [stays], failOnDataLoss="false", **named)
-    if ends:
-        loose.prepareForTriggerAvailableNow()
-    assert by_queue(loose, start, end) == {stays.queue: [b"a"]}
-    later = loose.latestOffset(end, ALL)
-    loose.commit(end)
-    assert (by_queue(loose, end, later), stays.left()) == ({stays.queue: [b"c"]}, 1)
-    assert loose.reportLatestOffset()["messagesBehind"] == 0
-    assert loose.latestOffset(later, ALL) is later
-    assert stays.left() == 0
-    loose.stop()
-
-
-def test_a_queue_that_is_not_asked_for_any_more_gets_what_has_landed_acknowledged_and_is_let_go(feeds):
-    stays, leaves = feeds
-    handle = stays.dialog(b"a")
-    leaves.dialog(b"b")
-    reader = attach_to(feeds)
-    end = reader.latestOffset(reader.initialOffset(), ALL)
-    reader.stop()
-    with pytest.raises(InstanceError, match=f"has read the queue '{leaves.queue}', which is not there or not asked"):
-        attach(stays).latestOffset(end, ALL)
-    loose = attach(stays, failOnDataLoss="false")
-    feed_on(stays, handle, b"c")
-    later = loose.latestOffset(end, ALL)
-    loose.commit(end)
-    assert loose.latestOffset(later, ALL) is later
-    assert [feed.left() for feed in feeds] == [0, 0]
-    eventually(lambda: is_free(leaves), 20)
-    loose.stop()
-
-
-def test_a_queue_that_was_never_there_is_refused_and_so_is_a_list_of_which_none_is_left(feeds):
-    reader = attach_to(feeds, queue=f"{feeds[0].queue}, Mistyped", failOnDataLoss="false")
-    reader.prepareForTriggerAvailableNow()
-    with pytest.raises(BrokerError, match="Mistyped") as refused:
-        reader.initialOffset()
-    assert refused.value.number == 15151
-    reader.stop()
-    both = attach_to(feeds, failOnDataLoss="false")
-    start = both.initialOffset()
-    both.stop()
-    for feed in feeds:
-        drop(feed)
-    with pytest.raises(BrokerError, match="Cannot find the queue"):
-        both.latestOffset(start, ALL)
-    both.stop()
 
 
 @pytest.mark.parametrize("archived", [False, True])
@@ -1008,95 +526,3 @@ def test_a_batch_waits_until_it_has_enough_but_not_for_ever(feed):
     last.prepareForTriggerAvailableNow()
     assert bodies(last, large, last.latestOffset(large, ReadMaxRows(4))) == [b"g"]
     last.stop()
-
-
-def test_a_query_that_ends_by_itself_has_let_the_queues_go(feeds):
-    feeds[0].dialog(b"a")
-    reader = attach_to(feeds)
-    reader.prepareForTriggerAvailableNow()
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ALL)
-    feeds[1].dialog(b"later")
-    assert by_queue(reader, start, end) == {feeds[0].queue: [b"a"]}
-    assert reader.latestOffset(end, ALL) is end
-    assert reader.latestOffset(end, ALL) is end
-    assert reader.reportLatestOffset()["messagesRead"] == 1
-    assert feeds[0].database.receive(feeds[0].queue) == []
-    assert [m.message_body for m in feeds[1].database.receive(feeds[1].queue)] == [b"later"]
-
-
-def test_a_queue_that_is_done_is_free_while_others_are_read(feeds):
-    """The commit of the batch before had taken it again, and nothing let it go."""
-    shorter, longer = feeds
-    shorter.dialog(b"a")
-    longer.dialog(b"b", b"b", b"b")
-    reader = attach_to(feeds)
-    reader.prepareForTriggerAvailableNow()
-    at, seen = reader.initialOffset(), []
-    while (end := reader.latestOffset(at, ReadMaxRows(2))) is not at:
-        if seen:
-            reader.commit(at)  # Spark's order: a batch is planned, then the one before it is committed
-            eventually(lambda: is_free(shorter), 20)
-            assert not is_free(longer)
-        seen.append(by_queue(reader, at, end))
-        at = end
-    assert seen == [{shorter.queue: [b"a"], longer.queue: [b"b"]}, {longer.queue: [b"b"] * 2}]
-    reader.commit(at)
-    eventually(lambda: all(is_free(feed) for feed in feeds), 20)
-    assert [feed.left() for feed in feeds] == [0, 0]
-    reader.stop()
-
-
-def is_free(feed):
-    """Whether no stream owns the queue."""
-    with feed.database.instance.connection() as connection:
-        sql = "select pg_try_advisory_xact_lock(%s, %s)"
-        return connection.execute(sql, (locks.PIPELINE, feed.queue_id)).fetchone()[0]
-
-
-def test_a_queue_that_has_come_and_is_empty_is_free_when_a_query_ends_by_itself(feeds):
-    """Its checkpoint does not know the queue, so each plan had asked it where it begins."""
-    known, new = feeds
-    first = attach_to([known], queuePattern=known.queue)
-    start = first.initialOffset()
-    first.stop()
-    known.dialog(b"a")
-    reader = attach_to(feeds, queuePattern=f"{known.queue}|{new.queue}")
-    reader.prepareForTriggerAvailableNow()
-    end = reader.latestOffset(start, ALL)
-    assert by_queue(reader, start, end) == {known.queue: [b"a"]}
-    assert reader.latestOffset(end, ALL) is end
-    eventually(lambda: all(is_free(feed) for feed in feeds), 20)
-    reader.stop()
-
-
-def test_what_is_acknowledged_is_not_asked_for_again(feed, reader, monkeypatch):
-    feed.dialog(b"a", b"b")
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadMaxRows(1))
-    later = reader.latestOffset(end, ALL)
-    asked = []
-    now = Attachment.now
-    monkeypatch.setattr(Attachment, "now", lambda self: asked.append(self) or now(self))
-    reader.commit(end)
-    assert (asked, feed.left()) == ([], 1)
-    reader.commit(later)
-    assert (len(asked), feed.left()) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"queue": "A, a"}, "names a queue twice"),
-        ({"queue": "A,,B"}, "or none between two commas"),
-        ({"queue": "A", "queuePattern": "B"}, "exclude each other"),
-        ({"queuePattern": "("}, "is no regular expression"),
-        ({}, "needs the option 'queue'"),
-        ({"queue": "A", "maxMessagesPerTrigger": "3", "minMessagesPerTrigger": "4"}, "more than 'maxMessages"),
-        ({"queue": "A", "maxBytesPerTrigger": "3", "minBytesPerTrigger": "4"}, "more than 'maxBytes"),
-        ({"queue": "A", "maxTriggerDelay": "soon"}, "must be a time such as 30s"),
-    ],
-)
-def test_queues_that_cannot_be_meant_are_refused(given, said):
-    with pytest.raises(InstanceError, match=said):
-        source_options({"instance": "x", "database": "D"} | given)

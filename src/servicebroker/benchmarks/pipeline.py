@@ -28,12 +28,14 @@ from servicebroker.store.running import execute
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 NEEDS_JAR = "give --jdbc-jar FILE"
 NEEDS_SPARK = "pip install 'servicebroker[spark]'"
 PACKAGES = ("pyspark", "pyarrow", "deltalake", "adbc_driver_postgresql")
 CONVERSATIONS = 64
 PAGES = 100  # batches of the drain of a deep queue
+STEADY, BATCHES = f"{PIPELINE}-steady", 4
 WARM_UP = 20_000  # messages: the first queries of a Java process are slow, whatever they read
 
 
@@ -69,6 +71,9 @@ def compare_pipeline(
         pipeline = Pipeline(spark, instance, broker, place / "tables", jdbc)
         if name == f"{PIPELINE}-depth":
             return with_ratios(_first_and_last(name, pipeline, meter, messages, progress), scenario)
+        if name == STEADY:
+            lines = _of_a_running_query(name, pipeline, meter, messages, rounds, progress)
+            return with_ratios(lines if jdbc else [*lines, Line(name, "jdbc", reason=NEEDS_JAR)], scenario)
         entrants = pipeline.entrants(name)
         for _, way in entrants:
             way.prepare(WARM_UP)
@@ -85,7 +90,7 @@ def compare_pipeline(
     spark_version = f"{version('pyspark')}, ADBC {version('adbc-driver-postgresql')}"
     versions = {OURS: broker.version, "spark": spark_version, "parquet": f"pyspark {version('pyspark')}"}
     if jdbc:
-        versions["jdbc"] = f"pyspark {version('pyspark')}, driver {jdbc.version}"
+        versions["jdbc"] = pipeline.jdbc_version
     lines = [
         Line(name, system, versions[system], way.label, way.settings, figures(samples[way])) for system, way in entrants
     ]
@@ -120,6 +125,34 @@ def _first_and_last(name: str, pipeline: Pipeline, meter: Meter, messages: int, 
     ]
 
 
+def _of_a_running_query(
+    name: str, pipeline: Pipeline, meter: Meter, messages: int, rounds: int, progress: Progress
+) -> list[Line]:
+    """Batches of a stream once it has started, each beside a job of Spark's JDBC of as many rows."""
+    jobs = [(system, way) for system, way in pipeline.entrants(f"{PIPELINE}-stream") if system == "jdbc"]
+    samples: dict[Way, list[Sample]] = {way: [] for _, way in jobs}
+    streams: list[Sample] = []
+    seconds: list[float] = []
+    for number in range(rounds):
+        progress(f"{name}: round {number + 1} of {rounds}")
+        pipeline.fill(messages * BATCHES)
+        streams.append(meter.sample(lambda count: pipeline.stream(count, messages), messages * BATCHES))
+        seconds += pipeline.seconds[1:]
+        for _, way in jobs:
+            way.prepare(messages)
+            samples[way].append(meter.sample(way.work, messages))
+    whole = figures(streams)
+    settings = f"{BATCHES} batches, without the first; with it and the start of the query {whole.per_second:,.0f}/s"
+    ours = replace(whole, per_second=messages / median(seconds))
+    return [
+        Line(name, OURS, pipeline.version, "a batch of spark.readStream, to Parquet", settings, ours),
+        *(
+            Line(name, system, pipeline.jdbc_version, way.label, way.settings, figures(samples[way]))
+            for system, way in jobs
+        ),
+    ]
+
+
 class Pipeline:
     """One queue, filled anew before each measurement, and the ways to get its rows out with Spark."""
 
@@ -132,7 +165,7 @@ class Pipeline:
         self._instance = instance
         self._broker = broker
         self.version = broker.version
-        self.seconds: list[float] = []  # of each batch of the last drain
+        self.seconds: list[float] = []  # of each batch of the last query
         self._database = broker.database
         self._table = f"servicebroker.queue_{broker.queue_id}"
         self._folder = folder
@@ -240,18 +273,29 @@ class Pipeline:
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination()
-        batches = [told for told in query.recentProgress if told.numInputRows]
-        self.seconds = [told.durationMs["triggerExecution"] / 1000 for told in batches]
+        self._await(query)
         return int(DeltaTable(str(self._folder / "delta")).count())
 
-    def stream(self, messages: int) -> int:
-        """The streaming query into Parquet files of Spark's own."""
-        source = self._spark.readStream.format("servicebroker").options(**self._source()).load()
+    def stream(self, messages: int, page: int | None = None) -> int:
+        """The streaming query into Parquet files of Spark's own, in batches of `page` messages or in one."""
+        limit = {} if page is None else {"maxMessagesPerTrigger": str(page)}
+        source = self._spark.readStream.format("servicebroker").options(**self._source(), **limit).load()
         sink = source.writeStream.format("parquet").option("path", str(self._folder / "parquet"))
-        sink = sink.option("checkpointLocation", str(self._folder / "checkpoint"))
-        sink.trigger(availableNow=True).start().awaitTermination()
+        query = sink.option("checkpointLocation", str(self._folder / "checkpoint")).trigger(availableNow=True).start()
+        self._await(query)
         return self._range[1] - self._range[0]
+
+    def _await(self, query: StreamingQuery) -> None:
+        """Until it ends, and note how long each of its batches took."""
+        query.awaitTermination()
+        told = [batch for batch in query.recentProgress if batch.numInputRows]
+        self.seconds = [batch.durationMs["triggerExecution"] / 1000 for batch in told]
+
+    @property
+    def jdbc_version(self) -> str:
+        """Of Spark and the driver."""
+        assert self._jdbc
+        return f"pyspark {version('pyspark')}, driver {self._jdbc.version}"
 
     def send(self, messages: int) -> int:
         """A batch job of the writer."""

@@ -117,6 +117,7 @@ SCENARIOS: dict[str, Scenario] = {
     f"{PIPELINE}-stream": Scenario(
         "Spark source to Parquet, stream", 2_000_000, {"jdbc": 0.65, "spark": 0.65, "parquet": 0.33}
     ),
+    f"{PIPELINE}-steady": Scenario("Spark source to Parquet, a batch of a running stream", 1_000_000, {"jdbc": 0.8}),
     f"{PIPELINE}-write": Scenario("Rows of Spark into messages", 1_000_000, {"jdbc": 0.45, "spark": 0.45}),
 }
 SCENARIOS |= {

@@ -41,6 +41,7 @@ class Attachment:
     initial: Frontier
     archives: bool
     left: int = 0
+    _window: tuple[int, int, int | None] = (0, 0, None)  # the last one that was looked at, and where it ends
 
     @classmethod
     def open(cls, options: SourceOptions) -> Attachment:
@@ -128,24 +129,37 @@ class Attachment:
     def page_end(self, start: Frontier, at_most: int | None, bytes_at_most: int | None = None) -> Frontier | None:
         """The end of the next page of the window of `start`, None when the window has no more rows.
 
-        A page has one row at least, however many bytes its body has.
+        A page has one row at least, however many bytes its body has. Where a window ends is looked up once: it never
+        changes, and the look passes over all that has come since.
         """
-        window = (str(start.lo), str(start.hi), start.queuing_order)
-        archived = self.reads_archive(start.lo)
-        ((first, last),) = execute(
-            self.connection, "attachment.page_end.find_extremes", frontier.extremes(self.queue_id, archived), *window
-        )
-        if last is not None and at_most is not None and last - first >= at_most:  # else there cannot be more rows
-            ((last,),) = execute(
-                self.connection,
-                "attachment.page_end.find_end",
-                frontier.page_end(self.queue_id, archived),
-                *window,
-                at_most,
-            )
+        if start.is_initial:
+            return None
+        first = start.queuing_order + 1
+        if self._window[:2] != (start.lo, start.hi):
+            first, last = self._extremes(start)
+            self._window = (start.lo, start.hi, last)
+        last = self._window[2]
+        if last is None or start.queuing_order >= last:
+            return None
+        if at_most is not None and last - first >= at_most:  # else there cannot be more rows
+            last = self._last_of(start, at_most)
         if last is not None and bytes_at_most is not None:
             last = self._fitting(start, last, bytes_at_most)
         return None if last is None else start.read_to(last)
+
+    def _extremes(self, start: Frontier) -> tuple[int, int | None]:
+        """The first and the last number of arrival that the window of `start` has behind it."""
+        sql = frontier.extremes(self.queue_id, self.reads_archive(start.lo))
+        place = (str(start.lo), str(start.hi), start.queuing_order)
+        ((first, last),) = execute(self.connection, "attachment.extremes", sql, *place)
+        return first, last
+
+    def _last_of(self, start: Frontier, at_most: int) -> int | None:
+        """The last number of arrival of so many rows, None when an END has taken the rest of the window meanwhile."""
+        sql = frontier.page_end(self.queue_id, self.reads_archive(start.lo))
+        place = (str(start.lo), str(start.hi), start.queuing_order, at_most)
+        ((last,),) = execute(self.connection, "attachment.last_of", sql, *place)
+        return None if last is None else int(last)
 
     def _fitting(self, start: Frontier, upto: int, room: int) -> int:
         """The last number up to `upto` of which the bodies have no more than so many bytes, a piece after the other."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import psycopg
 
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline import rows
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.frontier import Frontier, Now, Share, Slice, between, check_continuity, divided
 from servicebroker.pipeline.options import SourceOptions
 
 _log = logging.getLogger("servicebroker")
+LARGE = 10_000  # messages: so many are acknowledged while the next batch is read
 
 
 class Budget(NamedTuple):
@@ -46,6 +48,40 @@ class Plan(NamedTuple):
     may_wait: bool
 
 
+class Beside:
+    """Acknowledges batches of a queue, one after the other, on a connection and in a thread of its own."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._queue = Attachment.open(options)
+        self._thread = ThreadPoolExecutor(1, "servicebroker acknowledges")
+        self._under_way: Future[None] | None = None
+
+    def begin(self, offset: Frontier) -> None:
+        """Everything up to `offset` leaves the queue."""
+        self._under_way = self._thread.submit(self._queue.acknowledge, offset, self._options.end_of_stream)
+
+    def settle(self, *, wait: bool) -> None:
+        """See to it that what is under way has succeeded; without `wait` only if it is over.
+
+        Raises:
+            psycopg.Error, BrokerError, InstanceError: it has not.
+        """
+        under_way = self._under_way
+        if under_way and (wait or under_way.done()):
+            self._under_way = None
+            under_way.result()
+
+    def close(self) -> None:
+        """Wait for what is under way. What fails of it, the next stream of the queue does anew."""
+        try:
+            self.settle(wait=True)
+        except (psycopg.Error, BrokerError, InstanceError) as problem:
+            _log.warning("What the sink has of a queue was not acknowledged; the next stream does it: %s", problem)
+        self._thread.shutdown()
+        self._queue.close()
+
+
 class QueueStream:
     """A queue that a stream owns, from its first use until `close`.
 
@@ -56,6 +92,7 @@ class QueueStream:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._queue: Attachment | None = None
+        self._beside: Beside | None = None  # from the first large batch on
         self._acknowledged: Frontier | None = None
         self._planned: Frontier | None = None
         self._read_to: Frontier | None = None
@@ -107,6 +144,7 @@ class QueueStream:
             end = queue.page_end(begins, *budget)
         self._planned = offset
         if end is None:
+            self._settle(wait=True)
             if self._target is not None:  # the query ends now: whoever waits finds the queue free
                 self._told_last = queue.progress(offset)
                 self.close()
@@ -165,10 +203,31 @@ class QueueStream:
             self.acknowledge(known)
 
     def acknowledge(self, offset: Frontier) -> None:
-        """Everything up to `offset` leaves the queue."""
-        if offset != self._acknowledged:
+        """Everything up to `offset` leaves the queue: now, or after a large batch while the next one is read.
+
+        To delete a million rows takes a third of the time that Spark needs for reading the next million.
+
+        Raises:
+            psycopg.Error, BrokerError, InstanceError: what is under way has failed, or this.
+        """
+        self._settle(wait=offset != self._acknowledged)
+        if offset == self._acknowledged:
+            return
+        if self._measured is None or self._measured[1][0] < LARGE:
             self._attached().acknowledge(offset, self._options.end_of_stream)
-            self._acknowledged = offset
+        else:
+            self._attached()
+            self._beside = self._beside or Beside(self._options)
+            self._beside.begin(offset)
+        self._acknowledged = offset
+
+    def _settle(self, *, wait: bool) -> None:
+        if self._beside:
+            try:
+                self._beside.settle(wait=wait)
+            except BaseException:
+                self._acknowledged = None
+                raise
 
     def progress(self) -> dict[str, Any] | None:
         """The offset that was planned last, and how far behind it is (`Attachment.progress`); None before.
@@ -184,10 +243,12 @@ class QueueStream:
             return None
 
     def close(self) -> None:
-        """Let the queue go."""
+        """Let the queue go, when what is under way is done."""
+        if self._beside:
+            self._beside.close()
         if self._queue:
             self._queue.close()
-            self._queue = None
+        self._beside = self._queue = None
 
     def _attached(self) -> Attachment:
         """The queue, owned. Opened at the first use, since Spark also copies readers into other processes."""

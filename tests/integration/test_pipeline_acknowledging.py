@@ -1,0 +1,380 @@
+"""What the stream reader acknowledges: rows leave the queue, and the conversations that they end are ended."""
+
+import contextlib
+import threading
+from collections import Counter
+from operator import itemgetter
+from uuid import UUID
+
+import pytest
+
+from pipeline_support import LINE, Feed, warehouse
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from pipeline_reading import ALL, attach, batches, bodies, counted
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.pipeline import frontier, queue_stream
+from servicebroker.pipeline.acknowledge import acknowledge, end_now
+from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
+from servicebroker.pipeline.frontier import Frontier
+from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.reader import QueueReader
+from servicebroker.pipeline.warehouse import land_rows, sort_rows
+from support import eventually
+
+
+@pytest.fixture(scope="module")
+def database(instance):
+    return warehouse(instance)
+
+
+@pytest.fixture
+def feed(database):
+    return Feed(database)
+
+
+@pytest.fixture
+def reader(feed):
+    reader = attach(feed)
+    yield reader
+    reader.stop()
+
+
+def test_a_read_acknowledges_its_start_and_nothing_more(feed, reader):
+    feed.dialog(*[b"%d" % number for number in range(9)])
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(4))
+    assert feed.left() == 9
+    reader.latestOffset(end, ReadMaxRows(4))
+    assert feed.left() == 5
+    reader.commit(end)
+    assert feed.left() == 5
+
+
+def test_control_messages_end_their_conversations_once(feed, reader):
+    finished, ended, failed, going = (feed.dialog(b"x") for _ in range(4))
+    feed.database.send(finished, "EndOfStream")
+    feed.database.end_conversation(ended)
+    feed.database.end_conversation(failed, error=(7, "out of paper"))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert len(bodies(reader, start, end)) == 7
+    assert reader.latestOffset(end, ALL) is end
+    assert feed.far_states() == {"CD": 3, "CO": 1}
+    told = feed.database.receive(feed.back)
+    assert [(m.message_type_name, m.conversation_handle) for m in told] == [(names.END_DIALOG, finished)]
+    reader._stream(feed.queue)._acknowledged = None  # as after a restart
+    assert reader.latestOffset(end, ALL) is end
+    assert feed.database.receive(feed.back) == []
+    feed.database.send(going, "Line", b"still open")
+
+
+def test_a_refused_end_rolls_the_deletion_back(feed):
+    feed.dialog(b"x")
+    feed.database.send(feed.dialog(), "EndOfStream")
+
+    def refuse(connection, handle):
+        raise BrokerError(9617, "Q")
+
+    queue = Attachment.open(source_options(feed.options))
+    end = queue.page_end(queue.initial.opened(queue.now().frontier), None)
+    place = (queue.connection, queue.queue_id, queue.database_id, frontier.read_so_far(end))
+    with pytest.raises(BrokerError):
+        acknowledge(*place, end_of_stream="EndOfStream", ending=refuse)
+    assert feed.left() == 2
+    ended = []
+    acknowledge(*place, end_of_stream="EndOfStream", ending=lambda connection, handle: ended.append(handle))
+    acknowledge(*place, end_of_stream="EndOfStream", ending=lambda connection, handle: ended.append(handle))
+    queue.close()
+    assert (feed.left(), len(ended)) == (0, 1)
+
+
+@pytest.mark.parametrize(("how", "dialogs"), [("delete", 1500), ("truncate", 150), ("archive", 150), ("share", 150)])
+def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, dialogs):
+    """Each END holds a lock until its transaction ends, and a server has room for some thousands."""
+    if dialogs < 1500:
+        monkeypatch.setattr("servicebroker.pipeline.acknowledge.AT_ONCE", dialogs // 3)
+    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", 1 if how == "truncate" else 50_000)
+    with feed.database.transaction() as sending:
+        handles = [sending.begin_dialog(feed.near, feed.far, contract="Lines") for _ in range(dialogs)]
+        sending.send(handles, LINE, b"shared" if how in ("share", "archive") else b"")
+        sending.send(handles, "EndOfStream")
+        sending.send(handles, LINE, b"")
+    queue = Attachment.open(source_options(feed.options | {"ack": "archive" if how == "archive" else "delete"}))
+    end = queue.page_end(queue.initial.opened(queue.now().frontier), None)
+    place = (queue.connection, queue.queue_id, queue.database_id, frontier.read_so_far(end))
+    ended = Counter()
+
+    def count(connection, handle):
+        end_now(connection, handle)
+        ((transaction,),) = connection.execute("select pg_current_xact_id()::text").fetchall()
+        ended[transaction] += 1
+        if ended.total() == failing_at:
+            raise InterruptedError
+
+    failing_at = dialogs * 7 // 15
+    with pytest.raises(InterruptedError):
+        acknowledge(*place, end_of_stream="EndOfStream", archive=how == "archive", ending=count)
+    assert feed.far_states() == {"CD": dialogs // 3, "CO": dialogs - dialogs // 3}
+    acknowledge(*place, end_of_stream="EndOfStream", archive=how == "archive", ending=count)  # as the next run does
+    queue.close()
+    assert sorted(ended.values()) == [dialogs * 2 // 15, *[dialogs // 3] * 3]
+    assert (feed.far_states(), feed.left()) == ({"CD": dialogs}, 0)
+    with feed.database.instance.connection() as connection:
+        told = f"select count(*), count(distinct conversation_handle) from warehouse_dbo.{feed.back}"
+        assert connection.execute(told).fetchone() == (dialogs, dialogs)
+    if how == "archive":
+        assert counted(feed, f"archived_{feed.queue_id}") == 3 * dialogs
+
+
+@pytest.mark.parametrize("late", ["nothing", "behind", "between", "open", "reader"])
+def test_a_large_slice_is_truncated_only_when_nothing_else_is_there(feed, reader, monkeypatch, late):
+    """A message behind the slice, one between its rows of a younger transaction, an open sender, somebody who reads."""
+    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", 3)
+    slow, fast = feed.dialog(b"1"), feed.dialog(b"2")
+    with feed.database.instance.connection() as connection, contextlib.ExitStack() as stack:
+        (before,) = connection.execute(f"select pg_relation_filenode('{feed.table}')").fetchone()
+        with feed.database.transaction() as older:
+            older.connection.execute("select pg_current_xact_id()")
+            if late in ("between", "open"):
+                stack.enter_context(feed.database.transaction()).send(slow, "Line", b"late")
+            older.send(fast, "Line", b"3")
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        assert sorted(bodies(reader, start, end)) == [b"1", b"2", b"3"]
+        if late == "between":
+            stack.close()
+        if late == "behind":
+            feed.database.send(slow, "Line", b"late")
+        if late == "reader":
+            stack.enter_context(feed.database.transaction()).connection.execute(f"select from {feed.table}")
+        reader._stream(feed.queue).acknowledge(Frontier.from_json(end))
+        (after,) = connection.execute(f"select pg_relation_filenode('{feed.table}')").fetchone()
+    assert (before != after) == (late == "nothing")
+    rest = [b"late"] if late in ("behind", "between", "open") else []
+    assert bodies(reader, end, reader.latestOffset(end, ALL)) == rest
+
+
+@pytest.mark.parametrize("worth", [1, 50_000])
+def test_the_body_of_a_multicast_is_read_and_goes_with_its_last_reader(feed, reader, worth, monkeypatch):
+    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", worth)
+    other = Feed(feed.database)
+    handles = [feed.dialog(b"first"), feed.dialog(b"first"), other.dialog()]
+    feed.database.send(handles, LINE, b"shared")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert sorted(bodies(reader, start, end)) == [b"first", b"first", b"shared", b"shared"]
+    reader.commit(end)
+    assert feed.left() == 0
+    assert counted(feed, "shared_body_readers") == counted(feed, "shared_bodies") == 1
+    (message,) = feed.database.receive(other.queue)
+    assert message.message_body == b"shared"
+    assert counted(feed, "shared_bodies") == 0
+
+
+@pytest.mark.feature(198)
+@pytest.mark.parametrize("worth", [1, 50_000])
+def test_a_queue_with_retention_keeps_what_was_acknowledged(feed, reader, worth, monkeypatch):
+    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", worth)
+    feed.database.alter_queue(feed.queue, retention=True)
+    handle = feed.dialog(b"a", b"b")
+    feed.database.send([handle, feed.dialog()], LINE, b"shared")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert len(bodies(reader, start, end)) == 4
+    reader.commit(end)
+    view = f"select status, message_body from warehouse_dbo.{feed.queue} order by queuing_order"
+    with feed.database.instance.connection() as connection:
+        assert connection.execute(view).fetchall() == [(0, b"a"), (0, b"b"), (0, b"shared"), (0, b"shared")]
+        feed.database.end_conversation(handle)
+        end = reader.latestOffset(end, ALL)  # an EndDialog, which the next acknowledgement answers
+        reader.commit(end)
+        assert connection.execute(view).fetchall() == [(0, b"shared")]
+    assert feed.left() == 0
+
+
+def read_all(reader):
+    """What a stream reads from its beginning, batch by batch, and the offset it comes to."""
+    at, seen = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, ReadMaxRows(4))) is not at:
+        seen += bodies(reader, at, end)
+        at = end
+    return seen, at
+
+
+def test_an_archive_gives_everything_again_to_a_stream_that_has_lost_its_checkpoint(feed):
+    handle = feed.dialog(*[b"%d" % number for number in range(9)])
+    other = feed.dialog()
+    feed.database.send([handle, other], LINE, b"shared")
+    first = attach(feed, ack="archive")
+    seen, at = read_all(first)
+    assert (sorted(seen), feed.left()) == (sorted([*(b"%d" % n for n in range(9)), b"shared", b"shared"]), 0)
+    feed.database.send(handle, LINE, b"later")
+    assert bodies(first, at, first.latestOffset(at, ALL)) == [b"later"]
+    first.stop()
+    again = attach(feed, ack="archive")
+    replayed, at = read_all(again)
+    assert sorted(replayed) == sorted([*seen, b"later"])
+    assert [body for body in replayed if len(body) == 1] == [b"%d" % n for n in range(9)]
+    assert again.latestOffset(at, ALL) is at
+    look = QueueReader(source_options(feed.options | {"ack": "archive"}))
+    assert sum(batch.num_rows for part in look.partitions() for batch in look.read(part)) == 12
+    again.stop()
+    assert not [one for one in feed.database.instance.check()[1] if str(feed.queue_id) in one.text]
+
+
+def test_a_conversation_that_a_bad_message_ends_is_in_the_archive(feed, tmp_path):
+    shared = counted(feed, "shared_bodies")
+    bad = feed.dialog(b"1", b"\xff")
+    feed.database.send([bad, feed.dialog(b"2")], LINE, b"3")
+    rule = MessageRule(LINE, "text", "lines", when_bad="end conversation")
+    queue = QueueRule(feed.options["instance"], feed.options["database"], feed.queue, options={"ack": "archive"})
+    pipeline = Pipeline("test", tmp_path, (queue,), (rule,))
+    first = attach(feed, ack="archive")
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    land_rows(pipeline, queue, [sort_rows(pipeline, queue, "q", iter(batches(first, start, end)))], 0)
+    assert feed.far_states() == {"CO": 1, "CD": 1}
+    assert feed.left() == 2
+    first.stop()
+    again = attach(feed, ack="archive")  # without its checkpoint
+    assert sorted(read_all(again)[0]) == [b"1", b"2", b"3", b"3", b"\xff"]
+    assert counted(feed, "shared_bodies") == shared
+    again.stop()
+
+
+def test_an_archive_goes_with_its_queue(database):
+    feed = Feed(database)
+    feed.dialog(b"a")
+    reader = attach(feed, ack="archive")
+    read_all(reader)
+    reader.stop()
+    database.drop_service(feed.far)
+    database.drop_queue(feed.queue)
+    with database.instance.connection() as connection:
+        name = f"servicebroker.archived_{feed.queue_id}"
+        assert connection.execute("select to_regclass(%s)", (name,)).fetchone() == (None,)
+
+
+def test_a_conversation_is_not_moved_while_it_is_read_and_an_end_takes_what_is_not_read(feed, reader, database):
+    feed.dialog(b"a", b"b")
+    feed.dialog(b"c")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(1))
+    rows = [row for batch in batches(reader, start, reader.latestOffset(start, ALL)) for row in batch.to_pylist()]
+    rows.sort(key=itemgetter("queuing_order"))  # of several partitions, whose order is that of random groups
+    one = UUID(rows[0]["conversation_handle"])
+    group = UUID(rows[2]["conversation_group_id"])
+    with pytest.raises(InstanceError, match="is being read by a pipeline: nobody else can RECEIVE from it, or move"):
+        database.move_conversation(one, group)
+    assert bodies(reader, start, end) == [b"a"]
+    at = reader.latestOffset(end, ReadMaxRows(1))  # the first one is acknowledged, the second planned
+    assert bodies(reader, end, at) == [b"b"]
+    database.end_conversation(one)
+    assert bodies(reader, end, at) == []  # as every END, by whoever has the right to it
+    at = reader.latestOffset(at, ALL)
+    assert bodies(reader, end, at) == [b"c"]
+    assert reader.latestOffset(at, ALL) is at
+    assert feed.left() == 0
+
+
+def test_what_is_acknowledged_is_not_asked_for_again(feed, reader, monkeypatch):
+    feed.dialog(b"a", b"b")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(1))
+    later = reader.latestOffset(end, ALL)
+    asked = []
+    now = Attachment.now
+    monkeypatch.setattr(Attachment, "now", lambda self: asked.append(self) or now(self))
+    reader.commit(end)
+    assert (asked, feed.left()) == ([], 1)
+    reader.commit(later)
+    assert (len(asked), feed.left()) == (1, 0)
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """However small a batch is, it is acknowledged while the next one is read."""
+    monkeypatch.setattr(queue_stream, "LARGE", 0)
+
+
+def test_a_large_batch_is_acknowledged_while_the_next_one_is_read(feed, reader, beside):
+    feed.dialog(b"a", b"b", b"c", b"d")
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, ReadMaxRows(2))
+    with feed.database.instance.connection() as other, other.transaction():
+        other.execute(f"select from {feed.table} order by queuing_order limit 1 for update")
+        second = reader.latestOffset(first, ReadMaxRows(2))  # waits for nobody
+        assert bodies(reader, first, second) == [b"c", b"d"]
+        assert feed.left() == 4
+    assert reader.latestOffset(second, ALL) is second  # nothing to read: what is under way is waited for
+    assert feed.left() == 0
+
+
+@pytest.mark.parametrize("told", ["by the next batch", "when there is none", "at the end"])
+def test_what_fails_beside_the_next_batch_is_told_and_done_again(feed, reader, beside, monkeypatch, told, caplog):
+    feed.dialog(b"a", b"b", b"c")
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, ReadMaxRows(1))
+    acknowledges, failed = Attachment.acknowledge, threading.Event()
+
+    def fail(self, offset, end_of_stream):
+        failed.set()
+        raise InstanceError("The disk is full.")
+
+    monkeypatch.setattr(Attachment, "acknowledge", fail)
+    second = reader.latestOffset(first, ReadMaxRows(1))
+    failed.wait()
+    if told == "at the end":
+        reader.stop()
+        assert "the next stream does it: The disk is full." in caplog.text
+    else:
+        end = second if told == "by the next batch" else first
+        with pytest.raises(InstanceError, match="disk"):
+            eventually(lambda: reader.latestOffset(end, ALL) and False)
+    assert feed.left() == 3
+    monkeypatch.setattr(Attachment, "acknowledge", acknowledges)
+    reader.stop()
+    again = attach(feed)
+    third = again.latestOffset(second, ALL)
+    assert bodies(again, second, third) == [b"c"]
+    assert again.latestOffset(third, ALL) is third
+    again.stop()
+    assert feed.left() == 0
+
+
+def test_a_query_that_ends_by_itself_has_acknowledged_everything(feed, reader, beside):
+    feed.dialog(b"a", b"b")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    first = reader.latestOffset(start, ReadMaxRows(1))
+    second = reader.latestOffset(first, ReadMaxRows(1))
+    assert reader.latestOffset(second, ALL) is second
+    assert feed.left() == 0
+    later = attach(feed)
+    later.latestOffset(second, ALL)  # the queue is free
+    later.stop()
+
+
+def test_where_a_window_ends_is_looked_up_once(feed, reader, monkeypatch):
+    """The look passes over all that has come since, and at its end over all that is left in the queue."""
+    looks = []
+    look = Attachment._extremes
+    monkeypatch.setattr(Attachment, "_extremes", lambda self, start: looks.append(start.hi) or look(self, start))
+    handle = feed.dialog(b"1", b"2", b"3", b"4")
+    offset, read = reader.initialOffset(), []
+    for _ in range(4):
+        end = reader.latestOffset(offset, ReadMaxRows(1))
+        feed.database.send(handle, LINE, b"later")
+        read += bodies(reader, offset, end)
+        offset = end
+    assert read == [b"1", b"2", b"3", b"4"]
+    assert len(looks) == 1
+    end = reader.latestOffset(offset, ALL)
+    assert bodies(reader, offset, end) == [b"later"] * 4
+    assert len(looks) == 2
