@@ -152,7 +152,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         "pgqueuer": "pip install 'servicebroker[bench]'",
         "procrastinate": "pip install 'servicebroker[bench]'",
     }
-    assert {line.reached for line in lines} == {None}
+    assert {line.reached for line in lines if line.reason} == {None}
 
 
 def test_a_file_that_is_not_pgmq(tmp_path: Path) -> None:

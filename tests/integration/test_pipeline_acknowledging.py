@@ -1,11 +1,11 @@
 """What the stream reader acknowledges: rows leave the queue, and the conversations that they end are ended."""
 
 import contextlib
-import threading
 from collections import Counter
 from operator import itemgetter
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from pipeline_support import LINE, Feed, warehouse
@@ -25,7 +25,6 @@ from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.reader import QueueReader
 from servicebroker.pipeline.warehouse import land_rows, sort_rows
-from support import eventually
 
 
 @pytest.fixture(scope="module")
@@ -299,8 +298,11 @@ def test_what_is_acknowledged_is_not_asked_for_again(feed, reader, monkeypatch):
 
 @pytest.fixture
 def beside(monkeypatch):
-    """However small a batch is, it is acknowledged while the next one is read."""
+    """However small a batch is, it may be acknowledged while the next one is read. What was, in turn."""
     monkeypatch.setattr(queue_stream, "LARGE", 0)
+    done, remove = [], Attachment.remove_rows
+    monkeypatch.setattr(Attachment, "remove_rows", lambda self, offset: (remove(self, offset), done.append(offset)))
+    return done
 
 
 def test_a_large_batch_is_acknowledged_while_the_next_one_is_read(feed, reader, beside):
@@ -312,40 +314,58 @@ def test_a_large_batch_is_acknowledged_while_the_next_one_is_read(feed, reader, 
         second = reader.latestOffset(first, ReadMaxRows(2))  # waits for nobody
         assert bodies(reader, first, second) == [b"c", b"d"]
         assert feed.left() == 4
-    assert reader.latestOffset(second, ALL) is second  # nothing to read: what is under way is waited for
-    assert feed.left() == 0
+    assert reader.latestOffset(second, ALL) is second
+    assert (feed.left(), beside) == (0, [Frontier.from_json(first)])
 
 
-@pytest.mark.parametrize("told", ["by the next batch", "when there is none", "at the end"])
+@pytest.mark.parametrize("told", ["by the next batch", "at the end"])
 def test_what_fails_beside_the_next_batch_is_told_and_done_again(feed, reader, beside, monkeypatch, told, caplog):
     feed.dialog(b"a", b"b", b"c")
     start = reader.initialOffset()
     first = reader.latestOffset(start, ReadMaxRows(1))
-    acknowledges, failed = Attachment.acknowledge, threading.Event()
 
-    def fail(self, offset, end_of_stream):
-        failed.set()
-        raise InstanceError("The disk is full.")
+    def fail(self, offset):
+        raise psycopg.errors.DiskFull("no space left")
 
-    monkeypatch.setattr(Attachment, "acknowledge", fail)
-    second = reader.latestOffset(first, ReadMaxRows(1))
-    failed.wait()
-    if told == "at the end":
-        reader.stop()
-        assert "the next stream does it: The disk is full." in caplog.text
-    else:
-        end = second if told == "by the next batch" else first
-        with pytest.raises(InstanceError, match="disk"):
-            eventually(lambda: reader.latestOffset(end, ALL) and False)
+    with monkeypatch.context() as broken:
+        broken.setattr(Attachment, "remove_rows", fail)
+        second = reader.latestOffset(first, ReadMaxRows(1))
+        if told == "at the end":
+            reader.stop()
+            assert "the next stream does it: no space left" in caplog.text
+        else:
+            with pytest.raises(psycopg.errors.DiskFull):
+                reader.latestOffset(second, ALL)
+            reader.stop()
     assert feed.left() == 3
-    monkeypatch.setattr(Attachment, "acknowledge", acknowledges)
-    reader.stop()
     again = attach(feed)
     third = again.latestOffset(second, ALL)
     assert bodies(again, second, third) == [b"c"]
     assert again.latestOffset(third, ALL) is third
     again.stop()
     assert feed.left() == 0
+
+
+@pytest.mark.parametrize("why", ["the next window", "an end", "archive", "retention", "multicast"])
+def test_what_is_more_than_rows_and_the_last_of_a_window_goes_before_the_next_batch(feed, beside, why):
+    """The offset of another window does not cover this one, and an END takes rows of the next batch."""
+    handle = feed.dialog(b"a")
+    if why == "an end":
+        feed.database.send(handle, "EndOfStream")
+    if why == "retention":
+        feed.database.alter_queue(feed.queue, retention=True)
+    if why == "multicast":
+        feed.database.send([handle, feed.dialog()], LINE, b"shared")
+    if why != "the next window":
+        feed.database.send(handle, LINE, b"b")
+    reader = attach(feed, **({"ack": "archive"} if why == "archive" else {}))
+    first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(2 if why in ("an end", "multicast") else 1))
+    left = feed.left()
+    if why in ("the next window", "an end"):
+        feed.database.send(feed.dialog(), LINE, b"b")
+    reader.latestOffset(first, ReadMaxRows(1))
+    assert (feed.left() < left + (why in ("the next window", "an end")), beside) == (True, [])
+    reader.stop()
 
 
 def test_a_query_that_ends_by_itself_has_acknowledged_everything(feed, reader, beside):
@@ -355,7 +375,7 @@ def test_a_query_that_ends_by_itself_has_acknowledged_everything(feed, reader, b
     first = reader.latestOffset(start, ReadMaxRows(1))
     second = reader.latestOffset(first, ReadMaxRows(1))
     assert reader.latestOffset(second, ALL) is second
-    assert feed.left() == 0
+    assert (feed.left(), len(beside)) == (0, 1)
     later = attach(feed)
     later.latestOffset(second, ALL)  # the queue is free
     later.stop()

@@ -97,9 +97,10 @@ class Report:
             parts.append(f"![Messages per second, by scenario]({chart})")
         for name, lines in _by_scenario(self.lines):
             messages = self.conditions.messages.get(name, 0)
-            parts.append(
-                f"## {SCENARIOS[name].title}\n\n`{name}`, {messages:,} messages in each round.\n\n{_table(lines)}"
-            )
+            scenario = SCENARIOS[name]
+            parts.append(f"## {scenario.title}\n\n`{name}`, {messages:,} messages in each round.\n\n{_table(lines)}")
+            if scenario.bound and any(line.reached is False for line in lines):
+                parts.append(f"What bounds it: {scenario.bound}")
         parts.append(_HOW_TO_READ)
         return "\n\n".join(parts) + "\n"
 

@@ -120,7 +120,7 @@ def _ratio(ours: Figures | None, theirs: Figures | None, scenario: Scenario) -> 
 
 def _in_order(scenario: Scenario, field: Field) -> Iterator[System]:
     """Ours, then the peers in the order of the goals, then the bound."""
-    for name in (OURS, *scenario.goals, BARE):
+    for name in dict.fromkeys([OURS, *scenario.goals, BARE]):
         yield from (system for system in field.systems if system.name == name)
 
 

@@ -43,28 +43,34 @@ class Scenario:
         messages: how many in one round, at scale 1.
         goals: for each peer, how many times as fast as it we want to be.
         is_of_cost: not speed is compared but the server's processor time for a message; a goal is the most.
+        bound: what keeps it from a goal, told below a table that has not reached it (Markdown).
     """
 
     title: str
     messages: int
     goals: Mapping[str, float] = field(default_factory=dict)
     is_of_cost: bool = False
+    bound: str = ""
 
 
 _BETWEEN = {BASELINE: 0.75, RABBITMQ: 1.0}
 SCENARIOS: dict[str, Scenario] = {
-    "send-one": Scenario("SEND, one per transaction", 3_000, {"pgmq": 1.2, "pgqueuer": 1.2, "procrastinate": 2.0}),
+    "send-one": Scenario(
+        "SEND, one per transaction", 3_000, {"pgmq": 1.2, "pgqueuer": 1.2, "procrastinate": 2.0, BARE: 0.76}
+    ),
     "send-batch": Scenario("SEND, 1,000 per transaction", 60_000, {"pgmq": 1.8, "pgqueuer": 2.5, "procrastinate": 8.0}),
     "send-loop": Scenario("SEND in a loop, 100 per transaction", 10_000, {"pgmq": 3.0}),
-    "receive-one": Scenario("RECEIVE TOP (1), one per transaction", 3_000, {"pgmq": 0.9}),
+    "receive-one": Scenario("RECEIVE TOP (1), one per transaction", 3_000, {"pgmq": 1.0}),
     "receive-loop": Scenario("RECEIVE TOP (1) in a loop, 100 per transaction", 5_000, {"pgmq": 1.0}),
-    "receive-batch": Scenario("RECEIVE TOP (1000)", 100_000, {"pgmq": 4.0}),
-    "worker": Scenario("A worker that commits each message", 1_500, {"procrastinate": 10.0}),
-    "workers": Scenario("Workers that commit each message, several at a time", 3_000, {"procrastinate": 10.0}),
+    "receive-batch": Scenario("RECEIVE TOP (1000)", 100_000, {"pgmq": 3.6}),
+    "worker": Scenario("A worker that commits each message", 1_500, {"procrastinate": 10.0, BARE: 0.75}),
+    "workers": Scenario(
+        "Workers that commit each message, several at a time", 3_000, {"procrastinate": 10.0, BARE: 0.6}
+    ),
     "activation": Scenario(
         "Activated readers answer 100 conversations", 10_000, {BASELINE: 5.0, "procrastinate": 10.0}
     ),
-    "poison": Scenario("A worker whose failures are tracked", 3_000, {BASELINE: 0.9}),
+    "poison": Scenario("A worker whose failures are tracked", 3_000, {BASELINE: 0.95}),
     "storage-depth": Scenario("RECEIVE from a queue 10,000,000 deep", 1_000, {BASELINE: 0.7}),
     "storage-groups": Scenario("RECEIVE among 1,000,000 groups", 1_000, {BASELINE: 0.7}),
     "storage-locked": Scenario("RECEIVE behind a locked group of 1,000,000 messages", 1_000, {BASELINE: 0.33}),

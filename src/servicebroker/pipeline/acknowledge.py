@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -60,10 +60,8 @@ def acknowledge(
     Whoever is ended already stays as it is, and a second call with the same slice changes nothing. So the deletion may
     follow the first `AT_ONCE` of many conversations, which leave with their rows, in a transaction of its own.
     """
-    ((count, shared, over),) = execute(
-        connection, "pipeline.acknowledge.find_endings", frontier.endings(queue_id, piece), database_id, end_of_stream
-    )
-    handles = _open_ones(connection, over or [])
+    rows = _look(connection, queue_id, database_id, piece, end_of_stream, is_kept=archive)
+    handles = _open_ones(connection, rows.ending)
     while len(handles) > AT_ONCE:
         with connection.transaction():
             first, handles = handles[:AT_ONCE], handles[AT_ONCE:]
@@ -76,18 +74,62 @@ def acknowledge(
                 )
             _end(connection, first, ending)
     with connection.transaction():
-        option = "select is_retention_enabled from servicebroker.queues where queue_id = $1"
-        ((retention,),) = execute(connection, "pipeline.acknowledge.find_retention", option, queue_id)
-        keeps_or_shares = retention or shared or archive
-        if keeps_or_shares:  # first: what is kept leaves with the ENDs
+        if rows.are_kept_or_shared:  # first: what is kept leaves with the ENDs
             execute(
                 connection,
                 "pipeline.acknowledge.take_rows",
-                frontier.take_rows(queue_id, piece, retention=retention, archive=archive),
+                frontier.take_rows(queue_id, piece, retention=rows.retention, archive=archive),
             )
         _end(connection, handles, ending)
-        if count and not keeps_or_shares:
-            _remove(connection, queue_id, piece, count)
+        if rows.number and not rows.are_kept_or_shared:
+            _remove(connection, queue_id, piece, rows.number)
+
+
+def only_rows(connection: psycopg.Connection[Any], queue_id: int, database_id: int, piece: Slice, end: str) -> bool:
+    """Whether nothing but rows is to go with `piece`: they end no conversation, and nobody keeps or shares them.
+
+    `end`: the type that ends a stream.
+    """
+    rows = _look(connection, queue_id, database_id, piece, end, is_kept=False)
+    return not rows.ending and not rows.are_kept_or_shared
+
+
+def remove_rows(connection: psycopg.Connection[Any], queue_id: int, piece: Slice) -> None:
+    """Delete the rows of `piece`, which are `only_rows`."""
+    execute(connection, "acknowledge.remove_rows", frontier.delete_rows(queue_id, piece))
+
+
+class _Rows(NamedTuple):
+    """What is to be acknowledged.
+
+    Attributes:
+        number: how many rows.
+        ending: whom they end, each as often as it is said.
+        retention: the queue keeps its messages.
+        are_kept_or_shared: the rows go elsewhere, or other rows have their bodies too.
+    """
+
+    number: int
+    ending: list[UUID]
+    retention: bool
+    are_kept_or_shared: bool
+
+
+def _look(
+    connection: psycopg.Connection[Any],
+    queue_id: int,
+    database_id: int,
+    piece: Slice,
+    end_of_stream: str,
+    *,
+    is_kept: bool,
+) -> _Rows:
+    ((count, shared, ending),) = execute(
+        connection, "acknowledge.look.find_endings", frontier.endings(queue_id, piece), database_id, end_of_stream
+    )
+    option = "select coalesce(bool_or(is_retention_enabled), false) from servicebroker.queues where queue_id = $1"
+    ((retention,),) = execute(connection, "acknowledge.look.find_retention", option, queue_id)
+    return _Rows(count, ending or [], retention, bool(retention or shared or is_kept))
 
 
 def _end(connection: psycopg.Connection[Any], handles: list[UUID], ending: Ending) -> None:
@@ -101,7 +143,7 @@ def _end(connection: psycopg.Connection[Any], handles: list[UUID], ending: Endin
 
 def _remove(connection: psycopg.Connection[Any], queue_id: int, piece: Slice, count: int) -> None:
     if count < WORTH_TRUNCATING or not _truncate(connection, queue_id, piece):
-        execute(connection, "acknowledge.remove", frontier.delete_rows(queue_id, piece))
+        remove_rows(connection, queue_id, piece)
 
 
 def _truncate(connection: psycopg.Connection[Any], queue_id: int, piece: Slice) -> bool:

@@ -13,7 +13,7 @@ from servicebroker.engine.security.authorization import authorize, queue_number
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.names import split_queue_name
 from servicebroker.pipeline import frontier
-from servicebroker.pipeline.acknowledge import acknowledge
+from servicebroker.pipeline.acknowledge import acknowledge, only_rows, remove_rows
 from servicebroker.pipeline.connecting import OpenDatabase, has_table
 from servicebroker.pipeline.frontier import Frontier, Now, Slice
 from servicebroker.pipeline.options import SourceOptions
@@ -129,8 +129,8 @@ class Attachment:
     def page_end(self, start: Frontier, at_most: int | None, bytes_at_most: int | None = None) -> Frontier | None:
         """The end of the next page of the window of `start`, None when the window has no more rows.
 
-        A page has one row at least, however many bytes its body has. Where a window ends is looked up once: it never
-        changes, and the look passes over all that has come since.
+        A page has one row at least, however many bytes its body has, unless an END takes it meanwhile. Where a window
+        ends is looked up once: it never changes, and the look passes over all that has come since.
         """
         if start.is_initial:
             return None
@@ -226,6 +226,24 @@ class Attachment:
         if piece:
             place = (self.connection, self.queue_id, self.database_id, piece)
             acknowledge(*place, end_of_stream=end_of_stream, archive=self.archives)
+
+    def goes_on(self, offset: Frontier) -> bool:
+        """Whether the window of `offset` had more rows behind it when it was looked at."""
+        lo, hi, last = self._window
+        return last is not None and (lo, hi) == (offset.lo, offset.hi) and offset.queuing_order < last
+
+    def only_rows(self, offset: Frontier, end_of_stream: str) -> bool:
+        """Whether to acknowledge `offset` is to delete rows, and nothing else."""
+        piece = frontier.read_so_far(offset)
+        if piece is None or self.archives:
+            return False
+        return only_rows(self.connection, self.queue_id, self.database_id, piece, end_of_stream)
+
+    def remove_rows(self, offset: Frontier) -> None:
+        """Delete the rows up to `offset`, which are `only_rows`."""
+        piece = frontier.read_so_far(offset)
+        if piece:
+            remove_rows(self.connection, self.queue_id, piece)
 
     def _owner(self) -> str:
         found = execute(

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import rows
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.frontier import Frontier, Now, Share, Slice, between, check_continuity, divided
 from servicebroker.pipeline.options import SourceOptions
 
 _log = logging.getLogger("servicebroker")
-LARGE = 10_000  # messages: so many are acknowledged while the next batch is read
+LARGE = 10_000  # messages: a second connection is worth its while
 
 
 class Budget(NamedTuple):
@@ -49,37 +49,36 @@ class Plan(NamedTuple):
 
 
 class Beside:
-    """Acknowledges batches of a queue, one after the other, on a connection and in a thread of its own."""
+    """Deletes acknowledged rows of a queue in a thread and on a connection of its own."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self._options = options
         self._queue = Attachment.open(options)
         self._thread = ThreadPoolExecutor(1, "servicebroker acknowledges")
         self._under_way: Future[None] | None = None
 
     def begin(self, offset: Frontier) -> None:
-        """Everything up to `offset` leaves the queue."""
-        self._under_way = self._thread.submit(self._queue.acknowledge, offset, self._options.end_of_stream)
+        """The rows up to `offset` leave the queue."""
+        self._under_way = self._thread.submit(self._queue.remove_rows, offset)
 
-    def settle(self, *, wait: bool) -> None:
-        """See to it that what is under way has succeeded; without `wait` only if it is over.
+    def settle(self) -> None:
+        """Wait for what is under way.
 
         Raises:
-            psycopg.Error, BrokerError, InstanceError: it has not.
+            psycopg.Error: it has failed.
         """
-        under_way = self._under_way
-        if under_way and (wait or under_way.done()):
-            self._under_way = None
+        under_way, self._under_way = self._under_way, None
+        if under_way:
             under_way.result()
 
     def close(self) -> None:
         """Wait for what is under way. What fails of it, the next stream of the queue does anew."""
         try:
-            self.settle(wait=True)
-        except (psycopg.Error, BrokerError, InstanceError) as problem:
+            self.settle()
+        except psycopg.Error as problem:
             _log.warning("What the sink has of a queue was not acknowledged; the next stream does it: %s", problem)
-        self._thread.shutdown()
-        self._queue.close()
+        finally:
+            self._thread.shutdown()
+            self._queue.close()
 
 
 class QueueStream:
@@ -129,9 +128,11 @@ class QueueStream:
 
         Raises:
             InstanceError: the offset belongs to another server, another queue or another time.
+            psycopg.Error: what was deleted while the last batch was read is there still.
         """
         if self._is_done:
             return None
+        self._settle()
         queue = self._attached()
         now = queue.now()
         offset = self._continued(Frontier.from_json(start or self.earliest), now) or queue.initial
@@ -139,12 +140,13 @@ class QueueStream:
         hi = now.frontier if self._target is None else self._target
         begins, may_wait = offset, False  # what a batch has left of a window does not wait
         end = queue.page_end(offset, *budget)
+        if end is None:
+            self._settle()  # an offset of the next window does not cover this one
         if end is None and offset.hi < hi:
             begins, may_wait = offset.opened(hi), True
             end = queue.page_end(begins, *budget)
         self._planned = offset
         if end is None:
-            self._settle(wait=True)
             if self._target is not None:  # the query ends now: whoever waits finds the queue free
                 self._told_last = queue.progress(offset)
                 self.close()
@@ -203,31 +205,31 @@ class QueueStream:
             self.acknowledge(known)
 
     def acknowledge(self, offset: Frontier) -> None:
-        """Everything up to `offset` leaves the queue: now, or after a large batch while the next one is read.
+        """Everything up to `offset` leaves the queue: now, or while the next batch is read.
 
-        To delete a million rows takes a third of the time that Spark needs for reading the next million.
-
-        Raises:
-            psycopg.Error, BrokerError, InstanceError: what is under way has failed, or this.
+        To delete the rows of a large batch takes a third of the time in which Spark reads the next one. They can wait
+        where it is of the same window: its offset covers them too, so that they go with it after a crash. What ends
+        conversations is done before the next batch is planned, since an END takes rows of that.
         """
-        self._settle(wait=offset != self._acknowledged)
         if offset == self._acknowledged:
             return
-        if self._measured is None or self._measured[1][0] < LARGE:
-            self._attached().acknowledge(offset, self._options.end_of_stream)
-        else:
-            self._attached()
+        queue, end_of_stream = self._attached(), self._options.end_of_stream
+        is_large = self._measured is not None and self._measured[1][0] >= LARGE
+        if is_large and queue.goes_on(offset) and queue.only_rows(offset, end_of_stream):
             self._beside = self._beside or Beside(self._options)
             self._beside.begin(offset)
+        else:
+            queue.acknowledge(offset, end_of_stream)
         self._acknowledged = offset
 
-    def _settle(self, *, wait: bool) -> None:
-        if self._beside:
-            try:
-                self._beside.settle(wait=wait)
-            except BaseException:
-                self._acknowledged = None
-                raise
+    def _settle(self) -> None:
+        """Wait for rows that are deleted meanwhile."""
+        try:
+            if self._beside:
+                self._beside.settle()
+        except BaseException:
+            self._acknowledged = None
+            raise
 
     def progress(self) -> dict[str, Any] | None:
         """The offset that was planned last, and how far behind it is (`Attachment.progress`); None before.
@@ -244,11 +246,13 @@ class QueueStream:
 
     def close(self) -> None:
         """Let the queue go, when what is under way is done."""
-        if self._beside:
-            self._beside.close()
-        if self._queue:
-            self._queue.close()
-        self._beside = self._queue = None
+        try:
+            if self._beside:
+                self._beside.close()
+        finally:
+            if self._queue:
+                self._queue.close()
+            self._beside = self._queue = None
 
     def _attached(self) -> Attachment:
         """The queue, owned. Opened at the first use, since Spark also copies readers into other processes."""
