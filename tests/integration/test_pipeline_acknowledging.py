@@ -1,7 +1,9 @@
 """What the stream reader acknowledges: rows leave the queue, and the conversations that they end are ended."""
 
 import contextlib
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from uuid import UUID
 
@@ -18,7 +20,7 @@ from pipeline_reading import ALL, attach, batches, bodies, counted
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline import frontier, queue_stream
-from servicebroker.pipeline.acknowledge import acknowledge, end_now
+from servicebroker.pipeline.acknowledge import end_now, look, take_away
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.frontier import Frontier
@@ -42,6 +44,11 @@ def reader(feed):
     reader = attach(feed)
     yield reader
     reader.stop()
+
+
+def acknowledge(queue, piece, **how):
+    rows = look(queue.connection, queue.queue_id, queue.database_id, piece, "EndOfStream")
+    take_away(queue.connection, queue.queue_id, piece, rows, **{"archive": False} | how)
 
 
 def test_a_read_acknowledges_its_start_and_nothing_more(feed, reader):
@@ -82,13 +89,13 @@ def test_a_refused_end_rolls_the_deletion_back(feed):
 
     queue = Attachment.open(source_options(feed.options))
     end = queue.page_end(queue.initial.opened(queue.now().frontier), None)
-    place = (queue.connection, queue.queue_id, queue.database_id, frontier.read_so_far(end))
+    piece = frontier.read_so_far(end)
     with pytest.raises(BrokerError):
-        acknowledge(*place, end_of_stream="EndOfStream", ending=refuse)
+        acknowledge(queue, piece, ending=refuse)
     assert feed.left() == 2
     ended = []
-    acknowledge(*place, end_of_stream="EndOfStream", ending=lambda connection, handle: ended.append(handle))
-    acknowledge(*place, end_of_stream="EndOfStream", ending=lambda connection, handle: ended.append(handle))
+    acknowledge(queue, piece, ending=lambda connection, handle: ended.append(handle))
+    acknowledge(queue, piece, ending=lambda connection, handle: ended.append(handle))
     queue.close()
     assert (feed.left(), len(ended)) == (0, 1)
 
@@ -106,7 +113,7 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
         sending.send(handles, LINE, b"")
     queue = Attachment.open(source_options(feed.options | {"ack": "archive" if how == "archive" else "delete"}))
     end = queue.page_end(queue.initial.opened(queue.now().frontier), None)
-    place = (queue.connection, queue.queue_id, queue.database_id, frontier.read_so_far(end))
+    piece = frontier.read_so_far(end)
     ended = Counter()
 
     def count(connection, handle):
@@ -118,9 +125,9 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
 
     failing_at = dialogs * 7 // 15
     with pytest.raises(InterruptedError):
-        acknowledge(*place, end_of_stream="EndOfStream", archive=how == "archive", ending=count)
+        acknowledge(queue, piece, archive=how == "archive", ending=count)
     assert feed.far_states() == {"CD": dialogs // 3, "CO": dialogs - dialogs // 3}
-    acknowledge(*place, end_of_stream="EndOfStream", archive=how == "archive", ending=count)  # as the next run does
+    acknowledge(queue, piece, archive=how == "archive", ending=count)  # as the next run does
     queue.close()
     assert sorted(ended.values()) == [dialogs * 2 // 15, *[dialogs // 3] * 3]
     assert (feed.far_states(), feed.left()) == ({"CD": dialogs}, 0)
@@ -366,6 +373,63 @@ def test_what_is_more_than_rows_and_the_last_of_a_window_goes_before_the_next_ba
     reader.latestOffset(first, ReadMaxRows(1))
     assert (feed.left() < left + (why in ("the next window", "an end")), beside) == (True, [])
     reader.stop()
+
+
+def test_rows_that_are_deleted_beside_are_waited_for_before_another_window(feed, reader, beside):
+    """The next batch was to be of this window, and an END has taken it: the other offset does not cover the first."""
+    feed.dialog(b"a")
+    ended = feed.dialog(b"b", b"c", b"d")
+    first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
+    with ThreadPoolExecutor(1) as thread, feed.database.instance.connection() as other:
+        ((far,),) = other.execute(
+            "select far.conversation_handle from servicebroker.conversation_endpoints near "
+            "join servicebroker.conversation_endpoints far using (conversation_id) "
+            "where near.conversation_handle = %s and not far.is_initiator",
+            (ended,),
+        ).fetchall()
+        feed.database.end_conversation(far)
+        feed.dialog(b"e")
+        with other.transaction():
+            other.execute(f"select from {feed.table} order by queuing_order limit 1 for update")
+            planned = thread.submit(reader.latestOffset, first, ReadMaxRows(1))
+            with pytest.raises(TimeoutError):
+                planned.result(0.5)
+        assert bodies(reader, first, planned.result(30)) == [b"e"]
+    assert (feed.left(), len(beside)) == (1, 1)
+
+
+def test_where_there_is_no_second_connection_one_does(feed, reader, beside, monkeypatch, caplog):
+    feed.dialog(b"a", b"b")
+    first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
+
+    def refuse(options):
+        raise InstanceError("Cannot connect to PostgreSQL: too many clients.")
+
+    monkeypatch.setattr(queue_stream, "Beside", refuse)
+    second = reader.latestOffset(first, ReadMaxRows(1))
+    assert (feed.left(), beside) == (1, [])
+    assert bodies(reader, first, second) == [b"b"]
+    assert "too many clients" in caplog.text
+
+
+def test_our_own_deletion_is_not_told_as_what_holds_the_stream_back(feed, reader, beside, monkeypatch):
+    feed.dialog(b"a", b"b")
+    first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
+    begun, over = threading.Event(), threading.Event()
+
+    def hold(self, offset):
+        with self.connection.transaction():
+            self.connection.execute("select pg_current_xact_id()")
+            begun.set()
+            over.wait(30)
+
+    monkeypatch.setattr(Attachment, "remove_rows", hold)
+    reader.latestOffset(first, ReadMaxRows(1))
+    assert begun.wait(30)
+    feed.dialog(b"later")
+    told = reader.reportLatestOffset()
+    over.set()
+    assert (told["frontierLag"] > 0, "blockingPid" in told) == (True, False)
 
 
 def test_a_query_that_ends_by_itself_has_acknowledged_everything(feed, reader, beside):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import asdict, replace
@@ -18,7 +19,7 @@ from servicebroker.benchmarks.measure import Figures, Sample, figures
 from servicebroker.benchmarks.measured_system import BATCH, BODY_BYTES, batches, text_body
 from servicebroker.benchmarks.report import Conditions, Line, Report, goal_text, in_words
 from servicebroker.benchmarks.runner import with_ratios
-from servicebroker.benchmarks.scenarios import SCENARIOS
+from servicebroker.benchmarks.scenarios import BOUNDS, SCENARIOS
 from servicebroker.model.errors import InstanceError
 
 SCENARIO = SCENARIOS["send-one"]
@@ -102,6 +103,20 @@ def test_markdown() -> None:
     assert "| pgmq | not measured: give --pgmq-sql FILE | | >= 1.2x | | | | |" in page
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert {row.count("|") for row in rows} == {9}
+
+
+def test_a_table_that_misses_a_goal_says_what_bounds_it() -> None:
+    report = a_report()
+    assert f"What bounds it: {BOUNDS['send-one']}" in report.markdown()
+    reached = replace(report, lines=tuple(line for line in report.lines if line.reached is not False))
+    assert "What bounds it" not in reached.markdown()
+
+
+def test_bounds_are_of_scenarios_and_their_links_lead_somewhere() -> None:
+    assert BOUNDS.keys() <= SCENARIOS.keys()
+    docs = Path(__file__).parents[2] / "docs"
+    for text in BOUNDS.values():
+        assert all((docs / link).exists() for link in re.findall(r"\]\(([^)]+)\)", text))
 
 
 def test_json() -> None:

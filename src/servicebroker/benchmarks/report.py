@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from servicebroker.benchmarks.measure import Figures
-from servicebroker.benchmarks.scenarios import PIPELINE, PIPELINE_ROUNDS, SCENARIOS
+from servicebroker.benchmarks.scenarios import BOUNDS, PIPELINE, PIPELINE_ROUNDS, SCENARIOS
 
 OURS = "servicebroker"
 
@@ -97,10 +97,10 @@ class Report:
             parts.append(f"![Messages per second, by scenario]({chart})")
         for name, lines in _by_scenario(self.lines):
             messages = self.conditions.messages.get(name, 0)
-            scenario = SCENARIOS[name]
-            parts.append(f"## {scenario.title}\n\n`{name}`, {messages:,} messages in each round.\n\n{_table(lines)}")
-            if scenario.bound and any(line.reached is False for line in lines):
-                parts.append(f"What bounds it: {scenario.bound}")
+            title = SCENARIOS[name].title
+            parts.append(f"## {title}\n\n`{name}`, {messages:,} messages in each round.\n\n{_table(lines)}")
+            if name in BOUNDS and any(line.reached is False for line in lines):
+                parts.append(f"What bounds it: {BOUNDS[name]}")
         parts.append(_HOW_TO_READ)
         return "\n\n".join(parts) + "\n"
 

@@ -43,14 +43,12 @@ class Scenario:
         messages: how many in one round, at scale 1.
         goals: for each peer, how many times as fast as it we want to be.
         is_of_cost: not speed is compared but the server's processor time for a message; a goal is the most.
-        bound: what keeps it from a goal, told below a table that has not reached it (Markdown).
     """
 
     title: str
     messages: int
     goals: Mapping[str, float] = field(default_factory=dict)
     is_of_cost: bool = False
-    bound: str = ""
 
 
 _BETWEEN = {BASELINE: 0.75, RABBITMQ: 1.0}
@@ -141,4 +139,30 @@ SCENARIOS |= {
         "receive-1000": ("RECEIVE TOP (1000)", 50_000, 3.6),
     }.items()
     for many in _PROCESSES
+}
+BOUNDS = {  # what keeps a scenario from a goal, told below a table that has not reached it; Markdown, seen from docs
+    "send-one": "the commit. A bare one is little more than twice as fast as procrastinate's call.",
+    "worker": "RECEIVE and COMMIT travel together, and cost the server more than twice a bare insert and its commit. A "
+    "tenth of the time of procrastinate's worker is less than a bare commit takes.",
+    "workers": "processor time: a message costs four times as much of it as a bare insert, in client and server.",
+    "storage-crowd": "processor time: 32 processes and their sessions take turns on the processors "
+    "([decision 123](decisions/123-a-rush-lasts-while-messages-come.md)).",
+    "remote-1": "processor time: with two processors both are busy at 97 %, and SEND alone takes two thirds of that. "
+    "The rest is the way to the other instance, storing there, and the reader "
+    "([decision 139](decisions/139-a-single-message-waits-for-commits.md)).",
+    "remote-large": "the idle system's median, which lies between 4 and 8 ms from one run to the next.",
+    "fence-send": "what the server checks for a role that is not the owner "
+    "([decision 165](decisions/165-the-fence-is-functions.md)). The owner's SEND has become faster "
+    "since the goal was set.",
+    "fence-send-batch": "the same as of single messages.",
+    "cpu-send-batch": "rows and two indexes. What `send_batch` saves is the client's time.",
+    "cpu-worker": "RECEIVE: see `cpu-receive-one`.",
+    "pipeline-batch": "rows reach Java through a process of Python, as Arrow "
+    "([decision 138](decisions/138-where-a-read-of-spark-goes.md)).",
+    "pipeline-stream": "the start of a query, 1.3 seconds, and what a batch costs beyond a job: see `pipeline-steady`.",
+    "pipeline-steady": "planning a batch, 0.3 to 0.5 seconds, and deleting the last one's rows while two processors "
+    "read this one ([decision 296](decisions/296-a-large-batch-is-acknowledged-beside-the-next.md)).",
+    "pipeline-write": "the commit. It sends the pieces of all tasks in one transaction, over one connection, into a "
+    "table with two indexes; JDBC's tasks insert side by side, each for itself "
+    "([decision 91](decisions/091-the-writer-stages-pieces.md)).",
 }

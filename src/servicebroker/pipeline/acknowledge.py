@@ -41,26 +41,55 @@ def archive_conversation(handle: UUID) -> Steps[None]:
     yield Statement("acknowledge.archive_conversation", text, ([handle],))
 
 
-def acknowledge(
+class Rows(NamedTuple):
+    """What is to be acknowledged.
+
+    Attributes:
+        number: how many rows.
+        shared: how many of them have bodies that other rows have, too.
+        ending: whom they end, each as often as it is said.
+        is_retained: the queue keeps its messages.
+    """
+
+    number: int
+    shared: int
+    ending: list[UUID]
+    is_retained: bool
+
+    @property
+    def are_all(self) -> bool:
+        """Nothing but rows is to go."""
+        return not (self.shared or self.ending or self.is_retained)
+
+
+def look(
+    connection: psycopg.Connection[Any], queue_id: int, database_id: int, piece: Slice, end_of_stream: str
+) -> Rows:
+    """What is to be done for the rows of `piece`."""
+    ((number, shared, ending),) = execute(
+        connection, "acknowledge.look.find_endings", frontier.endings(queue_id, piece), database_id, end_of_stream
+    )
+    return Rows(number, shared, ending or [], _is_retained(connection, queue_id))
+
+
+def take_away(
     connection: psycopg.Connection[Any],
     queue_id: int,
-    database_id: int,
     piece: Slice,
+    rows: Rows,
     *,
-    end_of_stream: str,
-    archive: bool = False,
+    archive: bool,
     ending: Ending = end_now,
 ) -> None:
-    """Delete the rows of `piece` and end the conversations that they end.
+    """Delete the rows of `piece` and end the conversations that they end; `rows` is what was found in it.
 
     With `archive` the rows go into the queue's archive, which the attachment has made.
 
     A queue that holds nothing else is truncated, which costs a fraction of deleting its rows.
-    A conversation ends when the slice holds one of its messages of the type `end_of_stream`, EndDialog or Error.
+    A conversation ends when the slice holds one of its messages of the type that ends a stream, EndDialog or Error.
     Whoever is ended already stays as it is, and a second call with the same slice changes nothing. So the deletion may
     follow the first `AT_ONCE` of many conversations, which leave with their rows, in a transaction of its own.
     """
-    rows = _look(connection, queue_id, database_id, piece, end_of_stream, is_kept=archive)
     handles = _open_ones(connection, rows.ending)
     while len(handles) > AT_ONCE:
         with connection.transaction():
@@ -68,68 +97,34 @@ def acknowledge(
             if archive:
                 execute(
                     connection,
-                    "pipeline.acknowledge.archive_conversations",
+                    "acknowledge.take_away.archive_conversations",
                     frontier.archive_conversations(queue_id, piece),
                     first,
                 )
             _end(connection, first, ending)
     with connection.transaction():
-        if rows.are_kept_or_shared:  # first: what is kept leaves with the ENDs
+        retention = _is_retained(connection, queue_id)
+        keeps_or_shares = retention or rows.shared or archive
+        if keeps_or_shares:  # first: what is kept leaves with the ENDs
             execute(
                 connection,
-                "pipeline.acknowledge.take_rows",
-                frontier.take_rows(queue_id, piece, retention=rows.retention, archive=archive),
+                "acknowledge.take_away.take_rows",
+                frontier.take_rows(queue_id, piece, retention=retention, archive=archive),
             )
         _end(connection, handles, ending)
-        if rows.number and not rows.are_kept_or_shared:
+        if rows.number and not keeps_or_shares:
             _remove(connection, queue_id, piece, rows.number)
 
 
-def only_rows(connection: psycopg.Connection[Any], queue_id: int, database_id: int, piece: Slice, end: str) -> bool:
-    """Whether nothing but rows is to go with `piece`: they end no conversation, and nobody keeps or shares them.
-
-    `end`: the type that ends a stream.
-    """
-    rows = _look(connection, queue_id, database_id, piece, end, is_kept=False)
-    return not rows.ending and not rows.are_kept_or_shared
-
-
 def remove_rows(connection: psycopg.Connection[Any], queue_id: int, piece: Slice) -> None:
-    """Delete the rows of `piece`, which are `only_rows`."""
+    """Delete the rows of `piece`, which `are_all`."""
     execute(connection, "acknowledge.remove_rows", frontier.delete_rows(queue_id, piece))
 
 
-class _Rows(NamedTuple):
-    """What is to be acknowledged.
-
-    Attributes:
-        number: how many rows.
-        ending: whom they end, each as often as it is said.
-        retention: the queue keeps its messages.
-        are_kept_or_shared: the rows go elsewhere, or other rows have their bodies too.
-    """
-
-    number: int
-    ending: list[UUID]
-    retention: bool
-    are_kept_or_shared: bool
-
-
-def _look(
-    connection: psycopg.Connection[Any],
-    queue_id: int,
-    database_id: int,
-    piece: Slice,
-    end_of_stream: str,
-    *,
-    is_kept: bool,
-) -> _Rows:
-    ((count, shared, ending),) = execute(
-        connection, "acknowledge.look.find_endings", frontier.endings(queue_id, piece), database_id, end_of_stream
-    )
-    option = "select coalesce(bool_or(is_retention_enabled), false) from servicebroker.queues where queue_id = $1"
-    ((retention,),) = execute(connection, "acknowledge.look.find_retention", option, queue_id)
-    return _Rows(count, ending or [], retention, bool(retention or shared or is_kept))
+def _is_retained(connection: psycopg.Connection[Any], queue_id: int) -> bool:
+    option = "select is_retention_enabled from servicebroker.queues where queue_id = $1"
+    ((retention,),) = execute(connection, "acknowledge.is_retained", option, queue_id)
+    return bool(retention)
 
 
 def _end(connection: psycopg.Connection[Any], handles: list[UUID], ending: Ending) -> None:

@@ -13,7 +13,7 @@ from servicebroker.engine.security.authorization import authorize, queue_number
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.names import split_queue_name
 from servicebroker.pipeline import frontier
-from servicebroker.pipeline.acknowledge import acknowledge, only_rows, remove_rows
+from servicebroker.pipeline.acknowledge import Rows, look, remove_rows, take_away
 from servicebroker.pipeline.connecting import OpenDatabase, has_table
 from servicebroker.pipeline.frontier import Frontier, Now, Slice
 from servicebroker.pipeline.options import SourceOptions
@@ -182,12 +182,13 @@ class Attachment:
         """The first window of a stream holds what is archived; later ones only what has come since."""
         return self.archives and lo == 0
 
-    def progress(self, offset: Frontier) -> dict[str, Any]:
+    def progress(self, offset: Frontier, ours: Sequence[int] = ()) -> dict[str, Any]:
         """How far behind a stream at `offset` of the queue `queueName` is, for a person.
 
         `messagesBehind` is at most how many have arrived and are not planned, `oldestMessageSeconds` the age of the
         oldest of them, `frontierLag` how many transaction ids lie beyond the frontier; `blockingPid`,
-        `blockingSeconds` and `blockingApplication` name the transaction that holds it, if it is one that we may see.
+        `blockingSeconds` and `blockingApplication` name the transaction that holds it, if it is one that we may see and
+        none of a session of `ours`.
         """
         read = self.left if offset.is_initial else offset.queuing_order
         oldest = execute(
@@ -207,7 +208,7 @@ class Attachment:
         if oldest:
             told["oldestMessageSeconds"] = int((server_time(self.connection) - oldest[0][0]).total_seconds())
         for pid, seconds, application in execute(
-            self.connection, "attachment.progress.find_blocking", frontier.BLOCKING
+            self.connection, "attachment.progress.find_blocking", frontier.BLOCKING, [*ours]
         )[:1]:
             told |= {"blockingPid": pid, "blockingSeconds": seconds, "blockingApplication": application}
         return told
@@ -220,27 +221,24 @@ class Attachment:
         )
         return int(messages), int(size)
 
-    def acknowledge(self, offset: Frontier, end_of_stream: str) -> None:
-        """Everything up to `offset` is with the sink: it leaves the queue."""
+    def look(self, offset: Frontier, end_of_stream: str) -> Rows | None:
+        """What is to be acknowledged up to `offset`; None where nothing is."""
+        piece = frontier.read_so_far(offset)
+        return look(self.connection, self.queue_id, self.database_id, piece, end_of_stream) if piece else None
+
+    def acknowledge(self, offset: Frontier, rows: Rows) -> None:
+        """Everything up to `offset` is with the sink: it leaves the queue. `rows`: what `look` has found there."""
         piece = frontier.read_so_far(offset)
         if piece:
-            place = (self.connection, self.queue_id, self.database_id, piece)
-            acknowledge(*place, end_of_stream=end_of_stream, archive=self.archives)
+            take_away(self.connection, self.queue_id, piece, rows, archive=self.archives)
 
     def goes_on(self, offset: Frontier) -> bool:
         """Whether the window of `offset` had more rows behind it when it was looked at."""
         lo, hi, last = self._window
         return last is not None and (lo, hi) == (offset.lo, offset.hi) and offset.queuing_order < last
 
-    def only_rows(self, offset: Frontier, end_of_stream: str) -> bool:
-        """Whether to acknowledge `offset` is to delete rows, and nothing else."""
-        piece = frontier.read_so_far(offset)
-        if piece is None or self.archives:
-            return False
-        return only_rows(self.connection, self.queue_id, self.database_id, piece, end_of_stream)
-
     def remove_rows(self, offset: Frontier) -> None:
-        """Delete the rows up to `offset`, which are `only_rows`."""
+        """Delete the rows up to `offset`, of which nothing but they is to go."""
         piece = frontier.read_so_far(offset)
         if piece:
             remove_rows(self.connection, self.queue_id, piece)

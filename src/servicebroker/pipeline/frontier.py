@@ -363,11 +363,12 @@ def oldest_behind(queue_id: int) -> str:
     return _merged(queue_id, "message_enqueue_time, queuing_order", "queuing_order > $1") + " limit 1"
 
 
-# Which transaction holds the frontier back, and for how many seconds; none but those that write do.
+# Which transaction holds the frontier back, and for how many seconds; none but those that write do. Parameter: the
+# numbers of sessions that are not meant.
 BLOCKING = (
     "select pid, extract(epoch from clock_timestamp() - xact_start)::bigint, application_name from pg_stat_activity "
     "where backend_xid::text::bigint = mod(pg_snapshot_xmin(pg_current_snapshot())::text::bigint, 4294967296) "
-    "and pid <> pg_backend_pid()"
+    "and pid <> pg_backend_pid() and pid <> all ($1::integer[])"
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.pipeline import rows
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.frontier import Frontier, Now, Share, Slice, between, check_continuity, divided
@@ -49,12 +49,17 @@ class Plan(NamedTuple):
 
 
 class Beside:
-    """Deletes acknowledged rows of a queue in a thread and on a connection of its own."""
+    """Deletes acknowledged rows of a queue in a thread and on a connection of its own.
+
+    Attributes:
+        session: its number in PostgreSQL.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._queue = Attachment.open(options)
         self._thread = ThreadPoolExecutor(1, "servicebroker acknowledges")
         self._under_way: Future[None] | None = None
+        self.session = self._queue.connection.info.backend_pid
 
     def begin(self, offset: Frontier) -> None:
         """The rows up to `offset` leave the queue."""
@@ -213,14 +218,24 @@ class QueueStream:
         """
         if offset == self._acknowledged:
             return
-        queue, end_of_stream = self._attached(), self._options.end_of_stream
+        self._settle()
+        queue = self._attached()
+        rows = queue.look(offset, self._options.end_of_stream)
         is_large = self._measured is not None and self._measured[1][0] >= LARGE
-        if is_large and queue.goes_on(offset) and queue.only_rows(offset, end_of_stream):
-            self._beside = self._beside or Beside(self._options)
-            self._beside.begin(offset)
-        else:
-            queue.acknowledge(offset, end_of_stream)
+        has_only_rows = rows is not None and rows.are_all and not queue.archives
+        if is_large and has_only_rows and queue.goes_on(offset) and (beside := self._opened_beside()):
+            beside.begin(offset)
+        elif rows:
+            queue.acknowledge(offset, rows)
         self._acknowledged = offset
+
+    def _opened_beside(self) -> Beside | None:
+        """The second connection. Where none is to be had it goes without."""
+        try:
+            self._beside = self._beside or Beside(self._options)
+        except (ServiceBrokerError, psycopg.Error) as problem:
+            _log.warning("Rows are not deleted while the next batch is read: %s", problem)
+        return self._beside
 
     def _settle(self) -> None:
         """Wait for rows that are deleted meanwhile."""
@@ -240,9 +255,15 @@ class QueueStream:
             return None
         behind = self._told_last if self._queue is None else None
         try:
-            return self._planned.to_json() | self.read | (behind or self._attached().progress(self._planned))
+            behind = behind or self._attached().progress(self._planned, self._ours)
+            return self._planned.to_json() | self.read | behind
         except psycopg.errors.UndefinedTable:
             return None
+
+    @property
+    def _ours(self) -> list[int]:
+        """The session that deletes."""
+        return [self._beside.session] if self._beside else []
 
     def close(self) -> None:
         """Let the queue go, when what is under way is done."""
