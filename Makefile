@@ -96,7 +96,8 @@ simulate: install
 	$(BIN)/servicebroker simulate --seeds $(SEEDS)
 	$(BIN)/servicebroker simulate --fleet 1000:100000 --seeds 0:20
 	$(BIN)/servicebroker simulate --mirrors --seeds 0:20000
-	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_tsql_model.py tests/integration/test_leaks.py tests/integration/test_cut.py --model-steps 500000 --tsql-steps 50000 --leak-conversations 100000 --cuts 1000
+	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_tsql_model.py tests/integration/test_leaks.py --model-steps 500000 --tsql-steps 50000 --leak-conversations 100000
+	$(PYTEST) -q --full tests/integration/test_cut.py --cuts 1000
 	$(BIN)/python -m pytest -q tests/unit/test_tsql_translation_fuzz.py tests/unit/test_tsql_script_fuzz.py --fuzz-examples 50000
 
 soak: install
