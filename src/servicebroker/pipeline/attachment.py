@@ -138,8 +138,8 @@ class Attachment:
         if self._window[:2] != (start.lo, start.hi):
             first, last = self._extremes(start)
             self._window = (start.lo, start.hi, last)
-        last = self._window[2]
-        if last is None or start.queuing_order >= last:
+        last = self._window_end(start)
+        if last is None:
             return None
         if at_most is not None and last - first >= at_most:  # else there cannot be more rows
             last = self._last_of(start, at_most)
@@ -234,8 +234,13 @@ class Attachment:
 
     def goes_on(self, offset: Frontier) -> bool:
         """Whether the window of `offset` had more rows behind it when it was looked at."""
+        return self._window_end(offset) is not None
+
+    def _window_end(self, offset: Frontier) -> int | None:
+        """The last number of arrival of the window of `offset`; None where none is behind it, or nobody has looked."""
         lo, hi, last = self._window
-        return last is not None and (lo, hi) == (offset.lo, offset.hi) and offset.queuing_order < last
+        goes_on = last is not None and (lo, hi) == (offset.lo, offset.hi) and offset.queuing_order < last
+        return last if goes_on else None
 
     def remove_rows(self, offset: Frontier) -> None:
         """Delete the rows up to `offset`, of which nothing but they is to go."""
