@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
-from support import ORDER, STOCK, STOCK_QUEUE, begin, bodies, refused
+from servicebroker.store import locks
+from support import ORDER, STOCK, STOCK_QUEUE, begin, bodies, in_thread, refused, wait_until_blocked
 
 pytestmark = pytest.mark.both_faces
 _numbers = itertools.count()
@@ -65,6 +66,23 @@ def test_a_definition_is_applied_once_and_then_there_is_nothing_to_do(empty: sb.
     handle = empty.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Ordering")
     empty.send(handle, "//shop/Order", b"teapot")
     assert bodies(empty.receive("ops.StockQueue")) == [b"teapot"]
+
+
+def test_processes_that_define_the_same_at_once_find_it_done(empty: sb.Database) -> None:
+    with empty.transaction() as holder:
+        holder.connection.execute("select pg_advisory_xact_lock(%s, 0)", (locks.CATALOG,))
+        futures = [in_thread(empty.define, SHOP) for _ in range(4)]
+        wait_until_blocked(empty, 4)
+    assert sorted(len(future.result(60)) for future in futures) == [0, 0, 0, 17]
+
+
+def test_a_block_of_definitions_keeps_others_out_from_its_begin(empty: sb.Database) -> None:
+    with empty.defining() as inside:
+        future = in_thread(empty.create_queue, "Q")
+        wait_until_blocked(empty)
+        inside.create_queue("Q")
+    with refused(2714):
+        future.result(60)
 
 
 def test_it_is_done_whole_or_not_at_all(empty: sb.Database) -> None:

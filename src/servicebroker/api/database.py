@@ -43,7 +43,7 @@ from servicebroker.model.permissions import User
 from servicebroker.model.poison import Policy
 from servicebroker.model.workers import Worker
 from servicebroker.store.running import run_alone
-from servicebroker.store.statements import Steps
+from servicebroker.store.statements import Steps, only
 
 if TYPE_CHECKING:
     from servicebroker.api.instance import Instance
@@ -145,12 +145,14 @@ class Database(
     def defining(self) -> Iterator[Database]:
         """Definitions in one transaction: those of the database that the block gets are committed at its end together.
 
-        An exception undoes all of them. Nobody else defines anything in the instance meanwhile.
+        An exception undoes all of them. From the block's begin to its end, no other session defines anything in the
+        instance: what the block finds defined stays so.
         """
         with self.transaction() as transaction:
             inside = copy.copy(self)
             inside._within = transaction
             inside.catalog = self.instance._new_catalog(None if self.user.is_dbo else self.user)  # what may be undone
+            transaction._do(only(alter.lock_catalog(self.user.name)))
             yield inside
 
     def define(self, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:

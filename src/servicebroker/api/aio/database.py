@@ -42,7 +42,7 @@ from servicebroker.model.permissions import User
 from servicebroker.model.poison import Policy
 from servicebroker.model.workers import Worker
 from servicebroker.store.aio.running import run_alone
-from servicebroker.store.statements import Steps
+from servicebroker.store.statements import Steps, only
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.instance import AsyncInstance
@@ -144,12 +144,14 @@ class AsyncDatabase(
     async def defining(self) -> AsyncIterator[AsyncDatabase]:
         """Definitions in one transaction: those of the database that the block gets are committed at its end together.
 
-        An exception undoes all of them. Nobody else defines anything in the instance meanwhile.
+        An exception undoes all of them. From the block's begin to its end, no other session defines anything in the
+        instance: what the block finds defined stays so.
         """
         async with self.transaction() as transaction:
             inside = copy.copy(self)
             inside._within = transaction
             inside.catalog = self.instance._new_catalog(None if self.user.is_dbo else self.user)  # what may be undone
+            await transaction._do(only(alter.lock_catalog(self.user.name)))
             yield inside
 
     async def define(self, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
