@@ -293,6 +293,14 @@ def eventually(condition: Callable[[], object], seconds: float = 120) -> None:
         pause = min(pause * 1.2, 0.05)
 
 
+def is_running(process: int) -> bool:
+    """Whether a process runs: it is there, and no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def waiting_reader(database: sb.Database, queue: str = STOCK_QUEUE, *, inside: bool = False) -> Any:
     """A reader that sleeps in RECEIVE, alone or inside a transaction."""
 

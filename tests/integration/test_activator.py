@@ -15,7 +15,7 @@ import pytest
 import servicebroker as sb
 from forked import Command
 from servicebroker.cli.activator import read_config
-from support import ORDER, STOCK_QUEUE, begin, eventually, query
+from support import ORDER, STOCK_QUEUE, begin, eventually, is_running, query
 
 POST = "http://schemas.microsoft.com/SQL/Notifications/PostEventNotification"
 
@@ -96,6 +96,18 @@ def test_programs_that_do_not_end_are_killed_together(watched: sb.Database, tmp_
     assert time.monotonic() - begins < 8
     for file in tmp_path.glob("started-*"):
         assert not Path(f"/proc/{file.name.split('-')[1]}").exists()
+
+
+def test_programs_end_with_an_activator_that_is_killed(watched: sb.Database, tmp_path: Path) -> None:
+    """With what they have started, in whatever session."""
+    both = f"touch {tmp_path}/started-$$; setsid sh -c 'touch {tmp_path}/started-$$; sleep 600; true'; true"
+    path = configuration(watched, tmp_path, command=["sh", "-c", both], min=2, max=2)
+    with Command("activator", path, stderr=subprocess.PIPE) as process:
+        eventually(lambda: started(tmp_path) == 4)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    programs = [int(file.name.split("-")[1]) for file in tmp_path.glob("started-*")]
+    eventually(lambda: not any(is_running(program) for program in programs), 10)
 
 
 @pytest.mark.feature(180)

@@ -13,7 +13,7 @@ import pytest
 
 import servicebroker as sb
 from forked import Command
-from support import ORDER, ORDERS_QUEUE, STOCK_QUEUE, begin, bodies, eventually
+from support import ORDER, ORDERS_QUEUE, STOCK_QUEUE, begin, bodies, eventually, is_running
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +133,22 @@ def test_a_process_that_dies_is_replaced(database: sb.Database, tmp_path: Path, 
     started = re.findall(r"was started as process (\d+)", worker.log.read_text())
     assert len(started) > 2
     assert not [process for process in started if Path("/proc", process).exists()]
+
+
+@pytest.mark.parametrize("is_group", [False, True], ids=["process", "group"])
+@pytest.mark.parametrize("option", [("--processes", "2"), ("--reload",)], ids=["processes", "reload"])
+def test_processes_end_with_a_command_that_is_killed(
+    database: sb.Database, tmp_path: Path, start: Callable[..., Started], option: tuple[str, ...], is_group: bool
+) -> None:
+    """Also where the whole process group is killed, as by `kill -9 %1` in a shell."""
+    (tmp_path / "app.py").write_text(APP)
+    worker = start("app", *option)
+    worker.says("Reading StockQueue of", 2 if "--processes" in option else 1)
+    started = re.findall(r"was started as process (\d+)", worker.log.read_text())
+    (os.killpg if is_group else os.kill)(worker.process.pid, signal.SIGKILL)
+    assert worker.process.wait(60) == -signal.SIGKILL
+    eventually(lambda: not any(is_running(int(process)) for process in started), 10)
+    assert answer(database, b"1", wait=0) == []
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,18 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from servicebroker.cli.orphans import Watcher
+
 LOOK = 0.5  # seconds between looks at the programs
 RETRY = 5.0  # seconds until a program that failed, or could not be started, is started again
 PAUSE = 0.02  # seconds between two looks whether programs have ended
 
 _log = logging.getLogger("servicebroker.activator")
+_watcher = Watcher()  # of all programs of this command
 
 
 class Running:
-    """The processes of one program. What it is called stands in the log.
+    """The processes of one program, which end with this one. What it is called stands in the log.
 
     Attributes:
         wanted: so many are to be started.
@@ -79,7 +82,8 @@ class Running:
 
     def _start(self) -> None:
         try:
-            started = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
+            environment = self._environment | _watcher.environment()
+            started = subprocess.Popen(self._command, env=environment, start_new_session=True)
         except OSError as problem:
             _log.error("%s cannot be started, and is tried again in %g seconds: %s", self._called, RETRY, problem)
             self._not_before = time.monotonic() + RETRY

@@ -73,7 +73,7 @@ def leave_nothing() -> None:
     """A command that was asked to end is over: so is what it has started, and its threads that would go on."""
     if not _asked:
         return
-    for process in set(_descendants(os.getpid())) - {_guard}:
+    for process in set(descendants(os.getpid())) - {_guard}:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
@@ -126,7 +126,7 @@ class _Guard:
     def _kill(self) -> None:
         from servicebroker.store.embedded import EmbeddedServer  # no command is to load it for this
 
-        ended = [self._command, *_descendants(self._command)]
+        ended = [self._command, *descendants(self._command)]
         ended.remove(os.getpid())
         folders = _folders_in_use(ended)
         print("servicebroker: killed, since it was to end and had not.", file=sys.stderr)  # noqa: T201 # our user's
@@ -139,7 +139,7 @@ class _Guard:
             EmbeddedServer.stop_unused(folder)
 
 
-def _descendants(process: int) -> list[int]:
+def descendants(process: int) -> list[int]:
     """The processes that a process has started, and theirs, as far as /proc tells; none of whose who adopts any."""
     children = defaultdict(list)
     for path in Path("/proc").glob("[0-9]*/stat"):
