@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import statistics
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.activation import procedures
+from servicebroker.activation import child, procedures, task
 from servicebroker.activation.procedures import Procedure
 from servicebroker.engine.activation import monitors
 from servicebroker.store.statements import Steps
@@ -329,6 +333,91 @@ def test_a_procedure_that_never_receives_is_not_started_again(
     eventually(lambda: seen.calls == 2)
     assert active.receive(STOCK_QUEUE, top=0) == []  # any session's RECEIVE, even of nothing
     eventually(lambda: seen.bodies == [b"x"])
+
+
+KILLED = """
+import os, pathlib, signal
+import servicebroker as sb
+
+@sb.procedure("usp_Stock", form="database", worker="process")
+def stock(database):
+    calls = pathlib.Path(__file__).with_name("calls")
+    with calls.open("a") as file:
+        file.write("x")
+    if calls.stat().st_size < 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for message in database.receive("StockQueue"):
+        calls.with_name("got").write_bytes(message.message_body)
+"""
+
+
+def test_a_process_that_is_killed_before_its_first_receive_is_started_again(
+    active: sb.Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    procedures.load([str(tmp_path / "killed.py")])
+    send(active, "x")
+    switch_on(active)
+    eventually((tmp_path / "got").exists, 30)
+    assert (tmp_path / "got").read_bytes() == b"x"
+    assert (tmp_path / "calls").read_text().startswith("xxx")
+    first, second = [one.created for one in caplog.records if "its process ended with code -9" in one.getMessage()]
+    assert second - first >= 0.4, "after a pause"
+
+
+def test_a_session_that_is_killed_before_its_first_receive_is_followed_by_another(
+    active: sb.Database, seen: Seen
+) -> None:
+    @sb.procedure(PROCEDURE, form="database")
+    def stock(database: sb.Database) -> None:
+        seen.calls += 1
+        if seen.calls < 3:
+            with database.transaction() as transaction:
+                transaction.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        seen.bodies += bodies(database.receive(STOCK_QUEUE))
+
+    send(active, "x")
+    switch_on(active)
+    eventually(lambda: seen.bodies == [b"x"], 30)
+    assert seen.calls >= 3
+
+
+def fails_once(function: Any, problem: Exception, applies: Any = lambda *_: True) -> Any:
+    failed: list[Any] = []
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if not failed and applies(*arguments):
+            failed.append(arguments)
+            raise problem
+        return function(*arguments, **options)
+
+    return failing
+
+
+@pytest.mark.parametrize("lacks", ["process", "file", "thread", "connection"])
+def test_what_the_system_lacks_once_is_tried_again(
+    active: sb.Database, tmp_path: Path, lacks: str, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "calls").write_text("xx")  # it need not die any more
+    is_process = lacks in ("process", "file")
+    (tmp_path / "lacking.py").write_text(KILLED if is_process else KILLED.replace(', worker="process"', ""))
+    procedures.load([str(tmp_path / "lacking.py")])
+    problem = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    if lacks == "process":
+        monkeypatch.setattr(child.subprocess, "Popen", fails_once(subprocess.Popen, problem))
+    elif lacks == "file":
+        monkeypatch.setattr(child.os, "pipe", fails_once(os.pipe, OSError(errno.EMFILE, "Too many open files")))
+    elif lacks == "thread":
+        problem = RuntimeError("can't start new thread")
+        of_task = lambda thread: PROCEDURE in thread.name  # noqa: E731
+        monkeypatch.setattr(threading.Thread, "start", fails_once(threading.Thread.start, problem, of_task))
+    else:
+        monkeypatch.setattr(task, "connect", fails_once(task.connect, psycopg.OperationalError("too many clients")))
+    send(active, "x")
+    switch_on(active)
+    eventually((tmp_path / "got").exists, 30)
+    assert (tmp_path / "calls").read_text().startswith("xxx")
+    assert [one for one in caplog.records if "cannot be started: " in one.getMessage()]
 
 
 @pytest.mark.feature(174)

@@ -67,6 +67,33 @@ def test_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) 
     assert all(finding["advice"] for finding in found)
 
 
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+def test_a_procedure_that_ends_without_a_receive(fresh_database: sb.Database, ends: str) -> None:
+    def procedure(database: sb.Database) -> None:
+        if ends == "raises":
+            raise ValueError
+
+    database = fresh_database
+    sb.procedure("usp_Stock", form="database")(procedure)
+    handle = begin(database)
+    database.send(handle, ORDER, b"x")
+    database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Stock", 1, "OWNER", status=True))
+    with sb.activate(database.instance):
+        events = database.instance.events
+        eventually(lambda: any(event.subclass == "Aborted" for event in events.recent()))
+        assert "usp_Stock" not in examined(database.instance)[1]
+        with database.instance.connection() as connection:
+            number = queue_number(database, STOCK_QUEUE)
+            connection.execute(f"update servicebroker.queue_{number} set message_enqueue_time = now() - interval '1 h'")
+            connection.execute("update servicebroker.queue_monitors set last_activated_time = now() - interval '1 h'")
+        text = examined(database.instance)[1]
+        assert "Its procedure [Test].[dbo].[usp_Stock] was started 60 minutes ago, runs no more" in text
+        assert "ACTIVATION (STATUS = OFF), and ON" in text
+        assert "The activation procedure has not received its 1 message" in of(database, far_handle(database, handle))
+        database.receive(STOCK_QUEUE)
+        assert "usp_Stock" not in examined(database.instance)[1]
+
+
 @pytest.mark.feature(202)
 def test_a_conversation_that_is_stuck(database: sb.Database, clock: Clock) -> None:
     handle = begin(database)

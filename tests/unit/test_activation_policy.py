@@ -16,6 +16,7 @@ from servicebroker.protocol.queue_monitor import (
     Seen,
     Settings,
     could_not_start,
+    died,
     look,
 )
 
@@ -178,6 +179,20 @@ def test_what_cannot_be_started_is_tried_every_five_seconds() -> None:
     for now, expected in ((100.1, NOTHING), (104.9, NOTHING), (105, ACTIVATE)):
         monitor, decision = look(monitor, READY, THREE, now)
         assert decision == expected, now
+
+
+def test_what_died_without_a_receive_is_started_again_after_the_interval() -> None:
+    monitor = died(look(NEW, READY, THREE, 100)[0], THREE, 100)
+    for now, expected in ((100.1, NOTHING), (104.9, NOTHING), (105, ACTIVATE), (999, NOTHING)):
+        monitor, decision = look(monitor, READY, THREE, now)
+        assert (monitor.state, decision) == (NOTIFIED, expected), now
+
+
+def test_what_died_after_a_receive_is_started_again_at_once() -> None:
+    monitor = died(look(NEW, READY, THREE, 100)[0], THREE, 100)
+    assert look(monitor, ready(0, receives=1), THREE, 100.1)[1] == ACTIVATE
+    occurring = look(look(NEW, READY, THREE, 100)[0], ready(1, receives=1), THREE, 101)[0]
+    assert look(died(occurring, THREE, 102), ready(0, receives=1), THREE, 102.1)[1] == ACTIVATE
 
 
 def test_the_interval_can_be_set() -> None:

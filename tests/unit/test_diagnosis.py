@@ -59,7 +59,17 @@ def of_talk(**changes: Any) -> list[str]:
     return [f"{f.problem} {f.advice}" for f in judge_conversation(TALK._replace(**changes))]
 
 
+STUCK = {
+    **{"is_activated": True, "procedure": "p", "max_readers": 1, "hosted": True, "messages": 3, "oldest": AGO},
+    **{"monitor": "NOTIFIED", "activated_at": AGO},
+}
+
+
 def test_all_is_well() -> None:
+    assert of_queue(**STUCK | {"tasks": 1}) == []
+    assert of_queue(**STUCK | {"holders": 1}) == []
+    assert of_queue(**STUCK | {"monitor": "RECEIVES_OCCURRING"}) == []
+    assert of_queue(**STUCK | {"oldest": NOW}) == []
     assert said() == []
     assert of_queue(messages=5, oldest=NOW) == []
     assert of_queue(messages=5, oldest=NOW - timedelta(seconds=9), readers=1) == []
@@ -173,6 +183,17 @@ def test_of_an_instance(changes: dict[str, Any], words: list[str]) -> None:
     ("changes", "words"),
     [
         ({"is_on": False, "messages": 3, "oldest": AGO}, ["It is OFF, with 3 messages", "poison inspect"]),
+        ({"notifies": True}, ["Nobody sends its event notifications", "servicebroker serve"]),
+        (
+            {"notifies": True, "hosted": True, "messages": 3, "oldest": AGO},
+            ["Nobody receives: 3 messages, the oldest for 10 minutes", "servicebroker activator"],
+        ),
+        (
+            STUCK,
+            ["Its procedure p was started 10 minutes ago, runs no more", "received nothing of 3 messages", "OFF), and ON"],
+        ),
+        (STUCK | {"monitor": "INACTIVE", "activated_at": NOW}, ["started 0 seconds ago", "See in the log"]),
+        (STUCK | {"readers": 1, "tasks": 1}, ["1 reader waits and takes nothing of 3 messages"]),
         ({"is_activated": True}, ["without a procedure", "PROCEDURE_NAME"]),
         ({"is_activated": True, "procedure": "p", "max_readers": 0}, ["MAX_QUEUE_READERS = 0"]),
         ({"is_activated": True, "procedure": "p", "max_readers": 1}, ["Nobody runs its activation procedure p"]),

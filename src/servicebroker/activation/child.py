@@ -22,7 +22,7 @@ from servicebroker.activation.order import Order
 from servicebroker.activation.output import captured
 from servicebroker.activation.procedures import Call, PythonProcedure, Worker, load, registered
 from servicebroker.activation.stop import Ending, Stop
-from servicebroker.activation.task import Outcome, of, run_task
+from servicebroker.activation.task import Outcome, say_not_started, of, run_task
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.api.poison import PoisonDetector
@@ -42,16 +42,12 @@ Report = Callable[..., None]
 
 def run_in_process(instance: Instance, order: Order, procedure: PythonProcedure, stop: Stop) -> Outcome:
     """Run a task in a new process, and wait for its end."""
-    reading, writing = os.pipe()
-    with os.fdopen(reading) as reports:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "servicebroker.activation.child", str(writing)],
-            stdin=subprocess.PIPE,
-            pass_fds=[writing],
-            start_new_session=True,  # Ctrl-C is for the parent, which lets it finish
-            text=True,
-        )
-        os.close(writing)
+    try:
+        process, reports = _start()
+    except OSError as problem:  # as where a user may have no more processes, or this one no more files
+        say_not_started(order, problem)
+        return Outcome.NOT_STARTED
+    with reports:
         assert process.stdin is not None
         with process.stdin as orders:
             folder = instance.keys.folder
@@ -66,7 +62,27 @@ def run_in_process(instance: Instance, order: Order, procedure: PythonProcedure,
         text = f"its process ended with code {process.returncode}"
         _LOG.error("%s", BrokerError(9724, order.procedure, order.queue, text), extra=of(order))
         _LOG.error("%s", BrokerError(28088, 0, 1), extra=of(order))
-    return outcome or Outcome.ABORTED
+    return outcome or Outcome.DIED
+
+
+def _start() -> tuple[subprocess.Popen[str], IO[str]]:
+    """Start a process, with the pipe that it reports on."""
+    reading, writing = os.pipe()
+    reports = os.fdopen(reading)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "servicebroker.activation.child", str(writing)],
+            stdin=subprocess.PIPE,
+            pass_fds=[writing],
+            start_new_session=True,  # Ctrl-C is for the parent, which lets it finish
+            text=True,
+        )
+    except BaseException:
+        reports.close()
+        raise
+    finally:
+        os.close(writing)
+    return process, reports
 
 
 def _tell(orders: IO[str], what: object) -> None:

@@ -23,7 +23,7 @@ from servicebroker.activation.loop import AsyncTasks
 from servicebroker.activation.order import Order
 from servicebroker.activation.procedures import Procedure, PythonProcedure, Resolver, registered
 from servicebroker.activation.stop import Stop
-from servicebroker.activation.task import Outcome, run_task
+from servicebroker.activation.task import Outcome, run_task, say_not_started
 from servicebroker.activation.watched import Watched
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
@@ -41,6 +41,7 @@ from servicebroker.protocol.queue_monitor import (
     Decision,
     Settings,
     could_not_start,
+    died,
     look,
 )
 from servicebroker.store.connection import connect
@@ -246,8 +247,10 @@ class Host:
             if not watched.is_on:
                 self._changed.set()
             if outcome == Outcome.NOT_STARTED:
-                watched.monitor = could_not_start(watched.monitor, self._settings(watched), time.monotonic())
-            self._record(outcome, watched)
+                self._try_again(watched)
+            elif outcome == Outcome.DIED:
+                watched.monitor = died(watched.monitor, self._settings(watched), time.monotonic())
+            self._record(outcome.subclass, watched)
 
     # ---------------------------------------------------------------- which queues
 
@@ -363,18 +366,22 @@ class Host:
             self._give_up(connection, watched)
         elif not definition.principal:
             _log.error("%s", BrokerError(9613, definition.queue), extra={"database": definition.database})
-            watched.monitor = could_not_start(watched.monitor, self._settings(watched), time.monotonic())
+            self._try_again(watched)
         else:
             self._start(watched, procedure)
 
     def _give_up(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
         """The procedure is not to be found here: somebody else may have it."""
         queue_id = watched.definition.queue_id
-        watched.monitor = could_not_start(watched.monitor, self._settings(watched), time.monotonic())
+        self._try_again(watched)
         if not watched.tasks:
             self._retry_at[queue_id] = time.monotonic() + self._interval
             del self._watched[queue_id]
             run(connection, monitors.give_lease(queue_id))
+
+    def _try_again(self, watched: Watched) -> None:
+        """Start a reader after the interval, since this one could not be started."""
+        watched.monitor = could_not_start(watched.monitor, self._settings(watched), time.monotonic())
 
     def _start(self, watched: Watched, procedure: Procedure) -> None:
         order, stop = Order.of(watched.definition), Stop()
@@ -392,7 +399,13 @@ class Host:
 
         thread = threading.Thread(target=work, name=order.procedure, daemon=True)
         watched.tasks[thread] = stop
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as problem:  # the system has no more threads
+            del watched.tasks[thread]
+            say_not_started(order, problem)
+            self._try_again(watched)
+            return
         self._record(_STARTED, watched)
 
     def _say(self, problems: list[BrokerError]) -> None:

@@ -29,15 +29,22 @@ _QUEUE_OFF = {9617, 15151, 8468}  # what a RECEIVE raises when the queue was swi
 
 
 class Outcome(StrEnum):
-    """How a task has ended: the subclasses of the event Broker:Activation, and one that never ran."""
+    """How a task has ended: the subclasses of the event Broker:Activation, and one whose procedure was never called."""
 
     ENDED = "Ended"
     ABORTED = "Aborted"
+    DIED = "Died"  # its process, or its session: an Aborted one that did not choose to end
     NOT_STARTED = "Not started"
+
+    @property
+    def subclass(self) -> str:
+        """The subclass of its event."""
+        return Outcome.ABORTED if self is Outcome.DIED else self
 
 
 def run_task(instance: Instance, order: Order, procedure: Procedure, stop: Stop, coroutines: AsyncTasks) -> Outcome:
     """Call the procedure until it finds nothing, is to stop, or fails. Everything that goes wrong is logged."""
+    is_called = False
     try:
         with connect(instance.url, application_name=order.application_name) as connection:
             observed = Observed()
@@ -54,6 +61,7 @@ def run_task(instance: Instance, order: Order, procedure: Procedure, stop: Stop,
 
             call = Call(database, order.queue, stop.is_asked, output, run_async)
             try:
+                is_called = True
                 with said_by(output):
                     return _loop(order, procedure, call, session, stop, before)
             finally:
@@ -66,8 +74,11 @@ def run_task(instance: Instance, order: Order, procedure: Procedure, stop: Stop,
     except Exception as problem:
         if _is_undone(stop, problem):
             return Outcome.ENDED
+        if not is_called:
+            say_not_started(order, problem)
+            return Outcome.NOT_STARTED
         _fail(order, problem)
-        return Outcome.ABORTED
+        return Outcome.DIED
 
 
 def _is_undone(stop: Stop, problem: Exception) -> bool:
@@ -115,7 +126,7 @@ def _failed(order: Order, session: ActivatedSession, problem: Exception) -> Outc
             return Outcome.ENDED
     metrics.ACTIVATION_ERRORS.inc()
     _fail(order, problem)
-    return Outcome.ABORTED
+    return Outcome.DIED if session.own.closed else Outcome.ABORTED
 
 
 def of(order: Order) -> dict[str, str]:
@@ -126,6 +137,11 @@ def of(order: Order) -> dict[str, str]:
 def say(order: Order, text: str) -> None:
     """What a procedure puts out goes to the log."""
     _LOG.info("%s", BrokerError(9724, order.procedure, order.queue, text), extra=of(order))
+
+
+def say_not_started(order: Order, problem: Exception) -> None:
+    """What the system lacked for a task goes to the log."""
+    _LOG.error("The reader %s of %s cannot be started: %s", order.procedure, order.queue, problem, extra=of(order))
 
 
 def _fail(order: Order, problem: Exception) -> None:

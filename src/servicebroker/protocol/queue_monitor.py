@@ -70,7 +70,7 @@ class Monitor(NamedTuple):
         quiet_since: since when `empty` has not risen while messages were receivable.
         found_nothing: whether `empty` rose when `receives` was last seen to.
         activated_at: how many messages had come when a reader was last asked for.
-        retry_at: when what could not be started is tried again.
+        retry_at: when a reader is started in place of one that could not be started, or died without RECEIVE.
         last_empty: when `empty` was last seen to rise.
         last_activated: when a reader was last asked for.
     """
@@ -92,12 +92,12 @@ def look(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[
     """What a look at the queue leads to: the monitor from now on, and what is to be done."""
     begins = monitor.seen is None
     monitor = _observe(monitor, seen, now)
-    if not seen.receivable or monitor.state == MonitorState.NOTIFIED:
+    if not seen.receivable or (monitor.state == MonitorState.NOTIFIED and monitor.retry_at is None):
         return monitor, Decision.NOTHING
     if monitor.retry_at is not None and now < monitor.retry_at:
         return monitor, Decision.NOTHING
     nobody_reads = seen.running == 0 and not settings.external
-    if monitor.state == MonitorState.INACTIVE:
+    if monitor.state != MonitorState.RECEIVES_OCCURRING:
         if seen.running == 0 or begins:
             return _activate(monitor, seen, settings, now)
         monitor = monitor._replace(state=MonitorState.RECEIVES_OCCURRING, quiet_since=now)
@@ -113,6 +113,13 @@ def could_not_start(monitor: Monitor, settings: Settings, now: float) -> Monitor
     return monitor._replace(state=MonitorState.INACTIVE, retry_at=now + settings.interval)
 
 
+def died(monitor: Monitor, settings: Settings, now: float) -> Monitor:
+    """Start a reader after the interval in place of one that died, unless somebody executes RECEIVE before."""
+    if monitor.state != MonitorState.NOTIFIED:
+        return monitor
+    return monitor._replace(retry_at=now + settings.interval)
+
+
 def _observe(monitor: Monitor, seen: Seen, now: float) -> Monitor:
     """What happened since the last look: RECEIVEs, some of them empty; and whether anything is left."""
     before = monitor.seen or seen
@@ -121,7 +128,7 @@ def _observe(monitor: Monitor, seen: Seen, now: float) -> Monitor:
     elif seen.receives != before.receives:
         monitor = monitor._replace(found_nothing=False)
     if seen.receives != before.receives and monitor.state == MonitorState.NOTIFIED:
-        monitor = monitor._replace(state=MonitorState.RECEIVES_OCCURRING, quiet_since=now)
+        monitor = monitor._replace(state=MonitorState.RECEIVES_OCCURRING, quiet_since=now, retry_at=None)
     if not seen.receivable and monitor.state == MonitorState.RECEIVES_OCCURRING:
         monitor = monitor._replace(state=MonitorState.INACTIVE)
     if seen.receivable and (monitor.seen is None or not before.receivable):

@@ -303,15 +303,21 @@ def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[
         f"or l.locktype = 'advisory' and l.classid::bigint in ({locks.ACTIVATION}, {locks.PIPELINE}, {locks.GROUP}))), "
         "takers as materialized (select relation, count(distinct pid) as many from locked "
         "where locktype = 'relation' and mode = 'RowExclusiveLock' "  # who has none of these has only brought something
-        f"and pid in (select pid from locked where locktype = 'advisory' and kind = {locks.GROUP}) group by 1) "
+        f"and pid in (select pid from locked where locktype = 'advisory' and kind = {locks.GROUP}) group by 1), "
+        "monitors as materialized (select * from servicebroker.rows_here(null::servicebroker.queue_monitors)), "
+        "tasks as materialized (select t.queue_id from servicebroker.rows_here(null::servicebroker.activated_tasks) t "
+        "where t.spid in (select pid from pg_stat_activity)) "
         "select d.name || '.' || q.schema_name || '.' || q.name, q.is_receive_enabled, q.queue_id, "
         "(select count(*) from readers w where w.queue_id = q.queue_id and not w.is_monitor), "
         "coalesce(w.many, 0), q.is_activation_enabled, q.activation_procedure, q.max_readers, "
         f"q.queue_id in (select number from locked where locktype = 'advisory' and kind = {locks.ACTIVATION}), "
         "q.queue_id in (select number from locked "
         f"  where locktype = 'advisory' and mode = 'ExclusiveLock' and kind = {locks.PIPELINE}), "
-        "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id) "
+        "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id), "
+        "q.notifies_activation, m.state, m.last_activated_time, "
+        "(select count(*) from tasks where tasks.queue_id = q.queue_id) "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
+        "left join monitors m using (queue_id) "
         "left join takers w on w.relation = to_regclass('servicebroker.queue_' || q.queue_id) "
         "where q.queue_id >= $1 and ($2::int is null or q.queue_id = $2) order by 1",
         (names.FIRST_USER_ID, only),

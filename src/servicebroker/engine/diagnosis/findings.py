@@ -55,6 +55,10 @@ class QueueFacts(NamedTuple):
     hosted: bool
     is_piped: bool  # a pipeline reads it
     failing: int
+    notifies: bool = False  # event notifications for QUEUE_ACTIVATION stand for a procedure
+    monitor: str | None = None  # the state of its monitor
+    activated_at: datetime | None = None  # when a reader was last asked for
+    tasks: int = 0  # activated procedures that run
 
 
 class DaemonFacts(NamedTuple):
@@ -301,6 +305,10 @@ def _disabled(name: str) -> Finding:
     )
 
 
+_WITHOUT_RECEIVE = ("NOTIFIED", "INACTIVE")  # states of a monitor: nobody has executed RECEIVE for its last reader
+_AGAIN = " Then start it again: ALTER QUEUE ... ACTIVATION (STATUS = OFF), and ON."
+
+
 def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
     """What is wrong with one queue."""
     subject = f"queue {queue.name}"
@@ -320,6 +328,12 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             f"Nobody runs its activation procedure {queue.procedure}.",
             "Start servicebroker serve with the module of its procedures, or activate in your own process.",
         )
+    elif queue.notifies and queue.is_on and not queue.hosted:
+        yield Finding(
+            subject,
+            "Nobody sends its event notifications for QUEUE_ACTIVATION.",
+            "Start servicebroker serve, or activate in your own process.",
+        )
     if queue.failing:
         yield Finding(
             subject,
@@ -330,21 +344,40 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             ),
             "servicebroker poison list shows them and their errors.",
         )
-    watched = queue.holders or queue.is_piped or queue.is_activated or queue.failing
+    watched = queue.holders or queue.is_piped or queue.failing
     if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > REASONLESS:
-        waits = f"{counted(queue.messages, 'message')}, the oldest for {_long(now - queue.oldest)}"
-        if queue.readers:
-            yield Finding(
-                subject,
-                f"{counted(queue.readers, 'reader waits and takes', 'readers wait and take')} nothing of {waits}.",
-                "See whether that program is frozen: waiting_readers has its session, pg_stat_activity its process.",
-            )
-        else:
-            yield Finding(
-                subject,
-                f"Nobody receives: {waits}.",
-                "Start the program that reads it, or give the queue an activation procedure.",
-            )
+        yield from _unread(queue, f"{counted(queue.messages, 'message')}, the oldest for {_long(now - queue.oldest)}", now)
+
+
+def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
+    """Say why nobody takes what waits in a queue."""
+    subject = f"queue {queue.name}"
+    if queue.readers:
+        yield Finding(
+            subject,
+            f"{counted(queue.readers, 'reader waits and takes', 'readers wait and take')} nothing of {waits}.",
+            "See whether that program is frozen: waiting_readers has its session, pg_stat_activity its process.",
+        )
+    elif queue.notifies:
+        yield Finding(
+            subject,
+            f"Nobody receives: {waits}.",
+            "See whether the program that its event notifications start runs: servicebroker activator logs it.",
+        )
+    elif not queue.is_activated:
+        yield Finding(
+            subject,
+            f"Nobody receives: {waits}.",
+            "Start the program that reads it, or give the queue an activation procedure.",
+        )
+    elif queue.tasks == 0 and queue.monitor in _WITHOUT_RECEIVE and queue.activated_at is not None:
+        again = "" if now - queue.activated_at <= REASONLESS else _AGAIN
+        yield Finding(
+            subject,
+            f"Its procedure {queue.procedure} was started {_long(now - queue.activated_at)} ago, runs no more, and has "
+            f"received nothing of {waits}.",
+            f"See in the log of the process that starts it why that is so.{again}",
+        )
 
 
 def _waiting(wait: WaitFacts) -> Finding:
@@ -652,13 +685,13 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
             f"Its message has failed {counted(facts.failures, 'time')}{held}; the last time with {facts.last_error}",
             "Mend the cause and servicebroker poison retry, or servicebroker poison end.",
         )
-    busy = facts.holders or facts.failures or facts.readers or facts.is_activated
+    busy = facts.holders or facts.failures or facts.readers
     if facts.messages and facts.is_on and not busy and facts.oldest is not None and facts.now - facts.oldest > LONG:
-        yield (
-            f"Nobody receives its {counted(facts.messages, 'message')} in {facts.queue}, the oldest for "
-            f"{_long(facts.now - facts.oldest)}.",
-            "Start the program that reads the queue.",
-        )
+        waits = f"{counted(facts.messages, 'message')} in {facts.queue}, the oldest for {_long(facts.now - facts.oldest)}"
+        if facts.is_activated:
+            yield f"The activation procedure has not received its {waits}.", "servicebroker doctor says whether it runs."
+        else:
+            yield f"Nobody receives its {waits}.", "Start the program that reads the queue."
     if facts.peer_messages and not facts.messages and not facts.waits:
         yield (
             f"The other side has {counted(facts.peer_messages, 'message')} of it to receive, in {facts.peer_queue}.",
