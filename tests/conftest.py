@@ -88,6 +88,7 @@ COUNTS = {
     "iceberg-histories": Count(1, 20, "such histories of an Iceberg table"),
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
     "process-kills": Count(2, 20, "how often test_processes.py kills one of several processes"),
+    "late-requests": Count(300, 10_000, "requests of test_late_answers.py, whose answers come late or never"),
     "takeovers": Count(1, 10, "how often a second daemon takes over in test_processes.py"),
 }
 

@@ -403,9 +403,9 @@ def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Brow
     ours = [form.fields["database"] for form in forms].index(database.name)
     assert "numbers is 'x'; it must be a number" in browser.press(page, "replay-all", ours, numbers="1 x")
     said = browser.press(page, "replay-all", ours)
-    assert "2 messages are in their queues again. Message" in said
-    assert "cannot be replayed" in said
-    assert sorted(str(one) for _ in range(2) for one in bodies(database.receive(STOCK_QUEUE))) == ["b'2'", "b'3'"]
+    assert "3 messages are in their queues again." in said
+    found = sorted(str(one) for _ in range(3) for one in bodies(database.receive(STOCK_QUEUE)))
+    assert found == ["b'1'", "b'2'", "b'3'"]
 
 
 def test_the_activation_of_a_queue_is_changed(database: sb.Database, browser: Browser) -> None:

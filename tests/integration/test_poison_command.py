@@ -148,8 +148,15 @@ def test_what_was_set_aside_is_listed_replayed_and_discarded(database: sb.Databa
     run("replay", first, "--body", mended)
     assert run("replay", third, fourth).count("is in its queue again") == 2
     run("replay", third, fourth, "--body", mended, fails=True)
-    run("discard", second)
     assert sorted(bodies(database.receive(STOCK_QUEUE)), key=str) == [b"3", b"4", b"mended"]
+    exported = tmp_path / "exported"
+    assert "1 byte" in run("export", second, "--to", exported)
+    assert exported.read_bytes() == b"2" == run("export", second).encode()
+    run("export", 123456, fails=True)
+    database.end_conversation(database.set_aside_messages()[0].conversation_handle)
+    assert "on the new conversation" in run("replay", second)
+    database.process(STOCK_QUEUE, failing, poison=lambda failure: sb.SetAside())
+    run("discard", *(one.set_aside_id for one in database.set_aside_messages()))
     assert run("set-aside") == "Nothing was set aside.\n"
 
 

@@ -369,13 +369,85 @@ def test_a_message_is_replayed_with_another_body_that_its_type_takes(database: s
     assert bodies(database.receive(STOCK_QUEUE)) == [b"<good/>"]
 
 
-def test_a_message_of_an_ended_conversation_is_not_replayed_but_discarded(database: sb.Database, table: str) -> None:
-    handle = send(database, b"bad")
+ENDS: dict[str, Any] = {
+    "here": lambda database, handle: database.end_conversation(far_handle(database, handle)),
+    "there": lambda database, handle: database.end_conversation(handle),
+    "with an error": lambda database, handle: database.end_conversation(handle, error=(1, "late")),
+    "cleaned up": lambda database, handle: [
+        database.end_conversation(one, cleanup=True) for one in (far_handle(database, handle), handle)
+    ],
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_a_message_of_an_ended_conversation_is_replayed_on_a_new_one(
+    database: sb.Database, table: str, ends: str
+) -> None:
+    """Its handler can answer there; the answer is for the service that had sent it."""
+    handle = send(database, b"bad \x00")
+    database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())
+    (kept,) = database.set_aside_messages(STOCK_QUEUE)
+    ENDS[ends](database, handle)
+    anew = database.replay_message(kept.set_aside_id)
+    assert anew is not None
+    assert anew != handle
+    assert database.set_aside_messages() == []
+    with database.transaction() as transaction:
+        (again,) = transaction.receive(STOCK_QUEUE, conversation_handle=far_handle(database, anew))
+        transaction.send(again.conversation_handle, REPLY, b"done")
+    assert (again.message_body, again.message_type_name, again.service_name) == (b"bad \x00", ORDER, STOCK)
+    assert bodies(database.receive(ORDERS_QUEUE, conversation_handle=anew)) == [b"done"]
+    assert not database.instance.check().findings
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "gone"])
+def test_a_message_for_an_initiator_is_replayed_beside_a_new_dialog(
+    database: sb.Database, table: str, *, ends: bool
+) -> None:
+    handle = send(database, b"question")
+    with database.transaction() as transaction:
+        (question,) = transaction.receive(STOCK_QUEUE)
+        transaction.send(question.conversation_handle, REPLY, b"bad")
+    database.process(ORDERS_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())
+    (kept,) = database.set_aside_messages(ORDERS_QUEUE)
+    database.end_conversation(handle, cleanup=not ends)
+    anew = database.replay_message(kept.set_aside_id, body=b"mended")
+    (again,) = database.receive(ORDERS_QUEUE)
+    assert (again.message_body, again.message_type_name, again.conversation_handle) == (b"mended", REPLY, anew)
+    database.end_conversation(again.conversation_handle)
+    assert not database.instance.check().findings
+
+
+def test_what_cannot_be_replayed_stays_and_is_discarded(database: sb.Database, table: str) -> None:
+    """A sender elsewhere, a service that takes the contract no more: nothing is lost, and nothing is half-done."""
+    other = database.instance.database("Elsewhere", create=True)
+    other.create_message_type(ORDER)
+    other.create_contract(CONTRACT, {ORDER: "INITIATOR"})
+    other.create_queue("Q")
+    other.create_service("//elsewhere", "Q")
+    ours = "select service_broker_guid::text from servicebroker.databases where database_id = %s"
+    broker = query(database, ours, database.database_id)[0][0]
+    handle = other.begin_dialog("//elsewhere", STOCK, broker_instance=broker, contract=CONTRACT, encryption=False)
+    database.grant("SEND", "public", service=STOCK)
+    other.send(handle, ORDER, b"bad")
     database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
     database.end_conversation(far_handle(database, handle))
-    with pytest.raises(sb.InstanceError, match="cannot be replayed"):
+    endpoints = "select count(*) from servicebroker.conversation_endpoints"
+    before = query(database, endpoints)
+    with pytest.raises(sb.InstanceError, match="sender '//elsewhere' is no service of this database"):
         database.replay_message(kept.set_aside_id)
+    with refused(8423):
+        database.replay_message(kept.set_aside_id, from_service="//nowhere")
+    database.alter_service(STOCK, drop_contracts=[CONTRACT])
+    with pytest.raises(sb.InstanceError, match="refuses the message"):
+        database.replay_message(kept.set_aside_id, from_service=ORDERS)
+    assert len(database.set_aside_messages()) == 1
+    assert query(database, endpoints) == before
+    database.alter_service(STOCK, add_contracts=[CONTRACT])
+    assert database.replay_message(kept.set_aside_id, from_service=ORDERS) is not None
+    database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())
+    (kept,) = database.set_aside_messages(STOCK_QUEUE)
     database.discard_message(kept.set_aside_id)
     for verb in (database.replay_message, database.discard_message):
         with refused(402, "none has"):

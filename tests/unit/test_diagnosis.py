@@ -190,7 +190,11 @@ def test_of_an_instance(changes: dict[str, Any], words: list[str]) -> None:
         ),
         (
             STUCK,
-            ["Its procedure p was started 10 minutes ago, runs no more", "received nothing of 3 messages", "OFF), and ON"],
+            [
+                "Its procedure p was started 10 minutes ago, runs no more",
+                "received nothing of 3 messages",
+                "OFF), and ON",
+            ],
         ),
         (STUCK | {"monitor": "INACTIVE", "activated_at": NOW}, ["started 0 seconds ago", "See in the log"]),
         (STUCK | {"readers": 1, "tasks": 1}, ["1 reader waits and takes nothing of 3 messages"]),

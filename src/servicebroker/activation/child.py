@@ -22,7 +22,7 @@ from servicebroker.activation.order import Order
 from servicebroker.activation.output import captured
 from servicebroker.activation.procedures import Call, PythonProcedure, Worker, load, registered
 from servicebroker.activation.stop import Ending, Stop
-from servicebroker.activation.task import Outcome, say_not_started, of, run_task
+from servicebroker.activation.task import Outcome, of, run_task, say_not_started
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.api.poison import PoisonDetector

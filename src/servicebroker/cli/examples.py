@@ -44,6 +44,7 @@ EXAMPLES = {
     "poison retry": "poison retry StockQueue",
     "poison set-aside": "poison set-aside",
     "poison replay": "poison replay 1",
+    "poison export": "poison export 1 --to order.json",
     "poison discard": "poison discard 1",
     "sql": "sql -d Shop -Q \"SELECT name FROM sys.service_queues WHERE name = 'StockQueue'\"",
     "tsql check": "tsql check old.sql",

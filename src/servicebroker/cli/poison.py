@@ -17,6 +17,7 @@ from servicebroker.cli.operating import operating
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.texts import as_json_text, shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.conversation import failed_messages
 from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model.arguments import OMITTED
 from servicebroker.model.wording import counted
@@ -153,16 +154,40 @@ def replay(
         Path | None,
         typer.Option(metavar="FILE", help="What it carries from now on, - for standard input; the audit notes that."),
     ] = None,
+    from_service: Annotated[
+        str | None,
+        typer.Option("--from", metavar="SERVICE", help="The service of this database that sends them anew."),
+    ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """Put messages that were set aside into their queues again."""
+    """Put messages that were set aside into their queues again; where a conversation has ended, on a new one."""
     if body is not None and len(numbers) > 1:
         raise typer.BadParameter("--body is for one message")
     content = OMITTED if body is None else sys.stdin.buffer.read() if str(body) == "-" else body.read_bytes()
     with open_database(instance, database) as opened:
         for number in numbers:
-            opened.replay_message(number, body=content)
-            typer.echo(f"Message {number} is in its queue again.")
+            handle = opened.replay_message(number, body=content, from_service=from_service)
+            where = "" if handle is None else f", on the new conversation {handle}"
+            typer.echo(f"Message {number} is in its queue again{where}.")
+
+
+@app.command()
+def export(
+    number: Annotated[int, typer.Argument(metavar="N", help="Its number in the list.")],
+    database: DatabaseOption,
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; standard output without.")] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """Write the body of a message that was set aside, byte for byte. The message stays."""
+    with open_database(instance, database) as opened:
+        bodies = [one.message_body or b"" for one in opened.set_aside_messages() if one.set_aside_id == number]
+    if not bodies:
+        raise failed_messages.unknown(number)
+    if to is None:
+        sys.stdout.buffer.write(bodies[0])
+        return
+    to.write_bytes(bodies[0])
+    typer.echo(f"The body of message {number} is in '{to}', {counted(len(bodies[0]), 'byte')}.")
 
 
 @app.command()

@@ -88,13 +88,17 @@ def _set_activation(database: Database, fields: Fields) -> str:
 
 
 def _replay(database: Database, fields: Fields) -> str:
-    database.replay_message(_number(fields, "number"))
-    return f"Message {fields['number']} is in its queue again."
+    return _in_its_queue(fields, database.replay_message(_number(fields, "number")))
 
 
 def _replay_edited(database: Database, fields: Fields) -> str:
-    database.replay_message(_number(fields, "number"), body=fields["body"].replace("\r\n", "\n"))  # as browsers send it
-    return f"Message {fields['number']} is in its queue again, with another body."
+    body = fields["body"].replace("\r\n", "\n")  # as browsers send it
+    return _in_its_queue(fields, database.replay_message(_number(fields, "number"), body=body), " with another body")
+
+
+def _in_its_queue(fields: Fields, new_conversation: UUID | None, how: str = "") -> str:
+    where = "" if new_conversation is None else f", on the new conversation {new_conversation}"
+    return f"Message {fields['number']} is in its queue again{how}{where}."
 
 
 def _replay_all(database: Database, fields: Fields) -> str:

@@ -10,18 +10,12 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.catalog.catalog import Catalog, find_usages
-from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.conversation.endpoints import Endpoint, lock_conversation
 from servicebroker.model import names
-from servicebroker.model.arguments import OMITTED, Body, Omitted, stored_body
-from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.xml import validation_failure
 from servicebroker.store.sql_verbs import ERROR_KEPT
 from servicebroker.store.statements import Statement, Steps
 
-_RANKS = {names.DIALOG_TIMER_ID: enqueue.RANK_TIMER, names.ERROR_ID: enqueue.RANK_ERROR}
 # a row `f` is of a message that its reader itself puts into the queue: a rollback takes it out until the next RECEIVE
 _COMES_AGAIN = (
     "select from servicebroker.conversation_endpoints e where e.conversation_handle = f.conversation_handle and ("
@@ -190,56 +184,6 @@ class Handled(NamedTuple):
     message_type: str
 
 
-def replay(catalog: Catalog, database_id: int, set_aside_id: int, instead: Body | Omitted = OMITTED) -> Steps[Handled]:
-    """Put a message that was set aside into its queue again, behind what is there, with another body if one is given.
-
-    Raises:
-        BrokerError: 402 there is none of that number, or its message type refuses the body.
-        InstanceError: its conversation has ended.
-    """
-    rows = yield Statement(
-        "failed_messages.replay.find_message",
-        "select conversation_handle, message_sequence_number, message_type_id, message_type_name, validation::text, "
-        "message_body from servicebroker.set_aside_messages where database_id = $1 and set_aside_id = $2 for update",
-        (database_id, set_aside_id),
-    )
-    if not rows:
-        raise _unknown(set_aside_id)
-    handle, number, type_id, message_type, validation, body = rows[0]
-    try:
-        endpoint, _ = yield from lock_conversation(handle)
-    except BrokerError as gone:
-        raise InstanceError(
-            f"The message cannot be replayed: {gone.text} Take its body from the list, or discard it."
-        ) from None
-    rank = _RANKS.get(type_id, enqueue.RANK_DATA)
-    if endpoint.state in ("DO", "CD"):
-        raise InstanceError("The message cannot be replayed: its conversation has ended on this side.")
-    if not isinstance(instead, Omitted):
-        body = stored_body(instead)
-        yield from _check(catalog, endpoint, message_type, validation, body)
-    yield Statement(
-        "failed_messages.replay.enqueue",
-        enqueue.replay(endpoint.queue_id),
-        (handle, number, type_id, validation, body, rank),
-    )
-    return (yield from discard(database_id, set_aside_id))
-
-
-def _check(catalog: Catalog, endpoint: Endpoint, message_type: str, validation: str, body: bytes | None) -> Steps[None]:
-    """Refuse a body that the message type does not take, as the receiver would have done."""
-    rows = yield Statement(
-        "failed_messages.check",
-        "select catalog_version from servicebroker.queues where queue_id = $1",
-        (endpoint.queue_id,),
-    )
-    usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id, rows[0][0])
-    usage = usages.get(message_type)
-    failure = validation_failure(validation, body, usage.schemas if usage else None)
-    if failure is not None:
-        raise BrokerError(402, "the new body", f"refused by the message type: {failure}", "valid")
-
-
 def discard(database_id: int, set_aside_id: int) -> Steps[Handled]:
     """Remove a message that was set aside.
 
@@ -253,9 +197,10 @@ def discard(database_id: int, set_aside_id: int) -> Steps[Handled]:
         (database_id, set_aside_id),
     )
     if not rows:
-        raise _unknown(set_aside_id)
+        raise unknown(set_aside_id)
     return Handled(*rows[0])
 
 
-def _unknown(set_aside_id: int) -> BrokerError:
+def unknown(set_aside_id: int) -> BrokerError:
+    """Return the refusal of a number that none of the messages that were set aside has."""
     return BrokerError(402, "the number of a message", f"{set_aside_id}, which none has", "one that was set aside")

@@ -346,7 +346,9 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
         )
     watched = queue.holders or queue.is_piped or queue.failing
     if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > REASONLESS:
-        yield from _unread(queue, f"{counted(queue.messages, 'message')}, the oldest for {_long(now - queue.oldest)}", now)
+        yield from _unread(
+            queue, f"{counted(queue.messages, 'message')}, the oldest for {_long(now - queue.oldest)}", now
+        )
 
 
 def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
@@ -687,9 +689,14 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
         )
     busy = facts.holders or facts.failures or facts.readers
     if facts.messages and facts.is_on and not busy and facts.oldest is not None and facts.now - facts.oldest > LONG:
-        waits = f"{counted(facts.messages, 'message')} in {facts.queue}, the oldest for {_long(facts.now - facts.oldest)}"
+        waits = (
+            f"{counted(facts.messages, 'message')} in {facts.queue}, the oldest for {_long(facts.now - facts.oldest)}"
+        )
         if facts.is_activated:
-            yield f"The activation procedure has not received its {waits}.", "servicebroker doctor says whether it runs."
+            yield (
+                f"The activation procedure has not received its {waits}.",
+                "servicebroker doctor says whether it runs.",
+            )
         else:
             yield f"Nobody receives its {waits}.", "Start the program that reads the queue."
     if facts.peer_messages and not facts.messages and not facts.waits:

@@ -1,0 +1,190 @@
+"""Replay: a message that was set aside is put into its queue again.
+
+While its conversation is open on both sides, the message arrives on that conversation, behind what is there. Where the
+conversation has ended or failed, the message gets a new one, so that its handler can answer. Who begins that depends on
+who sent the message: the initiator's service sends it anew; a message for the initiator is put beside a new dialog that
+the receiving service begins. All of it is one transaction, in which the message leaves those that were set aside.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog, find_usages
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
+from servicebroker.engine.conversation.endpoints import Endpoint, find_endpoint, lock_conversation
+from servicebroker.engine.conversation.failed_messages import Handled, discard, unknown
+from servicebroker.engine.conversation.send import send
+from servicebroker.model import names
+from servicebroker.model.arguments import CURRENT_DATABASE, OMITTED, Body, Omitted, stored_body
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.messages import read_error
+from servicebroker.model.states import EndpointState
+from servicebroker.model.xml import validation_failure
+from servicebroker.store.statements import Statement, Steps
+
+_OPEN = {EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING}
+_ENDED_HERE = {EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED}
+_RANKS = {names.DIALOG_TIMER_ID: enqueue.RANK_TIMER, names.ERROR_ID: enqueue.RANK_ERROR}
+
+
+class Replayed(NamedTuple):
+    """The message that is in its queue again, and the initiator's handle where it is on a new conversation."""
+
+    message: Handled
+    new_conversation: UUID | None
+
+
+class _SetAside(NamedTuple):
+    """A message that was set aside. `is_for_target` is None where its contract lets both sides send it."""
+
+    handle: UUID
+    number: int
+    type_id: int
+    message_type: str
+    validation: str
+    body: bytes | None
+    service: str
+    contract: str
+    far_service: str | None
+    has_far_service: bool
+    is_for_target: bool | None
+
+
+def replay(
+    catalog: Catalog,
+    database_id: int,
+    set_aside_id: int,
+    instead: Body | Omitted = OMITTED,
+    sender: str | None = None,
+    *,
+    now: datetime,
+    maximum_body: int,
+) -> Steps[Replayed]:
+    """Put a message that was set aside into its queue again, with another body if one is given.
+
+    A `sender` begins a new conversation in any case.
+
+    Raises:
+        BrokerError: 402 there is none of that number, or its message type refuses the body; what BEGIN DIALOG raises.
+        InstanceError: its conversation has ended, and a new one cannot be begun.
+    """
+    message = yield from _find(database_id, set_aside_id)
+    endpoint = yield from _lock(message.handle)
+    if not isinstance(instead, Omitted):
+        message = message._replace(body=stored_body(instead, maximum_body))
+    handle = None
+    is_for_target = message.is_for_target if endpoint is None else not endpoint.is_initiator
+    if sender is None and endpoint is not None and endpoint.state in _OPEN:
+        yield from _enqueue(catalog, endpoint, message, is_edited=instead is not OMITTED)
+    elif sender is not None or (is_for_target is not False and message.has_far_service and _is_sent(message)):
+        handle = yield from _send(catalog, database_id, message, sender or message.far_service or "", now, maximum_body)
+    elif not is_for_target or not _is_sent(message):
+        handle = yield from _begin(catalog, database_id, message, now, is_edited=instead is not OMITTED)
+    elif endpoint is not None and endpoint.state not in _ENDED_HERE:
+        yield from _enqueue(catalog, endpoint, message, is_edited=instead is not OMITTED)
+    else:
+        raise InstanceError(
+            f"Message {set_aside_id} cannot be replayed on a new conversation: its conversation has ended, and its "
+            f"sender '{message.far_service}' is no service of this database. Name a service that sends it instead "
+            "(--from), or export it."
+        )
+    return Replayed((yield from discard(database_id, set_aside_id)), handle)
+
+
+def _is_sent(message: _SetAside) -> bool:
+    """Whether SEND takes its type: the broker alone sends those of the system."""
+    return message.type_id not in (names.DIALOG_TIMER_ID, names.ERROR_ID, names.END_DIALOG_ID)
+
+
+def _find(database_id: int, set_aside_id: int) -> Steps[_SetAside]:
+    rows = yield Statement(
+        "replay.find",
+        "select m.conversation_handle, m.message_sequence_number, m.message_type_id, m.message_type_name, "
+        "m.validation::text, m.message_body, m.service_name, m.service_contract_name, m.far_service, "
+        "exists (select from servicebroker.services s where s.database_id = m.database_id and s.name = m.far_service), "
+        "(select case when u.is_sent_by_initiator and u.is_sent_by_target then null else u.is_sent_by_initiator end "
+        "from servicebroker.service_contracts c "
+        "join servicebroker.service_contract_message_usages u using (database_id, service_contract_id) "
+        "where c.database_id = m.database_id and c.name = m.service_contract_name "
+        "and u.message_type_id = m.message_type_id) "
+        "from servicebroker.set_aside_messages m where m.database_id = $1 and m.set_aside_id = $2 for update of m",
+        (database_id, set_aside_id),
+    )
+    if not rows:
+        raise unknown(set_aside_id)
+    return _SetAside(*rows[0])
+
+
+def _lock(handle: UUID) -> Steps[Endpoint | None]:
+    """The endpoint that has received the message, locked; None where it has gone."""
+    try:
+        endpoint, _ = yield from lock_conversation(handle)
+    except BrokerError:
+        return None
+    return endpoint
+
+
+def _enqueue(catalog: Catalog, endpoint: Endpoint, message: _SetAside, *, is_edited: bool) -> Steps[None]:
+    """Put the message into the endpoint's queue, behind what is there, under the number that it had."""
+    if is_edited:
+        yield from _check(catalog, endpoint, message)
+    yield Statement(
+        "replay.enqueue",
+        enqueue.replay(endpoint.queue_id),
+        (
+            endpoint.conversation_handle,
+            message.number,
+            message.type_id,
+            message.validation,
+            message.body,
+            _RANKS.get(message.type_id, enqueue.RANK_DATA),
+        ),
+    )
+
+
+def _check(catalog: Catalog, endpoint: Endpoint, message: _SetAside) -> Steps[None]:
+    """Refuse a body that the message type does not take, as the receiver would have done."""
+    rows = yield Statement(
+        "replay.check", "select catalog_version from servicebroker.queues where queue_id = $1", (endpoint.queue_id,)
+    )
+    usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id, rows[0][0])
+    usage = usages.get(message.message_type)
+    failure = validation_failure(message.validation, message.body, usage.schemas if usage else None)
+    if failure is not None:
+        raise BrokerError(402, "the new body", f"refused by the message type: {failure}", "valid")
+
+
+def _begin(catalog: Catalog, database_id: int, message: _SetAside, now: datetime, *, is_edited: bool) -> Steps[UUID]:
+    """Put a message for an initiator beside a new dialog of the service that had received it."""
+    dialog = NewDialog(message.service, message.far_service or message.service, None, message.contract)
+    handle = yield from begin_dialog(database_id, dialog, now=now)
+    yield from _enqueue(catalog, (yield from find_endpoint(handle)), message, is_edited=is_edited)
+    return handle
+
+
+def _send(
+    catalog: Catalog, database_id: int, message: _SetAside, sender: str, now: datetime, maximum_body: int
+) -> Steps[UUID]:
+    """Send the message anew to the service of this database that had received it.
+
+    Raises:
+        InstanceError: that service refuses it, which would end the new conversation with the message.
+    """
+    dialog = NewDialog(sender, message.service, CURRENT_DATABASE, message.contract, encryption=False)
+    handle = yield from begin_dialog(database_id, dialog, now=now)
+    body = OMITTED if message.body is None else message.body
+    yield from send(catalog, handle, message.message_type, body, now=now, maximum_body=maximum_body)
+    endpoint = yield from find_endpoint(handle)
+    if endpoint.state == EndpointState.ERROR:
+        rows = yield Statement(
+            "replay.why",
+            f"select message_body from servicebroker.queue_{endpoint.queue_id} where priority = $1 "
+            f"and conversation_group_id = $2 and conversation_handle = $3 and message_type_id = {names.ERROR_ID}",
+            (endpoint.priority, endpoint.conversation_group_id, handle),
+        )
+        raise InstanceError(f"'{message.service}' refuses the message: {read_error(rows[0][0])[1]}")
+    return handle
