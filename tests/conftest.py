@@ -89,6 +89,9 @@ COUNTS = {
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
     "process-kills": Count(2, 20, "how often test_processes.py kills one of several processes"),
     "late-requests": Count(300, 10_000, "requests of test_late_answers.py, whose answers come late or never"),
+    "late-programs": Count(
+        40, 1_000, "programs of test_late_answers.py, which leave before their answers or with them"
+    ),
     "takeovers": Count(1, 10, "how often a second daemon takes over in test_processes.py"),
 }
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,11 +23,14 @@ import pytest
 pytest.importorskip("fastapi")
 
 import servicebroker as sb
-from support import eventually, query
+from forked import Command
+from support import eventually, query, together
 
 pytestmark = pytest.mark.slow
 
-FOLDER = Path(__file__).parents[2] / "examples" / "fastapi"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "fastapi"
+STORY = (ROOT / "docs" / "stories" / "applications.md").read_text()
 LATE = """
 import asyncio, random, sys
 import httpx2 as httpx
@@ -107,3 +114,64 @@ def test_no_order_of_the_fastapi_example_is_lost(
     assert len(set(shipped)) == len(shipped), "exactly once"
     assert set(orders()) <= set(shipped)
     record_property("late answers", f"{len(orders())} orders taken, {len(shipped)} shipped, {kills} kills")
+
+
+def printed(name: str, language: str = "python") -> str:
+    """A file of the story, as its page shows it."""
+    found = re.search(rf"```{language}\n# {re.escape(name)}\n(.*?)```", STORY, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.timeout(1500)
+def test_no_reservation_of_the_story_is_lost(
+    make_instance_url: Callable[..., str],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    seeded_random: random.Random,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """`reserve.py` leaves before its answer, or with it; the worker of `stock.py` is killed again and again."""
+    url, wanted, customers = make_instance_url(), request.config.option.late_programs, 4
+    (tmp_path / "stock.py").write_text(printed("stock.py"))
+    program = printed("reserve.py").replace('"servicebroker-data"', "url, upkeep=None").replace("sys.argv[1]", "item")
+    assert "wait=10" in program
+    program = program.replace("wait=10", "wait=patience")
+    taken: list[str] = []
+    kills = 0
+
+    def customer(first: int) -> None:
+        mine = random.Random(seeded_random.random())
+        for number in range(first, wanted, customers):
+            patience = mine.choice([0.0, 0.001, 0.01, 0.1])
+            exec(compile(program, "reserve.py", "exec"), {"url": url, "item": str(number), "patience": patience})
+            taken.append(str(number))
+
+    def worker() -> Command:
+        arguments = ("worker", "stock", "--instance", url, "--database", "Shop", "--processes", "2")
+        with (tmp_path / "log").open("ab") as log:
+            return Command(*arguments, cwd=tmp_path, stderr=log, start_new_session=True)
+
+    def killer() -> None:
+        nonlocal kills
+        while len(taken) < wanted:
+            with worker() as process:
+                time.sleep(seeded_random.uniform(1.5, 3))
+                process.send_signal(signal.SIGKILL)
+                process.wait(30)
+            kills += 1
+
+    with sb.open(url, upkeep=None) as instance:
+        db = instance.database("Shop", create=True)
+        db.define(tomllib.loads(printed("shop.toml", "toml")))
+        with db.transaction() as tx:
+            tx.connection.execute("create table stock (item text primary key, pieces int not null)")
+            tx.connection.execute("insert into stock select n, 1 from generate_series(0, %s) n", (wanted - 1,))
+        together(*(partial(customer, place) for place in range(customers)), killer, seconds=1200)
+        with worker() as process:
+            eventually(lambda: not query(db, "select from shop_dbo.stockqueue"))
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+        assert db.set_aside_messages() == []
+        assert query(db, "select item from stock where pieces <> 0") == []
+    record_property("late answers", f"{wanted} reservations, {kills} kills")
