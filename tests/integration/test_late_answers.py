@@ -105,12 +105,14 @@ def test_no_order_of_the_fastapi_example_is_lost(
         process.communicate()
         first, kills = first + portion, kills + 1
     with begin(first, first) as process, sb.open(url, upkeep=None) as instance:  # what is left is done, and collected
-        db = instance.database("Shop")
-        for queue in ("stockqueue", "webqueue"):
-            eventually(lambda: not query(db, f"select from shop_dbo.{queue}"))  # noqa: B023
-        assert db.set_aside_messages() == []
-        shipped = sorted(int(item) for (item,) in query(db, "select item from shipments"))
-        process.kill()
+        try:
+            db = instance.database("Shop")
+            eventually(lambda: not query(db, "select from shop_dbo.stockqueue"))
+            assert db.set_aside_messages() == []
+            eventually(lambda: not query(db, "select from shop_dbo.webqueue"))
+            shipped = sorted(int(item) for (item,) in query(db, "select item from shipments"))
+        finally:
+            process.kill()
     assert len(set(shipped)) == len(shipped), "exactly once"
     assert set(orders()) <= set(shipped)
     record_property("late answers", f"{len(orders())} orders taken, {len(shipped)} shipped, {kills} kills")
