@@ -84,7 +84,7 @@ def test_inspection_changes_nothing_and_shows_each_body_by_its_letter(
     for message_type, body, words in (
         (MARK, b"", "Empty message."),
         (DOCUMENT, "<order>t\u00e9</order>".encode("utf-16"), "<order>t\u00e9</order>"),
-        (ORDER, b"\x00\x1b[2Jz", "No validation -- binary message:\n001b5b324a7a"),
+        (ORDER, b"\x00\x1b[2Jz", "No validation -- binary message:\n  001b5b324a7a"),
     ):
         handle = begin(database)
         database.send(handle, message_type, body)

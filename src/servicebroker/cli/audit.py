@@ -9,7 +9,7 @@ import typer
 
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
-from servicebroker.cli.texts import as_json_text, printable
+from servicebroker.cli.output import say, say_json
 from servicebroker.engine.diagnosis.audit import Act, find_acts
 from servicebroker.store.running import run
 
@@ -31,23 +31,22 @@ def audit(
         after = None if since is None else opened.clock() - since
         found = run(connection, find_acts(after, who, text, top))
     if as_json:
-        typer.echo(as_json_text({"audit": [one._asdict() for one in found]}))
+        say_json({"audit": [one._asdict() for one in found]})
         return
     for one in found:
-        typer.echo(printable(told(one)))
+        say(*told(one))
     if not found:
-        typer.echo("Nothing of that is known.")
+        say("Nothing of that is known.")
 
 
-def told(act: Act) -> str:
-    """An act in a line or two."""
+def told(act: Act) -> list[str]:
+    """Return an act in one or two lines."""
     where = f" in {act.database}" if act.database else ""
     by = f"{act.principal} ({act.role})" if act.principal and act.principal != act.role else act.role
     how = ", ".join(part for part in (act.face or "not by servicebroker", act.program, act.address) if part)
     changes = changed(act)
-    return f"{act.at:%Y-%m-%d %H:%M:%S} UTC {by}: {act.act} {act.subject}{where} [{how}]" + (
-        f"\n    {'; '.join(changes)}" if changes else ""
-    )
+    first = f"{act.at:%Y-%m-%d %H:%M:%S} UTC {by}: {act.act} {act.subject}{where} [{how}]"
+    return [first, f"    {'; '.join(changes)}"] if changes else [first]
 
 
 def changed(act: Act) -> list[str]:

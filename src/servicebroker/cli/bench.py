@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from servicebroker import benchmarks
 from servicebroker.cli.options import JsonOption
+from servicebroker.cli.output import say, say_document, say_json
 
 
 def bench(
@@ -31,9 +31,9 @@ def bench(
     """Measure against what you would use instead, on the same server in the same run."""
 
     def progress(sentence: str) -> None:
-        typer.echo(sentence, err=True)
+        say(sentence, error=True)
 
     report = benchmarks.run(names, pgmq_sql=pgmq_sql, jdbc_jar=jdbc_jar, scale=scale, rounds=rounds, progress=progress)
     if write is not None:
         report.write(write)
-    typer.echo(json.dumps(report.as_json()) if as_json else report.markdown())
+    say_json(report.as_json()) if as_json else say_document(report.markdown() + "\n")

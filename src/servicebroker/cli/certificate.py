@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from servicebroker.api.instance import Instance
 from servicebroker.cli import user_certificate
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_document, say_json
+from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.cli.user_certificate import DatabaseOption, Row, UserOption
 from servicebroker.engine.catalog.network_endpoints import find_endpoint
 from servicebroker.engine.remote.domain_state import find_membership
@@ -56,13 +54,13 @@ def create(
     with open_existing(instance, keys) as opened:
         if database is not None:
             made = user_certificate.create(opened, database, name, user, days)
-            typer.echo(f"Certificate {name} of {user or 'dbo'} is valid until {_day(made.facts.expiry_date)}.")
+            say(f"Certificate {name} of {user or 'dbo'} is valid until {_day(made.facts.expiry_date)}.")
             return
         opened.create_certificate(name, expiry_date=user_certificate.expiry(opened, days))
         folder = opened.key_folder()
         found = _found(opened, name)
-    typer.echo(f"Certificate {name} is valid until {_day(found.facts.expiry_date)}; its key is in {folder.path}.")
-    typer.echo(f"Next: servicebroker certificate export {name} {name}.pem, and import that file at each peer.")
+    say(f"Certificate {name} is valid until {_day(found.facts.expiry_date)}; its key is in {folder.path}.")
+    say(f"Next: servicebroker certificate export {name} {name}.pem, and import that file at each peer.")
 
 
 @app.command()
@@ -77,10 +75,10 @@ def export(
         found = _found(opened, name) if database is None else user_certificate.find(opened.database(database), name)
         pem = as_pem(found.facts.der)
     if file is None:
-        typer.echo(pem, nl=False)
+        say_document(pem.decode())
     else:
         file.write_bytes(pem)
-        typer.echo(f"Certificate {name} is in {file}.")
+        say(f"Certificate {name} is in {file}.")
 
 
 @app.command("import")
@@ -102,17 +100,17 @@ def import_(
     with open_existing(instance) as opened:
         if database is not None:
             kept = user_certificate.import_(opened, database, name, file, user, to_service, grant_send)
-            typer.echo(f"Who signs with certificate {name} is {user} here, until {_day(kept.facts.expiry_date)}.")
-            typer.echo(f"Compare its SHA-256 with the one that its owner sees: {kept.facts.thumbprint.hex()}")
+            say(f"Who signs with certificate {name} is {user} here, until {_day(kept.facts.expiry_date)}.")
+            say(f"Compare its SHA-256 with the one that its owner sees: {kept.facts.thumbprint.hex()}")
             return
         thumbprint = opened.create_certificate(name, file=file, authorization=login)
         found = _found(opened, name)
     until = _day(found.facts.expiry_date)
     if found.may_connect:
-        typer.echo(f"The peer with certificate {name} is let in until {until}.")
+        say(f"The peer with certificate {name} is let in until {until}.")
     else:
-        typer.echo(f"The peer with certificate {name}, valid until {until}, needs CONNECT on the endpoint for {login}.")
-    typer.echo(f"Compare its SHA-256 with the one that its owner sees: {thumbprint.hex()}")
+        say(f"The peer with certificate {name}, valid until {until}, needs CONNECT on the endpoint for {login}.")
+    say(f"Compare its SHA-256 with the one that its owner sees: {thumbprint.hex()}")
 
 
 @app.command("master-key")
@@ -128,7 +126,7 @@ def master_key(
     with open_existing(instance, keys) as opened:
         user_certificate.create_master_key(opened, database)
         folder = opened.key_folder()
-    typer.echo(f"Database {database} has a master key; the daemon opens it by the service master key in {folder.path}.")
+    say(f"Database {database} has a master key; the daemon opens it by the service master key in {folder.path}.")
 
 
 @app.command("list")
@@ -161,26 +159,24 @@ def list_(
                 for one in found
             ]
     if as_json:
-        typer.echo(as_json_text({"certificates": [row.told() for row in rows]}))
+        say_json({"certificates": [row.told() for row in rows]})
         return
     if not rows:
-        typer.echo("No certificates yet.")
+        say("No certificates yet.")
     else:
-        Console().print(_table(rows, now))
+        Terminal().print(_table(rows, now))
     if database is None and membership is not None and membership.expiry_date is not None:
         until = _day(membership.expiry_date)
-        typer.echo(f"The domain lets this instance be {membership.account} until {until}, and renews that.")
+        say(f"The domain lets this instance be {membership.account} until {until}, and renews that.")
 
 
-def _table(rows: list[Row], now: datetime) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("name", "of", "valid until", "used", "SHA-256"):
-        table.add_column(heading, overflow="fold")
+def _table(rows: list[Row], now: datetime) -> Listing:
+    table = Listing("name", "of", "valid until", "used", "SHA-256")
     for row in rows:
         facts = row.facts
         out = " (expired)" if facts.expiry_date <= now else " (not yet valid)" if facts.start_date > now else ""
         used = "yes" if row.is_used else "under a password" if row.by_password else ""
-        table.add_row(row.name, row.whose, _day(facts.expiry_date) + out, used, facts.thumbprint.hex())
+        table.row(row.name, row.whose, _day(facts.expiry_date) + out, used, facts.thumbprint.hex())
     return table
 
 
@@ -190,11 +186,11 @@ def accept(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> N
     with open_existing(instance) as opened:
         accepted = opened.accept_certificate(name)
     for one in accepted.instances:
-        typer.echo(f"The peer with certificate {name} is instance {one}.")
+        say(f"The peer with certificate {name} is instance {one}.")
     for address in accepted.addresses:
-        typer.echo(f"The peer with certificate {name} is at {address}.")
+        say(f"The peer with certificate {name} is at {address}.")
     if accepted == ((), ()):
-        typer.echo(f"Nobody else claims anything of what the peer with certificate {name} is.")
+        say(f"Nobody else claims anything of what the peer with certificate {name} is.")
 
 
 @app.command()
@@ -202,7 +198,7 @@ def drop(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE, keys: 
     """Remove a certificate: of a peer, it is let in no more; of this instance, its key is removed too."""
     with open_existing(instance, keys) as opened:
         opened.drop_certificate(name)
-    typer.echo(f"Certificate {name} is removed.")
+    say(f"Certificate {name} is removed.")
 
 
 def _found(opened: Instance, name: str) -> TransportCertificate:

@@ -15,6 +15,7 @@ import typer
 
 from servicebroker.cli import stopping
 from servicebroker.cli.options import DEFAULT_INSTANCE
+from servicebroker.cli.output import say
 from servicebroker.cli.people_file import People, Role
 
 PORT = 9401
@@ -100,12 +101,12 @@ def dashboard(
     with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
         scheme = "http" if certificate is None else "https"
         address = f"{scheme}://{name[0] if name else shown}:{listening.getsockname()[1]}"
-        typer.echo(f"{address}/login#{token}" if token else address)
+        say(f"{address}/login#{token}" if token else address)
         if people is None:
             who = "Who opens that address" if token else f"Who comes by the proxy, with {proxy_header},"
-            typer.echo(f"{who} may {_MAY[role]}. Ctrl-C ends it.", err=True)
+            say(f"{who} may {_MAY[role]}. Ctrl-C ends it.", error=True)
         else:
-            typer.echo(f"Who may what says {people}. Ctrl-C ends it.", err=True)
+            say(f"Who may what says {people}. Ctrl-C ends it.", error=True)
         config = uvicorn.Config(
             app,
             ssl_certfile=certificate,

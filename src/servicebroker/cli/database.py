@@ -8,7 +8,7 @@ import typer
 
 from servicebroker.cli.existing import find_database, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_json
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.running import execute
 
@@ -38,10 +38,10 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
             "from sys.databases order by name",
         )
     if as_json:
-        typer.echo(as_json_text({"databases": [dict(zip(_COLUMNS, row, strict=True)) for row in found]}))
+        say_json({"databases": [dict(zip(_COLUMNS, row, strict=True)) for row in found]})
         return
     for name, broker, is_enabled, _ in found:
-        typer.echo(f"{name}: broker {broker}{'' if is_enabled else ', disabled'}")
+        say(f"{name}: broker {broker}{'' if is_enabled else ', disabled'}")
 
 
 @app.command()
@@ -61,7 +61,7 @@ def create(
         else:
             if not exist_ok:
                 raise BrokerError(1801, name)
-    typer.echo(f"The database {name} is there.")
+    say(f"The database {name} is there.")
 
 
 @app.command()
@@ -95,7 +95,7 @@ def alter(
             no_wait=no_wait,
             rollback_after=rollback_after,
         )
-    typer.echo(f"The database {name} is altered.")
+    say(f"The database {name} is altered.")
 
 
 @app.command()
@@ -111,4 +111,4 @@ def drop(
         if not yes:
             typer.confirm(f"All conversations and messages of {name} will be lost. Go on?", abort=True)
         opened.drop_database(name, rollback_after=rollback_after)
-    typer.echo(f"The database {name} is dropped.")
+    say(f"The database {name} is dropped.")

@@ -10,7 +10,7 @@ import typer
 from servicebroker.api.defining import differences, present
 from servicebroker.cli.existing import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_document, say_json
 from servicebroker.model.application import written
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The definiti
 def dump(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
     """Print what a database has, as a definition."""
     with open_database(instance, database) as opened:
-        typer.echo(written(present(opened)), nl=False)
+        say_document(written(present(opened)))
 
 
 @app.command()
@@ -41,14 +41,14 @@ def diff(
         changes, beyond = differences(opened, file)
     words = [change.words for change in changes]
     if as_json:
-        typer.echo(as_json_text({"changes": words, "not_defined": beyond}))
+        say_json({"changes": words, "not_defined": beyond})
     else:
         for one in words:
-            typer.echo(one)
+            say(one)
         for one in beyond:
-            typer.echo(f"only in the database: {one}")
+            say(f"only in the database: {one}")
         if not words:
-            typer.echo("Nothing is to be done.")
+            say("Nothing is to be done.")
     raise typer.Exit(1 if words else 0)
 
 
@@ -63,7 +63,7 @@ def apply(
     with open_database(instance, database) as opened:
         done = opened.define(file)
     if as_json:
-        typer.echo(as_json_text({"changes": done}))
+        say_json({"changes": done})
         return
     for words in done or ["Nothing was to be done."]:
-        typer.echo(words)
+        say(words)

@@ -12,7 +12,7 @@ import typer
 from servicebroker.api.instance import Instance
 from servicebroker.cli.existing import is_down, kept_certificates, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text, printable
+from servicebroker.cli.output import say, say_json
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.diagnosis.facts import find_timeouts, gather, gather_conversation
 from servicebroker.engine.diagnosis.findings import (
@@ -46,7 +46,7 @@ def doctor(
         with open_existing(instance) as opened:
             findings = _look(opened) if conversation is None else _look_at(opened, database or "", conversation)
             if opened.engine is Fenced and not as_json:
-                typer.echo("Seen by a restricted role: its own queues and conversations.", err=True)
+                say("Seen by a restricted role: its own queues and conversations.", error=True)
     except InstanceError as problem:
         if not is_down(instance, problem):
             raise
@@ -55,11 +55,11 @@ def doctor(
         used = shutil.disk_usage(instance)
         findings += judge_disk(instance, used.free, used.total)
     if as_json:
-        typer.echo(as_json_text({"findings": [finding._asdict() for finding in findings]}))
+        say_json({"findings": [finding._asdict() for finding in findings]})
     else:
         for finding in findings:
-            typer.echo(f"{finding.subject}: {printable(finding.problem)}\n  {finding.advice}")
-        typer.echo(f"{len(findings)} found." if findings else "Nothing wrong was found.")
+            say(f"{finding.subject}: {finding.problem}", f"  {finding.advice}")
+        say(f"{len(findings)} found." if findings else "Nothing wrong was found.")
     if findings:
         raise typer.Exit(1)
 

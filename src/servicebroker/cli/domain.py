@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_json
+from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.domain import Token, account
 from servicebroker.store.domain_folder import Domain, machine_name
 from servicebroker.store.membership import Membership, default_folder
@@ -46,10 +44,10 @@ def create(
     place = folder or default_folder()
     called = machine_name() if name is None else name
     made = Domain.create(place.absolute(), called, system_time(), is_shared=folder is not None)
-    typer.echo(f"The domain {made.name} is in {made.folder}; its key, in authority.key there, is yours alone.")
+    say(f"The domain {made.name} is in {made.folder}; its key, in authority.key there, is yours alone.")
     if folder is not None:
-        typer.echo(f"Instances of yours join it with servicebroker domain join --folder {made.folder} --instance ...")
-        typer.echo("Others need a token besides: servicebroker domain invite MEMBER.")
+        say(f"Instances of yours join it with servicebroker domain join --folder {made.folder} --instance ...")
+        say("Others need a token besides: servicebroker domain invite MEMBER.")
 
 
 @app.command()
@@ -57,26 +55,24 @@ def show(folder: FolderOption = None, as_json: JsonOption = False) -> None:
     """Show a domain: its members, whom it has invited and whom it has revoked."""
     found = _domain(folder)
     if as_json:
-        typer.echo(as_json_text(_told(found)))
+        say_json(_told(found))
         return
-    typer.echo(f"The domain {found.name} in {found.folder}; its key is {'yours' if found.holds_key else 'not yours'}.")
-    typer.echo(f"SHA-256 of its authority: {found.authority.thumbprint.hex()}")
+    say(f"The domain {found.name} in {found.folder}; its key is {'yours' if found.holds_key else 'not yours'}.")
+    say(f"SHA-256 of its authority: {found.authority.thumbprint.hex()}")
     revoked = found.revoked()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("login", "instance", "certificate until", "state"):
-        table.add_column(heading, overflow="fold")
+    table = Listing("login", "instance", "certificate until", "state")
     for member, instances in sorted(found.members().items()):
         state = f"revoked {_time(revoked[member.lower()])}" if member.lower() in revoked else "member"
         for instance, issued in instances.items():
-            table.add_row(account(found.name, member), str(instance), _time(issued.expires), state)
+            table.row(account(found.name, member), str(instance), _time(issued.expires), state)
     for guest in found.guests():
         if not guest.is_used:
             state = "invited until" if guest.expires > system_time() else "was invited until"
-            table.add_row(account(found.name, guest.member), "", "", f"{state} {_time(guest.expires)}")
+            table.row(account(found.name, guest.member), "", "", f"{state} {_time(guest.expires)}")
     if table.rows:
-        Console().print(table)
+        Terminal().print(table)
     else:
-        typer.echo("It has no members yet.")
+        say("It has no members yet.")
 
 
 @app.command()
@@ -88,11 +84,11 @@ def invite(
     """Print a token that lets one instance in, once, as that member."""
     found = _domain(folder)
     token = found.invite(member, system_time(), timedelta(hours=hours))
-    typer.echo(str(token))
-    typer.echo(
+    say(str(token))
+    say(
         f"It lets one instance in as {account(found.name, member)}, within {hours} h: "
         f"servicebroker domain join TOKEN --folder {found.folder} --instance ...",
-        err=True,
+        error=True,
     )
 
 
@@ -113,8 +109,8 @@ def join(
         standing = membership.join(folder or default_folder(), read, system_time(), wait)
     assert standing.member is not None
     assert standing.facts is not None
-    typer.echo(f"The instance is {standing.member.account}, until {_time(standing.facts.expiry_date)}.")
-    typer.echo("Its daemon renews that by itself. Next: CREATE ENDPOINT with AUTHENTICATION = WINDOWS.")
+    say(f"The instance is {standing.member.account}, until {_time(standing.facts.expiry_date)}.")
+    say("Its daemon renews that by itself. Next: CREATE ENDPOINT with AUTHENTICATION = WINDOWS.")
 
 
 @app.command()
@@ -122,7 +118,7 @@ def revoke(member: MemberArgument, folder: FolderOption = None) -> None:
     """End a membership, for good: no certificate any more, and not let in wherever the folder is read."""
     found = _domain(folder)
     found.revoke(member, system_time())
-    typer.echo(
+    say(
         f"{account(found.name, member)} is revoked. Where the folder cannot be read, its certificate counts for up to "
         "7 days more."
     )
@@ -133,7 +129,7 @@ def answer(folder: FolderOption = None) -> None:
     """Answer what members have asked, as the daemons of the key's owner do by themselves every second."""
     found = _domain(folder)
     found.check_key()
-    typer.echo(f"{found.answer(system_time())} answered.")
+    say(f"{found.answer(system_time())} answered.")
 
 
 def _domain(folder: Path | None) -> Domain:

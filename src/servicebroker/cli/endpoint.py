@@ -9,7 +9,7 @@ import typer
 
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog import network_endpoints
 from servicebroker.store.running import execute
 
@@ -56,16 +56,16 @@ def show(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fals
         )
     rows = [dict(zip(_COLUMNS, row, strict=True)) for row in found]
     if as_json:
-        typer.echo(as_json_text({"endpoint": next(iter(rows), None)}))
+        say_json({"endpoint": next(iter(rows), None)})
         return
     for row in rows:
         forwards = ", forwards messages" if row["message_forwarding"] else ""
-        typer.echo(
+        say(
             f"{row['name']}: {row['state']} at {row['ip_address']}:{row['port']}, authentication "
             f"{row['authentication']}, encryption {row['encryption']}{forwards}"
         )
     if not rows:
-        typer.echo("No endpoint yet: nothing leaves this instance and nothing comes in.")
+        say("No endpoint yet: nothing leaves this instance and nothing comes in.")
 
 
 @app.command()
@@ -133,10 +133,10 @@ def drop(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> Non
     """DROP ENDPOINT: connections end, and nothing leaves or comes in."""
     with open_existing(instance) as opened:
         opened.drop_endpoint(name)
-    typer.echo(f"The endpoint {name} is dropped.")
+    say(f"The endpoint {name} is dropped.")
 
 
 def _done(sentence: str, warning: str | None) -> None:
-    typer.echo(sentence)
+    say(sentence)
     if warning:
-        typer.echo(warning, err=True)
+        say(warning, error=True)

@@ -14,7 +14,7 @@ from servicebroker.api.open import open_instance
 from servicebroker.api.preparation import prepare
 from servicebroker.cli.existing import must_exist, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
 from servicebroker.engine.diagnosis.adopting import adopt as adopting
 from servicebroker.engine.diagnosis.adopting import check_alone, databases
@@ -59,12 +59,12 @@ def init(
         if database is not None:
             opened.database(database, create=True)
         if as_json:
-            typer.echo(as_json_text({"instance": instance, "url": opened.url, "database": database}))
+            say_json({"instance": instance, "url": opened.url, "database": database})
             return
-        typer.echo(f"The instance is ready: {instance}")
-        typer.echo(f"Its PostgreSQL: {opened.url}")
+        say(f"The instance is ready: {instance}")
+        say(f"Its PostgreSQL: {opened.url}")
         if database is not None:
-            typer.echo(f"Broker database: {database}")
+            say(f"Broker database: {database}")
 
 
 def check(
@@ -80,13 +80,13 @@ def check(
                 make_anew(connection)
         analyzed, findings = opened.check()
     if as_json:
-        typer.echo(as_json_text({"analyzed": analyzed, "findings": [finding._asdict() for finding in findings]}))
+        say_json({"analyzed": analyzed, "findings": [finding._asdict() for finding in findings]})
     else:
         for finding in findings:
-            typer.echo(f"Msg {finding.number}: {finding.text}")
+            say(f"Msg {finding.number}: {finding.text}")
         for kind, count in analyzed.items():
-            typer.echo(f"{kind} analyzed: {count:,}.")
-        typer.echo(f"{counted(len(findings), 'problem')} found.")
+            say(f"{kind} analyzed: {count:,}.")
+        say(f"{counted(len(findings), 'problem')} found.")
     if findings:
         raise typer.Exit(1)
 
@@ -99,7 +99,7 @@ def dump(file: FileArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> Non
     must_exist(instance)
     with _server(instance) as url:
         copies.dump(url, file)
-    typer.echo(f"The instance is in {file}. Copy its key folder too: it opens the master keys.")
+    say(f"The instance is in {file}. Copy its key folder too: it opens the master keys.")
 
 
 @app.command()
@@ -180,15 +180,15 @@ def _adopt(instance: str, identifier: str) -> None:
             if identifier != KEEP and name != SYSTEM_DATABASE:
                 database = opened.database(name)
                 database.alter(new_broker=identifier == NEW, error_broker_conversations=identifier == ERROR)
-    typer.echo(f"The instance is adopted: {changed:,} stamps are of this server now.")
-    typer.echo(
+    say(f"The instance is adopted: {changed:,} stamps are of this server now.")
+    say(
         {
             KEEP: "Its broker identifiers are those of the original, which must not run any more.",
             NEW: "Each database has another broker identifier and no conversations.",
             ERROR: "Every conversation has its Error; the applications begin anew.",
         }[identifier]
     )
-    typer.echo("A Spark pipeline begins with a new checkpoint.")
+    say("A Spark pipeline begins with a new checkpoint.")
 
 
 @contextmanager

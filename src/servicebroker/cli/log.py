@@ -13,6 +13,7 @@ import threading
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from servicebroker.cli.output import block, log_handler
 from servicebroker.model.wording import cleaned, counted
 
 AGAIN = 60.0  # seconds until the same is told again
@@ -24,8 +25,8 @@ _LONGEST = 10_000  # characters of a line
 
 def log_to_standard_error(*, as_json: bool) -> None:
     """Say what the broker does, and what anybody else warns of."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Json() if as_json else _Lines())
+    handler = log_handler()
+    handler.setFormatter(_Json() if as_json else Lines("{time} {level} {text}"))
     repeats = Repeats(handler)
     handler.addFilter(repeats)
     atexit.register(repeats.sum_up)
@@ -97,15 +98,18 @@ def _summed_up(kind: Kind, times: int) -> logging.LogRecord:
     return record
 
 
-class _Lines(logging.Formatter):
-    """One line for each record: time, level, text."""
+class Lines(logging.Formatter):
+    """One line for each record, by a template of `time`, `level` and `text`; a traceback follows in indented lines."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__()
+        self._template = template
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return what is written of a record; nothing in it steers a terminal, or looks like another record."""
         text = cleaned(" ".join(record.getMessage().split()), _LONGEST)
-        return f"{_time(record)} {record.levelname} {text}{self._trace(record)}"
-
-    def _trace(self, record: logging.LogRecord) -> str:
-        return "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+        said = self._template.format(time=_time(record), level=record.levelname, text=text)
+        return block(f"{said}\n{self.formatException(record.exc_info)}") if record.exc_info else said
 
 
 class _Json(logging.Formatter):

@@ -14,6 +14,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from servicebroker.cli import stopping
 from servicebroker.cli.examples import EXAMPLES
+from servicebroker.cli.log import Lines
+from servicebroker.cli.output import clean_tracebacks, log_handler, say
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.faces import working_by
 
@@ -195,6 +197,7 @@ app = typer.Typer(
 
 def main() -> NoReturn:
     """The entry point of the command."""
+    clean_tracebacks()
     warnings_of_our_own()
     stopping.guarded()
     try:
@@ -207,8 +210,8 @@ def main() -> NoReturn:
 
 def warnings_of_our_own() -> None:
     """Show what we warn of; Spark's driver logs a traceback at Ctrl-C, which is none of our user's business."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("servicebroker: %(message)s"))
+    handler = log_handler()
+    handler.setFormatter(Lines("servicebroker: {text}"))
     handler.addFilter(logging.Filter("servicebroker"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
@@ -225,7 +228,7 @@ def said_in_one_sentence() -> Iterator[None]:
             problem = InstanceError(f"{problem.name} is not installed: pip install 'servicebroker[{extra}]'.")
         if not isinstance(problem, ServiceBrokerError | OSError | Error):
             raise
-        print(f"servicebroker: {_sentence(problem)}", file=sys.stderr)  # noqa: T201 # the terminal is our user's
+        say(f"servicebroker: {_sentence(problem)}", error=True)
         sys.exit(1)
 
 
@@ -245,7 +248,7 @@ def options(
     if show_version:
         from importlib.metadata import version
 
-        typer.echo(f"servicebroker {version('servicebroker')}")
+        say(f"servicebroker {version('servicebroker')}")
         raise typer.Exit
 
 

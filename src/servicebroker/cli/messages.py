@@ -13,7 +13,8 @@ import typer
 from servicebroker.api.database import Database
 from servicebroker.cli.existing import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text, shown_body
+from servicebroker.cli.output import say, say_block, say_json
+from servicebroker.cli.texts import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model import names
@@ -53,7 +54,7 @@ def send(
         assert conversation is not None
         number = transaction.send(conversation, message_type, content)
     told = {"conversation_handle": conversation, "message_sequence_number": number}
-    typer.echo(as_json_text(told) if as_json else str(conversation))
+    say_json(told) if as_json else say(conversation)
 
 
 def receive(
@@ -97,18 +98,18 @@ def queued(database: Database, queue: str, conversation: UUID | None, top: int) 
 def show(messages: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     """Messages by the columns of a queue."""
     if as_json:
-        typer.echo(as_json_text({"messages": [{**message, "text": _text(message)} for message in messages]}))
+        say_json({"messages": [{**message, "text": _text(message)} for message in messages]})
         return
     for message in messages:
         failed = f", failed {counted(message['failures'], 'time')}" if message.get("failures") else ""
-        typer.echo(
+        say(
             f"conversation {message['conversation_handle']}, message {message['message_sequence_number']}, "
             f"{message['message_type_name']} for {message['service_name']}, since "
             f"{message['message_enqueue_time']:%Y-%m-%d %H:%M:%S} UTC{failed}"
         )
-        typer.echo(shown_body(message["validation"], message["message_body"]))
+        say_block(shown_body(message["validation"], message["message_body"]))
     if not messages:
-        typer.echo("No message available.")
+        say("No message available.")
 
 
 def _text(message: Mapping[str, Any]) -> str | None:

@@ -11,8 +11,8 @@ import typer
 from servicebroker.cli import people_file
 from servicebroker.cli.dashboard import RoleName
 from servicebroker.cli.options import JsonOption
+from servicebroker.cli.output import say, say_json
 from servicebroker.cli.people_file import People, Role
-from servicebroker.cli.texts import as_json_text
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,10 +33,10 @@ def show(file: FileOption = FILE, as_json: JsonOption = False) -> None:
         for one in People(file).all().values()
     ]
     if as_json:
-        typer.echo(as_json_text({"people": found}))
+        say_json({"people": found})
         return
     for one in found:
-        typer.echo(f"{one['name']}: {one['role']}{'' if one['password'] else ', by a proxy only'}")
+        say(f"{one['name']}: {one['role']}{'' if one['password'] else ', by a proxy only'}")
 
 
 @app.command()
@@ -53,14 +53,14 @@ def add(
     The password is asked for, or is the first line of standard input.
     """
     is_new = people_file.add(file, name, Role[role.name], None if proxied else _password())
-    typer.echo(f"{name} {'is let in' if is_new else 'is changed'}: {role.value}.")
+    say(f"{name} {'is let in' if is_new else 'is changed'}: {role.value}.")
 
 
 @app.command()
 def remove(name: NameArgument, file: FileOption = FILE) -> None:
     """Let somebody in no more; who has signed in is out at once."""
     people_file.remove(file, name)
-    typer.echo(f"{name} is not let in any more.")
+    say(f"{name} is not let in any more.")
 
 
 def _password() -> str:

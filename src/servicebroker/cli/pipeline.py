@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -12,16 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from servicebroker.cli import stopping
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import line, say, say_json
+from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
 
@@ -62,7 +60,7 @@ def run(
 
     A terminal shows a live line; elsewhere each start, batch, restart and end is a line of the log.
     """
-    console = Console(stderr=True)
+    console = Terminal(error=True)
     shows = console.is_terminal and not as_json
     if shows:
         _log_above(console)
@@ -77,7 +75,7 @@ def run(
     stopping.at_signal(over.set, stopping.kill_all)
     _warn(pipeline, console)
     for table, change in _changes(pipeline):
-        console.print(f"The table {table} {change}.", highlight=False)
+        console.print(line(f"The table {table} {change}."))
     metrics = Metrics(pipeline.name)
     names = ", ".join(queue.label for queue in pipeline.queues)
     _log.info(
@@ -89,33 +87,33 @@ def run(
     try:
         with (
             served(metrics, metrics_port, metrics_host),
-            console.status("Starting Spark") if shows else nullcontext() as line,
+            console.status("Starting Spark") if shows else nullcontext() as live,
             running(pipeline, once=once, master=master) as found,
         ):
             metrics.queues = found.queues
             while not found.is_over and not over.is_set():
                 found.look()
-                if line is not None:
-                    line.update("  ".join(_shown(one) for one in found.queues))
+                if live is not None:
+                    live.update(Text(line("  ".join(_shown(one) for one in found.queues))))
                 over.wait(LOOK)
-            if line is not None:
-                line.update("Ending")
+            if live is not None:
+                live.update("Ending")
             found.check()
     finally:
         _told_end(pipeline, found)
         _tell(found.queues, as_json)
     if over.is_set():
-        typer.echo("Stopped. Nothing is lost: run the same command again and it goes on from here.", err=True)
+        say("Stopped. Nothing is lost: run the same command again and it goes on from here.", error=True)
         raise typer.Exit(130)
 
 
-def _log_above(console: Console) -> None:
+def _log_above(console: Terminal) -> None:
     """What the pipeline says goes above the live line, but for its batches, which the line shows."""
 
     class Above(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if getattr(record, "fields", {}).get("event") != "batch":
-                console.print(record.getMessage(), highlight=False, markup=False)
+                console.print(line(record.getMessage()))
 
     logging.basicConfig(handlers=[Above()], level=logging.WARNING, force=True)
     logging.getLogger("servicebroker").setLevel(logging.INFO)
@@ -145,11 +143,11 @@ def _told_end(pipeline: Pipeline, found: Run) -> None:
 def _tell(runs: list[QueueRun], as_json: bool) -> None:
     if as_json:
         told = [{"queue": one.label, **one.totals(), "state": one.state, "reason": one.reason} for one in runs]
-        typer.echo(json.dumps({"queues": told}))
+        say_json({"queues": told})
         return
     for one in runs:
         again = f", {counted(one.restarts, 'restart')}" if one.restarts else ""
-        typer.echo(f"{one.label}: {one.messages:,} messages in {one.batches:,} batches{again}")
+        say(f"{one.label}: {one.messages:,} messages in {one.batches:,} batches{again}")
 
 
 @app.command()
@@ -173,20 +171,20 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
     if as_json:
         told = [{"table": table, "change": change} for table, change in changes]
         queues = [queue.queue for queue in found.queues]
-        typer.echo(json.dumps({"pipeline": pipeline.name, "queues": queues, "changes": told, "unknown_types": unknown}))
+        say_json({"pipeline": pipeline.name, "queues": queues, "changes": told, "unknown_types": unknown})
         return
-    _warn(pipeline, Console(stderr=True))
+    _warn(pipeline, Terminal(error=True))
     for message_type in unknown:
-        typer.echo(
+        say(
             f"Warning: no database of its queues has the message type '{message_type}': its rule reads nothing.",
-            err=True,
+            error=True,
         )
     for rule in pipeline.messages:
         columns = ", ".join(f"{column.name} {column.kind}" for column in rule.decoder().columns)
-        typer.echo(f"{rule.message_type} -> {rule.table} ({columns})")
+        say(f"{rule.message_type} -> {rule.table} ({columns})")
     for table, change in changes:
-        typer.echo(f"At its next run the table {table} {change}.")
-    typer.echo(f"The pipeline '{pipeline.name}' could run: {len(found.queues)} queues, {len(found.tables)} tables.")
+        say(f"At its next run the table {table} {change}.")
+    say(f"The pipeline '{pipeline.name}' could run: {len(found.queues)} queues, {len(found.tables)} tables.")
 
 
 @app.command()
@@ -198,32 +196,30 @@ def status(
     """Show the last run, the tables, what lies in quarantine and why, and how far behind each queue is."""
     pipeline = _read(file)
     if not watch:
-        typer.echo(_status_json(pipeline)) if as_json else Console().print(_status(pipeline))
+        say_json(_status_told(pipeline)) if as_json else Terminal().print(_status(pipeline))
         return
     with suppress(KeyboardInterrupt):
-        if as_json or not Console().is_terminal:
+        if as_json or not Terminal().is_terminal:
             while True:
-                typer.echo(_status_json(pipeline)) if as_json else Console().print(_status(pipeline))
+                say_json(_status_told(pipeline)) if as_json else Terminal().print(_status(pipeline))
                 time.sleep(WATCH)
-        with Live(_status(pipeline), console=Console(), screen=True, auto_refresh=False) as page:
+        with Live(_status(pipeline), console=Terminal(), screen=True, auto_refresh=False) as page:
             while True:
                 time.sleep(WATCH)
                 page.update(_status(pipeline), refresh=True)
 
 
-def _status_json(pipeline: Pipeline) -> str:
+def _status_told(pipeline: Pipeline) -> dict[str, Any]:
     from servicebroker.pipeline.last_run import last_run
     from servicebroker.pipeline.maintenance import status as look
 
     found = look(pipeline)
-    return json.dumps(
-        {
-            "run": last_run(pipeline),
-            "tables": [table._asdict() for table in found.tables],
-            "queues": [queue._asdict() for queue in found.queues],
-            "quarantined": {": ".join(pair): count for pair, count in found.quarantined.items()},
-        }
-    )
+    return {
+        "run": last_run(pipeline),
+        "tables": [table._asdict() for table in found.tables],
+        "queues": [queue._asdict() for queue in found.queues],
+        "quarantined": {": ".join(pair): count for pair, count in found.quarantined.items()},
+    }
 
 
 def _status(pipeline: Pipeline) -> Group:
@@ -242,11 +238,11 @@ def _status(pipeline: Pipeline) -> Group:
         for queue in found.queues
     ]
     return Group(
-        *(Text(line) for line in in_words(last_run(pipeline))),
+        *(Text(line(words)) for words in in_words(last_run(pipeline))),
         _table("table", "rows", "files", "bytes", rows=found.tables),
         _table("queue", "last batch", "behind", "oldest, seconds", "held back by process", rows=shown),
-        *(Text(f"{queue.queue}: {queue.problem}") for queue in found.queues if queue.problem),
-        *(Text(f"{count:,} in quarantine: {': '.join(pair)}") for pair, count in found.quarantined.items()),
+        *(Text(line(f"{queue.queue}: {queue.problem}")) for queue in found.queues if queue.problem),
+        *(Text(line(f"{count:,} in quarantine: {': '.join(pair)}")) for pair, count in found.quarantined.items()),
     )
 
 
@@ -262,10 +258,10 @@ def replay(
 
     found = read_again(pipeline, message_type)
     if as_json:
-        typer.echo(as_json_text({"message_types": [one._asdict() for one in found]}))
+        say_json({"message_types": [one._asdict() for one in found]})
         return
     for one in found:
-        typer.echo(f"{one.message_type}: {one.landed:,} landed, {one.left:,} still in quarantine")
+        say(f"{one.message_type}: {one.landed:,} landed, {one.left:,} still in quarantine")
 
 
 @app.command()
@@ -280,11 +276,9 @@ def rebuild(
 
     found = make_anew(pipeline, table)
     if as_json:
-        typer.echo(json.dumps(found._asdict()))
+        say_json(found._asdict())
         return
-    typer.echo(
-        f"{found.table}: {found.rows:,} rows, {found.quarantined:,} messages cannot be read and are in quarantine"
-    )
+    say(f"{found.table}: {found.rows:,} rows, {found.quarantined:,} messages cannot be read and are in quarantine")
 
 
 @app.command()
@@ -302,10 +296,10 @@ def compact(
 
     found = merge(pipeline, keep_hours)
     if as_json:
-        typer.echo(as_json_text({"tables": [one._asdict() for one in found]}))
+        say_json({"tables": [one._asdict() for one in found]})
         return
     for one in found:
-        typer.echo(f"{one.table}: {one.merged:,} files merged into {one.written:,}, {one.removed:,} removed")
+        say(f"{one.table}: {one.merged:,} files merged into {one.written:,}, {one.removed:,} removed")
 
 
 @app.command()
@@ -322,9 +316,9 @@ def report(
     hours = analyze(pipeline)
     out.write_text(page(pipeline.name, hours), encoding="utf-8")
     if as_json:
-        typer.echo(as_json_text({"hours": [hour._asdict() for hour in hours]}))
+        say_json({"hours": [hour._asdict() for hour in hours]})
         return
-    typer.echo(f"{sum(hour.messages for hour in hours):,} messages of {len(hours):,} groups of an hour: {out}")
+    say(f"{sum(hour.messages for hour in hours):,} messages of {len(hours):,} groups of an hour: {out}")
 
 
 def _read(file: Path) -> Pipeline:
@@ -348,19 +342,16 @@ def _changes(pipeline: Pipeline) -> list[tuple[str, str]]:
     ]
 
 
-def _warn(pipeline: Pipeline, console: Console) -> None:
+def _warn(pipeline: Pipeline, console: Terminal) -> None:
     if pipeline.format == "parquet":
         console.print(
             "Warning: tables of Parquet files show a batch in part while it lands, and a lost checkpoint doubles rows; "
             "Delta does neither.",
-            highlight=False,
         )
 
 
-def _table(*columns: str, rows: Any) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+def _table(*columns: str, rows: Any) -> Listing:
+    table = Listing(*columns, right=range(1, len(columns)))
     for row in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row))
+        table.row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row))
     return table

@@ -15,7 +15,8 @@ from servicebroker.cli.existing import open_database, open_existing
 from servicebroker.cli.messages import queued, show
 from servicebroker.cli.operating import operating
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text, shown_body
+from servicebroker.cli.output import say, say_block, say_bytes, say_json
+from servicebroker.cli.texts import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.conversation import failed_messages
 from servicebroker.engine.diagnosis import poison_report
@@ -45,22 +46,22 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
         failing = run(connection, poison_report.failing_messages())
     if as_json:
         told = {"off": [queue._asdict() for queue in off], "failing": [message._asdict() for message in failing]}
-        typer.echo(as_json_text(told))
+        say_json(told)
         return
     for queue in off:
         since = f", the oldest since {queue.oldest:%Y-%m-%d %H:%M:%S} UTC" if queue.oldest else ""
-        typer.echo(f"{queue.database}.{queue.queue} is OFF with {counted(queue.messages, 'message')}{since}.")
-        typer.echo(f"  next: servicebroker poison inspect {queue.queue} --database {queue.database}")
+        say(f"{queue.database}.{queue.queue} is OFF with {counted(queue.messages, 'message')}{since}.")
+        say(f"  next: servicebroker poison inspect {queue.queue} --database {queue.database}")
     for one in failing:
         held = f", held until {one.held_until:%H:%M:%S} UTC" if one.held_until else ""
-        typer.echo(
+        say_block(
             f"{one.database}.{one.queue}: message {one.message_sequence_number} of conversation "
             f"{one.conversation_handle} has failed {counted(one.failures, 'time')} "
             f"since {one.first_failed_at:%Y-%m-%d %H:%M:%S} "
             f"UTC{held}; the last time with {shown_body('X', one.last_error.encode())}"
         )
     if not off and not failing:
-        typer.echo("No queue is off, and no message has failed.")
+        say("No queue is off, and no message has failed.")
 
 
 @app.command()
@@ -80,7 +81,7 @@ def inspect(
         messages = _received(opened, queue, conversation) if receive else queued(opened, queue, conversation, top)
     show(messages, as_json=as_json)
     if messages and receive and not as_json:
-        typer.echo(
+        say(
             "The transaction was rolled back, and the message is in the queue as before. That counts: five rollbacks "
             "in a row switch a queue off."
         )
@@ -104,10 +105,10 @@ def end(
             transaction.end_conversation(conversation, error=(error, description))
         if switch_on:
             opened.alter_queue(queue, status=True)
-    typer.echo(f"The conversation {conversation} has ended with the error {error}.")
-    typer.echo("The application that reads the queue is not told: clean what it keeps of the conversation yourself.")
+    say(f"The conversation {conversation} has ended with the error {error}.")
+    say("The application that reads the queue is not told: clean what it keeps of the conversation yourself.")
     if switch_on:
-        typer.echo(f"The queue {queue} is ON.")
+        say(f"The queue {queue} is ON.")
 
 
 @app.command()
@@ -118,7 +119,7 @@ def retry(queue: QueueArgument, database: DatabaseOption, instance: InstanceOpti
         opened.alter_queue(queue, status=True)
         count = opened._alone(poison_report.forget_failures(found.queue_id))
     again = counted(count, "message that has failed is", "messages that have failed are")
-    typer.echo(f"The queue {queue} is ON; {again} tried again.")
+    say(f"The queue {queue} is ON; {again} tried again.")
 
 
 @app.command("set-aside")
@@ -132,18 +133,18 @@ def set_aside(
     with open_database(instance, database) as opened:
         messages = opened.set_aside_messages(queue)
     if as_json:
-        typer.echo(as_json_text({"messages": [message._asdict() for message in messages]}))
+        say_json({"messages": [message._asdict() for message in messages]})
         return
     for one in messages:
-        typer.echo(
+        say_block(
             f"{one.set_aside_id}: {one.message_type_name} from {one.far_service} at {one.far_broker_instance}, "
             f"message {one.message_sequence_number} of conversation {one.conversation_handle} in {one.queue}; "
             f"failed {counted(one.failures, 'time')}, set aside {one.set_aside_at:%Y-%m-%d %H:%M:%S} UTC: "
             f"{shown_body('X', one.error.encode())}"
         )
-        typer.echo(shown_body(one.validation, one.message_body))
+        say_block(shown_body(one.validation, one.message_body))
     if not messages:
-        typer.echo("Nothing was set aside.")
+        say("Nothing was set aside.")
 
 
 @app.command()
@@ -168,7 +169,7 @@ def replay(
         for number in numbers:
             handle = opened.replay_message(number, body=content, from_service=from_service)
             where = "" if handle is None else f", on the new conversation {handle}"
-            typer.echo(f"Message {number} is in its queue again{where}.")
+            say(f"Message {number} is in its queue again{where}.")
 
 
 @app.command()
@@ -184,10 +185,10 @@ def export(
     if not bodies:
         raise failed_messages.unknown(number)
     if to is None:
-        sys.stdout.buffer.write(bodies[0])
+        say_bytes(bodies[0])
         return
     to.write_bytes(bodies[0])
-    typer.echo(f"The body of message {number} is in '{to}', {counted(len(bodies[0]), 'byte')}.")
+    say(f"The body of message {number} is in '{to}', {counted(len(bodies[0]), 'byte')}.")
 
 
 @app.command()
@@ -196,7 +197,7 @@ def discard(numbers: NumbersArgument, database: DatabaseOption, instance: Instan
     with open_database(instance, database) as opened:
         for number in numbers:
             opened.discard_message(number)
-            typer.echo(f"Message {number} is gone.")
+            say(f"Message {number} is gone.")
 
 
 def _received(database: Database, queue: str, conversation: UUID | None) -> list[dict[str, Any]]:

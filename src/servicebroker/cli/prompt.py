@@ -14,6 +14,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.lexers import PygmentsLexer
 from pygments.lexers.sql import TransactSqlLexer
 
+from servicebroker.cli.output import say
 from servicebroker.cli.sqlcmd import Sqlcmd
 from servicebroker.tsql.parser.words import RESERVED
 from servicebroker.tsql.session import Session
@@ -63,7 +64,7 @@ def prompt(session: Session, sqlcmd: Sqlcmd, history: Path | None = None) -> Non
         key_bindings=_keys(),
         prompt_continuation=lambda width, number, wrapped: f"{number + 1:>{max(width - 2, 1)}}> ",
     )
-    print("GO on a line of its own runs what is typed; QUIT leaves.")  # noqa: T201 # the terminal is our user's
+    say("GO on a line of its own runs what is typed; QUIT leaves.")
     while True:
         try:
             text = line.prompt(lambda: f"{session.machine.context.database.name}> ")
@@ -78,7 +79,7 @@ def prompt(session: Session, sqlcmd: Sqlcmd, history: Path | None = None) -> Non
         except TsqlError as unreadable:
             session.machine.say(unreadable)
         except KeyboardInterrupt:
-            print("Interrupted.")  # noqa: T201
+            say("Interrupted.")
 
 
 def is_complete(text: str) -> bool:

@@ -9,7 +9,7 @@ import typer
 from servicebroker.api.transaction import Transaction
 from servicebroker.cli.existing import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.present import find_present
 from servicebroker.engine.diagnosis.queue_counts import queue_statuses
 from servicebroker.model.messages import Message
@@ -44,13 +44,13 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
             }
         )
     if as_json:
-        typer.echo(as_json_text({"queues": rows}))
+        say_json({"queues": rows})
         return
     for row in rows:
         off = "" if row["is_on"] else ", OFF"
-        typer.echo(f"{row['queue']}: {counted(int(str(row['messages'])), 'message')}{off}")
+        say(f"{row['queue']}: {counted(int(str(row['messages'])), 'message')}{off}")
     if not rows:
-        typer.echo("No queues yet.")
+        say("No queues yet.")
 
 
 @app.command()
@@ -64,7 +64,7 @@ def create(
     """CREATE QUEUE."""
     with open_database(instance, database) as opened:
         opened.create_queue(name, retention=retention, exist_ok=exist_ok)
-    typer.echo(f"The queue {name} is there.")
+    say(f"The queue {name} is there.")
 
 
 @app.command()
@@ -81,7 +81,7 @@ def alter(
         raise typer.BadParameter("say what changes: --on, --off, --retention ...")
     with open_database(instance, database) as opened:
         opened.alter_queue(name, status=on, retention=retention, poison_message_handling=poison_message_handling)
-    typer.echo(f"The queue {name} is altered.")
+    say(f"The queue {name} is altered.")
 
 
 @app.command()
@@ -89,7 +89,7 @@ def drop(name: NameArgument, database: DatabaseOption, instance: InstanceOption 
     """DROP QUEUE, when no service uses it."""
     with open_database(instance, database) as opened:
         opened.drop_queue(name)
-    typer.echo(f"The queue {name} is dropped.")
+    say(f"The queue {name} is dropped.")
 
 
 @app.command()
@@ -104,7 +104,7 @@ def purge(
         if not yes:
             typer.confirm(f"All messages of {name} will be lost. Go on?", abort=True)
         many = opened.process(name, _end, top=None)
-    typer.echo(f"{counted(many, 'message is', 'messages are')} gone.")
+    say(f"{counted(many, 'message is', 'messages are')} gone.")
 
 
 def _end(transaction: Transaction, messages: list[Message]) -> None:

@@ -11,7 +11,7 @@ from psycopg import sql
 from servicebroker.api.instance import Instance
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_document, say_json
 from servicebroker.engine.security.role_rights import RoleRights, Wanted, granting, revoking
 from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
@@ -94,7 +94,7 @@ def show(
     with open_existing(instance) as opened:
         found = opened.show_rights(role)
     if as_json:
-        typer.echo(as_json_text({"roles": [one._asdict() for one in found]}))
+        say_json({"roles": [one._asdict() for one in found]})
     else:
         _show(found)
 
@@ -102,7 +102,7 @@ def show(
 def _print(opened: Instance, plan: Steps[list[Statement]]) -> None:
     with opened.connection() as connection:
         statements = run(connection, plan)
-    typer.echo("\n".join(["begin;", *map(_as_text, statements), "commit;"]))
+    say_document("\n".join(["begin;", *map(_as_text, statements), "commit;", ""]))
 
 
 def _as_text(statement: Statement) -> str:
@@ -113,13 +113,13 @@ def _as_text(statement: Statement) -> str:
 
 def _show(found: list[RoleRights]) -> None:
     for one in found:
-        typer.echo(f"{one.role}: {_way(one)}")
+        say(f"{one.role}: {_way(one)}")
         for user, permissions in one.users.items():
-            typer.echo(f"  in {user}: {', '.join(permissions) or 'nothing'}")
+            say(f"  in {user}: {', '.join(permissions) or 'nothing'}")
         for right in one.direct:
-            typer.echo(f"  past the verbs: {right}")
+            say(f"  past the verbs: {right}")
     if not found:
-        typer.echo("No role but the owner's has any rights.")
+        say("No role but the owner's has any rights.")
 
 
 def _way(one: RoleRights) -> str:

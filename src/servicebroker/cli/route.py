@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from servicebroker.cli.existing import find_database, open_database, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_json
+from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
 from servicebroker.protocol.explanation import Explanation, words
 from servicebroker.protocol.routing import Decision
@@ -56,16 +54,17 @@ def list_(
         )
     if as_json:
         told = [dict(zip((*_COLUMNS, "is_expired"), (*row[:-1], bool(row[-1])), strict=True)) for row in rows]
-        typer.echo(as_json_text({"routes": told}))
+        say_json({"routes": told})
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("database", "name", "service", "address", "broker instance", "until"):
-        table.add_column(heading, overflow="fold")
+    if not rows:
+        say("No routes: every conversation waits.")
+        return
+    table = Listing("database", "name", "service", "address", "broker instance", "until")
     for name, service, broker, until, address, mirror, of, expired in rows:
-        where = address if mirror is None else f"{address}\nmirror {mirror}"
+        where = address if mirror is None else [address, f"mirror {mirror}"]
         ends = "" if until is None else f"{until:%Y-%m-%d %H:%M:%S} UTC" + (" (expired)" if expired else "")
-        table.add_row(of, name, service or "any", where, broker or "any", ends)
-    Console().print(table if rows else "No routes: every conversation waits.")
+        table.row(of, name, service or "any", where, broker or "any", ends)
+    Terminal().print(table)
 
 
 @app.command()
@@ -157,16 +156,16 @@ def explain(
             )
     sentences = words(explanation, dict(rows))
     if as_json:
-        typer.echo(as_json_text(_told(explanation, sentences)))
+        say_json(_told(explanation, sentences))
     else:
-        typer.echo("\n".join(sentences))
+        say(*sentences)
 
 
 def _done(done: str, name: str, database: str, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(as_json_text({"route": name, "database": database, "done": done}))
+        say_json({"route": name, "database": database, "done": done})
     else:
-        typer.echo(f"Route {name} of database {database} is {done}.")
+        say(f"Route {name} of database {database} is {done}.")
 
 
 def _told(explanation: Explanation, sentences: list[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import typer
 
 from servicebroker.cli.existing import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.present import find_present
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Services: their queues, and what they answer to.")
@@ -23,12 +23,12 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
         services = opened._do(find_present(opened.database_id, opened.name)).services
     if as_json:
         told = [{"service": name, "queue": one.queue, "contracts": one.contracts} for name, one in services.items()]
-        typer.echo(as_json_text({"services": told}))
+        say_json({"services": told})
         return
     for name, one in services.items():
-        typer.echo(f"{name} on {one.queue}{': ' if one.contracts else ''}{', '.join(one.contracts)}")
+        say(f"{name} on {one.queue}{': ' if one.contracts else ''}{', '.join(one.contracts)}")
     if not services:
-        typer.echo("No services yet.")
+        say("No services yet.")
 
 
 @app.command()
@@ -43,7 +43,7 @@ def create(
     """CREATE SERVICE."""
     with open_database(instance, database) as opened:
         opened.create_service(name, queue, contract or [], exist_ok=exist_ok)
-    typer.echo(f"The service {name} is there.")
+    say(f"The service {name} is there.")
 
 
 @app.command()
@@ -51,4 +51,4 @@ def drop(name: NameArgument, database: DatabaseOption, instance: InstanceOption 
     """DROP SERVICE with its messages and conversations; their other sides get an Error."""
     with open_database(instance, database) as opened:
         opened.drop_service(name)
-    typer.echo(f"The service {name} is dropped.")
+    say(f"The service {name} is dropped.")

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.cli.options import JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_json
 from servicebroker.simulation import mirrors as failing_mirrors
 from servicebroker.simulation.fleet import Fleet, Outcome, Size
 from servicebroker.simulation.run import Failure, run_many
@@ -85,18 +85,18 @@ def parse_fleet(text: str, conversations: int) -> Size:
 def run_seeds(seeds: range, *, as_json: bool) -> None:
     """Run the seeds and print what was found; exit code 1 when one failed."""
     sums, failures = simulate(
-        seeds, lambda done, failed: typer.echo(f"{done} of {len(seeds)} runs, {failed} failed", err=True)
+        seeds, lambda done, failed: say(f"{done} of {len(seeds)} runs, {failed} failed", error=True)
     )
     if as_json:
-        typer.echo(as_json_text({**sums, "failures": [failure._asdict() for failure in failures]}))
+        say_json({**sums, "failures": [failure._asdict() for failure in failures]})
     else:
         told = f"{sums['messages']} messages delivered, {sums['corrupted']} corrupted, {sums['forged']} forged"
-        typer.echo(f"{sums['runs']} runs, {told}")
+        say(f"{sums['runs']} runs, {told}")
         for failure in failures:
-            typer.echo(f"seed {failure.seed}: {failure.reason}")
+            say(f"seed {failure.seed}: {failure.reason}")
         if failures and (failing := shrunk(failures[0].seed)):
-            typer.echo(f"The shortest run that was found to fail as that of seed {failures[0].seed} does: {failing}.")
-            typer.echo("\n".join(failing.trace))
+            say(f"The shortest run that was found to fail as that of seed {failures[0].seed} does: {failing}.")
+            say(*failing.trace)
     if failures:
         raise typer.Exit(1)
 
@@ -130,10 +130,10 @@ def run_fleets(seeds: range, size: Size, *, as_json: bool) -> None:
     found = {seed: Fleet(seed, size).run() for seed in seeds}
     if as_json:
         runs = [{"seed": seed, **outcome._asdict()} for seed, outcome in found.items()]
-        typer.echo(as_json_text({"instances": size.instances, "services": size.services, "runs": runs}))
+        say_json({"instances": size.instances, "services": size.services, "runs": runs})
     else:
         for seed, outcome in found.items():
-            typer.echo(_words(seed, size, outcome))
+            say(_words(seed, size, outcome))
     if any(outcome.misplaced for outcome in found.values()):
         raise typer.Exit(1)
 
@@ -148,17 +148,17 @@ def run_mirrors(seeds: range, *, as_json: bool) -> None:
         except Lost as problem:
             failures.append(Failure(seed, str(problem)))
     if as_json:
-        typer.echo(as_json_text({**sums, "failures": [failure._asdict() for failure in failures]}))
+        say_json({**sums, "failures": [failure._asdict() for failure in failures]})
     else:
-        typer.echo(
+        say(
             f"{sums['runs']} runs, {sums['messages']:,} messages stored once and in order; "
             f"{sums['promotions']:,} standbys were promoted, senders changed over {sums['changes']:,} times"
         )
         for failure in failures:
-            typer.echo(f"seed {failure.seed}: {failure.reason}")
+            say(f"seed {failure.seed}: {failure.reason}")
     if failures:
         with contextlib.suppress(Lost):
-            failing_mirrors.run(failures[0].seed, lambda line: typer.echo(line, err=True))
+            failing_mirrors.run(failures[0].seed, lambda line: say(line, error=True))
         raise typer.Exit(1)
 
 

@@ -13,11 +13,7 @@ from typing import Annotated
 from uuid import UUID
 
 import typer
-from rich import box
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from servicebroker.activation.activate import activate
 from servicebroker.activation.output import captured
@@ -25,8 +21,9 @@ from servicebroker.activation.task import LOG as ACTIVATION_LOG
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.sqlcmd import Sqlcmd, variables_of
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.tsql.results import ResultSet, RowCount, Said
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import Message, TsqlError
@@ -34,6 +31,7 @@ from servicebroker.tsql.statement_errors import Message, TsqlError
 Teller = Callable[[Said], None]
 
 SETTLE = 3.0  # seconds that activated procedures have for what the script has sent last
+_GOES_ON = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"  # ends a line of a value that has more lines
 PATIENCE = 1.0  # seconds that they have to end then; the transaction of one that is still waiting is undone
 
 
@@ -83,7 +81,7 @@ def run_sql(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, fo
         return _run(instance, database, script, sqlcmd, folder, told)
     finally:
         if as_json:
-            typer.echo(as_json_text({"results": results}))
+            say_json({"results": results})
 
 
 def _run(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folder: Path, told: Told) -> bool:
@@ -192,42 +190,65 @@ def tell_plainly(said: Said) -> None:
         case ResultSet(columns, rows):
             _show_table(columns, rows)
         case RowCount(rows=count):
-            typer.echo(f"({count} row{'s' if count != 1 else ''} affected)")
+            say(f"({count} row{'s' if count != 1 else ''} affected)")
         case Message():
-            typer.echo(message_text(said))
+            _say_message(said)
         case TsqlError():
-            typer.echo(said.shown(), err=True)
+            say(said.headline(), error=True)
+            say_block(said.text, error=True)
+
+
+def _is_printed(message: Message) -> bool:
+    """Whether the script has written the text itself, by PRINT or RAISERROR: its line ends are the script's then."""
+    return not message.severity or message.number == 50000
+
+
+def _say_message(message: Message) -> None:
+    """PRINT as it is; a warning with its number and place."""
+    if _is_printed(message):
+        say_block(message.text, hanging="")
+        return
+    say(_place(message))
+    say_block(message.text)
 
 
 def message_text(message: Message) -> str:
-    """PRINT as it is; a warning with its number and place."""
-    if not message.severity or message.number == 50000:
-        return message.text
+    """The same as one text."""
+    return message.text if _is_printed(message) else f"{_place(message)}\n{message.text}"
+
+
+def _place(message: Message) -> str:
     where = f", Procedure {message.procedure}" if message.procedure else ""
-    place = f"Msg {message.number}, Level {message.severity}, State {message.state}{where}, Line {message.line}"
-    return f"{place}\n{message.text}"
+    return f"Msg {message.number}, Level {message.severity}, State {message.state}{where}, Line {message.line}"
 
 
 def _show_table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, column in enumerate(columns):
-        numbers = rows and all(isinstance(row[place], int | float | Decimal | None) for row in rows)
-        table.add_column(Text(column), justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(shown(value)) for value in row))
-    console = Console()
+    cells = [[_cell(value) for value in row] for row in rows]
+    table = Listing(*columns, right=[place for place in range(len(columns)) if _are_numbers(rows, place)])
+    for row in cells:
+        table.row(*row)
+    console = Terminal()
     if not console.is_terminal:  # what reads it wants whole lines
-        console = Console(width=_whole_width(columns, rows))
+        console = Terminal(width=_whole_width(columns, cells))
     console.print(table)
-    typer.echo(f"({len(rows)} row{'s' if len(rows) != 1 else ''} returned)")
+    say(f"({len(rows)} row{'s' if len(rows) != 1 else ''} returned)")
 
 
-def _whole_width(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> int:
+def _are_numbers(rows: list[tuple[object, ...]], place: int) -> bool:
+    return bool(rows) and all(isinstance(row[place], int | float | Decimal | None) for row in rows)
+
+
+def _cell(value: object) -> list[str]:
+    """The lines of a value in a table; each that goes on ends with a sign, so that none passes for a row of its own."""
+    *begun, last = shown(value).replace("\r\n", "\n").expandtabs().split("\n")
+    return [*(one + _GOES_ON for one in begun), last]
+
+
+def _whole_width(columns: tuple[str, ...], rows: list[list[list[str]]]) -> int:
     """How wide a table is that breaks no value."""
     width = 2
     for place, column in enumerate(columns):
-        cells = [column, *(shown(row[place]) for row in rows)]
-        width += 4 + max(cell_len(line.expandtabs()) for cell in cells for line in (cell.splitlines() or [""]))
+        width += 4 + max(map(cell_len, (column, *(one for row in rows for one in row[place]))))
     return width
 
 

@@ -7,15 +7,14 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
-from servicebroker.cli.texts import as_json_text, blocks
+from servicebroker.cli.output import say, say_json
+from servicebroker.cli.tables import Listing, Terminal
+from servicebroker.cli.texts import blocks
 from servicebroker.engine.diagnosis.history import Course, courses
 from servicebroker.engine.diagnosis.queue_counts import (
     COUNT_LIMIT,
@@ -68,7 +67,7 @@ def status(
                 return
             time.sleep(watch)
             if not as_json:
-                Console().clear()
+                Terminal().clear()
 
 
 def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
@@ -90,43 +89,42 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
             "refused_connections": [one._asdict() for one in refused],
             "expiring_certificates": [one._asdict() for one in expiring],
         }
-        typer.echo(as_json_text(told))
+        say_json(told)
         return
-    table = Table(title=f"Queues of {instance}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("queue", overflow="fold")
-    table.add_column("services", overflow="fold")
-    table.add_column("messages", justify="right")
-    table.add_column("oldest", justify="right")
-    table.add_column("conversations", overflow="fold")
+    table = Listing(
+        *("queue", "services", "messages", "oldest", "conversations"), right=(2, 3), title=f"Queues of {instance}"
+    )
     for queue in queues:
-        table.add_row(
+        table.row(
             f"{queue.database}.{queue.queue}",
-            "\n".join(_some(queue.services)),
+            _some(queue.services),
             f"over {COUNT_LIMIT:,}" if queue.messages >= COUNT_LIMIT else f"{queue.messages:,}",
             _age(queue.oldest, now),
             "  ".join(f"{state} {count:,}" for state, count in queue.conversations.items()),
         )
-    console = Console()
-    console.print(table if queues else "No queues yet.")
+    if queues:
+        Terminal().print(table)
+    else:
+        say("No queues yet.")
     if mirrors:
-        console.print("This server is a standby. What connects and what runs is known to its primary only: ask there.")
+        say("This server is a standby. What connects and what runs is known to its primary only: ask there.")
     if waiting.messages:
-        console.print(
+        say(
             f"{counted(waiting.messages, 'message waits', 'messages wait')} in the transmission queue; "
             f"the oldest because: {waiting.status}"
         )
     if serving:
-        console.print(f"Served by {counted(len(serving), 'process', 'processes')}: {', '.join(map(_process, serving))}")
+        say(f"Served by {counted(len(serving), 'process', 'processes')}: {', '.join(map(_process, serving))}")
     for link in links:
         how = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
-        console.print(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
+        say(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
     for one in refused:
         why = f"{one.number}, the last from {one.last_peer}: {one.text or 'see servicebroker doctor.'}"
-        console.print(f"{counted(one.times, 'connection')} refused with {why}", markup=False)
+        say(f"{counted(one.times, 'connection')} refused with {why}")
     for old in expiring:
         over = "has expired" if old.expires <= now else "expires"
         where = f" of {old.user} in {old.database}" if old.database else ""
-        console.print(f"Certificate {old.name}{where} {over} on {old.expires:%Y-%m-%d}: servicebroker doctor")
+        say(f"Certificate {old.name}{where} {over} on {old.expires:%Y-%m-%d}: servicebroker doctor")
 
 
 def _process(one: ProcessStatus) -> str:
@@ -137,18 +135,16 @@ def _process(one: ProcessStatus) -> str:
 
 def _show_statements(totals: list[StatementTotal], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(as_json_text({"statements": [total._asdict() for total in totals]}))
+        say_json({"statements": [total._asdict() for total in totals]})
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("statement", overflow="fold")
-    for figure in ("calls", "seconds", "ms each"):
-        table.add_column(figure, justify="right")
+    if not totals:
+        say("No statements yet: a process adds what it has run every half minute.")
+        return
+    table = Listing("statement", "calls", "seconds", "ms each", right=(1, 2, 3))
     for total in totals:
         milliseconds = total.microseconds / 1000
-        table.add_row(
-            total.name, f"{total.calls:,}", f"{milliseconds / 1000:,.1f}", f"{milliseconds / total.calls:,.3f}"
-        )
-    Console().print(table if totals else "No statements yet: a process adds what it has run every half minute.")
+        table.row(total.name, f"{total.calls:,}", f"{milliseconds / 1000:,.1f}", f"{milliseconds / total.calls:,.3f}")
+    Terminal().print(table)
 
 
 def _show_history(found: dict[tuple[str, str], Course], *, as_json: bool) -> None:
@@ -166,19 +162,19 @@ def _show_history(found: dict[tuple[str, str], Course], *, as_json: bool) -> Non
             }
             for (database, queue), one in found.items()
         ]
-        typer.echo(as_json_text({"history": told}))
+        say_json({"history": told})
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("queue", overflow="fold")
-    for figure in ("in", "out", "most at once"):
-        table.add_column(figure, justify="right")
+    if not found:
+        say("No history yet: who has the instance open, or serves it, writes it.")
+        return
+    table = Listing("queue", "in", "out", "most at once", right=(1, 2, 3))
     table.add_column("in, by time", no_wrap=True)
     for (database, queue), one in found.items():
         came, left = (round(sum(rate or 0.0 for rate in rates) * one.width) for rates in (one.came, one.left))
         most = max((depth for depth in one.depths if depth is not None), default=0)
         name = f"{database}.{queue}" if queue else "on the way"
-        table.add_row(name, f"{came:,}", f"{left:,}", f"{most:,}", blocks(one.came))
-    Console().print(table if found else "No history yet: who has the instance open, or serves it, writes it.")
+        table.row(name, f"{came:,}", f"{left:,}", f"{most:,}", blocks(one.came))
+    Terminal().print(table)
 
 
 def _some(services: list[str]) -> list[str]:

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from servicebroker.cli.output import flush, say
+
 PATIENCE = 30.0  # seconds that the work in progress has to end
 GRACE = 5.0  # further seconds until a command that has not ended is killed
 AT_ONCE = 3.0  # seconds from the second signal until then
@@ -78,8 +80,7 @@ def leave_nothing() -> None:
             os.kill(process, signal.SIGKILL)
     if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
         ended = sys.exc_info()[1]
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         os._exit(ended.code if isinstance(ended, SystemExit) and isinstance(ended.code, int) else 1)
 
 
@@ -129,7 +130,7 @@ class _Guard:
         ended = [self._command, *descendants(self._command)]
         ended.remove(os.getpid())
         folders = _folders_in_use(ended)
-        print("servicebroker: killed, since it was to end and had not.", file=sys.stderr)  # noqa: T201 # our user's
+        say("servicebroker: killed, since it was to end and had not.", error=True)
         for process in ended:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

@@ -12,7 +12,7 @@ import typer
 from servicebroker.api.instance import Instance
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.cli.texts import as_json_text, printable
+from servicebroker.cli.output import say, say_json
 from servicebroker.engine.diagnosis import trail
 from servicebroker.engine.diagnosis.trail import Event, TrailSettings
 from servicebroker.model.errors import InstanceError
@@ -48,7 +48,7 @@ def on(
     with open_existing(instance) as opened:
         _switch(opened, TrailSettings(True, share, service or [], conversation or []))
         with opened.connection() as connection:
-            typer.echo(_said(run(connection, trail.settings())))
+            say(_said(run(connection, trail.settings())))
 
 
 @app.command()
@@ -56,7 +56,7 @@ def off(instance: InstanceOption = DEFAULT_INSTANCE) -> None:
     """Write none any more. What was written is kept for its time."""
     with open_existing(instance) as opened:
         _switch(opened, TrailSettings(False, 1.0, [], []))
-    typer.echo("The trail is off.")
+    say("The trail is off.")
 
 
 @app.command()
@@ -64,7 +64,7 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
     """Say of which conversations a trail is written."""
     with open_existing(instance) as opened, opened.connection() as connection:
         found = run(connection, trail.settings())
-    typer.echo(as_json_text(found._asdict()) if as_json else _said(found))
+    say_json(found._asdict()) if as_json else say(_said(found))
 
 
 @app.command()
@@ -78,13 +78,13 @@ def show(
         events = run(connection, trail.life(conversation))
         settings = run(connection, trail.settings())
     if as_json:
-        typer.echo(as_json_text({"events": [one._asdict() for one in events]}))
+        say_json({"events": [one._asdict() for one in events]})
         return
     for one in events:
         where = f"{one.at:%Y-%m-%d %H:%M:%S.%f} UTC {one.handle}"
-        typer.echo(printable(f"{where} {told(one)} [transaction {one.transaction}]"))
+        say(f"{where} {told(one)} [transaction {one.transaction}]")
     if not events:
-        typer.echo(f"Nothing is known of it. {_said(settings)}")
+        say(f"Nothing is known of it. {_said(settings)}")
 
 
 def told(event: Event) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from servicebroker.cli.options import JsonOption
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.output import say, say_json
 
 if TYPE_CHECKING:
     from servicebroker.tsql.check import Finding
@@ -51,15 +51,15 @@ def check_files(
             if as_json:
                 told.append({"file": str(file), **found._asdict()})
             else:
-                typer.echo(f"{file}:{found.line}: {_sentence(found)}")
+                say(f"{file}:{found.line}: {_sentence(found)}")
     total = sum(counts.values())
     shares = {verdict: round(100 * counts[verdict] / total, 1) if total else 0.0 for verdict in Verdict}
     if as_json:
         sums = {verdict.value: {"statements": counts[verdict], "percent": shares[verdict]} for verdict in Verdict}
-        typer.echo(as_json_text({"found": told, "statements": total, **sums}))
+        say_json({"found": told, "statements": total, **sums})
     else:
         said = ", ".join(f"{shares[verdict]} % {verdict.value} ({counts[verdict]})" for verdict in Verdict)
-        typer.echo(f"{total} statements: {said}.")
+        say(f"{total} statements: {said}.")
     if counts[Verdict.REFUSED]:
         raise typer.Exit(1)
 

@@ -8,9 +8,13 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def cleaned(text: str, most: int = 500, *, keep: str = "") -> str:
-    """What a stranger has said, to be stored, logged or shown: one line that steers nothing, and not too long.
+def cleaned(text: str, most: int | None = 500, *, keep: str = "") -> str:
+    """Return text from outside, to be stored, logged or shown: one line that steers nothing, and not too long.
 
-    Characters that cannot be printed become U+FFFD, but for those in `keep`.
+    Control characters, line ends, direction marks and all else that cannot be printed become U+FFFD, except the
+    characters in `keep`. `most` is the number of characters; None keeps all.
     """
-    return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
+    text = text[:most]
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)

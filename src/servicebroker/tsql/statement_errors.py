@@ -40,12 +40,13 @@ class TsqlError(BrokerError):
 
     def shown(self) -> str:
         """The familiar two lines: where and how bad, then the text."""
-        return f"{self._place()}\n{self.text}"
+        return f"{self.headline()}\n{self.text}"
 
     def __str__(self) -> str:
-        return f"{self._place()}: {self.text}"
+        return f"{self.headline()}: {self.text}"
 
-    def _place(self) -> str:
+    def headline(self) -> str:
+        """Where it has happened, and how bad it is: the first of the two lines."""
         where = f", Procedure {self.procedure}" if self.procedure else ""
         return f"Msg {self.number}, Level {self.severity}, State {self.state}{where}, Line {self.line}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.cli.options import JsonOption
+from servicebroker.cli.output import say, say_json
 
 
 def demo(
@@ -26,9 +26,9 @@ def demo(
 
     try:
         if as_json:
-            typer.echo(json.dumps(asdict(run_demo(source, out, say_nothing()))))
+            say_json(asdict(run_demo(source, out, say_nothing())))
         else:
             show(source, out)
     except KeyboardInterrupt:
-        typer.echo("\nInterrupted. Nothing is lost: run the same command again and it goes on from here.", err=True)
+        say("", "Interrupted. Nothing is lost: run the same command again and it goes on from here.", error=True)
         raise typer.Exit(130) from None

@@ -9,22 +9,25 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from servicebroker.api.open import open_instance
 from servicebroker.cli.demo import shipper as names
 from servicebroker.cli.demo.input_file import default_source, open_source
 from servicebroker.cli.demo.shipper import Shipper, set_up
 from servicebroker.cli.demo.warehouse import Landing, Row, first_rows, landed_rows
+from servicebroker.cli.output import line
+from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.spark_session import check_java
 
 LOOK = 0.1  # seconds between looks at what has landed
 SELDOM = 1.0  # the same while lines are sent
 FEW_ROWS = 5
+_BOXED: dict[str, Any] = {"box": box.HEAVY_HEAD, "pad_edge": True, "title_justify": "center"}
 PATIENCE = 20  # seconds for another run in the same folder to end
 
 
@@ -180,7 +183,7 @@ def _only_one(out: Path) -> Iterator[int]:
 
 def show(source: Path | None, out: Path) -> None:
     """A run for a person: sentences, two bars, the first rows as soon as there are some, and a summary."""
-    console = Console()
+    console = Terminal()
     shown: list[Row] = []
 
     def show_rows(rows: list[Row]) -> None:
@@ -195,25 +198,23 @@ def show(source: Path | None, out: Path) -> None:
         def update(name: str, done: int, expected: int) -> None:
             progress.update(bars[name], completed=done, total=max(expected, 1) if done or expected else 1)
 
-        voice = Voice(lambda sentence: console.print(sentence, highlight=False), update, show_rows)
+        voice = Voice(lambda sentence: console.print(line(sentence)), update, show_rows)
         summary = run_demo(source, out, voice)
     if not shown:  # nothing was new
         show_rows(first_rows(Path(summary.table), FEW_ROWS))
     console.print(_summary_table(summary))
-    console.print("Run it again: only lines that are new since then are sent and landed.", highlight=False)
+    console.print("Run it again: only lines that are new since then are sent and landed.")
 
 
-def _rows_table(rows: list[Row]) -> Table:
-    table = Table(title="First rows of the table", show_lines=False)
-    for heading in ("conversation", "number", "message_body"):
-        table.add_column(heading)
+def _rows_table(rows: list[Row]) -> Listing:
+    table = Listing("conversation", "number", "message_body", title="First rows of the table", **_BOXED)
     for handle, number, body in rows:
-        table.add_row(handle[:8], str(number), body.decode(errors="replace")[:100])
+        table.row(handle[:8], str(number), body.decode(errors="replace")[:100])
     return table
 
 
-def _summary_table(summary: Summary) -> Table:
-    table = Table(title="What happened", show_header=False)
+def _summary_table(summary: Summary) -> Listing:
+    table = Listing("what", "how much", title="What happened", show_header=False, **_BOXED)
     for name, value in (
         ("lines in the file", f"{summary.lines:,}"),
         ("sent in this run", f"{summary.sent:,}"),
@@ -223,5 +224,5 @@ def _summary_table(summary: Summary) -> Table:
         ("messages per second", f"{summary.messages_per_second:,.0f}"),
         ("Delta table", summary.table),
     ):
-        table.add_row(name, value)
+        table.row(name, value)
     return table
