@@ -181,7 +181,7 @@ def _send(
     endpoint = yield from find_endpoint(handle)
     if endpoint.state == EndpointState.ERROR:
         rows = yield Statement(
-            "replay.why",
+            "replay.send.why",
             f"select message_body from servicebroker.queue_{endpoint.queue_id} where priority = $1 "
             f"and conversation_group_id = $2 and conversation_handle = $3 and message_type_id = {names.ERROR_ID}",
             (endpoint.priority, endpoint.conversation_group_id, handle),
