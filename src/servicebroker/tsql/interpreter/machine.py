@@ -105,7 +105,8 @@ class Machine:
         connection: one connection of it, the session's own.
         context: the database and the principal that statements work in; see `context.py`.
         frames: of the batch and of each procedure call, the innermost last.
-        rowcount, error, identity: @@ROWCOUNT, @@ERROR, SCOPE_IDENTITY().
+        rowcount, error, identity: @@ROWCOUNT, @@ERROR, @@IDENTITY.
+        scope_identity: SCOPE_IDENTITY(), which modules and texts that are called do not change.
         caught: the errors that CATCH blocks are working on, the innermost last.
         tries: in how many TRY blocks this is.
         options: what SET has set.
@@ -135,6 +136,7 @@ class Machine:
         self.rowcount: int = 0
         self.error: int = 0
         self.identity: object = None
+        self.scope_identity: object = None
         self.caught: list[TsqlError] = []
         self.tries = 0
         self.trigger_level: int = 0
@@ -254,6 +256,7 @@ class Machine:
     ) -> Iterator[None]:
         """Inside a procedure or a text: its frame, its database, and as whom it works, unless as its caller."""
         depth, outer, users = len(self.frames), self.context.database, self.context.depth
+        scope_identity, self.scope_identity = self.scope_identity, None
         self.frames.append(frame)
         self.frame = frame
         self.context.database = database
@@ -266,7 +269,7 @@ class Machine:
             yield
         finally:
             self.unwind(depth, users)
-            self.context.database = outer
+            self.context.database, self.scope_identity = outer, scope_identity
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -180,6 +180,7 @@ def _trigger(machine: Machine, statement: Trigger) -> None:
     refuse_unrunnable(statement, machine.queries.user_types)
     name = statement.name
     on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.own, shown=str(name))
+    _check_target(machine, statement)
     table = machine.queries.table_named(statement.table)
     machine.allow(on_table, database=database_of(machine, statement.table))
     triggers.check_place(machine, statement, table)
@@ -189,6 +190,15 @@ def _trigger(machine: Machine, statement: Trigger) -> None:
             machine.queries.define(triggers.capture(table))
         triggers.divert(machine, table)
     triggers.forget(machine)
+
+
+def _check_target(machine: Machine, trigger: Trigger) -> None:
+    """Raises: TsqlError: 2108 the trigger would lie in another database than its table."""
+    there = database_of(machine, machine.queries.behind(trigger.table))
+    if there.database_id != database_of(machine, trigger.name).database_id:
+        raise TsqlError(
+            2108, f"Cannot create trigger on '{trigger.table}' as the target is not in the current database."
+        )
 
 
 def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str, table: str | None = None) -> None:

@@ -145,7 +145,7 @@ class Queries:
     def _change(self, text: str, work: Callable[[], Result], take: Callable[[Result], None]) -> None:
         """Run and take what may fire triggers: it and they stand or fall together."""
         machine = self.machine
-        if not triggers.any_here(machine):
+        if not triggers.any_exist(machine):
             take(work())
             return
         with machine.together():
@@ -182,7 +182,7 @@ class Queries:
     def _divert_again(self, done: Translated) -> None:
         """A view that was altered is a new one to PostgreSQL: its INSTEAD OF triggers stay."""
         for use in done.uses:
-            if use.statement in ("ALTER VIEW", "CREATE OR ALTER VIEW") and triggers.any_here(self.machine):
+            if use.statement in ("ALTER VIEW", "CREATE OR ALTER VIEW") and triggers.any_exist(self.machine):
                 database = use.database or self.machine.database.name
                 triggers.divert(self.machine, f"{schema_of(database, use.schema)}.{quoted(postgres_name(use.name))}")
 
@@ -191,7 +191,7 @@ class Queries:
         rows = result.rows
         if done.identity is not None:
             if rows:
-                machine.identity = rows[-1][done.identity]
+                machine.identity = machine.scope_identity = rows[-1][done.identity]
             rows = [row[: done.identity] + row[done.identity + 1 :] for row in rows]
         if done.columns:
             machine.say(ResultSet(done.columns, rows))

@@ -61,7 +61,7 @@ KNOWN: dict[str, Callable[[Machine], object]] = {
     "@@fetch_status": lambda machine: machine.fetch_status,
     "@@procid": lambda machine: machine.frame.number,
     "@@version": lambda machine: f"servicebroker {version('servicebroker')}",
-    "scope_identity": lambda machine: machine.identity,
+    "scope_identity": lambda machine: machine.scope_identity,
     "xact_state": lambda machine: machine.transactions.state,
     "error_number": _caught("number"),
     "error_message": _caught("text"),

@@ -22,10 +22,11 @@ from servicebroker.tsql.tokens import VARIABLE, unquoted
 from servicebroker.tsql.translation.reading.text_to_tree import read
 
 if TYPE_CHECKING:
+    from servicebroker.tsql.context import SessionDatabase
     from servicebroker.tsql.interpreter.machine import Machine
 
-_AGE = 2.0  # seconds that it is remembered whether a database has triggers
-_has: WeakKeyDictionary[object, dict[int, tuple[float, bool]]] = WeakKeyDictionary()
+_AGE = 2.0  # seconds that it is remembered whether an instance has triggers
+_has: WeakKeyDictionary[object, tuple[float, bool]] = WeakKeyDictionary()
 _CAPTURE = {
     "INSERT": "after insert on {table} referencing new table as inserted_rows",
     "UPDATE": "after update on {table} referencing old table as deleted_rows new table as inserted_rows",
@@ -33,10 +34,10 @@ _CAPTURE = {
 }
 _DIVERTED = "INSTEAD_"  # before an event whose rows were copied and not changed
 _OF_TABLE = (
-    "select name, definition, parent_table, module_id, execute_as, creator, array(select s.thumbprint from "
+    "select d.name, m.name, definition, parent_table, module_id, execute_as, creator, array(select s.thumbprint from "
     "servicebroker.module_signatures s where s.module_id = m.module_id and not s.is_counter) "
-    "from servicebroker.tsql_modules m "
-    "where kind = 'TR' and database_id = $1 and to_regclass(parent_table)::oid = $2::oid and not is_disabled "
+    "from servicebroker.tsql_modules m join servicebroker.databases d using (database_id) "
+    "where kind = 'TR' and to_regclass(parent_table)::oid = $1::oid and not is_disabled "
     "order by module_id"
 )
 
@@ -111,19 +112,23 @@ def divert(machine: Machine, table: str) -> None:
     machine.queries.define("; ".join(done))
 
 
-def any_here(machine: Machine) -> bool:
-    """Whether the current database has a trigger."""
-    known = _has.setdefault(machine.instance.doorbell, {})
-    number, now = machine.database.database_id, time.monotonic()
-    if number not in known or known[number][0] < now:
+def any_exist(machine: Machine) -> bool:
+    """Return whether a database of the instance has a trigger.
+
+    A statement reaches the tables of every database, also behind a view, so the current database does not decide.
+    """
+    until, known = _has.get(machine.instance.doorbell, (0.0, False))
+    now = time.monotonic()
+    if until < now:
         rows = fetch(
             machine.connection,
-            "triggers.any_here",
-            "select from servicebroker.tsql_modules where kind = 'TR' and database_id = $1 limit 1",
-            (number,),
+            "triggers.any_exist",
+            "select from servicebroker.tsql_modules where kind = 'TR' limit 1",
+            (),
         )
-        known[number] = (now + _AGE, bool(rows))
-    return known[number][1]
+        known = bool(rows)
+        _has[machine.instance.doorbell] = (now + _AGE, known)
+    return known
 
 
 def forget(machine: Machine) -> None:
@@ -198,7 +203,7 @@ def diverted_rows(machine: Machine, found: list[Captured]) -> int:
 
 
 def fire(machine: Machine, statement: str, changed: list[Captured]) -> None:
-    """After it: run the triggers of what it has changed, and those that do something instead.
+    """Run the triggers of what a statement has changed, each in its own database, and those that replace the change.
 
     Raises:
         TsqlError: 3609 a trigger has rolled the transaction back.
@@ -206,14 +211,9 @@ def fire(machine: Machine, statement: str, changed: list[Captured]) -> None:
     rows = machine.rowcount
     instead = {(one.table, one.event) for one in changed if one.is_diverted}
     for table, event, is_diverted, tables in changed:
-        found = fetch(
-            machine.connection,
-            "triggers.fire.find_triggers",
-            _OF_TABLE,
-            (machine.database.database_id, table),
-        )
+        found = fetch(machine.connection, "triggers.fire.find_triggers", _OF_TABLE, (table,))
         try:
-            for name, text, parent, number, execute_as, creator, signers in found:
+            for database, name, text, parent, number, execute_as, creator, signers in found:
                 trigger = _parsed(text)
                 is_due = is_diverted or (table, event) not in instead  # what was not done has nothing behind it
                 is_due &= is_diverted or not _recurs(machine, number)
@@ -222,7 +222,8 @@ def fire(machine: Machine, statement: str, changed: list[Captured]) -> None:
                     frame = Frame(name, number, is_module=True, signers=tuple(signers))
                     frame.diverts, frame.follows = is_diverted, not is_diverted
                     frame.updated = {"UPDATE": columns_set(statement), "INSERT": None}.get(event, frozenset())
-                    _run(machine, frame, trigger, tables, (execute_as, creator))
+                    there = machine.context.named(database)
+                    _run(machine, there, frame, trigger, tables, (execute_as, creator))
         finally:
             for copy in tables.values():
                 machine.queries.columns.copies.pop(copy, None)
@@ -238,7 +239,12 @@ def _recurs(machine: Machine, number: int) -> bool:
 
 
 def _run(
-    machine: Machine, frame: Frame, trigger: Trigger, tables: dict[str, str], execute_as: tuple[str | None, str]
+    machine: Machine,
+    database: SessionDatabase,
+    frame: Frame,
+    trigger: Trigger,
+    tables: dict[str, str],
+    execute_as: tuple[str | None, str],
 ) -> None:
     from servicebroker.tsql.interpreter.calls import check_nesting
     from servicebroker.tsql.interpreter.machine import ScopeEnd
@@ -251,7 +257,7 @@ def _run(
     machine.trigger_level += 1
     machine.xact_abort = True
     try:
-        with machine.inside(frame, machine.context.database, working_as(machine, user_of(*execute_as))):
+        with machine.inside(frame, database, working_as(machine, user_of(*execute_as))):
             try:
                 machine.run(trigger.body)
             except ScopeEnd:
