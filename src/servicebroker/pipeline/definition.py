@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import UTF_8, Column, Decoder, RegisteredDecoder, check_given, decoder
-from servicebroker.pipeline.storage import Folder, StoreFolder
+from servicebroker.pipeline.storage import Folder, StoreFolder, folder_at
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,120}")
 TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,100}")
@@ -213,14 +213,40 @@ class Pipeline:
         return [*filter(None, [self.bronze]), *(rule.table for rule in self.messages), self.quarantine]
 
     def to_text(self) -> str:
-        """The pipeline as an option of a Spark sink."""
-        return base64.b64encode(pickle.dumps(self)).decode()
+        """Return the pipeline as JSON, for an option of a Spark sink."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        checkpoints = None if self.checkpoints is None else str(self.checkpoints)
+        return msgspec.json.encode(values | {"warehouse": str(self.warehouse), "checkpoints": checkpoints}).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Pipeline:
-        """The pipeline that `to_text` wrote."""
-        found: Any = pickle.loads(base64.b64decode(text))
-        return found if isinstance(found, cls) else cls(**found)
+        """Return the pipeline that `to_text` wrote. The text is data: whoever chooses it runs no code.
+
+        Raises:
+            InstanceError: `to_text` wrote no such text, or another version did.
+        """
+        try:
+            values = msgspec.json.decode(text, type=_text_type())
+        except msgspec.MsgspecError as problem:
+            raise InstanceError(
+                f"The option 'pipeline' of the sink is not one that this version of servicebroker writes: {problem}. "
+                "Start the query with 'servicebroker pipeline run'."
+            ) from None
+        found = {one.name: getattr(values, one.name) for one in fields(cls)}
+        checkpoints = None if values.checkpoints is None else Path(values.checkpoints)
+        try:
+            return cls(**found | {"warehouse": folder_at(values.warehouse, Path()), "checkpoints": checkpoints})
+        except ValueError as problem:
+            raise InstanceError(f"The option 'pipeline' of the sink: {problem}.") from None
+
+
+_FOLDERS = {"warehouse": str, "checkpoints": str | None}  # types in the text
+
+
+def _text_type() -> type[Any]:
+    """Return the type of the JSON that `Pipeline.to_text` writes: its fields, with folders as text."""
+    hints = get_type_hints(Pipeline) | _FOLDERS
+    return msgspec.defstruct("PipelineText", [(one.name, hints[one.name]) for one in fields(Pipeline)])
 
 
 def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
