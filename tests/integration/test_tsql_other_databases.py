@@ -174,9 +174,9 @@ def test_what_fails_in_a_trigger_there_leaves_the_caller_here(hall: sb.Database,
     hall.execute_tsql("INSERT HallThere.dbo.Doors (V) VALUES (0)")
     said = told(
         hall,
-        "EXECUTE AS LOGIN = 'clerk'\nBEGIN TRY UPDATE HallThere.dbo.Doors SET V = %d END TRY\n"
+        f"EXECUTE AS LOGIN = 'clerk'\nBEGIN TRY UPDATE HallThere.dbo.Doors SET V = {value} END TRY\n"
         "BEGIN CATCH SELECT ERROR_NUMBER() END CATCH\nGO\nIF @@TRANCOUNT > 0 ROLLBACK\n"
-        "SELECT DB_NAME(), USER_NAME()" % value,
+        "SELECT DB_NAME(), USER_NAME()",
     )
     assert said[0] in ([(number,)], number)
     assert said[-1] == [("HallHere", "ClerkHere")]
