@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from servicebroker.pipeline.decoding.avro_limits import Limits, check_nesting
 from servicebroker.pipeline.decoding.columns import MOST_DIGITS, Column, Projection, Undecodable
 
 _KINDS = {
@@ -46,8 +47,9 @@ class AvroDecoder:
         references: Sequence[bytes] = (),
         reader: bytes | None = None,
     ) -> None:
-        self._schema = _record(schema, references)
-        self._reader = None if reader is None else _record(reader, ())
+        self._schema, named = _record(schema, references)
+        self._reader, added = (None, {}) if reader is None else _record(reader, ())
+        self._limits = Limits(self._schema, named, sum(len(one.get("fields", ())) for one in added.values()))
         fields = (self._reader or self._schema)["fields"]
         self.columns = tuple(columns) or tuple(_column(field) for field in fields)
         self.fields = frozenset(field["name"] for field in fields)
@@ -60,6 +62,7 @@ class AvroDecoder:
 
         if not body:
             raise Undecodable("empty", "the body is empty")
+        self._limits.check(body)
         source = io.BytesIO(body)
         try:
             found: Any = fastavro.schemaless_reader(source, self._schema, self._reader)
@@ -72,8 +75,8 @@ class AvroDecoder:
         return self._projection.values(found)
 
 
-def _record(schema: bytes, references: Sequence[bytes]) -> Any:
-    """A schema of a record, ready for use.
+def _record(schema: bytes, references: Sequence[bytes]) -> tuple[Any, dict[str, Any]]:
+    """Parse a schema of a record. Returns it, ready for use, and its named types.
 
     Raises:
         ValueError: it is none.
@@ -82,14 +85,15 @@ def _record(schema: bytes, references: Sequence[bytes]) -> Any:
 
     named: dict[str, Any] = {}
     try:
-        parsed: Any = [fastavro.parse_schema(json.loads(one), named) for one in (*references, schema)]
+        for one in (*references, schema):
+            content = json.loads(one)
+            check_nesting(content)
+            parsed: Any = fastavro.parse_schema(content, named)
     except Exception as problem:  # fastavro raises many kinds
         raise ValueError(f"it is no Avro schema: {problem}") from None
-    if not isinstance(parsed[-1], dict) or parsed[-1].get("type") != "record":
+    if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise ValueError("the Avro schema must be of a record")
-    for one in parsed:
-        _check_sizes(one, named)
-    return parsed[-1]
+    return parsed, named
 
 
 def _column(field: Mapping[str, Any]) -> Column:
@@ -105,29 +109,3 @@ def _kind(kind: Any) -> str:
     if logical == "decimal" and kind["precision"] <= MOST_DIGITS:
         return f"decimal({kind['precision']},{kind.get('scale', 0)})"
     return _LOGICAL.get(logical) or ("json" if logical else _KINDS.get(kind["type"], "json"))
-
-
-def _check_sizes(schema: Any, named: Mapping[str, Any]) -> None:
-    """Refuse arrays of what takes no bytes: few bytes could claim any number of them."""
-    if isinstance(schema, list):
-        for one in schema:
-            _check_sizes(one, named)
-    elif isinstance(schema, dict):
-        if schema.get("type") == "array" and _takes_nothing(schema["items"], named):
-            raise ValueError("an array of items without content may claim any length")
-        for inner in (schema.get("items"), schema.get("values"), schema.get("type")):
-            if not isinstance(inner, str):
-                _check_sizes(inner, named)
-        for field in schema.get("fields", ()):
-            _check_sizes(field["type"], named)
-
-
-def _takes_nothing(schema: Any, named: Mapping[str, Any], within: frozenset[str] = frozenset()) -> bool:
-    """Whether a value takes no bytes; a record that holds itself, among `within`, has no value that ends."""
-    if isinstance(schema, str) and schema in named and schema not in within:
-        return _takes_nothing(named[schema], named, within | {schema})
-    if isinstance(schema, dict) and schema.get("type") == "record":
-        return all(_takes_nothing(field["type"], named, within | {schema["name"]}) for field in schema["fields"])
-    if isinstance(schema, dict) and schema.get("type") == "fixed":
-        return schema.get("size") == 0
-    return schema == "null" or (isinstance(schema, dict) and schema.get("type") == "null")

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 MOST_DIGITS = 38  # of a decimal
+MAX_VALUES = 1_000_000  # in a body; each becomes a Python object of about a hundred bytes
 KINDS = ("string", "integer", "long", "double", "boolean", "date", "timestamp", "binary", "json")
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -31,6 +32,11 @@ class Undecodable(Exception):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+def too_many_values() -> Undecodable:
+    """Return the refusal of a body with more than `MAX_VALUES` values."""
+    return Undecodable("too many values", f"the body has more than {MAX_VALUES:,}")
 
 
 class Number:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from servicebroker.pipeline.decoding.columns import Column, Number, Projection, Undecodable
+from servicebroker.pipeline.decoding.columns import MAX_VALUES, Column, Number, Projection, Undecodable, too_many_values
 from servicebroker.pipeline.decoding.json_schema import JsonSchema
 
 
@@ -31,6 +31,8 @@ class JsonDecoder:
             text = body.decode(json.detect_encoding(body))
         except UnicodeDecodeError as problem:
             raise Undecodable("wrong encoding", str(problem)) from None
+        if len(text) > MAX_VALUES and _count_values(text) > MAX_VALUES:
+            raise too_many_values()
         try:
             found = (_READER if _MINUS_ZERO.search(text) is None else _READER_OF_MINUS_ZERO).decode(text)
             if self._schema is not None:
@@ -42,6 +44,12 @@ class JsonDecoder:
         if not isinstance(found, dict):
             raise Undecodable("wrong type", f"the body is no object but {type(found).__name__}")
         return self._projection.values(found)
+
+
+def _count_values(text: str) -> int:
+    """At most how many values a text of JSON has: each but the first stands behind a mark. Strings are left out."""
+    outside = _STRING.sub("", text)
+    return 1 + sum(outside.count(mark) for mark in "[{:,")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -64,6 +72,7 @@ def _no_constant(name: str) -> Any:
 
 _reader = partial(json.JSONDecoder, object_pairs_hook=_object, parse_float=Number, parse_constant=_no_constant)
 _READER = _reader()
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _MINUS_ZERO = re.compile("-0(?![0-9.eE])")  # seldom there, and each whole number would pay for a look
 _READER_OF_MINUS_ZERO = _reader(parse_int=_whole)
 

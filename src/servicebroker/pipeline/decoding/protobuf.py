@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, checked, convert, find
+from servicebroker.pipeline.decoding.protobuf_limits import check_values
 
 _OWN = re.compile(r"google/protobuf/[a-z_]+\.proto")
 _TIMESTAMP = "google.protobuf.Timestamp"
@@ -35,6 +36,7 @@ class ProtobufDecoder:
         """See `Decoder`."""
         from google.protobuf.message import DecodeError
 
+        check_values(self._class.DESCRIPTOR, body or b"")
         found = self._class()
         try:
             found.ParseFromString(body or b"")
