@@ -4,6 +4,10 @@ import base64
 import io
 import json
 import pickle
+import socket
+import threading
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -18,6 +22,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from pipeline_tables import NOON, QUEUE, batch, land, message, pipeline, table
 from schema_registry import serving
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import schema_registry
 from servicebroker.pipeline.decoding import Column, Undecodable
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.maintenance import replay
@@ -314,9 +319,118 @@ def test_credentials_come_from_the_environment_and_go_to_the_registry_alone(
         elsewhere.answers["/stolen"] = {"schema": "true", "schemaType": "JSON"}
         registry.answers["/schemas/ids/1"] = (302, f"{elsewhere.url}/stolen")
         reader = rule(registry, "json").decoder()
-        assert reader.decode(headed(1, b'{"id": 1}')) == [1, None]
+        with pytest.raises(InstanceError, match=f"redirects to '{elsewhere.url}/stolen', another server"):
+            reader.decode(headed(1, b'{"id": 1}'))
         assert registry.asked == [("/schemas/ids/1", expected)]
-        assert elsewhere.asked == [("/stolen", None)]
+        assert elsewhere.asked == []
+
+
+@pytest.mark.parametrize("place", ["file:///etc/hostname", "https://{host}/moved", "http://elsewhere.example/moved"])
+def test_a_redirect_to_elsewhere_is_not_followed(registry, place):
+    registry.answers["/schemas/ids/1"] = (302, place.format(host=registry.url.removeprefix("http://")))
+    with pytest.raises(InstanceError, match=r"another server|not allowed"):
+        find(registry.url, 1)
+
+
+def test_a_redirect_within_the_registry_is_followed(registry):
+    registry.has(2, "JSON", "true")
+    registry.answers["/schemas/ids/1"] = (302, "/schemas/ids/2")
+    assert find(registry.url, 1).content == b"true"
+    registry.answers["/schemas/ids/3"] = (302, "/schemas/ids/3")
+    with pytest.raises(InstanceError, match="answers 302"):
+        find(registry.url, 3)
+
+
+def refer(registry, name, *others):
+    """The schema of a name refers to others of that registry."""
+    told = {"schema": "true", "schemaType": "JSON", "references": [reference(other) for other in others]}
+    registry.answers[f"/subjects/{name}/versions/1"] = told
+    return told
+
+
+def reference(name):
+    return {"name": name, "subject": name, "version": 1}
+
+
+def test_schemas_that_refer_to_each_other_in_a_circle_are_quarantined(registry, tmp_path):
+    refer(registry, "a", "b", "c")
+    refer(registry, "b", "c", "a")
+    refer(registry, "c", "a")
+    registry.has(1, "JSON", "true", [reference("a")])
+    pipe = pipeline(tmp_path, rule(registry, "json"))
+    land(pipe, "q", 0, batch(*(message(number, headed(1, b"{}")) for number in range(3))))
+    assert {(row["reason"], "refers to itself" in row["detail"]) for row in table(pipe, "quarantine")} == {
+        ("wrong schema", True)
+    }
+    assert len(registry.asked) < 10
+
+
+def test_a_schema_that_needs_too_many_others_is_quarantined(registry):
+    for number in range(200):
+        refer(registry, f"n{number}")
+        refer(registry, f"row{number}", f"row{number + 1}")
+    registry.has(1, "JSON", "true", [reference(f"n{number}") for number in range(200)])
+    registry.has(2, "JSON", "true", [reference("row0")])
+    reader = rule(registry, "json").decoder()
+    for number, said in ((1, "more than 100 others"), (2, "more than 20 schemas refer to each other in a row")):
+        with pytest.raises(Undecodable, match=said) as refused:
+            reader.decode(headed(number, b"{}"))
+        assert refused.value.reason == "wrong schema"
+    assert len(registry.asked) <= 2 + 100 + 20
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"schema": 5},
+        {"schema": None},
+        {"schema": "true", "schemaType": ["JSON"]},
+        {"schema": "true", "references": {"name": "a"}},
+        {"schema": "true", "references": [5]},
+        {"schema": "true", "references": [{"name": [], "subject": "a", "version": 1}]},
+        {"schema": "true", "references": [{"name": "a", "subject": {}, "version": 1}]},
+        {"schema": "true", "references": "a" * 10_000},
+        {"schema": "\ud800"},
+        5,
+        "text",
+        None,
+        b"[" * 200_000,
+        b"\xff",
+        (404, b"[" * 200_000),
+        (404, {"error_code": {}, "message": 5}),
+    ],
+    ids=str,
+)
+def test_an_answer_that_makes_no_sense_is_one_clear_error(registry, answer):
+    registry.answers["/schemas/ids/1"] = answer
+    with pytest.raises(InstanceError) as refused:
+        find(registry.url, 1)
+    assert registry.url in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"], ids=["head", "body"])
+def test_a_registry_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, head):
+    monkeypatch.setattr(schema_registry, "TIMEOUT_S", 0.5)
+    ended = threading.Event()
+
+    def drip(connection):
+        with connection, suppress(OSError):
+            connection.sendall(head)
+            while not ended.wait(0.05):
+                connection.sendall(b"H")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=lambda: drip(server.accept()[0]))
+        thread.start()
+        try:
+            started = time.monotonic()
+            with pytest.raises(InstanceError, match=r"has not answered within 0.5 s"):
+                find(f"http://127.0.0.1:{server.getsockname()[1]}", 1)
+            assert time.monotonic() - started < 5
+        finally:
+            ended.set()
+            thread.join()
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,27 @@ The rules: "Schemas of a registry" in docs/reference/pipeline-file.md; why no cl
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
+import socket
+import threading
+from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, NoReturn
+from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding.registered import Registered
 
-if TYPE_CHECKING:
-    from urllib.error import HTTPError
-
 URL = "SCHEMA_REGISTRY_URL"
 USER_INFO = "SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO"
 TOKEN = "SCHEMA_REGISTRY_BEARER_AUTH_TOKEN"
-TIMEOUT = 10.0  # seconds
+TIMEOUT_S = 10.0  # for a schema with all that it refers to, however slowly the registry sends
+MAX_REFERENCES = 100  # schemas that one schema needs
+MAX_REFERENCE_DEPTH = 20  # schemas that need each other in a row
 _LARGEST = 16 * 1024 * 1024  # bytes of an answer
 _UNKNOWN = (40401, 40402, 40403)  # a registry's codes for a subject, version or schema that it does not have
 
@@ -51,38 +55,50 @@ def check_registry(url: str) -> None:
         InstanceError: as `find`.
     """
     try:
-        _get(url, "schemas/types")
+        with _Session(url) as session:
+            session.get("schemas/types")
     except LookupError as problem:
         raise InstanceError(f"There is no schema registry at '{url}': {problem}.") from None
 
 
 @lru_cache(maxsize=1000)
 def find(url: str, number: int) -> Registered:
-    """The schema of a number, which never changes: what was found is kept as long as the process lives.
+    """Return the schema of a number. It never changes, so it is kept as long as the process lives.
 
     Raises:
         LookupError: the registry has none.
-        InstanceError: it cannot be asked, or does not answer as a registry does.
+        ValueError: the schema refers to itself, to too many others, or to too many in a row.
+        InstanceError: the registry cannot be asked, or does not answer as a registry does.
     """
-    told = _schema(url, f"schemas/ids/{number}")
-    kind = told.get("schemaType") or "AVRO"
-    form = "?format=serialized" if kind == "PROTOBUF" else ""
-    if form:
-        told = _schema(url, f"schemas/ids/{number}{form}")
-    references: dict[str, bytes] = {}
-    _add_references(url, told, form, references)
-    return Registered(kind, _content(url, told, form), tuple(references.items()))
+    with _Session(url) as session:
+        told = session.schema(f"schemas/ids/{number}")
+        kind = told.get("schemaType") or "AVRO"
+        form = "?format=serialized" if kind == "PROTOBUF" else ""
+        if form:
+            told = session.schema(f"schemas/ids/{number}{form}")
+        references: dict[str, bytes] = {}
+        _add_references(session, told, form, references, ())
+        return Registered(kind, _content(url, told, form), tuple(references.items()))
 
 
-def _add_references(url: str, told: dict[str, Any], form: str, found: dict[str, bytes]) -> None:
+def _add_references(
+    session: _Session, told: dict[str, Any], form: str, found: dict[str, bytes], within: tuple[str, ...]
+) -> None:
+    """Add the schemas that a schema needs, each behind those that it needs itself."""
+    if len(within) >= MAX_REFERENCE_DEPTH:
+        raise ValueError(f"more than {MAX_REFERENCE_DEPTH} schemas refer to each other in a row")
     for one in told.get("references") or ():
-        if not isinstance(one, dict) or not one.keys() >= {"name", "subject", "version"}:
-            raise InstanceError(f"What answers at '{url}' is no schema registry: it refers to {one!r}.")
-        if one["name"] not in found:
-            subject, version = quote(str(one["subject"]), safe=""), quote(str(one["version"]), safe="")
-            inner = _schema(url, f"subjects/{subject}/versions/{version}{form}")
-            _add_references(url, inner, form, found)
-            found[one["name"]] = _content(url, inner, form)
+        name = one["name"]
+        if name in within:
+            raise ValueError(f"it refers to '{name}', which refers to itself")
+        if name in found:
+            continue
+        if len(found) + len(within) >= MAX_REFERENCES:
+            raise ValueError(f"it refers to more than {MAX_REFERENCES} others")
+        subject, version = quote(str(one["subject"]), safe=""), quote(str(one["version"]), safe="")
+        inner = session.schema(f"subjects/{subject}/versions/{version}{form}")
+        _add_references(session, inner, form, found, (*within, name))
+        found[name] = _content(session.url, inner, form)
 
 
 def _content(url: str, told: dict[str, Any], form: str) -> bytes:
@@ -91,51 +107,142 @@ def _content(url: str, told: dict[str, Any], form: str) -> bytes:
     Raises:
         InstanceError: the registry does not know that form.
     """
-    text = str(told["schema"])
+    text: str = told["schema"]
     try:
         return base64.b64decode(text, validate=True) if form else text.encode()
-    except binascii.Error:
+    except ValueError:  # no base64, or a lone surrogate
         raise InstanceError(
             f"The schema registry at '{url}' gives the text of a Protobuf schema instead of its descriptor: it "
             "does not know format=serialized, and no body of this rule can be read."
+            if form
+            else f"What answers at '{url}' is no schema registry: a schema is no text."
         ) from None
 
 
-def _schema(url: str, path: str) -> dict[str, Any]:
-    """An answer that is a schema; raises as `find`."""
-    told = _get(url, path)
-    if not isinstance(told, dict) or "schema" not in told:
-        raise InstanceError(f"What answers at '{url}' is no schema registry: there is no schema in what it says.")
-    return told
+class _Session:
+    """A conversation with a registry of some GETs, which ends after `TIMEOUT_S` even if the registry sends on.
 
-
-def _get(url: str, path: str) -> Any:
-    """The answer to one GET.
-
-    Raises:
-        LookupError: the registry says that it has no such thing.
-        InstanceError: anything else than an answer.
+    A timer shuts the sockets down: a timeout of a socket begins anew with each byte that comes.
     """
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
 
-    request = Request(f"{url}/{path}", headers={"Accept": "application/vnd.schemaregistry.v1+json, application/json"})
-    if user_info := os.environ.get(USER_INFO):
-        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(user_info.encode()).decode()}")
-    elif token := os.environ.get(TOKEN):
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
-    try:
-        with urlopen(request, timeout=TIMEOUT) as answer:
-            return json.loads(answer.read(_LARGEST))
-    except HTTPError as refused:
-        with refused:
-            raise _refusal(url, path, refused) from None
-    except (OSError, HTTPException, ValueError) as problem:
-        why = getattr(problem, "reason", None) or problem
-        raise InstanceError(
-            f"The schema registry at '{url}' cannot be asked ({why}): what needs it is read later."
-        ) from None
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._is_over = False
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(TIMEOUT_S, self._end)
+        self._timer.daemon = True
+        self._opener = _opener(self._sockets)
+
+    def __enter__(self) -> _Session:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._timer.cancel()
+
+    def _end(self) -> None:
+        self._is_over = True
+        for one in self._sockets:
+            with suppress(OSError):  # not connected any more
+                one.shutdown(socket.SHUT_RDWR)
+
+    def schema(self, path: str) -> dict[str, Any]:
+        """Return an answer that is a schema; raises as `find`."""
+        told = self.get(path)
+        if not isinstance(told, dict) or not isinstance(told.get("schema"), str):
+            self._refuse("there is no schema in what it says")
+        if not isinstance(told.get("schemaType") or "", str):
+            self._refuse(f"a schema is of the type {_shown(told['schemaType'])}")
+        references = told.get("references") or []
+        if not isinstance(references, list):
+            self._refuse(f"it refers to {_shown(references)}")
+        for one in references:
+            if not isinstance(one, dict) or not all(isinstance(one.get(key), str | int) for key in _REFERENCE):
+                self._refuse(f"it refers to {_shown(one)}")
+        return told
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise InstanceError(f"What answers at '{self.url}' is no schema registry: {why}.")
+
+    def get(self, path: str) -> Any:
+        """Return the answer to one GET.
+
+        Raises:
+            LookupError: the registry says that it has no such thing.
+            InstanceError: anything else than an answer.
+        """
+        accepted = "application/vnd.schemaregistry.v1+json, application/json"
+        request = Request(f"{self.url}/{path}", headers={"Accept": accepted})
+        if user_info := os.environ.get(USER_INFO):
+            request.add_header("Authorization", f"Basic {base64.b64encode(user_info.encode()).decode()}")
+        elif token := os.environ.get(TOKEN):
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            if self._is_over:
+                raise TimeoutError
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                return json.loads(answer.read(_LARGEST))
+        except HTTPError as refused:
+            with refused:
+                raise _refusal(self.url, path, refused) from None
+        except (OSError, HTTPException, ValueError, RecursionError) as problem:
+            why = getattr(problem, "reason", None) or problem
+            if self._is_over or isinstance(why, TimeoutError):
+                why = f"it has not answered within {TIMEOUT_S:g} s"
+            raise InstanceError(
+                f"The schema registry at '{self.url}' cannot be asked ({why}): what needs it is read later."
+            ) from None
+
+
+_REFERENCE = ("name", "subject", "version")
+_LONGEST_SHOWN = 100  # characters of what a registry says where it makes no sense
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _opener(sockets: list[socket.socket]) -> OpenerDirector:
+    """Return what sends requests, by the proxy of the environment. The sockets that it opens are added to the list."""
+
+    class Plain(HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            sockets.append(self.sock)
+
+    class Secure(HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            sockets.append(self.sock)
+
+    class PlainHandler(HTTPHandler):
+        def http_open(self, req: Request) -> Any:
+            return self.do_open(Plain, req)
+
+    class SecureHandler(HTTPSHandler):
+        def https_open(self, req: Request) -> Any:
+            return self.do_open(Secure, req)
+
+    return build_opener(PlainHandler, SecureHandler, _SameOrigin)
+
+
+class _SameOrigin(HTTPRedirectHandler):
+    """Redirects within the registry; another server might tell anything of a schema."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        """See the library's; refuse what leads elsewhere."""
+        if _origin(newurl) != _origin(req.full_url):
+            raise InstanceError(
+                f"The schema registry at '{req.full_url}' redirects to '{newurl}', another server, which is not "
+                "followed: if that is the registry, name it in the pipeline file."
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _refusal(url: str, path: str, refused: HTTPError) -> Exception:
@@ -143,7 +250,7 @@ def _refusal(url: str, path: str, refused: HTTPError) -> Exception:
     try:
         told = json.loads(refused.read(_LARGEST))
         code, message = told["error_code"], str(told["message"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
         code, message = None, refused.reason
     if refused.code == 404 and code in _UNKNOWN:
         return LookupError(message)

@@ -48,7 +48,10 @@ class AvroDecoder:
         reader: bytes | None = None,
     ) -> None:
         self._schema, named = _record(schema, references)
-        self._reader, added = (None, {}) if reader is None else _record(reader, ())
+        added: dict[str, Any] = {}
+        self._reader: Any = None
+        if reader is not None:
+            self._reader, added = _record(reader, ())
         self._limits = Limits(self._schema, named, sum(len(one.get("fields", ())) for one in added.values()))
         fields = (self._reader or self._schema)["fields"]
         self.columns = tuple(columns) or tuple(_column(field) for field in fields)

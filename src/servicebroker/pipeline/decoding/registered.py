@@ -37,8 +37,8 @@ class RegisteredDecoder:
     """The columns of bodies, each read by the schema that it names.
 
     Args:
-        find: the schema of a number. Raises LookupError when the registry has none; what else it raises goes on to
-            whoever decodes: nothing is known of the body then.
+        find: the schema of a number. Raises LookupError when the registry has none, ValueError when it cannot be
+            used; what else it raises goes on to whoever decodes: nothing is known of the body then.
         reader: the Avro schema by which bodies are read, whatever they were written with.
 
     Raises:
@@ -87,6 +87,8 @@ class RegisteredDecoder:
             found = self._find(number)
         except LookupError as problem:
             return "unknown schema", f"the registry has no schema {number}: {problem}"
+        except ValueError as problem:
+            return "wrong schema", f"the schema {number} cannot be used: {problem}"
         if found.kind != _KINDS[self._format]:
             return "wrong schema", f"the schema {number} is of {found.kind}, and the rule of {self._format}"
         try:
