@@ -68,7 +68,7 @@ coverage: install
 	$(PYTEST) --full --cov --cov-report=term-missing:skip-covered
 
 coverage-of-simulation: install
-	$(BIN)/coverage run --concurrency=multiprocessing $(BIN)/servicebroker simulate --seeds 0:1000
+	$(BIN)/coverage run --concurrency=multiprocessing -m servicebroker_lab.simulation --seeds 0:1000
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --include='src/servicebroker/broker/*'
 
@@ -79,8 +79,8 @@ sync:
 
 lint:
 	$(BIN)/python tools/make_sync.py --check
-	$(BIN)/ruff check src tests tools examples
-	$(BIN)/ruff format --check src tests tools examples
+	$(BIN)/ruff check src lab tests tools examples
+	$(BIN)/ruff format --check src lab tests tools examples
 	$(BIN)/lint-imports
 
 types:
@@ -93,9 +93,9 @@ conformance: install
 	$(PYTEST) --full -q -p conformance --conformance docs/conformance.md
 
 simulate: install
-	$(BIN)/servicebroker simulate --seeds $(SEEDS)
-	$(BIN)/servicebroker simulate --fleet 1000:100000 --seeds 0:20
-	$(BIN)/servicebroker simulate --mirrors --seeds 0:20000
+	$(BIN)/python -m servicebroker_lab.simulation --seeds $(SEEDS)
+	$(BIN)/python -m servicebroker_lab.simulation --fleet 1000:100000 --seeds 0:20
+	$(BIN)/python -m servicebroker_lab.simulation --mirrors --seeds 0:20000
 	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_tsql_model.py tests/integration/test_leaks.py --model-steps 500000 --tsql-steps 50000 --leak-conversations 100000
 	$(PYTEST) -q --full tests/integration/test_cut.py --cuts 1000
 	$(BIN)/python -m pytest -q tests/unit/test_tsql_translation_fuzz.py tests/unit/test_tsql_script_fuzz.py --fuzz-examples 50000
@@ -114,7 +114,7 @@ chaos: install
 	$(BIN)/python -m pytest -q tests/integration/test_chaos.py --chaos-seconds 3600 --log-cli-level INFO
 
 bench: install
-	$(BIN)/servicebroker bench all --write docs/benchmarks.md
+	$(BIN)/python -m servicebroker_lab.benchmarks all --write docs/benchmarks.md
 
 docs: install
 	$(BIN)/python tools/make_pictures.py --check

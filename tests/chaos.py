@@ -28,8 +28,8 @@ import servicebroker as sb
 from chaos_application import LEDGER
 from daemons import free_port
 from fault_proxy import FaultProxy
-from servicebroker.benchmarks.processes import held
 from servicebroker.store.cluster import Cluster, server_user
+from servicebroker_lab.benchmarks.processes import held
 from support import ORDERS, STOCK, define_standard_set, eventually, query, queue_number
 
 PATIENCE = 120.0  # seconds after the last fault, until everything has arrived

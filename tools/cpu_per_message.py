@@ -22,9 +22,9 @@ import psycopg
 import servicebroker as sb
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
-from servicebroker.benchmarks.measured_system import text_body
-from servicebroker.benchmarks.processes import processor_time
-from servicebroker.benchmarks.routing import Passing
+from servicebroker_lab.benchmarks.measured_system import text_body
+from servicebroker_lab.benchmarks.processes import processor_time
+from servicebroker_lab.benchmarks.routing import Passing
 
 SIZES = (1000, 10)  # messages in a transaction
 

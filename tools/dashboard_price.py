@@ -28,8 +28,8 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 import servicebroker as sb
-from servicebroker.benchmarks.processes import processor_time
 from servicebroker.dashboard.observed import FRESH
+from servicebroker_lab.benchmarks.processes import processor_time
 
 BODY = b"x" * 200
 AT_ONCE = 100

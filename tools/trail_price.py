@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from servicebroker.benchmarks.processes import processor_time
 from servicebroker.cli.main import app
+from servicebroker_lab.benchmarks.processes import processor_time
 
 SINGLE, BATCHES, OF = 4000, 100, 500
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from servicebroker import benchmarks
-from servicebroker.benchmarks import pipeline, remote, remote_scale
-from servicebroker.benchmarks.measure import Meter
-from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
-from servicebroker.benchmarks.remote_scale import core_counts
-from servicebroker.benchmarks.report import Report
-from servicebroker.benchmarks.scenarios import BARE, SCENARIOS
 from servicebroker.model.errors import InstanceError
+from servicebroker_lab import benchmarks
+from servicebroker_lab.benchmarks import pipeline, remote, remote_scale
+from servicebroker_lab.benchmarks.measure import Meter
+from servicebroker_lab.benchmarks.rabbitmq import Shovelled, find_server
+from servicebroker_lab.benchmarks.remote_scale import core_counts
+from servicebroker_lab.benchmarks.report import Report
+from servicebroker_lab.benchmarks.scenarios import BARE, SCENARIOS
 
 NOT_HERE = ("pipeline", "storage-", "remote-", "scale-", "cpu-")
 ON_THE_SERVER = [*[name for name in SCENARIOS if not name.startswith(NOT_HERE)], "cpu-receive-one", "cpu-poison"]

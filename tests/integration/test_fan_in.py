@@ -12,9 +12,9 @@ from uuid import UUID
 
 import pytest
 
-from servicebroker import benchmarks
-from servicebroker.benchmarks import remote
-from servicebroker.benchmarks.remote import APART, CONVERSATIONS, ORDER, QUEUE, SOURCES, Linked
+from servicebroker_lab import benchmarks
+from servicebroker_lab.benchmarks import remote
+from servicebroker_lab.benchmarks.remote import APART, CONVERSATIONS, ORDER, QUEUE, SOURCES, Linked
 from support import eventually, query
 
 pytestmark = pytest.mark.feature(210)

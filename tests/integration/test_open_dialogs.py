@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 from daemons import Site, Two, two_sites
-from servicebroker.benchmarks import processes
+from servicebroker_lab.benchmarks import processes
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, bodies, eventually, query, waiting_messages
 
 _LOG = logging.getLogger(__name__)  # shown with --log-cli-level INFO

@@ -20,10 +20,10 @@ pytest.importorskip("pyspark")
 from deltalake import DeltaTable
 
 from schema_registry import serving
-from servicebroker.benchmarks.processes import family
 from servicebroker.model import names
 from servicebroker.pipeline.file import read_pipeline
 from servicebroker.store import locks
+from servicebroker_lab.benchmarks.processes import family
 from support import eventually
 
 COMMAND = [sys.executable, "-W", "error", "-m", "servicebroker.cli.main", "pipeline"]

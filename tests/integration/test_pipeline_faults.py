@@ -23,10 +23,10 @@ from deltalake import DeltaTable
 import pipeline_senders
 import servicebroker as sb
 from pipeline_senders import Meddler, Sender, make_notes, noted
-from servicebroker.benchmarks.processes import family
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.file import read_pipeline
 from servicebroker.pipeline.run import running
+from servicebroker_lab.benchmarks.processes import family
 from support import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -27,8 +27,8 @@ from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, I
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Address, Elsewhere, Route
-from servicebroker.simulation.store import Endpoint, MemoryStore, Tables
 from servicebroker.store.connection import connect
+from servicebroker_lab.simulation.store import Endpoint, MemoryStore, Tables
 from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, Clock, query, standard_database
 
 FAR = UUID(int=7)  # the broker of the peers

@@ -501,7 +501,7 @@ def found(mutant: Mutant, seeds: range) -> int | None:
 def _look(mutant: Mutant, seeds: range) -> None:
     """In a process of its own: print the first seed that fails."""
     sys.meta_path.insert(0, _Finder(mutant))
-    from servicebroker.simulation.run import run_many
+    from servicebroker_lab.simulation.run import run_many
 
     for seed in seeds:
         if run_many(range(seed, seed + 1))[1]:

@@ -8,9 +8,12 @@ from random import Random
 import pytest
 from typer.testing import CliRunner
 
-from servicebroker.cli.main import app
-from servicebroker.simulation import fleet
-from servicebroker.simulation.fleet import Fleet, Size
+from servicebroker.cli.main import alone
+from servicebroker_lab.simulation import fleet
+from servicebroker_lab.simulation.command import simulate_command
+from servicebroker_lab.simulation.fleet import Fleet, Size
+
+program = alone(simulate_command)
 
 SMALL = Size(100, 2_000, 6_000, 20)
 
@@ -50,11 +53,11 @@ def test_an_uneven_choice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command() -> None:
-    done = CliRunner().invoke(app, ["simulate", "--fleet", "40:400", "--conversations", "500", "--json"])
+    done = CliRunner().invoke(program, ["--fleet", "40:400", "--conversations", "500", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)
     (run,) = told["runs"]
     assert (told["instances"], run["conversations"], run["misplaced"]) == (40, 500, 0)
-    assert "0 misplaced" in CliRunner().invoke(app, ["simulate", "--fleet", "40:400", "--conversations", "500"]).output
+    assert "0 misplaced" in CliRunner().invoke(program, ["--fleet", "40:400", "--conversations", "500"]).output
     for wrong in ("40", "0:5", "x:y"):
-        assert CliRunner().invoke(app, ["simulate", "--fleet", wrong]).exit_code == 2
+        assert CliRunner().invoke(program, ["--fleet", wrong]).exit_code == 2

@@ -7,10 +7,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from servicebroker.cli.main import app
+from servicebroker.cli.main import alone
 from servicebroker.protocol.mirroring import STAYS, Claimant, Role, Standing
-from servicebroker.simulation import mirrors
-from servicebroker.simulation.store import Lost
+from servicebroker_lab.simulation import mirrors
+from servicebroker_lab.simulation.command import simulate_command
+from servicebroker_lab.simulation.store import Lost
+
+program = alone(simulate_command)
 
 SEEDS = range(40)
 
@@ -67,7 +70,7 @@ def test_a_sender_that_never_changes_over_is_found_out(monkeypatch: pytest.Monke
 
 
 def test_the_command() -> None:
-    result = CliRunner().invoke(app, ["simulate", "--mirrors", "--seeds", "0:3", "--json"])
+    result = CliRunner().invoke(program, ["--mirrors", "--seeds", "0:3", "--json"])
     assert result.exit_code == 0
     told = json.loads(result.stdout)
     assert (told["runs"], told["failures"]) == (3, [])
@@ -76,7 +79,7 @@ def test_the_command() -> None:
 def test_the_command_replays_a_seed_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STAYS, Claimant.NO, True)
     bad = next(seed for seed in range(200) if is_bad(seed))
-    result = CliRunner().invoke(app, ["simulate", "--mirrors", "--seeds", str(bad)])
+    result = CliRunner().invoke(program, ["--mirrors", "--seeds", str(bad)])
     assert result.exit_code == 1
     assert f"seed {bad}: sender" in result.stdout
     assert "faults stop" in result.stderr

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from servicebroker.simulation.faults import Faults
-from servicebroker.simulation.run import Case, run, run_many
+from servicebroker_lab.simulation.faults import Faults
+from servicebroker_lab.simulation.run import Case, run, run_many
 from simulation.mutants import MUTANTS, Mutant, found
 
 

@@ -17,8 +17,8 @@ from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part
 from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.routing import LOCAL, Route
-from servicebroker.simulation.simulated_time import MIDNIGHT
-from servicebroker.simulation.store import MemoryStore, Tables
+from servicebroker_lab.simulation.simulated_time import MIDNIGHT
+from servicebroker_lab.simulation.store import MemoryStore, Tables
 
 SIZE = 1_000
 PEER = uuid4()

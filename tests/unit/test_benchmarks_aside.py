@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from servicebroker.benchmarks.aside import Aside, all_during
 from servicebroker.model.errors import InstanceError
+from servicebroker_lab.benchmarks.aside import Aside, all_during
 
 
 @contextmanager

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from servicebroker import benchmarks
-from servicebroker.benchmarks import chosen_scenarios, command_line
-from servicebroker.benchmarks.adbc import even_parts
-from servicebroker.benchmarks.competitors import pgmq_version, plain_sql
-from servicebroker.benchmarks.measure import Figures, Sample, figures
-from servicebroker.benchmarks.measured_system import BATCH, BODY_BYTES, batches, text_body
-from servicebroker.benchmarks.report import Conditions, Line, Report, goal_text, in_words
-from servicebroker.benchmarks.runner import with_ratios
-from servicebroker.benchmarks.scenarios import BOUNDS, SCENARIOS
 from servicebroker.model.errors import InstanceError
+from servicebroker_lab import benchmarks
+from servicebroker_lab.benchmarks import chosen_scenarios, command_line
+from servicebroker_lab.benchmarks.adbc import even_parts
+from servicebroker_lab.benchmarks.competitors import pgmq_version, plain_sql
+from servicebroker_lab.benchmarks.measure import Figures, Sample, figures
+from servicebroker_lab.benchmarks.measured_system import BATCH, BODY_BYTES, batches, text_body
+from servicebroker_lab.benchmarks.report import Conditions, Line, Report, goal_text, in_words
+from servicebroker_lab.benchmarks.runner import with_ratios
+from servicebroker_lab.benchmarks.scenarios import BOUNDS, SCENARIOS
 
 SCENARIO = SCENARIOS["send-one"]
 
@@ -36,7 +36,9 @@ def some_lines() -> list[Line]:
 
 
 def a_report() -> Report:
-    conditions = Conditions("servicebroker bench send-one", "2026-01-31", "3.11", "18", 2, 5, 1.0, {"send-one": 3000})
+    conditions = Conditions(
+        "python -m servicebroker_lab.benchmarks send-one", "2026-01-31", "3.11", "18", 2, 5, 1.0, {"send-one": 3000}
+    )
     return Report(conditions, tuple(some_lines()))
 
 
@@ -93,7 +95,7 @@ def test_goal_text() -> None:
 
 def test_markdown() -> None:
     page = a_report().markdown("benchmarks.svg")
-    assert "servicebroker bench send-one\n" in page
+    assert "python -m servicebroker_lab.benchmarks send-one\n" in page
     assert "![Messages per second, by scenario](benchmarks.svg)" in page
     assert (
         "| pgqueuer 2.0 `enqueue`<br>psycopg <3> | 2,000 | 1.50x | >= 1.2x, reached | 1.000 | 1,100 B | | |"
@@ -161,9 +163,9 @@ def test_senseless_numbers_are_refused_before_anything_starts(scale: float, roun
 
 
 def test_command_line_names_no_folder() -> None:
-    assert command_line(["all"], None, 1.0, 5) == "servicebroker bench all"
+    assert command_line(["all"], None, 1.0, 5) == "python -m servicebroker_lab.benchmarks all"
     found = command_line(["send-one"], Path("/some/where/pgmq one.sql"), 0.5, 3)
-    assert found == "servicebroker bench send-one --pgmq-sql 'pgmq one.sql' --scale 0.5 --rounds 3"
+    assert found == "python -m servicebroker_lab.benchmarks send-one --pgmq-sql 'pgmq one.sql' --scale 0.5 --rounds 3"
 
 
 def test_plain_sql_drops_what_only_an_extension_needs() -> None:

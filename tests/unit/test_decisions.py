@@ -78,7 +78,7 @@ def _text(number: int) -> str:
 @cache
 def words() -> set[str]:
     """Every word of the sources, tests and tools, and the names of their files."""
-    folders = [ROOT / name for name in ("src", "tests", "tools")]
+    folders = [ROOT / name for name in ("src", "lab", "tests", "tools")]
     files = [path for folder in folders for end in ("py", "sql", "toml") for path in folder.rglob(f"*.{end}")]
     files += [ROOT / "Makefile", ROOT / "pyproject.toml"]
     found = {path.stem for path in files}
@@ -92,7 +92,7 @@ def words() -> set[str]:
 def constants() -> dict[tuple[str, str], Any]:
     """Every constant of a module whose value can be told, by file and name."""
     found = {}
-    for path in (ROOT / "src").rglob("*.py"):
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "lab").rglob("*.py")]:
         for line in ast.parse(path.read_text()).body:
             if isinstance(line, ast.Assign) and len(line.targets) == 1:
                 target = line.targets[0]

@@ -14,8 +14,8 @@ from servicebroker.broker.relay import Relay
 from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import LOCAL, Address, Route
-from servicebroker.simulation.simulated_time import MIDNIGHT
-from servicebroker.simulation.store import Endpoint, MemoryStore, Tables
+from servicebroker_lab.simulation.simulated_time import MIDNIGHT
+from servicebroker_lab.simulation.store import Endpoint, MemoryStore, Tables
 
 
 class OneLink:

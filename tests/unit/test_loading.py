@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from servicebroker.cli.main import COMMANDS, EXTRAS, app, load
 
 LAST = "import sys, json; print(); print(json.dumps(sorted(sys.modules)))"
-OTHERS = ("tsql", "benchmarks", "simulation", "pipeline", "broker", "engine", "store", "dashboard")
+OTHERS = ("tsql", "pipeline", "broker", "engine", "store", "dashboard")
 HEAVY = ("psycopg", "psycopg_pool", "asyncio", "lxml", "cryptography", "pyspark", "pyarrow", "starlette", "uvicorn")
 
 
@@ -52,7 +52,7 @@ def test_little_is_loaded(program: str, most: int, absent: tuple[str, ...]) -> N
 
 def test_an_opened_instance_needs_neither_scripts_nor_commands() -> None:
     modules = loaded("import servicebroker\nservicebroker.open")
-    faces = ("tsql", "benchmarks", "simulation", "pipeline", "broker", "cli", "testing", "dashboard")
+    faces = ("tsql", "pipeline", "broker", "cli", "testing", "dashboard")
     assert not modules & {"typer", "rich", "sqlglot", "starlette", *(f"servicebroker.{name}" for name in faces)}
 
 

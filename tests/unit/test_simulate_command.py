@@ -5,12 +5,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from servicebroker.cli import simulate
-from servicebroker.cli.main import app
-from servicebroker.cli.simulate import parse_seeds, portions
+from servicebroker.cli.main import alone
 from servicebroker.protocol.outgoing import Outgoing
-from servicebroker.simulation import shrinking
-from servicebroker.simulation.run import Failure, run_many
+from servicebroker_lab.simulation import command as simulate
+from servicebroker_lab.simulation import shrinking
+from servicebroker_lab.simulation.command import parse_seeds, portions, simulate_command
+from servicebroker_lab.simulation.run import Failure, run_many
+
+program = alone(simulate_command)
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("3:5", range(3, 5)), ("7", range(7, 8))])
@@ -22,7 +24,7 @@ def test_seeds(text: str, seeds: range) -> None:
 def test_what_is_no_seeds_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         parse_seeds(text)
-    assert CliRunner().invoke(app, ["simulate", "--seeds", text]).exit_code == 2
+    assert CliRunner().invoke(program, ["--seeds", text]).exit_code == 2
 
 
 @pytest.mark.parametrize(("seeds", "cores"), [(range(3), 2), (range(7, 207), 2), (range(50), 16), (range(10_000), 2)])
@@ -34,7 +36,7 @@ def test_each_core_has_some_of_the_seeds(seeds: range, cores: int) -> None:
 
 
 def test_good_seeds() -> None:
-    result = CliRunner().invoke(app, ["simulate", "--seeds", "0:3", "--json"])
+    result = CliRunner().invoke(program, ["--seeds", "0:3", "--json"])
     assert result.exit_code == 0
     counts = json.loads(result.stdout)
     assert (counts["runs"], counts["failures"]) == (3, [])
@@ -47,7 +49,7 @@ def test_a_seed_that_fails_is_shown_with_the_trace_of_a_short_run(monkeypatch: p
     monkeypatch.setattr(simulate, "simulate", in_this_process)
     monkeypatch.setattr(shrinking, "OTHERS", 3)
     monkeypatch.setattr(Outgoing, "has_work", lambda self, now: False)
-    result = CliRunner().invoke(app, ["simulate", "--seeds", "2:4"])
+    result = CliRunner().invoke(program, ["--seeds", "2:4"])
     assert result.exit_code == 1
     assert "seed 2: Lost" in result.stdout
     assert "at most 1 conversations, 0.9375 s, faults: none." in result.stdout

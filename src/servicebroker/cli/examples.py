@@ -82,6 +82,5 @@ EXAMPLES = {
     "pipeline report": "pipeline report orders.toml",
     "pipeline compact": "pipeline compact orders.toml",
     "demo": "demo --input lines.log",
-    "bench": "bench send-one",
-    "simulate": "simulate --seeds 0:3",
+    "load": "load --instance ./data --seconds 10 --senders 2 --readers 2 --batch 100",
 }

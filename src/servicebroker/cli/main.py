@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, NoReturn
@@ -74,11 +74,10 @@ COMMANDS = {
         "demo",
         "Send every line of a file as a message and land them in a Delta table through Spark, exactly once.",
     ),
-    "bench": Place("bench", "bench", "Measure against what you would use instead, on the same server in the same run."),
-    "simulate": Place(
-        "simulate",
-        "simulate_command",
-        "Run brokers over broken links and crashes, one run for each seed, and say which lost a promise.",
+    "load": Place(
+        "load",
+        "load",
+        "Send and receive for some seconds in a database of its own, and print messages per second and latency.",
     ),
     "certificate": Place("certificate", "app", "Certificates: who this instance is to others, and whom it lets in."),
     "domain": Place(
@@ -129,7 +128,7 @@ GROUPS = {  # as the help shows them
     "What there is": ("database", "queue", "service", "route", "endpoint", "instance"),
     "Who may": ("rights", "people", "certificate", "domain"),
     "T-SQL": ("sql", "tsql"),
-    "Measure and try": ("bench", "simulate"),
+    "Measure": ("load",),
 }
 
 
@@ -162,13 +161,16 @@ def load(name: str) -> Any:
     """The command of that name."""
     place = COMMANDS[name]
     found = getattr(import_module(f"servicebroker.cli.{place.module}"), place.attribute)
-    if not isinstance(found, typer.Typer):
-        alone = typer.Typer(add_completion=False)
-        alone.command(name)(found)
-        found = alone
-    command = typer.main.get_command(found)
+    command = typer.main.get_command(found if isinstance(found, typer.Typer) else alone(found, name))
     _finish(name, command)
     return command
+
+
+def alone(command: Callable[..., None], name: str | None = None) -> typer.Typer:
+    """Return a program that has this function as its only command."""
+    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    program.command(name)(command)
+    return program
 
 
 def _finish(words: str, command: Any) -> None:
@@ -197,12 +199,21 @@ app = typer.Typer(
 
 def main() -> NoReturn:
     """The entry point of the command."""
+    _run(app)
+
+
+def run_alone(command: Callable[..., None]) -> NoReturn:
+    """Run a function as a program of its own, with the signals and the errors of `servicebroker`."""
+    _run(alone(command))
+
+
+def _run(program: typer.Typer) -> NoReturn:
     clean_tracebacks()
     warnings_of_our_own()
     stopping.guarded()
     try:
         with said_in_one_sentence(), working_by("command"):
-            app()
+            program()
     finally:
         stopping.leave_nothing()
     sys.exit(0)

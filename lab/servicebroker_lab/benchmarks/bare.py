@@ -1,0 +1,49 @@
+"""What a durable commit costs on this disk: no queue can be faster that commits each message."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+
+from servicebroker_lab.benchmarks.measured_system import Way, text_body
+from servicebroker_lab.benchmarks.ours import READERS
+from servicebroker_lab.benchmarks.scenarios import BARE
+
+
+class BareCommits:
+    """psycopg inserts a row as long as a message, prepared and in autocommit mode, and does nothing else."""
+
+    name = BARE
+
+    def __init__(self, url: str) -> None:
+        self._connections = [psycopg.connect(url, autocommit=True) for _ in range(READERS)]
+        self.version = ".".join(map(str, divmod(self._connections[0].info.server_version, 10_000)))
+        self._body = text_body().encode()
+
+    def ways(self, scenario: str) -> list[Way]:
+        """One where each message is committed."""
+        one = Way("insert", "a bare commit: the bound of one connection", self._clear, self._insert)
+        several = Way(
+            f"insert, {READERS} connections", "bare commits: the bound of so many", self._clear, self._insert_in_threads
+        )
+        return {"send-one": [one], "receive-one": [one], "worker": [one], "workers": [several]}.get(scenario, [])
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections:
+            connection.close()
+
+    def _clear(self, messages: int) -> None:
+        self._connections[0].execute("create table if not exists bench_bare (body bytea)")
+        self._connections[0].execute("truncate bench_bare")
+        self._insert_in_threads(20 * READERS)
+
+    def _insert(self, messages: int, number: int = 0) -> int:
+        sql, connection = "insert into bench_bare values (%b)", self._connections[number]
+        return sum(connection.execute(sql, (self._body,), prepare=True).rowcount for _ in range(messages))
+
+    def _insert_in_threads(self, messages: int) -> int:
+        shares = [len(range(number, messages, READERS)) for number in range(READERS)]
+        with ThreadPoolExecutor(READERS) as threads:
+            return sum(threads.map(self._insert, shares, range(READERS)))

@@ -1,0 +1,131 @@
+"""servicebroker itself, through its public API."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from uuid import UUID
+
+from servicebroker.api.database import Database
+from servicebroker.api.instance import Instance
+from servicebroker.engine.catalog.catalog import find_queue
+from servicebroker.store.running import run
+from servicebroker_lab.benchmarks.measured_system import BATCH, LOOP, Way, batches, text_body
+
+DATABASE = "Benchmark"
+QUEUE = "TargetQueue"
+TYPE = "//bench/Message"
+READERS, GROUPS = 4, 32  # of the scenario with several workers
+INITIATOR, TARGET, CONTRACT = "//bench/Initiator", "//bench/Target", "//bench/Contract"
+
+
+class ServiceBroker:
+    """Two services of one database; messages go from one to the other on conversations that are kept."""
+
+    name = "servicebroker"
+
+    def __init__(self, instance: Instance) -> None:
+        self.version = version("servicebroker")
+        self.database = set_up(instance)
+        self._body = text_body().encode()
+        self._handle = UUID(int=0)
+        with instance.connection() as connection:
+            found = run(connection, find_queue(instance.catalog, self.database.database_id, QUEUE))
+        self.queue_id = found.queue_id
+
+    def ways(self, scenario: str) -> list[Way]:
+        """One for each scenario on the server."""
+        return {
+            "send-one": [Way("send", "", self.begin, self._send_one)],
+            "send-batch": [Way("send_batch", f"{BATCH:,} a batch", self.begin, self._send_batch)],
+            "send-loop": [Way("send in a pipeline", f"{LOOP} a transaction", self.begin, self._send_loop)],
+            "receive-one": [Way("receive(top=1)", "", self.fill, self._receive_one)],
+            "receive-loop": [Way("receive(top=1)", f"{LOOP} a transaction", self.fill, self._receive_loop)],
+            "receive-batch": [Way(f"receive(top={BATCH})", "", self.fill, self._receive_batch)],
+            "worker": [Way("process", "a transaction for each message", self.fill, self._work)],
+            "workers": [
+                Way(f"process, {READERS} readers", f"threads, {GROUPS} groups", self.fill_groups, self._work_in_threads)
+            ],
+        }.get(scenario, [])
+
+    def close(self) -> None:
+        """Nothing: the instance belongs to who opened it."""
+
+    def begin(self, messages: int) -> None:
+        """An empty queue and an open conversation."""
+        with self.database.instance.connection() as connection:
+            connection.execute(f"truncate servicebroker.queue_{self.queue_id}")
+        self._handle = self.database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
+        for _ in range(20):  # opens the target; prepares the statements
+            self.database.send(self._handle, TYPE, self._body)
+        self.database.send_batch(self._handle, TYPE, [self._body] * 2)
+        while self.database.receive(QUEUE, top=5):
+            pass
+
+    def fill(self, messages: int) -> None:
+        """So many messages in the queue."""
+        self.begin(messages)
+        self._send_batch(messages)
+
+    def fill_groups(self, messages: int) -> None:
+        """So many messages over GROUPS conversations, since a group has one reader at a time."""
+        self.begin(messages)
+        for number in range(GROUPS):
+            handle = self.database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
+            if share := messages // GROUPS + (number < messages % GROUPS):
+                self.database.send_batch(handle, TYPE, [self._body] * share)
+
+    def _send_one(self, messages: int) -> int:
+        database, handle, body = self.database, self._handle, self._body
+        for _ in range(messages):
+            database.send(handle, TYPE, body)
+        return messages
+
+    def _send_loop(self, messages: int) -> int:
+        for size in batches(messages, LOOP):
+            with self.database.transaction() as transaction, transaction.pipeline():
+                for _ in range(size):
+                    transaction.send(self._handle, TYPE, self._body)
+        return messages
+
+    def _send_batch(self, messages: int) -> int:
+        for size in batches(messages):
+            self.database.send_batch(self._handle, TYPE, [self._body] * size)
+        return messages
+
+    def _receive_one(self, messages: int) -> int:
+        return sum(len(self.database.receive(QUEUE, top=1)) for _ in range(messages))
+
+    def _receive_loop(self, messages: int) -> int:
+        done = 0
+        for size in batches(messages, LOOP):
+            with self.database.transaction() as transaction:
+                done += sum(len(transaction.receive(QUEUE, top=1)) for _ in range(size))
+        return done
+
+    def _receive_batch(self, messages: int) -> int:
+        done = 0
+        while received := self.database.receive(QUEUE, top=BATCH):
+            done += len(received)
+        return done
+
+    def _work(self, messages: int) -> int:
+        done: list[None] = []  # as the peer's task does: note that it ran
+        self.database.process(QUEUE, lambda transaction, received: done.append(None))
+        return len(done)
+
+    def _work_in_threads(self, messages: int) -> int:
+        with ThreadPoolExecutor(READERS) as readers:
+            return sum(readers.map(self._work, [messages] * READERS))
+
+
+def set_up(instance: Instance) -> Database:
+    """The database of the benchmarks, with its services."""
+    database = instance.database(DATABASE, create=True)
+    database.create_message_type(TYPE)
+    database.create_contract(CONTRACT, {TYPE: "INITIATOR"})
+    database.create_queue("InitiatorQueue")
+    database.create_queue(QUEUE)
+    database.create_service(INITIATOR, "InitiatorQueue")
+    database.create_service(TARGET, QUEUE, [CONTRACT])
+    return database

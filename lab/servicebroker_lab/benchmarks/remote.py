@@ -1,0 +1,481 @@
+"""Between instances: servers and daemons of their own, who sends and who reads and checks every message."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from statistics import median, quantiles
+from typing import NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.api.database import Database
+from servicebroker.api.instance import Instance
+from servicebroker.api.open import open_instance
+from servicebroker.broker.shares import cores
+from servicebroker.model.errors import InstanceError
+from servicebroker_lab.benchmarks import processes
+from servicebroker_lab.benchmarks.aside import Aside, all_during, senders, shares
+from servicebroker_lab.benchmarks.measure import Figures, Meter, figures, sample_elsewhere
+from servicebroker_lab.benchmarks.measured_system import free_port
+from servicebroker_lab.benchmarks.rabbitmq import Shovelled, find_server
+from servicebroker_lab.benchmarks.report import OURS, Line
+from servicebroker_lab.benchmarks.runner import NEEDS_EXTRA, with_ratios
+from servicebroker_lab.benchmarks.scenarios import BASELINE, LOCAL, RABBITMQ, REMOTE, Scenario
+
+Progress = Callable[[str], None]
+
+DATABASE = "Bench"
+CONVERSATIONS = 16
+BODY = b"x" * 200
+TOP = 1_000  # messages of a RECEIVE
+WAITING = 60_000  # messages that are sent and not read, about: the senders wait then
+PATIENCE = 60.0  # seconds without a message
+TURN = 0.02  # seconds that one of several readers waits, which then asks whether the others have read the rest
+READERS, CORES_OF_READER = 4, 4  # so many at most; one is enough for so many cores
+ORDER, CONTRACT, QUEUE = "//bench/Order", "//bench/Ordering", "Inbox"
+PASSWORD = "of a benchmark"  # its data are deleted at the end
+LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead of the messages of a SEND transaction
+# as in Microsoft's published test of 2009, "Service Broker: Performance and Scalability Techniques"
+SOURCES, APART, FAN_IN_BATCH = 3, 150, 100
+SECURED, UNSECURED, AT_HOME = "TLS and dialog security", "encryption off", "the same senders, into a queue of their own"
+LAST_WORDS = 3  # lines of a daemon's log that are told of when messages do not come
+_UNACKNOWLEDGED = "select transmission_status, count(*) from servicebroker.transmission_queue group by 1 order by 1"
+_AT_WORK = (
+    "select application_name, wait_event_type, wait_event, extract(epoch from now() - query_start)::int "
+    "from pg_stat_activity where state <> 'idle' and pid <> pg_backend_pid() order by 1, 4"
+)
+_QUEUE_ID = "select queue_id from servicebroker.queues where name = %s"
+SETTLING, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
+
+
+class Linked:
+    """Instances with daemons of their own, some that send and some that read; secured in two layers, or not at all.
+
+    `apart`: of so many dialogs that are begun one after the other, one is used. `senders` of each source, which are
+    processes of their own and share its conversations. This process reads, or several others where cores allow it.
+    """
+
+    def __init__(self, place: Path, *, is_secured: bool, sources: int = 1, apart: int = 1, senders: int = 1) -> None:
+        self.is_secured = is_secured
+        self._stack = ExitStack()
+        try:
+            self._open(place, sources, apart, senders)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, place: Path, sources: int, apart: int, senders: int) -> None:
+        place.mkdir(mode=0o711)
+        self._place = place
+        names = [*(f"west{number}" for number in range(sources)), "east"]
+        folders = [place / name for name in names]
+        instances = [self._stack.enter_context(open_instance(folder, upkeep=None)) for folder in folders]
+        self.instances = dict(zip(names, instances, strict=True))
+        *services, self.target = (f"//bench/{name}" for name in names)
+        ports = {service: free_port() for service in [*services, self.target]}
+        self.sources = {
+            service: _define(instance, service, {self.target: ports[self.target]}, ports[service], self.is_secured)
+            for service, instance in zip(services, instances, strict=False)
+        }
+        self.east = _define(instances[-1], self.target, ports, ports[self.target], self.is_secured)
+        self.url = self.east.instance.url
+        if self.is_secured:
+            self._introduce(place)
+        self._kept: dict[str, list[UUID]] = {}
+        self.handles = {service: self.begin(service, CONVERSATIONS, apart) for service in services}
+        self.daemons = dict(zip(names, [self._serve(folder) for folder in folders], strict=True))
+        self._next: defaultdict[UUID, int] = defaultdict(int)  # of each conversation: what is to be read next
+        self._taken: Synchronized[int] = multiprocessing.get_context("spawn").Value("q", 0)
+        self._senders = [
+            (service, self._stack.enter_context(closing(Aside(_sending, database.instance.url, self._taken))))
+            for service, database in self.sources.items()
+            for _ in range(senders)
+        ]
+        many = min(READERS, cores() // CORES_OF_READER)
+        self._readers = [
+            self._stack.enter_context(closing(Aside(_reading, self.url, self._taken)))
+            for _ in range(many if many > 1 else 0)
+        ]
+        self.carry(CONVERSATIONS * sources, 1)  # every conversation has its target
+
+    def _introduce(self, place: Path) -> None:
+        """Certificates of the transport, and of the owners of the services, who are dbo."""
+        everyone = {**self.sources, self.target: self.east}
+        files = {service: place / f"{service.rpartition('/')[2]}.dialog" for service in everyone}
+        for service, database in everyone.items():
+            database.instance.create_certificate("Own")
+            database.instance.backup_certificate("Own", files[service].with_suffix(".transport"))
+            database.create_master_key(PASSWORD)
+            database.create_certificate("Own")
+            database.backup_certificate("Own", files[service])
+        for service, database in self.sources.items():
+            for there, name in ((database, self.target), (self.east, service)):
+                there.instance.create_certificate(name, file=files[name].with_suffix(".transport"))
+                there.create_user(name)
+                there.create_certificate(name, file=files[name], authorization=name)
+            database.create_remote_service_binding("There", to_service=self.target, user=self.target)
+            self.east.grant("SEND", service, service=self.target)
+
+    def begin(self, service: str, count: int, apart: int = 1) -> list[UUID]:
+        """So many conversations of this source; between two of them, dialogs that are never used."""
+        with self.sources[service].transaction() as transaction:
+            begun = [
+                transaction.begin_dialog(service, self.target, contract=CONTRACT, encryption=self.is_secured)
+                for _ in range(count * apart)
+            ]
+        return begun[::apart]
+
+    def _serve(self, folder: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", str(folder)]
+        log = self._stack.enter_context((folder.parent / f"{folder.name}.log").open("wb"))
+        process = subprocess.Popen(command, stderr=log)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+        return process
+
+    def carry(self, messages: int, batch: int) -> int:
+        """Send so many in all, so many in a transaction, and read them."""
+        read = self._read_aside if self._readers else self._read
+        return self._while_sending(partial(read, messages), self.handles, messages, batch, waiting=WAITING)
+
+    def keep(self, messages: int, batch: int) -> int:
+        """Let the same senders send them into a queue of their own instance, where they stay."""
+        if not self._kept:
+            self._kept = {service: self._begin_at_home(service) for service in self.sources}
+            self.keep(CONVERSATIONS * len(self.sources), 1)
+        return self._while_sending(lambda: messages, self._kept, messages, batch)
+
+    def _begin_at_home(self, service: str) -> list[UUID]:
+        database, home = self.sources[service], f"{service}/home"
+        database.create_queue("Home")
+        database.create_service(home, "Home", [CONTRACT])
+        with database.transaction() as transaction:
+            return [
+                transaction.begin_dialog(service, home, contract=CONTRACT, encryption=False)
+                for _ in range(CONVERSATIONS)
+            ]
+
+    @property
+    def sender_pids(self) -> list[int]:
+        """Of the processes that send."""
+        return [sender.pid for _, sender in self._senders]
+
+    @property
+    def reader_pids(self) -> list[int]:
+        """Of the processes that read: this one, where one does."""
+        return [reader.pid for reader in self._readers] or [os.getpid()]
+
+    @property
+    def taken(self) -> int:
+        """How many messages the readers have had by now."""
+        return self._taken.value
+
+    def daemon_pids(self, name: str) -> list[int]:
+        """Of the daemon of that instance, and of the processes that it has for its shares."""
+        return [pid for pid, _ in processes.family(self.daemons[name].pid)]
+
+    def _while_sending(
+        self,
+        work: Callable[[], int],
+        handles: dict[str, list[UUID]],
+        messages: int,
+        batch: int,
+        waiting: int | None = None,
+    ) -> int:
+        each = len(self._senders) // len(self.sources)
+        parts = shares(messages, len(self._senders))
+        ahead = None if waiting is None else waiting // len(self._senders)
+        orders = [
+            (sender, (handles[service][number % each :: each], parts[number], batch, ahead, len(self._senders)))
+            for number, (service, sender) in enumerate(self._senders)
+        ]
+        return all_during(work, orders)
+
+    def _read(self, messages: int) -> int:
+        """Here."""
+        with self._telling():
+            self._check([_take(self.east, self._taken, self.taken + messages, PATIENCE)])
+        return messages
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Who reads in vain says where the messages are."""
+        try:
+            yield
+        except InstanceError as problem:
+            raise InstanceError(f"{problem} {self._whereabouts()}") from None
+
+    def _whereabouts(self) -> str:
+        """Where messages are that do not come: what waits on each side and why, who is at work, what the daemons said.
+
+        A disk that does not answer for a minute is seen by what its server waits for.
+        """
+        said = []
+        for name, instance in self.instances.items():
+            with psycopg.connect(instance.url, autocommit=True) as connection:
+                working = connection.execute(_AT_WORK).fetchall() or "nobody"
+                unsent = connection.execute(_UNACKNOWLEDGED).fetchall() or "nothing"
+            log = (self._place / f"{name}.log").read_text().splitlines()[-LAST_WORDS:]
+            said.append(f"{name} has {unsent} not acknowledged, {working} at work; its daemon said {log or 'nothing'}.")
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            ((queue_id,),) = connection.execute(_QUEUE_ID, (QUEUE,)).fetchall()
+            ((received,),) = connection.execute(f"select count(*) from servicebroker.queue_{queue_id:d}").fetchall()
+        return f"{received} are in the target queue. {' '.join(said)}"
+
+    def _read_aside(self, messages: int) -> int:
+        until = self.taken + messages
+        with self._telling():
+            all_during(lambda: None, [(reader, (until,)) for reader in self._readers])
+            self._check([reader.answer for reader in self._readers])
+        return messages
+
+    def _check(self, found: Sequence[list[Taken]]) -> None:
+        """Whether each conversation goes on where it was, without a gap or a message twice, whoever has read of it."""
+        for handle, first, messages in sorted(taken for one in found for taken in one):
+            if first != self._next[handle]:
+                raise InstanceError("Messages were lost, doubled or came out of order.")
+            self._next[handle] += messages
+
+    def latencies(self, count: int) -> list[float]:
+        """Seconds from before SEND to after RECEIVE, of single messages on an idle system."""
+        ((service, west),) = self.sources.items()
+        found = []
+        for number in range(count):
+            begun = time.perf_counter()
+            west.send(self.handles[service][number % CONVERSATIONS], ORDER, BODY)
+            self._read(1)
+            found.append(time.perf_counter() - begun)
+        return found
+
+    def latencies_beside_large(self, size: int) -> list[float]:
+        """The same while a message of so many bytes travels on a conversation of its own, until it has arrived."""
+        ((service, west),) = self.sources.items()
+        large, small = self.handles[service][:2]
+        west.send(large, ORDER, bytes(size))
+        found: list[float] = []
+        while True:
+            begun = time.perf_counter()
+            west.send(small, ORDER, BODY)
+            arrived = self._arrived()
+            found.append(time.perf_counter() - begun)
+            if size in arrived:
+                return found[:-1] or found  # the last one's reader has taken the large one, too
+
+    def _arrived(self) -> list[int]:
+        """Wait for a small message: the sizes of what has come until then."""
+        sizes: list[int] = []
+        while len(BODY) not in sizes:
+            found = self.east.receive(QUEUE, wait=PATIENCE)
+            if not found:
+                raise InstanceError(f"A message has not arrived in {PATIENCE:g} seconds.")
+            sizes += [len(message.message_body or b"") for message in found]
+        return sizes
+
+    def open_conversations(self, count: int) -> None:
+        """So many more, with a message each that has been received; they stay open."""
+        ((service, west),) = self.sources.items()
+        for first in range(0, count, TOP):
+            handles = self.begin(service, min(TOP, count - first))
+            with west.transaction() as transaction:
+                for handle in handles:
+                    transaction.send(handle, ORDER, BODY)
+            self._read(len(handles))
+
+    def memory(self) -> float:
+        """Bytes that the larger daemon holds; 0 where the system does not say."""
+        return max(processes.held(daemon.pid) for daemon in self.daemons.values())
+
+    def cpu(self) -> float:
+        """Seconds of processor time that the daemons have used; 0 where the system does not say."""
+        return sum(processes.processor_time(pid) for name in self.daemons for pid in self.daemon_pids(name))
+
+    def close(self) -> None:
+        """End the daemons and the servers."""
+        self._stack.close()
+
+
+@contextmanager
+def _sending(url: str, taken: Synchronized[int]) -> Iterator[Callable[..., None]]:
+    """One of `many` senders, with a connection of its own; it is `ahead` of what has been read of its part at most."""
+    with Instance(url, connections=1, upkeep=None) as instance:
+        database = instance.database(DATABASE)
+
+        def send(handles: list[UUID], messages: int, batch: int, ahead: int | None, many: int) -> None:
+            begun = taken.value
+            for number, first in enumerate(range(0, messages, batch)):
+                while ahead is not None and first - (taken.value - begun) // many > ahead:
+                    time.sleep(TURN)
+                database.send_batch(handles[number % len(handles)], ORDER, [BODY] * min(batch, messages - first))
+
+        yield send
+
+
+@contextmanager
+def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], list[Taken]]]:
+    """One of several readers."""
+    with Instance(url, connections=1, upkeep=None) as instance:
+        database = instance.database(DATABASE)
+        yield lambda until: _take(database, taken, until, TURN)
+
+
+class Taken(NamedTuple):
+    """What one RECEIVE has brought: so many messages of a conversation, from this number on."""
+
+    handle: UUID
+    first: int
+    messages: int
+
+
+def _take(database: Database, taken: Synchronized[int], until: int, wait: float) -> list[Taken]:
+    """Read until all that read have taken so many together.
+
+    Raises:
+        InstanceError: messages came out of order, or do not come at all.
+    """
+    read: list[Taken] = []
+    expected: defaultdict[UUID, int] = defaultdict(int)
+    last = time.monotonic()
+    while taken.value < until:
+        found = database.receive(QUEUE, top=TOP, wait=wait)
+        if not found and time.monotonic() - last >= PATIENCE:
+            raise InstanceError(f"{until - taken.value:,} messages have not arrived in {PATIENCE:g} seconds.")
+        if not found:
+            continue
+        handle, first, last = found[0].conversation_handle, found[0].message_sequence_number, time.monotonic()
+        numbers = [message.message_sequence_number for message in found]
+        if numbers != list(range(first, first + len(found))) or first < expected[handle]:
+            raise InstanceError("Messages were lost, doubled or came out of order.")
+        expected[handle] = first + len(found)
+        read.append(Taken(handle, first, len(found)))
+        with taken.get_lock():
+            taken.value += len(found)
+    return read
+
+
+def compare_remote(
+    name: str, scenario: Scenario, place: Path, messages: int, rounds: int, progress: Progress
+) -> list[Line]:
+    """Ours as it is by default, encrypted in two layers, and without either as the baseline."""
+    what = name.removeprefix(f"{REMOTE}-")
+    if what in (LARGE, REST):
+        progress(f"{name}: two instances")
+        with closing(Linked(place / name, is_secured=True)) as linked:
+            found = {OURS: _rest(linked, messages)} if what == REST else _large(linked, messages)
+        return with_ratios([Line(name, system, "", SECURED, *line) for system, line in found.items()], scenario)
+    ways = [(OURS, SECURED, 1), (BASELINE, UNSECURED, 1)]
+    sources, many = 1, senders(int(what)) if what.isdecimal() else 1
+    if what == FAN_IN:
+        sources, many = SOURCES, senders(FAN_IN_BATCH)
+        ways.append((BASELINE, f"{SECURED}, one of {APART} dialogs used", APART))
+    lines = []
+    for number, (system, label, apart) in enumerate(ways):
+        progress(f"{name}: {sources + 1} instances, {label}")
+        folder, is_secured = place / f"{name}-{number}", label != UNSECURED
+        with closing(Linked(folder, is_secured=is_secured, sources=sources, apart=apart, senders=many)) as linked:
+            lines.append(Line(name, system, "", label, *_measure(linked, what, messages, rounds)))
+            if what.isdecimal() and system == OURS:
+                lines.append(Line(name, LOCAL, "", AT_HOME, *_at_home(linked, messages, rounds, int(what))))
+    if what.isdecimal():
+        progress(f"{name}: RabbitMQ")
+        lines.append(_rabbitmq(name, place / f"{name}-{RABBITMQ}", messages, rounds, int(what)))
+    return with_ratios(lines, scenario)
+
+
+def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) -> Line:
+    """What a user would pick instead; without encryption."""
+    server = find_server()
+    if server is None:
+        return Line(name, RABBITMQ, reason="install rabbitmq-server")
+    try:
+        with closing(Shovelled(server, place, senders(batch))) as nodes:
+            samples = [sample_elsewhere(lambda count: nodes.carry(count, batch), messages) for _ in range(rounds)]
+    except ImportError:
+        return Line(name, RABBITMQ, reason=NEEDS_EXTRA)
+    label = f"two nodes and a shovel, quorum queues, publisher confirms, {UNSECURED}"
+    return Line(name, RABBITMQ, nodes.version, label, "", figures(samples))
+
+
+def _measure(linked: Linked, what: str, messages: int, rounds: int) -> tuple[str, Figures]:
+    if what == LATENCY:
+        return _latency(linked.latencies(messages))
+    return _throughput(linked, messages, rounds, FAN_IN_BATCH if what == FAN_IN else int(what))
+
+
+def _throughput(linked: Linked, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
+    messages -= messages % CONVERSATIONS
+    with closing(Meter(linked.url)) as meter:
+        before = linked.cpu()
+        samples = [meter.sample(lambda count: linked.carry(count, batch), messages) for _ in range(rounds)]
+        cpu = (linked.cpu() - before) / (messages * rounds)
+    many = senders(batch) * len(linked.sources)
+    return f"{many} senders; all daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
+
+
+def _at_home(linked: Linked, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
+    """What the senders reach where nothing has to travel and nobody reads: the bound of what can be carried."""
+    messages -= messages % CONVERSATIONS
+    ((_, database),) = linked.sources.items()
+    with closing(Meter(database.instance.url)) as meter:
+        samples = [meter.sample(lambda count: linked.keep(count, batch), messages) for _ in range(rounds)]
+    return f"{senders(batch)} senders", figures(samples)
+
+
+def _latency(seconds: list[float], where: str = "on an idle system") -> tuple[str, Figures]:
+    half, most = median(seconds), quantiles([*seconds, max(seconds)], n=100)[98]
+    settings = f"single messages {where}: median {half * 1e3:.1f} ms, 99th percentile {most * 1e3:.1f} ms"
+    return settings, Figures(1 / half, 0.0, 0.0)
+
+
+def _large(linked: Linked, size: int) -> dict[str, tuple[str, Figures]]:
+    """Single messages while one of `size` million bytes travels, against the same on the idle system."""
+    idle = _latency(linked.latencies(100))
+    return {
+        OURS: _latency(linked.latencies_beside_large(size * 1_000_000), f"beside one of {size:,} MB"),
+        BASELINE: idle,
+    }
+
+
+def _rest(linked: Linked, conversations: int) -> tuple[str, Figures]:
+    """The figure is how many are opened in a second; what they cost afterwards stands in the settings."""
+    begun = time.perf_counter()
+    linked.open_conversations(conversations)
+    opened = conversations / (time.perf_counter() - begun)
+    time.sleep(SETTLING)
+    before = linked.cpu()
+    time.sleep(AT_REST)
+    part, memory = (linked.cpu() - before) / AT_REST / 2, linked.memory() / 1e6
+    settings = f"{conversations:,} idle conversations: a daemon uses {part:.2%} of a core and {memory:.0f} MB"
+    return settings, Figures(opened, 0.0, 0.0)
+
+
+def _define(instance: Instance, service: str, routes: dict[str, int], port: int, is_secured: bool) -> Database:
+    """The instance of a service, with routes to others by their ports."""
+    database = instance.database(DATABASE, create=True)
+    database.create_message_type(ORDER)
+    database.create_contract(CONTRACT, {ORDER: "ANY"})
+    database.create_queue(QUEUE)
+    database.create_service(service, QUEUE, [CONTRACT])
+    if not is_secured:
+        database.grant("SEND", "public", service=service)
+    for there, other_port in routes.items():
+        if there != service:
+            database.create_route(there, service_name=there, address=f"TCP://127.0.0.1:{other_port}")
+    instance.create_endpoint(
+        "Broker",
+        state="STARTED",
+        listener_port=port,
+        listener_ip="127.0.0.1",
+        encryption="REQUIRED" if is_secured else "DISABLED",
+    )
+    return database

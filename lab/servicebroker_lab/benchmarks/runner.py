@@ -1,0 +1,130 @@
+"""Runs scenarios on one fresh server: every way of a scenario in turn, round after round."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from servicebroker.api.instance import Instance
+from servicebroker_lab.benchmarks.activation import activation_systems
+from servicebroker_lab.benchmarks.bare import BareCommits
+from servicebroker_lab.benchmarks.competitors import Pgmq, PgQueuer, Procrastinate
+from servicebroker_lab.benchmarks.fence import fence_systems
+from servicebroker_lab.benchmarks.measure import Figures, Meter, Sample, figures
+from servicebroker_lab.benchmarks.measured_system import System, Way
+from servicebroker_lab.benchmarks.ours import ServiceBroker
+from servicebroker_lab.benchmarks.report import OURS, Line
+from servicebroker_lab.benchmarks.routing import network_systems
+from servicebroker_lab.benchmarks.scale import scaled_systems
+from servicebroker_lab.benchmarks.scenarios import BARE, CPU, SCALE, Scenario
+from servicebroker_lab.benchmarks.storage import storage_systems
+from servicebroker_lab.benchmarks.tsql import tsql_systems
+
+NEEDS_FILE = "give --pgmq-sql FILE"
+NEEDS_EXTRA = "pip install 'servicebroker[bench]'"
+
+Progress = Callable[[str], None]
+_TURNS = 10  # of a round in which costs are compared, at most
+
+
+@dataclass(frozen=True)
+class Field:
+    """Who takes part: the open systems, and why the others do not."""
+
+    systems: list[System]
+    missing: dict[str, str]
+
+
+def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> Field:
+    """Open every system that can be had on the instance's server.
+
+    Raises:
+        InstanceError: the SQL file is not one of pgmq.
+    """
+    makers: dict[str, Callable[[], System]] = {
+        OURS: lambda: ServiceBroker(instance),
+        BARE: lambda: BareCommits(instance.url),
+        "pgqueuer": lambda: PgQueuer(instance.url),
+        "procrastinate": lambda: Procrastinate(instance.url),
+    }
+    missing = {}
+    if pgmq_sql is None:
+        missing["pgmq"] = NEEDS_FILE
+    else:
+        path = pgmq_sql
+        makers["pgmq"] = lambda: Pgmq(instance.url, path)
+    systems: list[System] = []
+    for name, make in makers.items():
+        try:
+            systems.append(stack.enter_context(closing(make())))
+        except ImportError:
+            missing[name] = NEEDS_EXTRA
+    systems += [stack.enter_context(closing(measured)) for measured in network_systems(instance.url)]
+    systems += [stack.enter_context(closing(measured)) for measured in activation_systems(instance)]
+    systems += [stack.enter_context(closing(measured)) for measured in tsql_systems(instance)]
+    systems += [stack.enter_context(closing(measured)) for measured in fence_systems(instance)]
+    for system in list(systems):
+        if isinstance(system, ServiceBroker):
+            systems += [stack.enter_context(closing(measured)) for measured in storage_systems(system)]
+    systems += [stack.enter_context(closing(measured)) for measured in scaled_systems(systems, instance.url)]
+    return Field(systems, missing)
+
+
+def compare(
+    name: str, scenario: Scenario, field: Field, meter: Meter, *, messages: int, rounds: int, progress: Progress
+) -> list[Line]:
+    """Measure all ways of a scenario, and say how ours compares."""
+    what = name.removeprefix(f"{CPU}-")
+    entrants = [(system, way) for system in _in_order(scenario, field) for way in system.ways(what)]
+    samples: dict[Way, list[Sample]] = defaultdict(list)
+    if scenario.is_of_cost:  # by short turns, so that what else the machine does is the same for all
+        turns = max(1, min(_TURNS, messages // 100))
+        messages, rounds = messages // turns, rounds * turns
+    for number in range(rounds):
+        for system, way in _rotated(entrants, number):
+            progress(f"{name}: round {number + 1} of {rounds}, {system.name} {way.label}")
+            way.prepare(messages)
+            samples[way].append(meter.sample(way.work, messages, watches=name.startswith(SCALE)))
+    lines = [
+        Line(name, system.name, system.version, way.label, way.settings, figures(samples[way]))
+        for system, way in entrants
+    ]
+    absent = [Line(name, peer, reason=field.missing[peer]) for peer in scenario.goals if peer in field.missing]
+    return with_ratios([*lines, *absent], scenario)
+
+
+def with_ratios(lines: Sequence[Line], scenario: Scenario) -> list[Line]:
+    """The lines of a scenario, each with our ratio to it and its system's goal."""
+    ours = next(line.figures for line in lines if line.system == OURS)
+    return [
+        replace(
+            line,
+            ratio=_ratio(ours, line.figures, scenario) if line.system != OURS else None,
+            goal=scenario.goals.get(line.system),
+            is_cost=scenario.is_of_cost,
+        )
+        for line in lines
+    ]
+
+
+def _ratio(ours: Figures | None, theirs: Figures | None, scenario: Scenario) -> float | None:
+    if ours is None or theirs is None:
+        return None
+    if scenario.is_of_cost:
+        return ours.server / theirs.server if theirs.server else None
+    return ours.per_second / theirs.per_second
+
+
+def _in_order(scenario: Scenario, field: Field) -> Iterator[System]:
+    """Ours, then the peers in the order of the goals, then the bound."""
+    for name in dict.fromkeys([OURS, *scenario.goals, BARE]):
+        yield from (system for system in field.systems if system.name == name)
+
+
+def _rotated(entrants: list[tuple[System, Way]], number: int) -> list[tuple[System, Way]]:
+    """Another one begins in each round, so that nobody always runs behind the same neighbour."""
+    first = number % len(entrants)
+    return entrants[first:] + entrants[:first]

@@ -1,0 +1,280 @@
+"""How a queue behaves when it is deep, crowded, locked or full of dead rows: ours against ours in easier conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.api.transaction import Transaction
+from servicebroker.model.messages import Message
+from servicebroker.model.poison import Policy, give_up_after
+from servicebroker.store import locks
+from servicebroker_lab.benchmarks.crowd import Crowd
+from servicebroker_lab.benchmarks.measured_system import Way, text_body
+from servicebroker_lab.benchmarks.ours import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
+from servicebroker_lab.benchmarks.scenarios import BASELINE
+
+DEPTH = 10_000  # times the measured messages: 10,000,000 at scale 1
+MANY = 1_000  # times the measured messages: 1,000,000 at scale 1
+CONSUMED = 100  # times the measured messages: 1,000,000 at scale 1
+GROUPS = 1_000
+HEAD = "head"  # the group that is locked
+
+# Rows as SEND writes them, in the order of their numbers; so many in a row belong to one group, then to the next.
+_FILL = (
+    "insert into servicebroker.queue_{0} (message_sequence_number, stamp, conversation_group_id, conversation_handle, "
+    "service_id, service_contract_id, message_type_id, priority, bucket, validation, message_body) "
+    "select n, pg_current_xact_id(), md5(label)::uuid, md5(label)::uuid, s.service_id, c.service_contract_id, "
+    "t.message_type_id, 5, 0, 'N', %(body)s::bytea from servicebroker.services s, servicebroker.service_contracts c, "
+    "servicebroker.message_types t, generate_series(0, %(messages)s::int - 1) n, "
+    "concat(%(prefix)s::text, n / %(row)s::int %% %(groups)s::int) label "
+    "where s.queue_id = {0} and s.name = %(service)s and c.database_id = s.database_id and c.name = %(contract)s "
+    "and t.database_id = s.database_id and t.name = %(type)s"
+)
+
+
+def fill_rows(broker: ServiceBroker, messages: int, groups: int, *, prefix: str = "", row: int = 1) -> None:
+    """So many messages into the queue of `broker`, in one statement: `row` of a group, then `row` of the next."""
+    values = {"body": text_body().encode(), "messages": messages, "groups": groups, "prefix": prefix, "row": row}
+    names = {"service": TARGET, "contract": CONTRACT, "type": TYPE}
+    with broker.database.instance.connection() as connection:
+        connection.execute(_FILL.format(broker.queue_id).encode(), values | names)
+
+
+class Storage:
+    """A queue in the conditions that a scenario asks for, and what is done with it."""
+
+    def __init__(self, broker: ServiceBroker) -> None:
+        self._broker = broker
+        self._database = broker.database
+        self._table = f"servicebroker.queue_{broker.queue_id}"
+        self._body = text_body().encode()
+        self._open = ExitStack()  # what the present condition holds
+
+    def subjects(self) -> dict[str, Way]:
+        """By scenario, what is measured."""
+        receive = self.receive
+        return {
+            "poison": Way(
+                "process(poison=policy)", "no message fails", self._rows, partial(self.work, give_up_after(3))
+            ),
+            "storage-depth": Way("receive(top=1)", "10,000 times as deep", self._deep, receive),
+            "storage-groups": Way(
+                "receive(top=1)", "a group for each message", partial(self._fill_many, None), receive
+            ),
+            "storage-locked": Way("receive(top=1)", "the oldest group, a long one, is locked", self._locked, receive),
+            "storage-held-read": Way(
+                "receive(top=10)", "an old transaction has read", partial(self._consumed, "select 1"), self.receive_tens
+            ),
+            "storage-held-write": Way(
+                "receive(top=10)",
+                "an old transaction has written",
+                partial(self._consumed, "select pg_current_xact_id()"),
+                self.receive_tens,
+            ),
+            "storage-crowd": Way(
+                "send, receive(top=1)",
+                "16 senders, 16 readers, each a process",
+                partial(self._crowded, 16),
+                self.run_crowd,
+            ),
+            "storage-whole-group": Way(
+                "receive()", "whole groups, a commit for each", self._dialogs, self.receive_groups
+            ),
+            "storage-reuse-send": Way("send", "2 conversations", self._empty, partial(self.send_on, 2)),
+            "storage-reuse-receive": Way("receive()", "2 conversations", partial(self._sent, 2), self.receive_groups),
+            "storage-readers": Way(
+                "receive(top=1)", "4 readers, 100 groups", partial(self._few, 100, 4), self.run_crowd
+            ),
+            "storage-readers-one": Way(
+                "receive(top=1)", "4 readers, 1 group", partial(self._few, 1, 4), self.run_crowd
+            ),
+        }
+
+    def baselines(self) -> dict[str, Way]:
+        """By scenario, what it is compared with."""
+        receive = self.receive
+        held = Way("receive(top=10)", "no old transaction", partial(self._consumed, None), self.receive_tens)
+        return {
+            "poison": Way("process", "no policy", self._rows, partial(self.work, None)),
+            "storage-depth": Way("receive(top=1)", "a shallow queue", partial(self._fill, GROUPS), receive),
+            "storage-groups": Way("receive(top=1)", "1,000 groups", partial(self._fill_many, GROUPS), receive),
+            "storage-locked": Way("receive(top=1)", "nothing is locked", partial(self._fill, GROUPS), receive),
+            "storage-held-read": held,
+            "storage-held-write": held,
+            "storage-crowd": Way(
+                "send, receive(top=1)",
+                "4 senders, 4 readers, each a process",
+                partial(self._crowded, 4),
+                self.run_crowd,
+            ),
+            "storage-whole-group": Way("receive(top=1)", "a commit for each", self._dialogs, receive),
+            "storage-reuse-send": Way("begin_dialog, send", "one for each message", self._empty, self.send_anew),
+            "storage-reuse-receive": Way(
+                "receive()", "one for each message", partial(self._sent, None), self.receive_groups
+            ),
+            "storage-readers": Way(
+                "receive(top=1)", "1 reader, 100 groups", partial(self._few, 100, 1), self.run_crowd
+            ),
+            "storage-readers-one": Way("receive(top=1)", "1 reader, 1 group", partial(self._few, 1, 1), self.run_crowd),
+        }
+
+    def close(self) -> None:
+        """End what the last condition held."""
+        self._open.close()
+
+    # ---------------------------------------------------------------- conditions
+
+    def _empty(self, messages: int) -> None:
+        self._open.close()
+        self._broker.begin(messages)
+
+    def _fill(self, groups: int, messages: int, *, prefix: str = "") -> None:
+        self._empty(messages)
+        self._insert(messages, groups, prefix)
+
+    def _rows(self, messages: int) -> None:
+        """Real conversations, and a table of the application's."""
+        with self._database.instance.connection() as connection:
+            connection.execute("create table if not exists bench_rows (number bigint)")
+        self._broker.fill_groups(messages)
+
+    def _deep(self, messages: int) -> None:
+        self._fill(GROUPS, messages * DEPTH)
+
+    def _fill_many(self, groups: int | None, messages: int) -> None:
+        self._fill(groups or messages * MANY, messages * MANY)
+
+    def _locked(self, messages: int) -> None:
+        self._fill(1, messages * MANY, prefix=HEAD)
+        self._insert(messages, GROUPS, "")
+        other = self._connection()
+        other.execute("select pg_advisory_xact_lock(%s, uuid_hash(md5(%s)::uuid))", (locks.GROUP, HEAD + "0"))
+
+    def _consumed(self, held_by: str | None, messages: int) -> None:
+        """A queue through which a hundred times as many messages have gone, while somebody held vacuum back."""
+        self._empty(messages)
+        self._insert(messages * CONSUMED, messages * CONSUMED, "", row=1000)
+        self._insert(messages, messages, "later ", row=10)
+        if held_by is not None:
+            other = self._connection()
+            other.execute("set transaction isolation level repeatable read")
+            other.execute(held_by.encode())
+        left = messages * CONSUMED
+        while left:
+            left -= len(self._database.receive(QUEUE, top=min(1000, left)))
+
+    def _dialogs(self, messages: int) -> None:
+        """A hundred messages on each conversation."""
+        self._sent(max(1, messages // 100), messages)
+
+    def _sent(self, conversations: int | None, messages: int) -> None:
+        self._empty(messages)
+        self.send_on(conversations or messages, messages)
+
+    def _crowded(self, count: int, messages: int) -> None:
+        """So many senders, each on a conversation of its own, and as many readers."""
+        self._empty(messages)
+        handles = [self._begin() for _ in range(count)]
+        for handle in handles:
+            self._database.send(handle, TYPE, self._body)
+        while self._database.receive(QUEUE):
+            pass
+        self._gather(handles, count, messages)
+
+    def _few(self, groups: int, readers: int, messages: int) -> None:
+        """So many readers of a queue that is full."""
+        self._fill(groups, messages)
+        self._gather([], readers, messages)
+
+    def _gather(self, handles: list[UUID], readers: int, messages: int) -> None:
+        crowd = Crowd(self._database.instance.url, handles, readers, messages)
+        self._crowd = self._open.enter_context(closing(crowd))
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        return self._open.enter_context(psycopg.connect(self._database.instance.url))
+
+    def _insert(self, messages: int, groups: int, prefix: str, row: int = 1) -> None:
+        fill_rows(self._broker, messages, groups, prefix=prefix, row=row)
+
+    def _begin(self) -> UUID:
+        return self._database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
+
+    # ---------------------------------------------------------------- work
+
+    def work(self, policy: Policy | None, messages: int) -> int:
+        """Each message in a transaction that writes a row."""
+
+        def store(transaction: Transaction, received: list[Message]) -> None:
+            transaction.connection.execute("insert into bench_rows values (1)")
+
+        return self._database.process(QUEUE, store, poison=policy)
+
+    def receive(self, messages: int) -> int:
+        """One by one."""
+        return sum(len(self._database.receive(QUEUE, top=1)) for _ in range(messages))
+
+    def receive_tens(self, messages: int) -> int:
+        """Ten by ten, as far as groups have so many."""
+        done = 0
+        while done < messages:
+            done += len(self._database.receive(QUEUE, top=min(10, messages - done)))
+        return done
+
+    def receive_groups(self, messages: int) -> int:
+        """Each group whole."""
+        done = 0
+        while received := self._database.receive(QUEUE):
+            done += len(received)
+        return done
+
+    def send_on(self, conversations: int, messages: int) -> int:
+        """On so many new conversations, a message in each transaction."""
+        handles = [self._begin() for _ in range(conversations)]
+        for number in range(messages):
+            self._database.send(handles[number % conversations], TYPE, self._body)
+        return messages
+
+    def send_anew(self, messages: int) -> int:
+        """A conversation for each message, begun in the same transaction."""
+        for _ in range(messages):
+            with self._database.transaction() as transaction:
+                handle = transaction.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
+                transaction.send(handle, TYPE, self._body)
+        return messages
+
+    def run_crowd(self, messages: int) -> int:
+        """Let the senders and readers do their work."""
+        return self._crowd.run()
+
+
+class Measured:
+    """Ours in the conditions of a scenario (`name` is ours), or in the usual ones (`name` is the baseline's)."""
+
+    def __init__(self, name: str, version: str, ways: dict[str, Way], close: Callable[[], None]) -> None:
+        self.name = name
+        self.version = version
+        self._ways = ways
+        self._close = close
+
+    def ways(self, scenario: str) -> list[Way]:
+        """One for each scenario of storage."""
+        return [self._ways[scenario]] if scenario in self._ways else []
+
+    def close(self) -> None:
+        """End what the last condition held."""
+        self._close()
+
+
+def storage_systems(broker: ServiceBroker) -> list[Measured]:
+    """The two that take part in the scenarios of storage."""
+    storage = Storage(broker)
+    return [
+        Measured(broker.name, broker.version, storage.subjects(), storage.close),
+        Measured(BASELINE, broker.version, storage.baselines(), storage.close),
+    ]

@@ -1,0 +1,198 @@
+"""A peer with a certificate of its own that wants what is not its own: to read, to be believed, to acknowledge, to end.
+
+It knows everything but keys: conversations, numbers, names, who is where. It speaks the protocol as everybody does,
+says that it is somebody else, answers where an instance is down, and forges frames, also as if it passed them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from servicebroker.model.messages import error_body
+from servicebroker.protocol.adjacent import Arrived, Asked, Connection, Event, Greeted, Myself, Online
+from servicebroker.protocol.dialog import GONE
+from servicebroker.protocol.envelope import (
+    Acknowledgement,
+    Content,
+    Header,
+    Kind,
+    Opening,
+    Part,
+    Payload,
+    encode,
+    parse,
+)
+from servicebroker.protocol.forwarding import Passage, wrap
+from servicebroker.protocol.integrity import CHECKSUM
+from servicebroker.protocol.mirroring import Role, Standing
+from servicebroker_lab.simulation.simulated_keys import identity
+from servicebroker_lab.simulation.simulated_network import HOSTILE, Stream
+
+if TYPE_CHECKING:
+    from servicebroker_lab.simulation.simulated_instance import Instance, World
+    from servicebroker_lab.simulation.store import Endpoint
+
+FORGED = b"forged"
+STAYS = 3.0  # seconds that a connection is of use
+FRAMES = 5  # of a connection
+
+
+class HostilePeer:
+    """One for all instances of a run. `findings` are what it was given and may not have had."""
+
+    shown = identity(HOSTILE).own.facts.der
+
+    def __init__(self, world: World, chance: Random) -> None:
+        self._world = world
+        self._chance = chance
+        self.findings: list[str] = []
+        self.frames = 0
+
+    def __repr__(self) -> str:
+        return "the hostile peer"
+
+    # ---------------------------------------------------------------- what it does
+
+    def act(self) -> None:
+        """Connect to somebody, as somebody."""
+        victim, claimed = self._chance.sample(self._world.instances, 2)
+        me = self._as(claimed if self._chance.random() < 0.5 else None)
+        self._world.network.connect(HOSTILE, victim.index, lambda stream: self._begin(stream, victim, me), self.shown)
+
+    def answers(self, own: int, other: int) -> bool:
+        """Whether it takes the connection to an instance that is down: of who knows whom to expect there."""
+        here = next((one for one in self._world.instances if one.index == own), None)
+        return here is not None and here.expects(other) and self._chance.random() < 0.5
+
+    def accept(self, stream: Stream) -> None:
+        """Somebody has connected, to where it stands in for an instance."""
+        stream.shown = self.shown
+        victim = next(one for one in self._world.instances if one.index == stream.other)
+        _Talk(self, victim, self._as(self._chance.choice(self._world.instances)), stream, is_opener=False)
+
+    def _begin(self, stream: Stream | None, victim: Instance, me: Myself) -> None:
+        if stream is not None and stream.is_open:
+            _Talk(self, victim, me, stream, is_opener=True)
+
+    def _as(self, claimed: Instance | None) -> Myself:
+        draw = self._chance.getrandbits
+        instance = UUID(int=HOSTILE) if claimed is None else claimed.identifier
+        return Myself(UUID(int=draw(128)), UUID(int=draw(128)), instance=instance)
+
+    # ---------------------------------------------------------------- what it forges
+
+    def forge(self, victim: Instance) -> tuple[bytes, bool]:
+        """The body of a frame for the victim, and whether it goes as one that is passed on."""
+        self.frames += 1
+        known = [one for there in self._world.instances for one in there.tables.endpoints.values()]
+        header, payload = self._about(self._chance.choice(known)) if known else self._opening(victim)
+        if self._chance.random() < 0.2:
+            header, payload = self._opening(victim)
+        body = encode(header, payload, CHECKSUM)
+        if self._chance.random() < 0.5:
+            return body, False
+        return wrap(Passage(UUID(int=self._chance.getrandbits(128), version=4)), body), True
+
+    def _about(self, one: Endpoint) -> tuple[Header, Payload]:
+        """As the peer of an endpoint says it, wherever that is."""
+        chance = self._chance
+        whose = {there.service: there for there in self._world.instances}
+        here, there = (whose.get(service) for service in (one.own_service, one.far_service))
+        header = Header(
+            one.conversation,
+            not one.is_initiator,
+            Kind.RUN,
+            chance.random() < 0.5,
+            one.own_service,
+            None if here is None or chance.random() < 0.5 else here.tables.broker,
+            one.far_service,
+            UUID(int=HOSTILE) if there is None else there.tables.broker,
+            number=chance.choice((one.next, one.next, one.next + 1)),
+        )
+        token, what = chance.randbytes(8), chance.randrange(5)
+        if what == 0:
+            below = Acknowledgement(one.send_sequence, token=chance.choice((None, token)))
+            return replace(header, kind=Kind.ACKNOWLEDGEMENT, number=0, acknowledgement=below), None
+        if what == 1:
+            return replace(header, kind=Kind.FAILURE, number=0), GONE
+        part = {
+            2: Part("//sim/type", Content.DATA, FORGED, token),
+            3: Part("//sim/type", Content.END, None, token),
+            4: Part("//sim/type", Content.ERROR, error_body(1, "forged"), token),
+        }[what]
+        return header, (part,)
+
+    def _opening(self, victim: Instance) -> tuple[Header, Payload]:
+        """A conversation that somebody else begins."""
+        other = self._chance.choice([one for one in self._world.instances if one is not victim])
+        header = Header(
+            UUID(int=self._chance.getrandbits(128)),
+            True,
+            Kind.RUN,
+            False,
+            victim.service,
+            None,
+            other.service,
+            other.tables.broker,
+            opening=Opening("//sim/contract", 3600, False),
+        )
+        return header, (Part("//sim/type", Content.DATA, FORGED, bytes(8)),)
+
+    # ---------------------------------------------------------------- what it was given
+
+    def believed(self, victim: Instance, me: Myself) -> None:
+        """It is let in as who it says."""
+        if not victim.lets_in(HOSTILE):
+            self.findings.append(f"{victim} lets in the hostile peer")
+        elif me.instance is not None and victim.knows(me.instance):
+            self.findings.append(f"{victim} believes the hostile peer to be instance {me.instance}")
+
+    def reads(self, victim: Instance, body: bytes) -> None:
+        """It has got a message."""
+        if parse(body).header.kind in (Kind.RUN, Kind.FRAGMENT):
+            self.findings.append(f"{victim} sends messages to the hostile peer")
+
+    def later(self, action: Callable[[], None]) -> None:
+        """When a connection is of no use any more."""
+        self._world.loop.after(STAYS, action)
+
+    @property
+    def now(self) -> float:
+        """The time of the run."""
+        return self._world.loop.now
+
+
+class _Talk:
+    """One connection of it."""
+
+    def __init__(self, who: HostilePeer, victim: Instance, me: Myself, stream: Stream, *, is_opener: bool) -> None:
+        self._who, self._victim, self._me, self._stream = who, victim, me, stream
+        self._connection = Connection(me, is_opener=is_opener, now=who.now)
+        stream.on_bytes = lambda data: self._handle(self._connection.receive(data, who.now))
+        stream.on_end = lambda: None
+        self._connection.begin(1, who.now)
+        self._handle([])
+        who.later(stream.close)
+
+    def _handle(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Greeted():
+                    self._connection.welcome(1, self._who.now)
+                    self._handle(self._connection.resume(self._who.now))
+                case Online() if self._connection.is_opener:
+                    self._who.believed(self._victim, self._me)
+                    for _ in range(FRAMES):
+                        body, is_forwarded = self._who.forge(self._victim)
+                        self._connection.send(body, self._who.now, is_forwarded=is_forwarded)
+                case Asked(known):
+                    told = Standing(Role.PRINCIPAL, known.system, known.timeline + 1)
+                    self._connection.tell(told, self._who.now)
+                case Arrived(body, False):
+                    self._who.reads(self._victim, body)
+        self._stream.write(self._connection.outgoing())

@@ -1,0 +1,297 @@
+"""Failing mirrors: senders by a mirrored route, a primary and its synchronous standby, and an operator who promotes.
+
+Servers crash, lose each other and cannot be reached by some senders; an old primary comes back with commits that only
+it has, and calls itself the principal if it can. The senders decide by `protocol/mirroring.py`; what a server may say
+of itself is the rule of the daemon: the principal is who has committed since it began, with its standby where one is
+synchronous. In the end each message that was sent has to be in the primary's log once, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from servicebroker.protocol import mirroring
+from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
+from servicebroker_lab.simulation.simulated_time import Loop
+from servicebroker_lab.simulation.store import Lost
+
+FAULTY = 200.0  # seconds with faults
+CALM = 60.0
+SILENT = 10.0  # seconds that a commit may wait before the daemon says that it is in doubt
+RETRY = 4.0  # seconds until a sender sends again what is not acknowledged
+MESSAGES = 40  # of each sender
+
+Entry = tuple[int, int]  # sender, number
+
+
+class Outcome(NamedTuple):
+    """What happened in a run that went well."""
+
+    messages: int
+    promotions: int
+    changes: int  # how often a sender changed over
+
+
+class _Server:
+    """One of the two, with its daemon."""
+
+    def __init__(self, name: str, *, is_standby: bool) -> None:
+        self.name = name
+        self.is_up = True
+        self.is_standby = is_standby
+        self.is_guarded = not is_standby  # its commits wait for the standby
+        self.is_proven = not is_standby  # its daemon has committed since it began
+        self.timeline = 1
+        self.log: list[Entry] = []
+        self.busy: Callable[[], None] | None = None  # what follows the commit that waits
+        self.busy_since = 0.0
+
+    def __str__(self) -> str:
+        return self.name
+
+    def standing(self, now: float) -> Standing:
+        """What its daemon says of it."""
+        if self.is_standby:
+            return Standing(Role.MIRROR, "c", self.timeline)
+        is_stuck = self.busy is not None and now > self.busy_since + SILENT
+        if not self.is_proven or is_stuck:
+            return IN_DOUBT
+        return Standing(Role.PRINCIPAL, "c", self.timeline, self.is_guarded)
+
+    def commit(self, entries: list[Entry], done: Callable[[], None], now: float) -> None:
+        """Write; `done` follows at once, or when the standby has it."""
+        self.log += entries
+        if self.is_guarded:
+            self.busy, self.busy_since = done, now
+        else:
+            done()
+
+    def crash(self) -> None:
+        """What it has written is there when it comes back, also what its standby never got."""
+        self.is_up = self.is_proven = False
+        self.busy = None
+
+    def start(self, now: float) -> None:
+        """Its daemon proves that it can commit before it says that it is the principal."""
+        self.is_up = True
+        if not self.is_standby:
+            self.commit([], self._prove, now)
+
+    def _prove(self) -> None:
+        self.is_proven = True
+
+
+class _Sender:
+    """An instance with a mirrored route, and one conversation."""
+
+    def __init__(self, index: int, run: Run) -> None:
+        self.index, self.run = index, run
+        self.pair = mirroring.first_use(Known(), 0.0)
+        self.sent = self.acknowledged = self.changes = 0
+        self.chosen_last = -1
+        self.cut_off: set[int] = set()  # servers that it cannot reach
+
+    def __str__(self) -> str:
+        return f"sender {self.index}"
+
+    def forget(self) -> None:
+        """Its daemon begins anew; what was kept is the highest timeline."""
+        self.pair = mirroring.first_use(self.pair.known, self.run.loop.now)
+        self._ask()
+
+    def becomes(self, pair: mirroring.Pair) -> None:
+        """Do as the transition says."""
+        before, self.pair = self.pair, pair
+        if pair.chosen != before.chosen:
+            self.run.loop.trace(self, mirroring.explained(pair, ("0", "1")))
+            if pair.chosen is not None:
+                self.changes += self.chosen_last not in (-1, pair.chosen)
+                self.chosen_last = pair.chosen
+                self.transmit()
+        if pair.questions != before.questions:
+            self._ask()
+
+    def _ask(self) -> None:
+        for side in (0, 1):
+            self.run.later(lambda side=side: self.hear(side))  # type: ignore[misc]
+
+    def hear(self, side: int) -> None:
+        """What that server says now, or that it cannot be reached."""
+        now, server = self.run.loop.now, self.run.servers[side]
+        if side in self.cut_off or not server.is_up:
+            self.becomes(mirroring.unreachable(self.pair, side, "cut", now))
+        else:
+            self.becomes(mirroring.heard(self.pair, side, server.standing(now), now))
+
+    def transmit(self) -> None:
+        """Send all that is not acknowledged to the principal, if there is one."""
+        side = self.pair.chosen
+        if side is not None and self.acknowledged < self.sent and side not in self.cut_off:
+            first, below = self.acknowledged, self.sent
+            self.run.later(lambda: self.run.arrives(self, side, first, below))
+
+    def told(self, below: int) -> None:
+        """Everything below is stored for good: it is deleted here."""
+        self.acknowledged = max(self.acknowledged, below)
+
+
+class Run:
+    """One seed's servers, senders and faults."""
+
+    def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
+        self.loop = Loop(seed, trace)
+        random = self.loop.random
+        self.servers = [_Server("server 0", is_standby=False), _Server("server 1", is_standby=True)]
+        self.primary = 0  # as the operator sees it
+        self.is_replicating = True
+        self.promotions = 0
+        self.senders = [_Sender(index, self) for index in range(random.randint(1, 3))]
+        for sender in self.senders:
+            sender.forget()
+            for _ in range(MESSAGES):
+                self.loop.at(random.random() * FAULTY, lambda sender=sender: self._send(sender))  # type: ignore[misc]
+        self._replicate()
+        self._watch()
+        self._operate()
+        self._trouble()
+
+    def finish(self) -> Outcome:
+        """Run to the end and judge.
+
+        Raises:
+            Lost: a promise was broken.
+        """
+        self.loop.run(FAULTY)
+        self.loop.trace("run", "faults stop")
+        self._heal()
+        self.loop.run(FAULTY + CALM)
+        log = self.servers[self.primary].log
+        for sender in self.senders:
+            stored = [number for index, number in log if index == sender.index]
+            if stored != list(range(sender.sent)) or sender.acknowledged != sender.sent:
+                raise Lost(f"{sender} has sent {sender.sent}, {sender.acknowledged} acknowledged; stored are {stored}")
+        return Outcome(len(log), self.promotions, sum(sender.changes for sender in self.senders))
+
+    def later(self, action: Callable[[], None]) -> None:
+        """After the time that a frame takes."""
+        self.loop.after(0.01 + self.loop.random.random() * self.loop.random.choice((0.1, 0.1, 3.0)), action)
+
+    # ---------------------------------------------------------------- messages
+
+    def _send(self, sender: _Sender) -> None:
+        sender.sent += 1
+        sender.transmit()
+
+    def arrives(self, sender: _Sender, side: int, first: int, below: int) -> None:
+        """Messages at a daemon: one transaction at a time; acknowledged after its commit, duplicates at once."""
+        server = self.servers[side]
+        if side in sender.cut_off or not server.is_up or server.is_standby or not server.is_proven or server.busy:
+            return
+        stored = sum(index == sender.index for index, _ in server.log)
+        if first > stored:
+            raise Lost(f"{server} gets {first} of {sender} and has only those below {stored}")
+        new = [(sender.index, number) for number in range(stored, below)]
+        reached = max(stored, below)
+
+        def acknowledge() -> None:
+            self.loop.trace(server, "acknowledges", sender, "below", reached)
+            self.later(lambda: None if side in sender.cut_off else sender.told(reached))
+
+        if new:
+            server.commit(new, acknowledge, self.loop.now)
+        else:
+            acknowledge()
+
+    def _watch(self) -> None:
+        """Daemons say when they become something else, and senders notice who is gone and send again."""
+        for sender in self.senders:
+            sender.becomes(mirroring.tick(sender.pair, self.loop.now))
+            if sender.pair.chosen is not None:
+                sender.hear(sender.pair.chosen)
+            if self.loop.random.random() < 1.0 / RETRY:
+                sender.transmit()
+        self.loop.after(1.0, self._watch)
+
+    # ---------------------------------------------------------------- servers
+
+    def _replicate(self) -> None:
+        """What the primary has written comes to its standby, and its commits are done."""
+        primary, standby = self.servers[self.primary], self.servers[1 - self.primary]
+        if self.is_replicating and primary.is_up and standby.is_up and standby.is_standby:
+            standby.log, standby.timeline = list(primary.log), primary.timeline
+            primary.is_guarded = True
+            done, primary.busy = primary.busy, None
+            if done is not None:
+                done()
+        self.loop.after(self.loop.random.random() * 0.2, self._replicate)
+
+    def _operate(self) -> None:
+        """The operator: promotes the standby of a primary that is gone, and makes a standby of what comes back."""
+        random = self.loop.random
+        primary, other = self.servers[self.primary], self.servers[1 - self.primary]
+        if not (primary.is_up and self.is_replicating) and other.is_up and other.is_standby and primary.is_guarded:
+            if random.random() < 0.5:
+                self.promotions += 1
+                other.is_standby, other.is_guarded, other.timeline = False, False, primary.timeline + 1
+                self.primary, self.is_replicating = 1 - self.primary, True
+                other.start(self.loop.now)
+                self.loop.trace("operator", "promotes", other)
+        elif other.is_up and not other.is_standby and random.random() < 0.3:
+            other.crash()
+            other.is_standby, other.is_guarded = True, False
+            other.start(self.loop.now)
+            self.loop.trace("operator", "makes a standby of", other)
+        if self.loop.now < FAULTY:
+            self.loop.after(random.random() * 10, self._operate)
+
+    # ---------------------------------------------------------------- faults
+
+    def _trouble(self) -> None:
+        random = self.loop.random
+        if self.loop.now >= FAULTY:
+            return
+        server = random.choice(self.servers)
+        sender = random.choice(self.senders)
+        match random.randrange(6):
+            case 0 | 1 if server.is_up:
+                self.loop.trace(server, "crashes")
+                server.crash()
+                self.loop.after(random.random() * 30, lambda: self._restart(server))
+            case 2:
+                self.is_replicating = not self.is_replicating
+                self.loop.trace("replication", "is on" if self.is_replicating else "is cut")
+            case 3:
+                sender.cut_off = set(random.sample((0, 1), random.randint(0, 2)))
+                self.loop.trace(sender, "cannot reach", sorted(sender.cut_off))
+            case 4:
+                sender.cut_off = set()
+            case _:
+                sender.forget()
+        self.loop.after(random.random() * 10, self._trouble)
+
+    def _restart(self, server: _Server) -> None:
+        if not server.is_up:
+            self.loop.trace(server, "comes back")
+            server.start(self.loop.now)
+
+    def _heal(self) -> None:
+        """Faults stop; the operator makes a standby of the one that is not the primary."""
+        self.is_replicating = True
+        for sender in self.senders:
+            sender.cut_off = set()
+        primary, other = self.servers[self.primary], self.servers[1 - self.primary]
+        other.crash()
+        other.is_standby = True
+        for server in (primary, other):
+            if not server.is_up:
+                server.start(self.loop.now)
+
+
+def run(seed: int, trace: Callable[[str], object] | None = None) -> Outcome:
+    """Run one seed.
+
+    Raises:
+        Lost: a promise was broken; the same seed breaks it again.
+    """
+    return Run(seed, trace).finish()

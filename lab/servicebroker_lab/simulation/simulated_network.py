@@ -1,0 +1,186 @@
+"""Byte streams between instances: they delay, cut and change bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from servicebroker_lab.simulation.faults import Faults
+from servicebroker_lab.simulation.simulated_time import Loop
+
+NOWHERE = 99  # an instance that is not there
+HOSTILE = 50  # who is none of the instances
+HALF = 20  # behind the number of an instance: that of the other server of its mirrored pair
+
+
+class Listener(Protocol):
+    """An instance, as the network sees it."""
+
+    index: int
+
+    def is_up_at(self, number: int) -> bool:
+        """Whether it listens under that number: its own, or that of its other server."""
+        ...
+
+    def accept(self, stream: Stream) -> None:
+        """Somebody has connected."""
+        ...
+
+
+class Usurper(Protocol):
+    """Who may answer where an instance is down."""
+
+    def answers(self, own: int, other: int) -> bool:
+        """Whether it does now, to `own` that connects to `other`."""
+        ...
+
+    def accept(self, stream: Stream) -> None:
+        """Then it gets the connection."""
+        ...
+
+
+class Stream:
+    """One side of a connection. `on_bytes` and `on_end` are its owner's; None of them after `close`.
+
+    `shown`: the certificate of which its owner has proved to have the key.
+    """
+
+    def __init__(self, network: Network, own: int, other: int) -> None:
+        self.own, self.other = own, other
+        self.shown = b""
+        self.is_open = True
+        self.twin: Stream | None = None
+        self.on_bytes: Callable[[bytes], None] | None = None
+        self.on_end: Callable[[], None] | None = None
+        self._network = network
+        self._arrives_at = 0.0
+
+    @property
+    def twin_is_open(self) -> bool:
+        """Whether the other side has not ended it at once."""
+        return self.twin is not None and self.twin.is_open
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; they arrive in order, or never when the stream breaks first."""
+        if self.is_open and data:
+            self._network.carry(self, data)
+
+    def close(self) -> None:
+        """End it; the other side notices."""
+        if self.is_open:
+            self.is_open = False
+            self.on_bytes = self.on_end = None
+            self._network.tell_end(self)
+
+    def schedule(self, now: float, delay: float) -> float:
+        """The wait for the next bytes, which never overtake the last."""
+        self._arrives_at = max(self._arrives_at, now + delay)
+        return self._arrives_at - now
+
+
+class Network:
+    """Who can reach whom, and what happens to bytes on the way."""
+
+    def __init__(self, loop: Loop, faults: Faults) -> None:
+        self.loop = loop
+        self.faults = faults
+        self.listeners: list[Listener] = []
+        self.streams: list[Stream] = []
+        self.usurper: Usurper | None = None
+        self._cut_off: set[frozenset[int]] = set()
+
+    def heal(self) -> None:
+        """Faults stop."""
+        self.faults = Faults()
+        self._cut_off.clear()
+
+    def partition(self) -> None:
+        """Draw anew which pairs cannot reach each other; their streams go silent and then break."""
+        count = len(self.listeners)
+        self._cut_off = {
+            frozenset((a, b)) for a in range(count) for b in range(a) if self.loop.happens(self.faults.partition)
+        }
+
+    def is_cut_off(self, a: int, b: int) -> bool:
+        """Whether the two cannot reach each other now."""
+        return frozenset((a, b)) in self._cut_off
+
+    def connect(self, own: int, other: int, done: Callable[[Stream | None], None], shown: bytes = b"") -> None:
+        """Try to reach `other`; `done` gets a stream or None."""
+        self.loop.after(self._delay(), lambda: self._connect(own, other, done, shown))
+
+    def _connect(self, own: int, other: int, done: Callable[[Stream | None], None], shown: bytes) -> None:
+        listener = self._listener(own, other)
+        if listener is None:
+            done(None)
+            return
+        near, far = Stream(self, own, other % HALF), Stream(self, other % HALF, own)
+        near.shown = shown
+        near.twin, far.twin = far, near
+        self.streams = [one for one in self.streams if one.is_open] + [near, far]
+        listener.accept(far)
+        done(near)
+
+    def _listener(self, own: int, other: int) -> Listener | Usurper | None:
+        """Who answers there."""
+        index = other % HALF
+        if other == NOWHERE or index >= len(self.listeners) or self.is_cut_off(own, index):
+            return None
+        listener = self.listeners[index]
+        if listener.is_up_at(other):
+            return listener
+        return self.usurper if self.usurper is not None and self.usurper.answers(own, other) else None
+
+    def carry(self, stream: Stream, data: bytes) -> None:
+        """Bytes on their way, in one or two portions."""
+        if self.loop.happens(self.faults.cut):
+            self._break(stream)
+            return
+        if self.loop.happens(self.faults.noise):
+            data = flip(data, self.loop.below(8 * len(data)))
+        middle = self.loop.below(len(data) + 1) if len(data) > 40 else 0
+        for portion in (data[:middle], data[middle:]):
+            if portion:
+                self._deliver(stream, portion)
+
+    def _deliver(self, stream: Stream, data: bytes) -> None:
+        twin = stream.twin
+        assert twin is not None
+
+        def arrive() -> None:
+            if self.is_cut_off(stream.own, stream.other):
+                self._break(stream)
+            elif twin.on_bytes is not None:
+                twin.on_bytes(data)
+
+        self.loop.after(twin.schedule(self.loop.now, self._delay()), arrive)
+
+    def tell_end(self, stream: Stream) -> None:
+        """The other side sees the end, behind the bytes; a crashed host tells nobody."""
+        twin = stream.twin
+        assert twin is not None
+        self.loop.after(twin.schedule(self.loop.now, self._delay()), lambda: _end(twin))
+
+    def _break(self, stream: Stream) -> None:
+        """Both sides notice, each in its own time: a minute later, or at once."""
+        for side in (stream, stream.twin):
+            assert side is not None
+            self.loop.after(self.loop.random.choice((0.0, 1.0, 60.0)), lambda side=side: _end(side))  # type: ignore[misc]
+            side.on_bytes = None
+
+    def _delay(self) -> float:
+        return 0.001 + self.loop.random.random() * 0.02
+
+
+def _end(stream: Stream) -> None:
+    told, stream.on_bytes, stream.on_end = stream.on_end, None, None
+    stream.is_open = False
+    if told is not None:
+        told()
+
+
+def flip(data: bytes, bit: int) -> bytes:
+    """The bytes with one bit changed."""
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)

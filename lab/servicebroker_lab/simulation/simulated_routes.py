@@ -1,0 +1,122 @@
+"""The routes of a run: they lead astray, or nowhere, are missing, expire, and in the end lead where they should."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+from itertools import permutations
+
+from servicebroker.protocol.routing import LOCAL, Route
+from servicebroker_lab.simulation.links import address_of
+from servicebroker_lab.simulation.simulated_instance import Instance, World
+from servicebroker_lab.simulation.simulated_network import HALF, NOWHERE
+
+EVERYWHERE = "//sim/everywhere"  # a service that all instances have
+
+
+class Routes:
+    """Of all instances of a world: one by the name of each service, and by broker identifier where all have it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._loop = world.loop
+        self._faults = world.network.faults
+        self._hops: dict[tuple[int, int], int] = {}  # where an instance sends what is for another one
+        self._named: defaultdict[int, list[Instance]] = defaultdict(list)  # to whom it has routes by broker identifier
+        self._alone: Instance | None = None  # in half of these runs only this one has routes to the service of all
+        self._unnamed: Instance | None = None  # and one of them, without broker identifier, leads there
+
+    def change(self) -> None:
+        """They lead straight to where they should, or to anybody, or nowhere."""
+        count = len(self._world.instances)
+        for here, there in permutations(range(count), 2):
+            astray = self._loop.happens(self._faults.detour)
+            others = [index for index in range(count) if index != here]
+            self._hops[here, there] = self._loop.random.choice(others) if astray else there
+            if self._loop.happens(self._faults.nowhere):
+                self._hops[here, there] = NOWHERE
+        self._set(unrouted=self._faults.unrouted, scattered=self._faults.scattered)
+
+    def settle(self, *, detours: bool = False, scattered: float = 0.0) -> None:
+        """Every route leads there: straight, or with detours through one forwarder."""
+        count = len(self._world.instances)
+        everywhere = self._loop.random.randrange(count) if detours and self._world.proves else None
+        for there in range(count):
+            forwarder = self._loop.random.randrange(count) if detours else there
+            if everywhere is not None:  # what links do not prove is taken from whom the way back leads to
+                forwarder = everywhere
+            for here in range(count):
+                self._hops[here, there] = there if forwarder in (here, there) else forwarder
+        self._set(scattered=scattered)
+
+    def begin(self) -> None:
+        """When instances start."""
+        if self._loop.happens(0.5 if self._faults.scattered else 0.0):
+            self._alone = self._loop.random.choice(self._world.instances)
+            self._unnamed = self._loop.random.choice(self._others(self._alone))
+        self.settle(scattered=self._faults.scattered)
+
+    def reach_all(self, here: Instance) -> bool:
+        """Whether an instance has routes to the service that all have."""
+        return self._faults.scattered > 0 and self._alone in (None, here)
+
+    def _others(self, here: Instance) -> list[Instance]:
+        return [there for there in self._world.instances if there is not here]
+
+    def _set(self, *, unrouted: float = 0.0, scattered: float = 0.0) -> None:
+        for here in self._world.instances:
+            others = self._others(here)
+            hops = [self._hops[here.index, there.index] for there in others]
+            routes = [
+                Route("", there.service, None, None, *self._ways(hop)) for there, hop in zip(others, hops, strict=True)
+            ]
+            if self._loop.happens(unrouted):
+                route = routes.pop(self._loop.random.randrange(len(routes)))
+                if self._loop.happens(0.5):
+                    routes.append(route._replace(expires=self._soon(here)))
+            if self.reach_all(here):
+                routes += self._growing(here, scattered) if self._alone is None else self._moving(here, scattered)
+            routes.append(Route("AutoCreatedLocal", None, None, None, LOCAL))
+            if routes != list(here.tables.routes.routes):
+                here.tables.set_routes(routes)
+                here.poke()
+
+    def _growing(self, here: Instance, scattered: float) -> list[Route]:
+        """To the service that all have, by broker identifier: to one instance after the other.
+
+        A single one may be missing, or expires. Of several none goes: whoever drops the route of an instance gives up
+        what that one has not acknowledged, and another one gets it (decision 82).
+        """
+        named = self._named[here.index]
+        missing = [there for there in self._others(here) if there not in named]
+        if not scattered:
+            named += missing
+        elif missing and self._loop.happens(scattered):
+            named.append(self._loop.random.choice(missing))
+        routes = [self._to_all(there, str(there.tables.broker)) for there in named]
+        if len(routes) == 1 and self._loop.happens(scattered):
+            return [routes[0]._replace(expires=self._soon(here))] if self._loop.happens(0.5) else []
+        return routes
+
+    def _moving(self, here: Instance, scattered: float) -> list[Route]:
+        """To the service that all have: to each instance by its identifier, and to one of them without.
+
+        That is altered to another one when everybody who was sent is acknowledged: of others the same holds as of a
+        route that is dropped. Who is reached has no such routes, and does not pass on what names no broker.
+        """
+        others = self._others(here)
+        of_all = [one for one in here.tables.endpoints.values() if one.far_service == EVERYWHERE and one.is_remote]
+        if all(one.is_acknowledged for one in of_all) and self._loop.happens(scattered):
+            self._unnamed = self._loop.random.choice(others)
+        assert self._unnamed is not None
+        return [self._to_all(self._unnamed, None), *[self._to_all(one, str(one.tables.broker)) for one in others]]
+
+    def _to_all(self, there: Instance, broker: str | None) -> Route:
+        return Route("", EVERYWHERE, broker, None, *self._ways(there.index))
+
+    def _soon(self, here: Instance) -> datetime:
+        return here.clock() + timedelta(seconds=10 * self._loop.random.random())
+
+    def _ways(self, hop: int) -> tuple[str, str | None]:
+        """The address of a hop, and of its other server where routes are mirrored."""
+        return str(address_of(hop)), str(address_of(hop + HALF)) if self._faults.promoted else None

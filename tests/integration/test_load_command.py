@@ -1,0 +1,40 @@
+"""`servicebroker load`: it measures, leaves nothing behind, and refuses a database that somebody else may use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+import servicebroker as sb
+from forked import ran
+from servicebroker.cli.load import DATABASE, percentile
+
+
+def test_all_that_was_sent_is_received_and_the_database_is_gone(make_instance_url: Callable[..., str]) -> None:
+    url = make_instance_url()
+    done = ran("load", "--instance", url, "--seconds", "0.5", "--senders", "2", "--batch", "10", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["sent"] == found["received"] > 0
+    assert 0 < found["latency_p50_ms"] <= found["latency_p99_ms"]
+    with sb.open(url) as instance, pytest.raises(sb.BrokerError, match=DATABASE):
+        instance.database(DATABASE)
+
+
+def test_a_database_of_that_name_is_left_alone(make_instance_url: Callable[..., str]) -> None:
+    url = make_instance_url()
+    with sb.open(url) as instance:
+        instance.database(DATABASE, create=True)
+    done = ran("load", "--instance", url, "--seconds", "0.1")
+    assert done.returncode == 1
+    assert f"The broker database {DATABASE} exists" in done.stderr
+    with sb.open(url) as instance:
+        assert instance.database(DATABASE).name == DATABASE
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 3.0), (0.99, 4.0)])
+def test_percentiles(share: float, value: float) -> None:
+    assert percentile([1.0, 2.0, 3.0, 4.0], share) == value
+    assert percentile([], share) == 0.0
