@@ -53,7 +53,7 @@ demo: $(if $(wildcard $(VENV)/installed),install,$(VENV)/for-the-demo)
 	@$(BIN)/servicebroker demo --out $(OUT) $(if $(INPUT),--input '$(INPUT)')
 
 # compares what single messages take with and without somebody who means harm: other tests beside it would be the harm
-ALONE := tests/integration/test_fence.py::test_a_ledger_of_others_stays_exact_meanwhile
+ALONE := tests/integration/security/test_fence.py::test_a_ledger_of_others_stays_exact_meanwhile
 
 # one in some thousand tests loses a race on a busy machine: it is told, with why, and run once more (decision 136)
 test: install
@@ -96,22 +96,22 @@ simulate: install
 	$(BIN)/python -m servicebroker_lab.simulation --seeds $(SEEDS)
 	$(BIN)/python -m servicebroker_lab.simulation --fleet 1000:100000 --seeds 0:20
 	$(BIN)/python -m servicebroker_lab.simulation --mirrors --seeds 0:20000
-	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_tsql_model.py tests/integration/test_leaks.py --model-steps 500000 --tsql-steps 50000 --leak-conversations 100000
-	$(PYTEST) -q --full tests/integration/test_cut.py --cuts 1000
-	$(BIN)/python -m pytest -q tests/unit/test_tsql_translation_fuzz.py tests/unit/test_tsql_script_fuzz.py --fuzz-examples 50000
+	$(BIN)/python -m pytest -q tests/integration/conversation/test_model.py tests/integration/tsql/test_tsql_model.py tests/integration/conversation/test_leaks.py --model-steps 500000 --tsql-steps 50000 --leak-conversations 100000
+	$(PYTEST) -q --full tests/integration/conversation/test_cut.py --cuts 1000
+	$(BIN)/python -m pytest -q tests/unit/tsql/test_tsql_translation_fuzz.py tests/unit/tsql/test_tsql_script_fuzz.py --fuzz-examples 50000
 
 soak: install
-	$(BIN)/python -m pytest -q tests/integration/test_crowded.py --crowd-seconds 600 --timeout 3600 -k sixteen
-	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000
-	$(BIN)/python -m pytest -q tests/integration/test_open_dialogs.py --open-dialogs 1000000
-	$(BIN)/python -m pytest -q tests/integration/test_pool.py --pool-messages 100000
-	$(BIN)/python -m pytest -q tests/integration/test_poison_policy.py --good-messages 100000 -k among
-	$(BIN)/python -m pytest -q tests/integration/test_pipeline_faults.py --kills 50
-	$(BIN)/python -m pytest -q tests/integration/test_space.py --space-messages 1000000 -k ten_times
-	$(BIN)/python -m pytest -q tests/integration/test_hostile.py tests/integration/test_fence.py --hostile-seconds 600 --timeout 3600
+	$(BIN)/python -m pytest -q tests/integration/conversation/test_crowded.py --crowd-seconds 600 --timeout 3600 -k sixteen
+	$(BIN)/python -m pytest -q tests/integration/between_instances/test_brokers.py --messages 200000
+	$(BIN)/python -m pytest -q tests/integration/between_instances/test_open_dialogs.py --open-dialogs 1000000
+	$(BIN)/python -m pytest -q tests/integration/conversation/test_pool.py --pool-messages 100000
+	$(BIN)/python -m pytest -q tests/integration/workers/test_poison_policy.py --good-messages 100000 -k among
+	$(BIN)/python -m pytest -q tests/integration/pipeline/test_pipeline_faults.py --kills 50
+	$(BIN)/python -m pytest -q tests/integration/conversation/test_space.py --space-messages 1000000 -k ten_times
+	$(BIN)/python -m pytest -q tests/integration/between_instances/test_hostile.py tests/integration/security/test_fence.py --hostile-seconds 600 --timeout 3600
 
 chaos: install
-	$(BIN)/python -m pytest -q tests/integration/test_chaos.py --chaos-seconds 3600 --log-cli-level INFO
+	$(BIN)/python -m pytest -q tests/integration/between_instances/test_chaos.py --chaos-seconds 3600 --log-cli-level INFO
 
 bench: install
 	$(BIN)/python -m servicebroker_lab.benchmarks all --write docs/benchmarks.md
@@ -119,9 +119,9 @@ bench: install
 docs: install
 	$(BIN)/python tools/make_pictures.py --check
 	$(BIN)/python tools/make_reference.py --check
-	$(BIN)/python -m pytest -q --full tests/integration/test_dashboard_in_a_browser.py -k pictures
+	$(BIN)/python -m pytest -q --full tests/integration/operations/test_dashboard_in_a_browser.py -k pictures
 	$(BIN)/mkdocs build --strict
-	$(BIN)/python -m pytest -q --full tests/integration/test_site_in_a_browser.py tests/integration/test_pages.py
+	$(BIN)/python -m pytest -q --full tests/integration/documentation/test_site_in_a_browser.py tests/integration/documentation/test_pages.py
 
 clean:
 	rm -rf $(VENV) demo-data site .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -3,7 +3,7 @@
     <!-- screen: overview, What stands on it -->
 
 in a page is the picture `docs/screens/overview.png`. Those files are not kept: a test in a real browser writes them
-(tests/integration/test_dashboard_in_a_browser.py). Where there is no browser the page has its words alone.
+(tests/integration/operations/test_dashboard_in_a_browser.py). Where there is no browser the page has its words alone.
 """
 
 from __future__ import annotations

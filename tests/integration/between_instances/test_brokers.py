@@ -1,0 +1,225 @@
+"""Two instances, two daemons in processes of their own, a bad network between them, and somebody who kills.
+
+Each second their conversations are divided among another number of relays, which are threads or processes.
+Each message and each reply is checked: exactly once, in order. `make soak` runs it with 200,000 of them.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from fault_proxy import FaultProxy
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    query,
+    standard_database,
+    waiting_messages,
+)
+
+CONVERSATIONS = 8
+BATCH = 20
+SHARES = 3  # at most
+PATIENCE = 120.0  # seconds without any progress, while the network is calm
+
+
+class Broker:
+    """An instance and its daemon, which can be killed."""
+
+    def __init__(self, url: str, *, in_processes: bool) -> None:
+        self.url, self.in_processes = url, in_processes
+        self.instance = sb.open(url, clock=lambda: datetime.now(UTC))
+        self.database = standard_database(self.instance)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        script = Path(__file__).parents[2] / "daemon_process.py"
+        options = str(self.port), str(SHARES), str(int(self.in_processes))
+        self.daemon = subprocess.Popen([sys.executable, str(script), self.url, *options])
+
+    def kill(self) -> None:
+        """As `kill -9` does, and start it again."""
+        self.daemon.send_signal(signal.SIGKILL)
+        self.daemon.wait()
+        self.start()
+
+    def lose_database(self) -> None:
+        """What a restart of PostgreSQL does to the daemon."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where application_name = 'servicebroker serve' and datname = current_database()"
+            )
+
+    def close(self) -> None:
+        self.daemon.terminate()
+        assert self.daemon.wait(20) == 0
+        self.instance.close()
+
+
+class Network:
+    """Two brokers, and a proxy before each."""
+
+    def __init__(self, west: Broker, east: Broker, chance: random.Random) -> None:
+        self.west, self.east = west, east
+        self.proxies = [FaultProxy(broker.port, chance) for broker in (west, east)]
+        west.database.drop_service(STOCK)
+        east.database.drop_service(ORDERS)
+        west.database.create_route("r", service_name=STOCK, address=f"TCP://127.0.0.1:{self.proxies[1].port}")
+        east.database.grant("SEND", "public", service=STOCK)
+        east.database.create_route("r", service_name=ORDERS, address=f"TCP://127.0.0.1:{self.proxies[0].port}")
+
+    def close(self) -> None:
+        self.west.close()
+        self.east.close()
+        for proxy in self.proxies:
+            proxy.close()
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["threads", "processes"])
+def network(
+    make_instance_url: Callable[..., str], seeded_random: random.Random, request: pytest.FixtureRequest
+) -> Iterator[Network]:
+    brokers = [Broker(make_instance_url(1), in_processes=request.param) for _ in range(2)]
+    both = Network(brokers[0], brokers[1], seeded_random)
+    yield both
+    both.close()
+
+
+class Traffic:
+    """Numbered messages on some conversations, each answered with its number; both sides check every one."""
+
+    def __init__(self, network: Network, messages: int, chance: random.Random, seconds: float) -> None:
+        self.network, self.chance = network, chance
+        self.each = max(1, messages // CONVERSATIONS)
+        self.pause = seconds * BATCH / (self.each * CONVERSATIONS)
+        self.handles = [
+            network.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+            for _ in range(CONVERSATIONS)
+        ]
+        self.sent: dict[UUID, int] = dict.fromkeys(self.handles, 0)
+        self.arrived: dict[UUID, int] = {}  # by the target's handle
+        self.answered: dict[UUID, int] = dict.fromkeys(self.handles, 0)
+        self.problems: list[BaseException] = []
+        self.over = threading.Event()
+        self.threads = [
+            threading.Thread(target=self._guarded, args=(work,)) for work in (self._send, self._answer, self._collect)
+        ]
+
+    @property
+    def progress(self) -> int:
+        return sum(self.sent.values()) + sum(self.arrived.values()) + sum(self.answered.values())
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.problems) or all(count == self.each for count in self.answered.values())
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as problem:
+            self.problems.append(problem)
+
+    def _send(self) -> None:
+        database = self.network.west.database
+        while not self.over.is_set() and (left := [h for h in self.handles if self.sent[h] < self.each]):
+            handle = self.chance.choice(left)
+            first = self.sent[handle]
+            count = min(self.each - first, self.chance.randint(1, 2 * BATCH))
+            padding = b"x" * (100_000 if self.chance.random() < 0.02 else 100)
+            database.send_batch(handle, ORDER, [b"%d " % n + padding for n in range(first, first + count)])
+            self.sent[handle] += count
+            time.sleep(self.pause)
+
+    def _answer(self) -> None:
+        database = self.network.east.database
+        while not self.over.is_set():
+            with database.transaction() as transaction:
+                messages = transaction.receive(STOCK_QUEUE, top=500, wait=0.2)
+                self._check(messages, self.arrived)
+                for handle in {message.conversation_handle for message in messages}:
+                    answers = [m.message_body.split()[0] for m in messages if m.conversation_handle == handle]
+                    transaction.send_batch(handle, REPLY, answers)
+
+    def _collect(self) -> None:
+        while not self.over.is_set():
+            self._check(self.network.west.database.receive(ORDERS_QUEUE, top=500, wait=0.2), self.answered)
+
+    def _check(self, messages: list[Any], counts: dict[UUID, int]) -> None:
+        for message in messages:
+            expected = counts.get(message.conversation_handle, 0)
+            number = int(message.message_body.split()[0])
+            assert (number, message.message_sequence_number) == (expected, expected)
+            counts[message.conversation_handle] = expected + 1
+
+    def run(self, disturb: Callable[[], None], seconds: float) -> None:
+        """Until everything has arrived; disturbed for so long at most, and then left in peace."""
+        for thread in self.threads:
+            thread.start()
+        calm_at, seen, at = time.monotonic() + seconds, 0, time.monotonic()
+        while not self.is_done and time.monotonic() - at < PATIENCE:
+            if time.monotonic() < calm_at:
+                disturb()
+            else:
+                for proxy in self.network.proxies:
+                    proxy.calm()
+                time.sleep(0.1)
+            if self.progress != seen or time.monotonic() < calm_at:
+                seen, at = self.progress, time.monotonic()
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+        if self.problems:
+            raise self.problems[0]
+        assert self.is_done, f"nothing moves any more: {self.sent} {self.arrived} {self.answered}"
+        assert sorted(self.arrived.values()) == [self.each] * CONVERSATIONS
+
+
+@pytest.mark.feature(127, 140)
+def test_nothing_is_lost_doubled_or_out_of_order(
+    network: Network, seeded_random: random.Random, request: pytest.FixtureRequest
+) -> None:
+    count: int = request.config.option.messages
+    seconds = max(12.0, count / 1_000)
+    traffic = Traffic(network, count, seeded_random, seconds * 0.8)
+    for proxy in network.proxies:
+        proxy.cut_rate, proxy.corrupt_rate, proxy.delay_rate = 0.01, 0.02, 0.05
+
+    def disturb() -> None:
+        broker = seeded_random.choice((network.west, network.east))
+        proxy = seeded_random.choice(network.proxies)
+        faults: list[Callable[[], None]] = [broker.kill, broker.lose_database, proxy.cut, lambda: proxy.stall(0.5)]
+        seeded_random.choices(faults, (1, 1, 3, 2))[0]()
+        time.sleep(seeded_random.random() * 1.5)
+
+    traffic.run(disturb, seconds)
+    for broker in (network.west, network.east):
+        until = time.monotonic() + PATIENCE
+        while waiting_messages(broker.database) and time.monotonic() < until:
+            time.sleep(0.1)
+        waiting = "select conversation_handle, message_sequence_number, transmission_status from sys.transmission_queue"
+        assert query(broker.database, waiting) == []
+        assert query(broker.database, "select count(*) from servicebroker.arrived_fragments") == [(0,)]
+    assert sum(proxy.faults for proxy in network.proxies) > 5

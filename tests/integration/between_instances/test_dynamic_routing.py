@@ -1,0 +1,364 @@
+"""The dynamic routing service: it is asked once for each route that is missing, and its answer takes effect."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import servicebroker as sb
+from remote_support import WEST, Pair
+from servicebroker.api.upkeep import upkeep
+from servicebroker.broker.conversations import MATCH_AGAIN
+from servicebroker.engine.remote.missing_routes import ASK_AGAIN
+from servicebroker.model.names import MISSING_ROUTE
+from servicebroker.protocol.routing import DYNAMIC_ROUTING_SERVICE
+from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, Clock, begin, bodies, define_standard_set, query
+
+EXAMPLE = Path(__file__).parents[3] / "examples/dynamic-routing"
+ASKING = "Locating routes and security information via the Broker Configuration Service."
+NOT_HERE = "matched a LOCAL route"
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dynamic_routing_example", EXAMPLE / "service.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def configured(
+    make_instance_url: Callable[..., str], example: ModuleType, clock: Clock
+) -> Iterator[tuple[sb.Database, Any]]:
+    """A database that has the service asked, and the service's own."""
+    with sb.open(make_instance_url(), clock=clock, upkeep=None) as instance:
+        service = example.define(instance)
+        assert example.define(instance).name == service.name  # a second time, nothing is made
+        database = define_standard_set(instance.database("Shop", create=True))
+        database.drop_route("AutoCreatedLocal")
+        database.create_route("Mine", service_name=ORDERS, address="LOCAL")
+        database.create_route(
+            "Replies", service_name="http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker", address="LOCAL"
+        )
+        example.ask_here(database)
+        yield database, service
+
+
+def background(database: sb.Database) -> None:
+    with database.instance.connection() as connection:
+        upkeep(connection, database.instance.clock())
+
+
+def status(database: sb.Database) -> list[str]:
+    return [
+        text
+        for (text,) in query(
+            database,
+            "select distinct transmission_status from sys.transmission_queue where to_service_name <> %s",
+            DYNAMIC_ROUTING_SERVICE,
+        )
+    ]
+
+
+def requests(service: sb.Database) -> list[bytes | None]:
+    """What was asked and is not answered."""
+    return [
+        body
+        for (body,) in query(
+            service, "select message_body from routing_dbo.brokerconfigurationqueue where message_type_name = %s",
+            MISSING_ROUTE,
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.feature(119)
+def test_the_service_is_asked_once_and_the_conversations_go_on(
+    configured: tuple[sb.Database, sb.Database], example: ModuleType, tmp_path: Path
+) -> None:
+    database, service = configured
+    handles = [begin(database) for _ in range(3)]
+    for handle in handles:
+        database.send(handle, ORDER, b"1")
+        database.send(handle, ORDER, b"2")
+    assert status(database) == [ASKING]
+    background(database)
+    assert requests(service) == [
+        f'<MissingRoute xmlns="{MISSING_ROUTE}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></MissingRoute>'.encode()
+    ]
+    assert status(database) == [ASKING]
+    file = tmp_path / "addresses.toml"
+    file.write_text(f'lifetime = 3600\n[addresses]\n"{STOCK}" = "LOCAL"\n')
+    assert example.answer(service, file) == 1
+    received = [bodies(database.receive(STOCK_QUEUE)) for _ in handles]
+    assert received == [[b"1", b"2"]] * 3
+    background(database)
+    left = "select count(*) from sys.conversation_endpoints where far_service in (%s, %s)"
+    names = (DYNAMIC_ROUTING_SERVICE, "http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker")
+    assert query(database, left + " and state <> 'CD'", *names) == [(0,)]
+    assert query(database, "select name from sys.routes where remote_service_name = %s", STOCK) == [(f"Found {STOCK}",)]
+
+
+@pytest.mark.feature(119)
+def test_the_identifier_that_was_given_is_asked_for(configured: tuple[sb.Database, sb.Database]) -> None:
+    database, service = configured
+    guid = "01234567-89ab-cdef-0123-456789abcdef"
+    handle = database.begin_dialog(ORDERS, "//test/<Far>", broker_instance=guid, contract=CONTRACT, encryption=False)
+    database.send(handle, ORDER, b"1")
+    background(database)
+    assert requests(service) == [
+        f'<MissingRoute xmlns="{MISSING_ROUTE}"><SERVICE_NAME>//test/&lt;Far&gt;</SERVICE_NAME>'
+        f"<BROKER_INSTANCE>{guid}</BROKER_INSTANCE></MissingRoute>".encode()
+    ]
+
+
+@pytest.mark.feature(119)
+def test_a_transaction_that_is_rolled_back_has_asked_nothing(configured: tuple[sb.Database, sb.Database]) -> None:
+    database, service = configured
+    with pytest.raises(ZeroDivisionError), database.transaction() as transaction:
+        transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
+        raise ZeroDivisionError
+    background(database)
+    assert requests(service) == []
+    assert query(database, "select count(*) from servicebroker.route_requests") == [(0,)]
+
+
+@pytest.mark.feature(119)
+def test_two_that_lack_the_same_route_at_once_ask_once_and_do_not_wait(
+    configured: tuple[sb.Database, sb.Database],
+) -> None:
+    database, service = configured
+    with database.transaction() as first:
+        first.send(first.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
+        database.send(begin(database), ORDER, b"2")  # while the first has not committed
+    background(database)
+    assert len(requests(service)) == 1
+
+
+@pytest.mark.feature(118, 119)
+def test_who_relied_on_a_request_that_was_rolled_back_asks_itself(
+    configured: tuple[sb.Database, sb.Database],
+) -> None:
+    database, service = configured
+    with pytest.raises(ZeroDivisionError), database.transaction() as first:
+        first.send(first.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
+        database.send(begin(database), ORDER, b"2")
+        raise ZeroDivisionError
+    assert status(database) == [ASKING]
+    background(database)
+    background(database)  # the first has asked, the second delivers the question
+    assert len(requests(service)) == 1
+
+
+@pytest.mark.feature(119)
+def test_an_answer_waits_for_nobody(
+    configured: tuple[sb.Database, sb.Database], example: ModuleType, tmp_path: Path
+) -> None:
+    database, service = configured
+    database.send(begin(database), ORDER, b"1")
+    background(database)
+    (tmp_path / "addresses.toml").write_text("[addresses]\n")
+    assert example.answer(service, tmp_path / "addresses.toml") == 1
+    pending = "select count(*) from servicebroker.route_requests where answered is null"
+    with database.transaction() as transaction:
+        transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"2")  # it is parked
+        background(database)
+        assert query(database, pending) == [(1,)]
+    background(database)
+    assert query(database, pending) == [(0,)]
+
+
+@pytest.mark.feature(119)
+def test_an_error_is_logged_and_not_asked_again_at_once(
+    configured: tuple[sb.Database, sb.Database],
+    example: ModuleType,
+    tmp_path: Path,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    database, service = configured
+    database.send(begin(database), ORDER, b"1")
+    background(database)
+    file = tmp_path / "addresses.toml"
+    file.write_text("[addresses]\n")
+    assert example.answer(service, file) == 1
+    with caplog.at_level(logging.ERROR, "servicebroker"):
+        background(database)
+    assert "9761" in caplog.text
+    assert "No address is known" in caplog.text
+    database.send(begin(database), ORDER, b"2")
+    background(database)
+    assert requests(service) == []
+    clock.jump(seconds=ASK_AGAIN.total_seconds() + 1)
+    database.send(begin(database), ORDER, b"3")
+    background(database)
+    assert len(requests(service)) == 1
+
+
+def notices(service: sb.Database) -> list[tuple[str, bytes]]:
+    """What was asked and is not answered: the end of the message type's name, and the body."""
+    rows = query(service, "select message_type_name, message_body from routing_dbo.brokerconfigurationqueue")
+    return [(name.rpartition("/")[2], body) for name, body in rows if body is not None]
+
+
+def answer_with_nothing(service: sb.Database) -> None:
+    for message in service.receive("BrokerConfigurationQueue", top=100):
+        service.end_conversation(message.conversation_handle)
+
+
+@pytest.mark.feature(120)
+def test_an_answer_without_a_route_is_told_to_have_failed(
+    configured: tuple[sb.Database, sb.Database], clock: Clock
+) -> None:
+    database, service = configured
+    database.send(begin(database), ORDER, b"1")
+    background(database)
+    assert [name for name, _ in notices(service)] == ["MissingRoute"]
+    answer_with_nothing(service)
+    background(database)
+    assert notices(service) == []
+    clock.jump(seconds=ASK_AGAIN.total_seconds() + 1)
+    database.send(begin(database), ORDER, b"2")
+    background(database)
+    ((name, body),) = notices(service)
+    assert name == "FailedRoute"
+    space = "http://schemas.microsoft.com/SQL/ServiceBroker/BrokerConfigurationNotice/FailedRoute"
+    assert body == f'<FailedRoute xmlns="{space}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></FailedRoute>'.encode()
+    answer_with_nothing(service)
+    database.create_route("There", service_name=STOCK, address="LOCAL")
+    background(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+@pytest.mark.feature(120)
+def test_a_route_that_has_expired_is_missing_and_has_not_failed(
+    configured: tuple[sb.Database, sb.Database], clock: Clock
+) -> None:
+    database, service = configured
+    database.send(begin(database), ORDER, b"1")
+    background(database)
+    database.create_route("There", service_name=STOCK, address="LOCAL", lifetime=600)
+    answer_with_nothing(service)
+    background(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+    clock.jump(seconds=601)
+    database.send(begin(database), ORDER, b"2")
+    background(database)
+    assert [name for name, _ in notices(service)] == ["MissingRoute"]
+
+
+@pytest.mark.feature(120)
+def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: ModuleType) -> None:
+    west = pair.west.database
+    service = example.define(west.instance)
+
+    def asked() -> list[tuple[str, bytes]]:
+        pair.pass_time(MATCH_AGAIN + 0.1)
+        pair.rounds(2)
+        background(west)
+        return notices(service)
+
+    secured = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    west.send(secured, ORDER, b"sealed")
+    plain = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    west.send(plain, ORDER, b"plain")
+    assert asked() == []  # there is nobody to ask
+    assert "no remote service binding" in status(west)[0]
+    example.ask_here(west)
+    west.create_route(
+        "Replies", service_name="http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker", address="LOCAL"
+    )
+    ((name, body),) = asked()
+    assert name == "MissingRemoteServiceBinding"
+    space = f"http://schemas.microsoft.com/SQL/ServiceBroker/BrokerConfigurationNotice/{name}"
+    assert body == f'<{name} xmlns="{space}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></{name}>'.encode()
+    assert asked() == [(name, body)]  # once
+    assert status(west) == [ASKING]
+    answer_with_nothing(service)
+    assert asked() == []  # not at once
+    assert asked() == []
+    assert "no remote service binding" in status(west)[0]
+    pair.west.clock.jump(seconds=ASK_AGAIN.total_seconds() + 1)
+    assert [name for name, _ in asked()] == ["FailedRemoteServiceBinding"]
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"plain"]
+    west.create_user("Stock")
+    west.create_remote_service_binding("ToStock", to_service=STOCK, user="Stock", anonymous=True)
+    answer_with_nothing(service)
+    assert asked() == []
+    assert asked() == []
+    assert "no security certificate" in status(west)[0]  # the next thing that is missing
+
+
+@pytest.mark.feature(119, 126)
+def test_a_route_made_by_hand_is_an_answer_too(configured: tuple[sb.Database, sb.Database]) -> None:
+    database, service = configured
+    database.send(begin(database), ORDER, b"1")
+    background(database)
+    database.create_route("ByHand", service_name=STOCK, address="LOCAL")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+    assert len(requests(service)) == 1  # it may still answer, and is not asked again
+
+
+@pytest.mark.feature(111, 119)
+def test_while_a_request_is_pending_the_routes_of_last_resort_count(
+    configured: tuple[sb.Database, sb.Database],
+) -> None:
+    database, _ = configured
+    database.create_route("Auto", address="LOCAL")
+    first, second = begin(database), begin(database)
+    database.send(first, ORDER, b"1")
+    assert status(database) == [ASKING]
+    database.send(second, ORDER, b"2")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
+    nowhere = database.begin_dialog(ORDERS, "//test/Nowhere", contract=CONTRACT, encryption=False)
+    database.send(nowhere, ORDER, b"3")
+    again = database.begin_dialog(ORDERS, "//test/Nowhere", contract=CONTRACT, encryption=False)
+    database.send(again, ORDER, b"3")
+    assert status(database) == [ASKING]
+
+
+@pytest.mark.feature(119)
+def test_what_goes_to_another_instance_goes_on_too(pair: Pair, example: ModuleType, tmp_path: Path) -> None:
+    west = pair.west.database
+    service = example.define(west.instance)
+    west.drop_route("ToStock")
+    example.ask_here(west)
+    west.send(west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
+    pair.rounds()
+    assert status(west) == [ASKING]
+    background(west)
+    file = tmp_path / "addresses.toml"
+    file.write_text(f'[addresses]\n"{STOCK}" = "TCP://east:4022"\n')
+    assert example.answer(service, file) == 1
+    pair.rounds()  # the change of a route is seen at once
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+@pytest.mark.feature(126)
+def test_a_changed_route_takes_effect_for_what_is_under_way(pair: Pair) -> None:
+    west = pair.west.database
+    west.alter_route("ToStock", address=WEST.replace("west", "nowhere"))
+    pair.west.reach = lambda address: pair.west.out if address == pair.west.other else "unreachable"  # type: ignore[method-assign]
+    handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    west.send(handle, ORDER, b"1")
+    pair.rounds()
+    assert status(west) == ["unreachable"]
+    west.alter_route("ToStock", address="TCP://east:4022")
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+    west.drop_route("ToStock")
+    west.send(handle, ORDER, b"2")
+    pair.rounds()
+    assert len(status(west)) == 1
+    assert NOT_HERE in status(west)[0]
+    west.create_route("Back", service_name=STOCK, address="TCP://east:4022")
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"2"]

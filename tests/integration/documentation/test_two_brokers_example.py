@@ -1,0 +1,43 @@
+"""examples/two-brokers runs by one command, and the page beside it shows what exists."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forked import ran
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+def test_the_example_runs_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/two-brokers/run.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "TLS 1.3" in first
+    assert second.startswith("100 orders were sent and confirmed, each once and in order, in ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_command_of_the_page_exists() -> None:
+    page = (ROOT / "docs/how-to/two-brokers.md").read_text()
+    commands = {match.split()[-1] for match in re.findall(r"servicebroker (certificate \w+|serve)", page)}
+    assert commands == {"master", "create", "export", "import", "list", "serve"}
+    for command in ("serve", "certificate"):
+        shown = ran(command, "--help").stdout
+        for word in (
+            ("master-key", "create", "export", "import", "list", "accept", "drop")
+            if command == "certificate"
+            else ("--listen",)
+        ):
+            assert word in shown

@@ -1,0 +1,160 @@
+"""What a PostgreSQL server must be: no proxy that lends its sessions, commits that wait for the disk; UTC or not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from pooling_proxy import PoolingProxy
+from servicebroker.cli.main import app as command
+from servicebroker.store.connection import connect
+from servicebroker.store.embedded import EmbeddedServer
+from support import ORDER, REPLY, STOCK_QUEUE, bodies, define_standard_set, open_dialog, query
+
+MAY_LOSE = "servicebroker.allow_data_loss"
+
+
+def alter(url: str, setting: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        name = conninfo_to_dict(url)["dbname"]
+        connection.execute(f"alter role servicebroker in database {name} set {setting}")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("sessions", [1, 3])
+def test_a_proxy_that_lends_its_sessions_is_refused(make_url: Callable[[], str], sessions: int) -> None:
+    url = make_url()
+    with (
+        PoolingProxy(url, sessions) as proxied,
+        pytest.raises(sb.InstanceError, match="lends its sessions by the transaction") as caught,
+    ):
+        sb.open(proxied)
+    assert "\n" not in str(caught.value)
+    with psycopg.connect(url) as connection:
+        assert connection.execute("select to_regnamespace('servicebroker')").fetchall() == [(None,)]
+
+
+def test_who_vanishes_is_given_up(make_url: Callable[[], str]) -> None:
+    """The server by us, and we by the server, after half a minute or as the URL says."""
+    url = make_url()
+    theirs = "select reset_val from pg_settings where name = 'tcp_user_timeout'"
+    with PoolingProxy(url) as proxied:
+        for more, ours in ((" ", 20_000), (" tcp_user_timeout=7000 ", 7_000)):
+            with connect(f"{proxied}{more}") as connection, socket.socket(fileno=os.dup(connection.fileno())) as tcp:
+                assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == ours
+                assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+                assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    for more, told in (("", "20000"), ("&options=-ctcp_user_timeout%3D7000", "7000")):
+        with connect(f"{url}{more}") as connection:
+            assert connection.execute(theirs).fetchall() == [(told,)]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a network of its own")
+def test_a_network_that_is_gone_holds_nobody() -> None:
+    """A statement that waits fails, and what an idle session has locked is free, though no packet comes any more."""
+    with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o711)
+        script = Path(__file__).parents[2] / "vanished_network.py"
+        command = ["unshare", "--net", sys.executable, str(script), folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_commits_that_do_not_wait_for_the_disk_are_refused(make_url: Callable[[], str], server: EmbeddedServer) -> None:
+    """The server of the tests has fsync off, and allows that."""
+    url = make_url()
+    alter(url, f"{MAY_LOSE} = off")
+    with pytest.raises(sb.InstanceError, match=f"fsync is off.*SET {MAY_LOSE} = on"):
+        sb.open(url)
+    alter(url, "synchronous_commit = off")
+    with pytest.raises(sb.InstanceError, match="fsync and synchronous_commit are off"):
+        sb.open(url)
+    alter(url, f"{MAY_LOSE} = on")
+    sb.open(url).close()
+
+
+def test_a_proxy_that_ignores_our_options(make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    url = make_url()
+    alter(url, "timezone = 'Asia/Kolkata'")
+    alter(url, "default_transaction_isolation = 'serializable'")
+    alter(url, "idle_session_timeout = '10min'")
+    monkeypatch.setattr("servicebroker.store.connection._OPTIONS", "")
+    with sb.open(url) as instance, instance.connection() as connection:  # it sets them itself
+        assert connection.execute("show timezone").fetchall() == [("UTC",)]
+        assert connection.execute("show default_transaction_isolation").fetchall() == [("read committed",)]
+        assert connection.execute("show jit").fetchall() == [("off",)]
+        assert connection.execute("show idle_session_timeout").fetchall() == [("0",)]
+    alter(url, "timezone = 'UTC'")  # then nothing shows that they were ignored
+    with pytest.raises(sb.InstanceError, match="transactions are serializable by default"):
+        sb.open(url)
+
+
+def test_a_session_that_only_listens_is_not_idle_for_too_long(make_url: Callable[[], str]) -> None:
+    url = make_url()
+    alter(url, "idle_session_timeout = '10min'")
+    with sb.open(url) as instance, instance.connection() as connection:
+        assert connection.execute("show idle_session_timeout").fetchall() == [("0",)]
+
+
+def test_times_are_utc_whatever_the_server_and_the_client_have(
+    make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "America/St_Johns")
+    monkeypatch.setenv("PGTZ", "Pacific/Chatham")
+    url = make_url()
+    alter(url, "timezone = 'Asia/Kolkata'")
+    with sb.open(url) as instance:
+        database = define_standard_set(instance.database("Zones", create=True))
+        began = datetime.now(UTC)
+        initiator, target = open_dialog(database)
+        database.send(initiator, ORDER, b"x")
+        database.begin_conversation_timer(target, 3600)
+        (message,) = database.receive(STOCK_QUEUE)
+        assert message.message_enqueue_time.utcoffset() == timedelta(0)
+        assert timedelta(0) <= message.message_enqueue_time - began < timedelta(minutes=5)
+        ((timer, text),) = query(
+            database,
+            "select dialog_timer, dialog_timer::text from sys.conversation_endpoints where conversation_handle = %s",
+            target,
+        )
+        assert text.endswith("+00")
+        assert timedelta(hours=1) <= timer - began < timedelta(hours=1, minutes=5)
+        waits = database.begin_dialog("//test/Orders", "//nowhere", contract="//test/Contract")
+        database.send(waits, ORDER, b"x")
+        # another session, in the zone of the server
+        with psycopg.connect(url) as connection:
+            connection.execute("set timezone = 'Asia/Kolkata'")
+            ((enqueued,),) = connection.execute("select enqueue_time from sys.transmission_queue").fetchall()
+            assert timedelta(0) <= enqueued - began < timedelta(minutes=5)
+            joined = database.join(connection)
+            joined.send(target, REPLY, b"joined")
+            connection.commit()
+        with psycopg.connect(url) as connection:
+            connection.execute("set timezone = 'Asia/Kolkata'")
+            (answer,) = database.join(connection).receive("OrdersQueue")
+        assert answer.message_body == b"joined"
+        assert timedelta(0) <= answer.message_enqueue_time - began < timedelta(minutes=5)
+        assert bodies(database.receive(STOCK_QUEUE)) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["doctor"], ["status"], ["check"], ["poison", "list"], ["serve"], ["route", "list"]]
+)
+def test_a_command_makes_no_instance_in_somebody_s_database(make_url: Callable[[], str], arguments: list[str]) -> None:
+    url = make_url()
+    done = CliRunner().invoke(command, [*arguments, "--instance", url])
+    assert "There is no instance in the PostgreSQL database" in str(done.exception)
+    with psycopg.connect(url) as connection:
+        assert connection.execute("select to_regnamespace('servicebroker')").fetchall() == [(None,)]

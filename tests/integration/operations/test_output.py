@@ -1,0 +1,186 @@
+"""Text from strangers on a terminal and in logs: no command prints what steers it, or a line that passes for ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli.main import app as command
+from servicebroker.cli.tables import Listing, Terminal
+from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE
+
+EVIL = (
+    "\x1b]52;c;ZXZpbA==\x07\x1b[2J\r\nFORGED: Nothing wrong was found.\r\x85\u2028FORGED"
+    "\u202e\u2066\x9b31m[red]a[/red]:bomb:"
+)
+LINK = "[link=http://evil]x[/link]\x1b[31m\nFORGED"
+STYLES = re.compile(r"\x1b\[[\d;]*m")  # rich's own
+
+COMMANDS = [
+    ("doctor",),
+    ("status",),
+    ("service", "list", "--database", "Evil"),
+    ("queue", "list", "--database", "Evil"),
+    ("route", "list"),
+    ("route", "explain", EVIL, "--from-database", "Evil"),
+    ("database", "list"),
+    ("rights", "show"),
+    ("audit",),
+    ("trail", "status"),
+    ("poison", "list"),
+    ("poison", "set-aside", "--database", "Evil"),
+    ("check",),
+    ("peek", STOCK_QUEUE, "--database", "Evil"),
+    ("sql", "-d", "Evil", "-Q", "select name, name as [x] from sys.services"),
+    ("sql", "-d", "Evil", "-Q", "select cast(message_body as nvarchar(max)) from StockQueue"),
+    ("sql", "-d", "Evil", "-Q", f"begin dialog @h from service [{EVIL}] to service 'a'"),
+    (
+        "sql",
+        "-d",
+        "Evil",
+        "-Q",
+        "declare @t nvarchar(99); select @t = max(name) from sys.services; throw 50001, @t, 1",
+    ),
+    ("define", "diff", "evil.toml", "--database", "Evil"),
+    ("receive", STOCK_QUEUE, "--database", "Evil", "--top", "2"),
+]
+
+
+@pytest.fixture
+def evil(fresh_instance: sb.Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> sb.Instance:
+    """An instance in which a stranger has put such text wherever he can."""
+    from support import define_standard_set
+
+    database = define_standard_set(fresh_instance.database("Evil", create=True))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SERVICEBROKER_INSTANCE", fresh_instance.url)
+    Path("evil.toml").write_text("")
+    queue = f"dbo.[{EVIL.replace(']', ']]')}]"
+    database.create_queue(queue)
+    database.create_service(EVIL, queue, [CONTRACT])
+    database.create_service(LINK, STOCK_QUEUE, [CONTRACT])
+    database.create_route(EVIL[:100], service_name=EVIL, address="TCP://far:4022")
+    database.create_route("link", service_name=LINK, address="TCP://far:4022")
+    database.send(database.begin_dialog(ORDERS, f"{EVIL}2", contract=CONTRACT), ORDER, b"x")
+    for body in (EVIL.encode(), EVIL.encode("utf-16-le"), b"\x1b[2J\nFORGED"):
+        database.send(database.begin_dialog(LINK, STOCK, contract=CONTRACT), ORDER, body)
+    return fresh_instance
+
+
+def unsafe(text: str) -> set[str]:
+    """The characters in it that are a terminal's orders, line ends beside ours, or direction marks."""
+    return {one for one in text if one != "\n" and unicodedata.category(one) in ("Cc", "Cf", "Zl", "Zp", "Cs")}
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_command_prints_what_steers_a_terminal(evil: sb.Instance, *, terminal: bool) -> None:
+    for arguments in COMMANDS:
+        colours = {"FORCE_COLOR": "1", "TERM": "xterm-256color"} if terminal else {}
+        done = CliRunner().invoke(command, arguments, env={"COLUMNS": "200", **colours})
+        assert done.exception is None or isinstance(done.exception, SystemExit | sb.ServiceBrokerError), arguments
+        shown = STYLES.sub("", done.output)
+        assert unsafe(shown) == set(), arguments
+        assert not [line for line in shown.splitlines() if line.startswith("FORGED")], arguments
+        assert not re.search(r"^ *FORGED", shown, re.MULTILINE) or arguments[0] in ("peek", "receive", "sql"), arguments
+        assert done.output or arguments[0] == "define", arguments
+
+
+def test_the_names_are_shown_all_the_same(evil: sb.Instance) -> None:
+    for arguments in (("doctor",), ("status",), ("service", "list", "--database", "Evil"), ("route", "list")):
+        shown = CliRunner().invoke(command, arguments, env={"COLUMNS": "400"}).output
+        assert "\ufffd]52;c;ZXZpbA==\ufffd\ufffd[2J\ufffd\ufffdFORGED: Nothing" in shown, arguments
+    assert (
+        "[link=http://evil]x[/link]\ufffd[31m"
+        in CliRunner().invoke(command, ["route", "list"], env={"COLUMNS": "400"}).output
+    )
+
+
+def test_json_escapes(evil: sb.Instance) -> None:
+    for arguments in (("doctor",), ("status",), ("service", "list", "-d", "Evil"), ("route", "list"), ("audit",)):
+        shown = CliRunner().invoke(command, [*arguments, "--json"]).output
+        assert shown.isascii()
+        assert unsafe(shown) == set()
+        assert "FORGED" in json.dumps(json.loads(shown)) or arguments[0] == "audit"
+
+
+def test_a_row_of_several_lines_is_no_other_row(evil: sb.Instance) -> None:
+    shown = CliRunner().invoke(command, ["sql", "-Q", "select 'a' + char(13) + char(10) + 'b' as x"]).output
+    assert [line.strip() for line in shown.splitlines() if line.strip() in ("a\u21b5", "b")] == ["a\u21b5", "b"]
+    printed = CliRunner().invoke(command, ["sql", "-Q", "print 'a' + char(10) + char(9) + 'b' + char(27)"]).output
+    assert printed.splitlines()[0:2] == ["a", "\tb\ufffd"]  # the script's own lines, and nothing that steers
+
+
+def test_an_unexpected_error_and_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "from servicebroker.cli import main, output, log\nimport logging, threading\n"
+        "output.clean_tracebacks()\nmain.warnings_of_our_own()\n"
+        f"evil = {EVIL!r}\nlogging.getLogger('servicebroker.x').warning('%s', evil)\n"
+        "log.log_to_standard_error(as_json=False)\n"
+        "try: raise ValueError(evil)\nexcept ValueError: logging.getLogger('x').exception('%s', evil)\n"
+        "def work(): raise ValueError(evil)\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()\nraise ValueError(evil)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.count("[red]a[/red]") == 5
+    assert unsafe(done.stderr) == set()
+    assert not re.search("^FORGED", done.stderr, re.MULTILINE)
+
+
+def test_a_file_is_written_as_it_is_to_a_pipe_only(tmp_path: Path) -> None:
+    program = f"from servicebroker.cli.output import say_document; say_document({EVIL!r})"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    assert done.stdout.decode() == EVIL
+    main, other = pty.openpty()
+    subprocess.run([sys.executable, "-c", program], stdout=other, check=True)
+    os.close(other)
+    shown = os.read(main, 65536).decode().replace("\r\n", "\n")
+    os.close(main)
+    assert "FORGED" in shown
+    assert unsafe(shown) == set()
+
+
+def test_what_rich_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Listing("[red]x[/red]", title=LINK)
+    table.row([LINK, EVIL])
+    Terminal(width=200).print(table)
+    Terminal(width=200).print(EVIL)
+    shown = capsys.readouterr().out
+    assert "[link=http://evil]x[/link]" in shown
+    assert "[red]x[/red]" in shown
+    assert unsafe(shown) == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import typer\ntyper.echo('x')",
+        "from typer import echo\necho('x')",
+        "import click\nclick.secho('x')",
+        "print('x')",
+        "import sys\nsys.stdout.write('x')",
+        "from sys import stderr\nstderr.write('x')",
+        "from rich.console import Console\nConsole().print('x')",
+        "from rich.table import Table\nTable()",
+        "import logging\nlogging.StreamHandler()",
+        "import traceback\ntraceback.print_exc()",
+    ],
+)
+def test_the_linter_refuses_every_other_way(line: str) -> None:
+    root = Path(__file__).parents[3]
+    where = "src/servicebroker/cli/doctor.py"
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ruff"), "check", "--select", "T20,TID251", "--stdin-filename", where, "-"],
+        input=line, capture_output=True, text=True, check=False, cwd=root,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "TID251" in done.stdout or "T201" in done.stdout

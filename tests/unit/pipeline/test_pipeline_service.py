@@ -1,0 +1,55 @@
+"""The unit and the manifests of docs/how-to/pipeline-service.md, as far as they can be checked without a cluster."""
+
+import configparser
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from servicebroker.cli import stopping
+from servicebroker.cli.main import load
+
+PAGE = (Path(__file__).parents[3] / "docs/how-to/pipeline-service.md").read_text(encoding="utf-8")
+LONGEST = stopping.PATIENCE + stopping.GRACE  # seconds that a run may need to end
+
+
+def blocks(kind):
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def check_command(words):
+    """`servicebroker` takes these arguments."""
+    program, group, command, *rest = words
+    assert program.endswith("servicebroker")
+    group = load(group)
+    context = group.make_context(group.name, [command, *rest])
+    name, found, arguments = group.resolve_command(context, [command, *rest])
+    found.make_context(name, arguments)
+
+
+def test_the_unit():
+    (text,) = blocks("ini")
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str
+    unit.read_string(text)
+    service = unit["Service"]
+    check_command(shlex.split(service["ExecStart"]))
+    assert float(service["TimeoutStopSec"]) > LONGEST
+    assert (service["Restart"], service["SuccessExitStatus"], service["KillMode"]) == ("always", "130", "mixed")
+
+
+def test_the_manifests():
+    yaml = pytest.importorskip("yaml")
+    deployment, application = map(yaml.safe_load, blocks("yaml"))
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    check_command(container["command"] + container["args"])
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    assert pod["terminationGracePeriodSeconds"] > LONGEST
+    spec = application["spec"]
+    assert (spec["type"], spec["mode"], spec["restartPolicy"]["type"]) == ("Python", "cluster", "Always")
+    volumes = {one["name"] for one in spec["volumes"]}
+    for part in (spec["driver"], spec["executor"]):
+        assert {one["name"] for one in part["volumeMounts"]} == volumes

@@ -1,0 +1,116 @@
+"""Decisions stay true: each says whether it still holds; what it names is there, its figures are the code's.
+
+A figure that a decision quotes is written as in the code, between backticks: `PACE = 0.02`, or `daemon.PACE = 0.02`
+where another file has a constant of that name.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "docs/decisions"
+DECISIONS = {int(path.name[:3]): path for path in sorted(FOLDER.glob("[0-9]*.md"))}
+STATUS = re.compile(r"# \d+\. .+\n\nStatus: (accepted|(?:changed|superseded) by (\d+(?:, \d+)*))\n\n")
+CONSTANT = re.compile(r"(?:([a-z_0-9]+)\.)?(_?[A-Z][A-Z_0-9]*) = (.+)")
+
+every_decision = pytest.mark.parametrize("number", DECISIONS)
+
+
+@every_decision
+def test_it_says_how_it_stands(number: int) -> None:
+    found = STATUS.match(DECISIONS[number].read_text())
+    assert found, "under the title stands: Status: accepted | changed by NNN | superseded by NNN"
+    later = {int(one) for one in (found[2] or "").split(", ") if one}
+    assert later <= DECISIONS.keys() - {number}
+
+
+@every_decision
+def test_what_it_names_is_there(number: int) -> None:
+    """Names of ours have an underscore or more than one capital; what was rejected need not exist."""
+    named = {name for code in quoted(number) for name in re.findall(r"[A-Za-z_]\w*", code)}
+    ours = {name for name in named if "_" in name.strip("_") or re.fullmatch(r"(?:[A-Z]+[a-z0-9]+){2,}", name)}
+    assert sorted(ours - words() - {"pg_dump", "pg_restore"}) == []
+
+
+@every_decision
+def test_the_figures_are_those_of_the_code(number: int) -> None:
+    for code in quoted(number):
+        if found := CONSTANT.fullmatch(code):
+            file, name, value = found.groups()
+            known = {one for (stem, constant), one in constants().items() if constant == name and file in (None, stem)}
+            assert known == {evaluated(ast.parse(value, mode="eval").body)}, code
+
+
+@every_decision
+def test_the_tests_that_prove_it_are_there(number: int) -> None:
+    text = " ".join(DECISIONS[number].read_text().split())
+    for command in re.findall(r"`([^`]+)`", text):
+        files = re.findall(r"(?:tests/\w+/)?test_\w+\.py", command)
+        paths = [next(ROOT.glob(name if "/" in name else f"tests/**/{name}"), None) for name in files]
+        assert None not in paths, command
+        if chosen := re.search(r"-k (?:\"([^\"]+)\"|(\w+))", command):
+            names = [name for path in paths if path for name in re.findall(r"\bdef (test_\w+)", path.read_text())]
+            for word in re.split(r" (?:or|and) ", chosen[1] or chosen[2]):
+                assert any(word in name for name in names), f"no test of {files} has {word} in its name"
+
+
+def quoted(number: int) -> list[str]:
+    """What stands between backticks, but for what was rejected and for command lines."""
+    text = re.sub(
+        r"\*\*Rejected.*?(?=\n\n(?:\*\*|## )|\Z)|## Rejected.*?(?=\n## |\Z)", "", _text(number), flags=re.DOTALL
+    )
+    return [code for code in re.findall(r"`([^`]+)`", text) if not re.search(r"\bpytest |(?<!-)-k |tests/", code)]
+
+
+def _text(number: int) -> str:
+    text = DECISIONS[number].read_text()
+    return "" if "\nStatus: superseded" in text else text
+
+
+@cache
+def words() -> set[str]:
+    """Every word of the sources, tests and tools, and the names of their files."""
+    folders = [ROOT / name for name in ("src", "lab", "tests", "tools")]
+    files = [path for folder in folders for end in ("py", "sql", "toml") for path in folder.rglob(f"*.{end}")]
+    files += [ROOT / "Makefile", ROOT / "pyproject.toml"]
+    found = {path.stem for path in files}
+    for path in files:
+        if path.name != Path(__file__).name:
+            found |= set(re.findall(r"\w+", path.read_text().replace("{id}", "N").replace("_{", "_N{")))
+    return found
+
+
+@cache
+def constants() -> dict[tuple[str, str], Any]:
+    """Every constant of a module whose value can be told, by file and name."""
+    found = {}
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "lab").rglob("*.py")]:
+        for line in ast.parse(path.read_text()).body:
+            if isinstance(line, ast.Assign) and len(line.targets) == 1:
+                target = line.targets[0]
+                together = isinstance(target, ast.Tuple) and isinstance(line.value, ast.Tuple)
+                pairs = zip(target.elts, line.value.elts, strict=False) if together else [(target, line.value)]
+                for name, value in pairs:
+                    if isinstance(name, ast.Name) and (told := evaluated(value)) is not None:
+                        found[path.stem, name.id] = told
+    return found
+
+
+def evaluated(value: ast.expr) -> Any:
+    """What a constant's expression says, None where it is more than numbers."""
+    names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+    if names - {"timedelta"}:
+        return None
+    code = compile(ast.Expression(value), "", "eval")
+    try:
+        return eval(code, {"__builtins__": {}, "timedelta": timedelta})
+    except Exception:
+        return None

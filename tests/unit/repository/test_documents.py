@@ -1,0 +1,79 @@
+"""What the documents name is there: files, links, decisions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from chaos import SCENARIOS
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+DECISIONS = {int(path.name[:3]): path.name for path in ROOT.glob("docs/decisions/[0-9]*.md")}
+PLACES = ("", "src/servicebroker", "tests")  # where what is named in short may stand
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_a_document_names_is_there(document: Path) -> None:
+    text = document.read_text()
+    linked = re.findall(r"\]\((?!\w+:)([^)#\s]+)", text)
+    named = re.findall(r"\b(?:docs|examples|src|tests|tools)/[\w./-]*\.(?:md|py|sql|toml)\b", text)
+    parts = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sql))`", text)  # of the package or the tests
+    missing = [name for name in linked if not (document.parent / name).exists()]
+    missing += [name for name in named if not (ROOT / name).exists()]
+    missing += [name for name in parts if not any((ROOT / place / name).exists() for place in PLACES)]
+    assert missing == []
+
+
+def test_every_rule_that_is_pointed_to_is_there() -> None:
+    told = re.compile(r"\b(docs/[\w/-]+\.md)#([\w-]+)")
+    sources = [path for end in ("py", "sql") for path in (ROOT / "src").rglob(f"*.{end}")]
+    pointed = {found for path in sources for found in told.findall(path.read_text())}
+    assert ("docs/reference/rules.md", "routing") in pointed
+    missing = [(page, rule) for page, rule in pointed if rule not in anchors(ROOT / page)]
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Where a link into the page may lead: its titles, as mkdocs writes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w]+", "-", title.lower()).strip("-") for title in titles}
+
+
+def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
+    folders = [ROOT / name for name in ("src", "docs", "tests", "tools", "examples")]
+    sources = [path for folder in folders for end in ("py", "sql", "md") for path in folder.rglob(f"*.{end}")]
+    elsewhere = re.compile(r"\b(reference \d\d\b|[Ss]eed 0\d\d\b|(?<!shared/)seeds/)")
+    assert [
+        str(path) for path in sources if path.name != "test_documents.py" and elsewhere.search(path.read_text())
+    ] == []
+
+
+def test_every_decision_is_listed_in_order() -> None:
+    listed = re.findall(r"^\| \[(\d+)\]\(([\w.-]+)\)", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE)
+    assert [(int(number), name) for number, name in listed] == sorted(DECISIONS.items())
+
+
+def test_every_decision_that_is_named_is_there() -> None:
+    sources = [path for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")]
+    told = re.compile(r"\b[Dd]ecisions?[ /](\d{1,3})\b")
+    named = {int(number) for path in [*DOCUMENTS, *sources] for number in told.findall(path.read_text())}
+    assert named - DECISIONS.keys() == set()
+
+
+def test_sizing_quotes_the_benchmarks() -> None:
+    """Each figure stands in the benchmarks, under the scenario that it is said to be of."""
+    measured = (ROOT / "docs/benchmarks.md").read_text()
+    rows = re.findall(r"\| `([\w-]+)` \| ([\d,]+) \|", (ROOT / "docs/how-to/sizing.md").read_text())
+    assert len(rows) > 10
+    for scenario, figure in rows:
+        section = re.search(rf"^`{scenario}`,.*?(?=^## |\Z)", measured, re.MULTILINE | re.DOTALL)
+        assert section is not None, scenario
+        assert f"| {figure} |" in section[0], (scenario, figure)
+
+
+def test_the_page_of_what_breaks_has_every_scenario() -> None:
+    page = (ROOT / "docs/reliability.md").read_text()
+    assert [one.name for one in SCENARIOS if f"| {one.name} |" not in page] == []

@@ -1,0 +1,121 @@
+"""What an application loads is what it uses: modules, counted in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from servicebroker.cli.main import COMMANDS, EXTRAS, app, load
+
+LAST = "import sys, json; print(); print(json.dumps(sorted(sys.modules)))"
+OTHERS = ("tsql", "pipeline", "broker", "engine", "store", "dashboard")
+HEAVY = ("psycopg", "psycopg_pool", "asyncio", "lxml", "cryptography", "pyspark", "pyarrow", "starlette", "uvicorn")
+
+
+def loaded(program: str) -> set[str]:
+    """The modules of a new process that has run this."""
+    done = subprocess.run([sys.executable, "-c", f"{program}\n{LAST}"], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def command(*arguments: str) -> str:
+    """A program that runs `servicebroker` with these arguments."""
+    return (
+        "import contextlib\nfrom servicebroker.cli.main import app\n"
+        f"with contextlib.suppress(SystemExit): app({list(arguments)!r})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "most", "absent"),
+    [
+        ("import servicebroker", 130, (*HEAVY, "typer", "rich")),
+        (command("--version"), 300, (*HEAVY, "rich")),
+        (command("--help"), 350, HEAVY),
+        (command(), 350, HEAVY),
+    ],
+    ids=["import", "version", "help", "nothing"],
+)
+def test_little_is_loaded(program: str, most: int, absent: tuple[str, ...]) -> None:
+    modules = loaded(program)
+    assert not modules & {*absent, *(f"servicebroker.{name}" for name in OTHERS)}
+    assert len(modules) <= most
+
+
+def test_an_opened_instance_needs_neither_scripts_nor_commands() -> None:
+    modules = loaded("import servicebroker\nservicebroker.open")
+    faces = ("tsql", "pipeline", "broker", "cli", "testing", "dashboard")
+    assert not modules & {"typer", "rich", "sqlglot", "starlette", *(f"servicebroker.{name}" for name in faces)}
+
+
+def test_the_engine_loads_no_driver() -> None:
+    modules = loaded(
+        "import pkgutil, importlib, servicebroker.engine as engine\n"
+        "for one in pkgutil.walk_packages(engine.__path__, engine.__name__ + '.'): importlib.import_module(one.name)"
+    )
+    assert "servicebroker.engine.conversation.send" in modules
+    assert not modules & {"psycopg", "psycopg_pool", "psycopg_binary", "asyncio"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+    assert " ".join(load(name).help.split()) == COMMANDS[name].help
+
+
+def test_a_command_that_is_not_there_is_refused() -> None:
+    refused = CliRunner().invoke(app, ["statu"])
+    assert refused.exit_code == 2
+    assert "Did you mean 'status'" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [
+        ("pyspark", ["pipeline", "run", "x.toml"], "spark"),
+        ("pyspark", ["demo", "--input", "x"], "spark"),
+        ("uvicorn", ["dashboard"], "dashboard"),
+        ("starlette", ["dashboard", "--host", "0.0.0.0"], "dashboard"),
+    ],
+)
+def test_a_missing_extra_is_said_in_one_sentence(
+    missing: str, arguments: list[str], extra: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.toml").write_text(
+        '[pipeline]\nname = "x"\nwarehouse = "w"\n[[queue]]\ninstance = "i"\ndatabase = "D"\nqueue = "Q"\n'
+    )
+    (tmp_path / "x").write_text("a line\n")
+    program = (
+        f"import sys\nsys.modules[{missing!r}] = None\nfrom servicebroker.cli.main import main\n"
+        f"sys.argv[1:] = {arguments!r}\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"is not installed: pip install 'servicebroker[{extra}]'.\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_an_extra_brings_is_known_to_who_says_that_it_is_missing() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    modules: dict[str, set[str]] = {}
+    for module, distributions in packages_distributions().items():
+        for one in distributions:
+            modules.setdefault(one.lower().replace("_", "-"), set()).add(module)
+    named = re.compile(r"[\w-]+")
+    always = {named.match(one)[0] for one in project["dependencies"]}  # type: ignore[index]
+    extras = {name: given for name, given in project["optional-dependencies"].items() if name not in ("dev", "docs")}
+    unknown = [
+        f"{one} of {extra}"
+        for extra, given in extras.items()
+        for one in (named.match(requirement)[0] for requirement in given)  # type: ignore[index]
+        if one not in always and one in modules and not any(EXTRAS.get(each) == extra for each in modules[one])
+    ]
+    assert unknown == []
+    assert set(EXTRAS.values()) == set(extras)

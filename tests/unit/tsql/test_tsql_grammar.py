@@ -1,0 +1,105 @@
+"""Sentences of T-SQL's whole grammar: 102 is for text that SQL Server would not take either."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from servicebroker.tsql.check import Row, Verdict, check
+from servicebroker.tsql.parser import parse
+from servicebroker.tsql.statement_errors import SYNTAX, TsqlError
+from servicebroker.tsql.tokens import Batch, batches
+
+FOLDER = Path(__file__).parents[2] / "grammar"
+NAMES = ("definitions", "storage", "statements", "variants", "broker", "queries", "administration", "programs")
+VALID = [FOLDER / f"{name}.sql" for name in NAMES]
+
+
+def sentences(file: Path) -> list[Batch]:
+    return list(batches(file.read_text()))
+
+
+def told(text: str) -> list[str]:
+    """The numbers with which check refuses a sentence, and the number with which its batch cannot be read."""
+    numbers = [one.note.split(":")[0] for one in check(text) if one.verdict is Verdict.REFUSED]
+    try:
+        parse(next(batches(text)).tokens)
+    except TsqlError as error:
+        numbers.append(str(error.number))
+    return numbers
+
+
+def text_of(batch: Batch) -> str:
+    tokens = batch.tokens
+    return tokens.source[tokens.starts[0] : tokens.ends[-2]]
+
+
+@pytest.mark.parametrize("file", VALID, ids=lambda file: file.stem)
+def test_no_valid_sentence_is_a_syntax_error(file: Path) -> None:
+    found = sentences(file)
+    assert len(found) > 190
+    assert [text_of(one) for one in found if {str(SYNTAX), "195"} & set(told(text_of(one)))] == []
+
+
+def test_what_differs_is_a_row_of_the_differences() -> None:
+    page = FOLDER.parent.parent / "docs" / "reference" / "t-sql.md"
+    table = page.read_text().split("## Differences")[1].split("\n\n## ")[0]
+    cells = [line[2:].split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
+    assert [row for row in Row if row and not any(cell.startswith(row) for cell in cells)] == []
+    found = [one for file in VALID for sentence in sentences(file) for one in check(text_of(sentence))]
+    differing = [one for one in found if one.verdict is Verdict.DIFFERS]
+    assert [one for one in differing if not one.row] == []
+    assert {one.row for one in differing} == set(Row) - {Row.NONE}
+    assert not any(one.row for one in found if one.verdict is not Verdict.DIFFERS)
+
+
+def test_every_broken_sentence_is_a_syntax_error() -> None:
+    found = sentences(FOLDER / "broken.sql")
+    assert len(found) > 150
+    assert [text_of(one) for one in found if str(SYNTAX) not in told(text_of(one))] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("SELECT 'it's' FROM dbo.Orders", "105"),
+        ("SELECT [Id FROM dbo.Orders", "105"),
+        ('SELECT "Id FROM dbo.Orders', "105"),
+        ("SELECT N'open", "105"),
+        ("SELECT 1 /* open /* closed */", "113"),
+        ("SELECT \u00a7 FROM dbo.Orders", "102"),
+    ],
+)
+def test_a_text_without_its_end_is_no_batch(text: str, number: str) -> None:
+    assert [one.note.split(":")[0] for one in check(text)] == [number]
+
+
+@pytest.mark.parametrize("file", VALID, ids=lambda file: file.stem)
+def test_no_valid_sentence_is_one_once_its_variables_are_declared(file: Path) -> None:
+    """An undeclared variable is a 137 that hides what stands behind it."""
+    wrong = []
+    for text in map(text_of, sentences(file)):
+        if {"137", "1087"} & set(told(text)):
+            names = sorted({name.lower() for name in re.findall(r"(?<![@\w])@\w+", text)})
+            declared = f"DECLARE {', '.join(f'{name} nvarchar(50)' for name in names)} {text}"
+            wrong += [text] if {str(SYNTAX), "156", "195", "4145"} & set(told(declared)) else []
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("DECLARE @h uniqueidentifier DROP ASSEMBLY Sorting", "END CONVERSATION @h WITH CLEANUP"),
+        ("DECLARE @h uniqueidentifier CREATE FEDERATION f", "END CONVERSATION @h"),
+        ("ALTER TABLE t CHECK CONSTRAINT ALL", 'SELECT "a" FROM "t"'),
+        ("SELECT 1 AS a UNION ALL SELECT 2", "DISK RESIZE NAME = 'x', SIZE = 5"),
+        ("SELECT Ship FROM dbo.Calls TABLESAMPLE (3 ROWS)", "RENAME DATABASE Port TO Haven"),
+        ("ALTER TABLE t REBUILD", "COPY INTO t (a) FROM 'x'"),
+        ("SELECT a FROM t FOR XML PATH ('')", "LOAD TRANSACTION Port FROM DISK = 'x'"),
+    ],
+)
+def test_a_statement_ends_where_the_next_begins(first: str, second: str) -> None:
+    assert str(SYNTAX) not in told(f"{first}\n{second}")
+    assert len([one for one in check(f"{first}\n{second}") if one.statement != "batch"]) > 1
