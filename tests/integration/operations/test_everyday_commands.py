@@ -221,7 +221,7 @@ WRONG_USAGE: list[tuple[list[str], str]] = [  # said by whoever reads the option
     (["poison", "end", "no-handle"], "valid UUID"),
     (["route", "create", "R"], "Missing option '--address'"),
     (["status", "--since", "yesterday"], "say 10min, 1h or 7d"),
-    (["load", "--size", "7"], "is not in the range 8"),
+    (["load", "--size", "7"], "greater than or equal to 8"),
 ]
 
 
