@@ -149,6 +149,9 @@ class _Reported(PoisonDetector):
 
     def unanswered(self, connection: Any) -> None: ...
 
+    def dropped(self, connection: Any) -> bool:
+        return False
+
     def look(self, queue_id: int) -> None: ...
 
     def judge(self, connection: Any) -> None: ...

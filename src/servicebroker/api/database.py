@@ -42,6 +42,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.model.poison import Policy
 from servicebroker.model.workers import Worker
+from servicebroker.store.concurrency import IS_ASYNC
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps, only
 
@@ -136,7 +137,7 @@ class Database(
             BrokerError: as `receive`; 402 `procedure` or `poison` cannot be called, or the policy gave no verdict.
             psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
         """
-        check_procedure(procedure)
+        check_procedure(procedure, may_be_async=IS_ASYNC)
         check_wait(wait)
         check_policy(poison)
         return process(self, queue, procedure, top=top, wait=wait, poison=poison)

@@ -212,13 +212,18 @@ class Instance(Network, Rights):
             self._losses = self.doorbell.losses
             self._pool.check()
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one that has opened the instance."""
+        return self._process != os.getpid()
+
     def check_process(self) -> None:
         """Refuse what would go over connections of another process: each would read the other's answers.
 
         Raises:
             InstanceError: this process was forked from the one that has opened the instance.
         """
-        if self._process != os.getpid():
+        if self.is_forked:
             raise InstanceError(
                 "This process was forked when the instance was open already, and its connections are the parent's: "
                 "open the instance in this process, after the fork."
@@ -246,7 +251,7 @@ class Instance(Network, Rights):
 
     def close(self) -> None:
         """Leave the instance; an embedded server stops with its last user. What a forked child has is its parent's."""
-        if self._process != os.getpid():
+        if self.is_forked:
             return
         if self._upkeep is not None:
             self._upkeep.close()
@@ -299,6 +304,8 @@ class Instance(Network, Rights):
 
     def _take_back(self, connection: DirectConnection) -> None:
         assert self._pool is not None
+        if self.is_forked:
+            return
         connection.ahead.clear()  # an interruption may have left a BEGIN there
         connection.waiting.verbs = None
         left = connection if kept.is_kept(connection) else self._pool.keep(connection)

@@ -20,7 +20,9 @@ from servicebroker.engine.conversation.recycling import ConversationError, PoolA
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count, check_procedure, check_wait
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message, read_error
+from servicebroker.store.concurrency import IS_ASYNC
 from servicebroker.store.direct import is_idle
 
 if TYPE_CHECKING:
@@ -184,13 +186,13 @@ class ConversationPool:
         Raises:
             BrokerError: 402 `procedure` cannot be called.
         """
-        check_procedure(procedure)
+        check_procedure(procedure, may_be_async=IS_ASYNC)
 
         def run(transaction: Transaction, messages: list[Message]) -> None:
             over = [m for m in messages if m.is_end_dialog or m.is_error or m.message_type_name == end_of_stream]
             rest = [m for m in messages if m not in over]
             if rest:
-                procedure(transaction, rest)
+                check_result(procedure(transaction, rest))
             for handle in dict.fromkeys(m.conversation_handle for m in over):
                 transaction.end_conversation(handle)
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from servicebroker.api import tracing
 from servicebroker.api.guarded import Guard
 from servicebroker.api.transaction import Transaction, translated
+from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
+from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.direct import DirectConnection
 
 if TYPE_CHECKING:
@@ -27,20 +29,33 @@ def process(
     top: int | None,
     wait: float,
     poison: Policy | None = None,
-    stopping: Callable[[], bool] = lambda: False,
+    stopping: Callable[[], bool] | None = None,
+    guard: Guard | None = None,
 ) -> int:
-    """`Database.process`, which also ends between two transactions once `stopping` says so."""
-    guard = None if poison is None else Guard(database, queue, poison)
+    """`Database.process`, which also ends between two transactions once `stopping` says so.
+
+    `guard`: what a reader that processes again and again knows already, instead of `poison`.
+    """
+    if poison is not None:
+        guard = Guard(database, queue, poison, exits=stopping is None)
+    is_asked = stopping or _never
     done = 0
 
     def once() -> int:
         nonlocal done
-        taken = _drain(database, queue, procedure, top, guard, stopping)
+        taken, is_lost = _drain(database, queue, procedure, top, guard, is_asked)
+        while is_lost and not is_asked():
+            again, is_lost = _drain(database, queue, procedure, top, guard, is_asked)
+            taken += again
         done += taken
         return taken
 
-    database._waiting(queue, once, 0 if top == 0 else wait, choosy=False, enough=lambda _: stopping())
+    database._waiting(queue, once, 0 if top == 0 else wait, choosy=False, enough=lambda _: is_asked())
     return done
+
+
+def _never() -> bool:
+    return False
 
 
 def _drain(
@@ -50,14 +65,14 @@ def _drain(
     top: int | None,
     guard: Guard | None,
     stopping: Callable[[], bool],
-) -> int:
-    """Process what the queue has, on one connection: how many messages those were."""
+) -> tuple[int, bool]:
+    """Process what the queue has, on one connection: how many messages those were, and whether one has lost it."""
     done = 0
     there = database._find(queue)
 
-    def first(transaction: Transaction, messages: list[Message]) -> None:
+    def first(transaction: Transaction, messages: list[Message]) -> object:
         database.instance.doorbell.share(there.queue_id)
-        procedure(transaction, messages)
+        return procedure(transaction, messages)
 
     with database.instance.connection() as connection, translated(also_theirs=True):
 
@@ -69,22 +84,37 @@ def _drain(
         try:
             while taken := take():
                 done += taken
+                if connection.closed:
+                    return done, True
                 if stopping():
-                    with Transaction(database, connection):
-                        pass  # the last COMMIT, which would have travelled with the next RECEIVE
+                    _commit(database, connection, guard)
                     break
             if guard is not None:
                 guard.rest(connection)
         finally:
             database.instance.poison.unanswered(connection)
-    return done
+    return done, False
+
+
+def _commit(database: Database, connection: DirectConnection, guard: Guard | None) -> None:
+    """The last COMMIT, which would have travelled with the next RECEIVE."""
+    if guard is not None:
+        guard.commit(connection)
+        return
+    with Transaction(database, connection):
+        pass
 
 
 def _take(database: Database, connection: DirectConnection, queue: str, procedure: Procedure, top: int | None) -> int:
     with Transaction(database, connection) as transaction:
         messages = transaction.receive(queue, top=top)
         if messages:
-            with tracing.current(transaction._processing):
-                procedure(transaction, messages)
+            stop = StopDetector(exits=True)
+            try:
+                with tracing.current(transaction._processing):
+                    check_result(procedure(transaction, messages))
+            except BaseException as problem:
+                transaction._is_counted = not stop.is_stop(problem)
+                raise
             transaction._let_commit_travel()
     return len(messages)

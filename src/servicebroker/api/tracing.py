@@ -9,12 +9,14 @@ opentelemetry-api is not imported here: a process that has not imported it trace
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.messages import Message
+from servicebroker.model.wording import safe_text
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
@@ -94,8 +96,9 @@ def current(span: Span | None) -> AbstractContextManager[object]:
 def fail(span: Span | None, problem: BaseException) -> None:
     """What the span stands for has failed."""
     if span is not None:
-        span.record_exception(problem)
-        span.set_status(sys.modules["opentelemetry.trace"].StatusCode.ERROR, str(problem))
+        with contextlib.suppress(Exception):  # the text of an exception may fail, and so may the application's exporter
+            span.record_exception(problem)
+        span.set_status(sys.modules["opentelemetry.trace"].StatusCode.ERROR, safe_text(problem))
 
 
 def end(span: Span, problem: BaseException | None = None) -> None:

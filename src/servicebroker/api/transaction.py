@@ -17,6 +17,7 @@ from servicebroker.api import tracing
 from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline
 from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.verbs import QUEUE_WAS_DROPPED, Verbs
+from servicebroker.engine.activation.poison_detection import outcomes
 from servicebroker.engine.conversation.endpoints import keep_lock
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.arguments import Body, Omitted
@@ -48,6 +49,7 @@ class JoinedTransaction(Verbs):
         self.connection = connection
 
     def _do(self, steps: Steps[T]) -> T:
+        self.database.instance.check_process()
         with translated():
             kept.settle(self.connection)
             steps = self.database.engine.in_broker(steps)
@@ -115,6 +117,9 @@ class Transaction(JoinedTransaction, TransactionScripts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True  # the connection serves somebody else from now on
+        if self.database.instance.is_forked:
+            self._leave_to_parent(kind)
+            return
         if self._processing is not None:
             tracing.end(self._processing, error)
         if self._was_put_back:
@@ -139,7 +144,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
             known, error = False, problem
             raise
         finally:
-            if is_full_disk(error):
+            if not self._is_counted or is_full_disk(error):
                 self._taken.clear()
             self._clean_up(committed=committed, known=known)
 
@@ -213,6 +218,11 @@ class Transaction(JoinedTransaction, TransactionScripts):
         if steps is not None:
             in_transaction(self.connection, steps)
 
+    def _was_rolled_back(self) -> bool:
+        """Whether a transaction that took messages, and was ended on the connection, has undone that."""
+        ids = [transaction for transaction, _ in self._taken]
+        return "aborted" in (run(self.connection, outcomes(ids))).values()
+
     def _is_over(self) -> bool:
         """Whether somebody has ended it on the connection, or the connection is lost."""
         return self.connection.closed or is_idle(self.connection)
@@ -271,6 +281,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
     _has_worked = False
     _commit_travels = False
     _was_put_back = False
+    _is_counted = True  # by the poison detection, where it is rolled back
     _savepoint = b""
 
     def _do(self, steps: Steps[T]) -> T:
@@ -282,7 +293,15 @@ class Transaction(JoinedTransaction, TransactionScripts):
         with translated():
             return run(self.connection, self.database.engine.in_broker(steps))
 
+    def _leave_to_parent(self, kind: type[BaseException] | None) -> None:
+        """End in a forked child, where nothing may be said on the connection: the transaction is the parent's."""
+        self.connection.ahead.clear()
+        self.connection.waiting.verbs = None
+        if kind is None:
+            self.database.instance.check_process()
+
     def _check_open(self) -> None:
+        self.database.instance.check_process()
         if self._ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
 

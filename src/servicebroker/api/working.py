@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from servicebroker.api.guarded import Guard
 from servicebroker.api.processing import process
 from servicebroker.api.transaction import Transaction
 from servicebroker.model.arguments import check_count
-from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.errors import BrokerError, ServiceBrokerError
+from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message, read_error
-from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict
-from servicebroker.model.wording import counted
+from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict, checked_verdict
+from servicebroker.model.reporting import report
+from servicebroker.model.wording import counted, told
 from servicebroker.model.workers import Worker
-from servicebroker.store.concurrency import Background, Event
+from servicebroker.store.concurrency import IS_ASYNC, Background, Event, StopDetector
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
@@ -45,11 +47,15 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
     for worker in workers:
         if not isinstance(worker, Worker):
             raise BrokerError(402, "worker", repr(worker), "a servicebroker.Worker")
-        worker.check(is_async=inspect.iscoroutinefunction(process))
+        worker.check(is_async=IS_ASYNC)
         database._find(worker.queue)
     over = Event()
     readers = [
-        Background(partial(_read, database, worker, over), f"servicebroker worker of {worker.queue}")
+        Background(
+            partial(_read, database, worker, over),
+            f"servicebroker worker of {worker.queue}",
+            partial(_is_replaced, worker, over),
+        )
         for worker in workers
         for _ in range(concurrency)
     ]
@@ -65,9 +71,19 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
                 reader.stop(_PATIENCE)
 
 
+def _is_replaced(worker: Worker, over: Event) -> bool:
+    """Whether a reader that somebody else has ended begins again: unless the worker is to end."""
+    if over.is_set():
+        return False
+    report(_LOG, logging.ERROR, "A reader of the worker of %s was ended from outside; another begins.", worker.queue)
+    return True
+
+
 def _read(database: Database, worker: Worker, over: Event) -> None:
     """Process what comes until it is over. What ends `process` is told, and after a pause it begins again."""
     pause, longest = _PAUSES
+    guard = Guard(database, worker.queue, partial(_judge, worker), exits=False)
+    stop = StopDetector()
     while not over.is_set():
         began = time.monotonic()
         try:
@@ -77,17 +93,19 @@ def _read(database: Database, worker: Worker, over: Event) -> None:
                 partial(_handle, worker),
                 top=worker.batch or 1,
                 wait=_WAIT,
-                poison=partial(_judge, worker),
                 stopping=over.is_set,
+                guard=guard,
             )
             pause = _PAUSES[0]
-        except Exception as problem:
+        except BaseException as problem:
+            if stop.is_stop(problem):
+                raise
             if time.monotonic() - began > longest:
                 pause = _PAUSES[0]
             expected = isinstance(problem, ServiceBrokerError | psycopg.Error)
-            _LOG.error(
-                "The worker of %s goes on in %g seconds: %s", worker.queue, pause, problem, exc_info=not expected
-            )
+            said = "The worker of %s goes on in %g seconds: %s"
+            text = str(problem) if expected else told(problem)
+            report(_LOG, logging.ERROR, said, worker.queue, pause, text, exc_info=None if expected else problem)
             over.wait(pause)
             pause = min(2 * pause, longest)
 
@@ -107,17 +125,15 @@ def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -
 
 
 def _call(handler: Callable[..., Any], transaction: Transaction, given: Message | list[Message]) -> None:
-    try:
-        handler(transaction, given)
-    except SystemExit:  # it would end the reader, and no policy would hear of it
-        raise InstanceError("The handler has called sys.exit.") from None
+    check_result(handler(transaction, given))
 
 
 def _end(transaction: Transaction, message: Message) -> None:
     """Answer what the other side, or the broker, has ended."""
     if message.is_error:
         code, description = read_error(message.message_body)
-        _LOG.warning("Conversation %s has failed with %d: %s", message.conversation_handle, code, description)
+        said = "Conversation %s has failed with %d: %s"
+        report(_LOG, logging.WARNING, said, message.conversation_handle, code, description)
     try:
         transaction.end_conversation(message.conversation_handle)
     except BrokerError as refused:
@@ -127,18 +143,19 @@ def _end(transaction: Transaction, message: Message) -> None:
 
 def _judge(worker: Worker, failure: Failure) -> Verdict:
     """What the worker's policy says, told in the log; at first and at last with where the exception came from."""
-    verdict = worker.poison(failure)
+    verdict = checked_verdict(worker.poison(failure))
     is_between = isinstance(verdict, Retry) and failure.count > 1
-    _LOG.warning(
-        "%s: message %d of conversation %s (%s) has failed %s; %s. %s: %s",
+    report(
+        _LOG,
+        logging.WARNING,
+        "%s: message %d of conversation %s (%s) has failed %s; %s. %s",
         worker.queue,
         failure.message.message_sequence_number,
         failure.message.conversation_handle,
         failure.message.message_type_name,
         counted(failure.count, "time"),
         _next_step(verdict),
-        type(failure.error).__name__,
-        failure.error,
+        told(failure.error),
         exc_info=None if is_between else failure.error.with_traceback(_theirs(failure.error.__traceback__)),
     )
     return verdict

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
+from servicebroker.model.handlers import check_kind, check_parameters
 
 VALID_XML = "VALID_XML"
 VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X", VALID_XML: "X"}
@@ -131,16 +132,30 @@ def check_wait(wait: object) -> None:
         raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
 
 
-def check_procedure(procedure: object) -> None:
-    """What `process` runs."""
+def check_procedure(procedure: object, *, may_be_async: bool) -> None:
+    """Refuse what `process` cannot run.
+
+    Raises:
+        BrokerError: 402 no function of a transaction and its messages, or one whose call runs nothing.
+    """
     if not callable(procedure):
         raise BrokerError(402, "procedure", repr(procedure), "a function of a transaction and its messages")
+    check_kind("procedure", procedure, may_be_async=may_be_async)
+    check_parameters("procedure", procedure, "transaction", "messages")
 
 
 def check_policy(policy: object) -> None:
-    """What judges failures for `process`."""
-    if policy is not None and not callable(policy):
+    """Refuse what cannot judge failures.
+
+    Raises:
+        BrokerError: 402 no function of a Failure, or one whose call runs nothing.
+    """
+    if policy is None:
+        return
+    if not callable(policy):
         raise BrokerError(402, "poison", repr(policy), "a function of a Failure")
+    check_kind("poison", policy, may_be_async=False)
+    check_parameters("poison", policy, "failure")
 
 
 def check_count(name: str, count: object) -> None:
@@ -170,8 +185,7 @@ def check_end(handle: object, error: object, cleanup: bool) -> None:
         raise BrokerError(8419)
     if description is None:
         raise BrokerError(8422)
-    if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
-        raise BrokerError(402, "the error code", repr(code), "a positive int")
+    check_error_code(code)
     if not isinstance(description, str) or len(description) > MAXIMUM_DESCRIPTION:
         raise BrokerError(
             402,
@@ -179,6 +193,12 @@ def check_end(handle: object, error: object, cleanup: bool) -> None:
             type(description).__name__,
             f"str, at most {MAXIMUM_DESCRIPTION} characters",
         )
+
+
+def check_error_code(code: object) -> None:
+    """The code of END CONVERSATION WITH ERROR."""
+    if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
+        raise BrokerError(402, "the error code", repr(code), "a positive int")
 
 
 def check_timeout(timeout: object) -> None:

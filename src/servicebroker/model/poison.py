@@ -13,14 +13,24 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count, check_wait
+from servicebroker.model.arguments import (
+    MAXIMUM_DESCRIPTION,
+    OMITTED,
+    Body,
+    Omitted,
+    check_count,
+    check_error_code,
+    check_wait,
+)
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
+from servicebroker.model.wording import safe_text
 
 LIMIT = 5  # rollbacks
 LONGEST_PAUSE = 60.0  # seconds between two tries that come ever later
 _PENDING_KEPT = 10_000
 _DOUBLINGS = 60  # of a pause: more would only be a larger number
+_CENTURY = 3_155_760_000.0  # seconds
 
 
 class Rollbacks:
@@ -92,7 +102,8 @@ class Failure:
 
     Attributes:
         message: as RECEIVE took it.
-        error: what the procedure raised.
+        error: what the procedure raised. What is no `Exception`, such as KeyboardInterrupt, is the `__cause__` of an
+            InstanceError here.
         count: how often this message has failed in a row, this time included.
         first_failed_at: when it failed first (UTC).
         first_error: what it failed with then, as text.
@@ -109,17 +120,37 @@ class Failure:
 
 @dataclass(frozen=True)
 class Retry:
-    """The message is in its queue again. Nobody receives from its conversation group for `after` seconds."""
+    """The message is in its queue again. Nobody receives from its conversation group for `after` seconds.
+
+    Raises:
+        BrokerError: 402 that is no number of seconds from 0 to a hundred years.
+    """
 
     after: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.after, int | float) or isinstance(self.after, bool) or not 0 <= self.after < _CENTURY:
+            raise BrokerError(402, "Retry", repr(self.after), "a number of seconds, 0 or more")
 
 
 @dataclass(frozen=True)
 class EndWithError:
-    """END CONVERSATION WITH ERROR: the other side is told, and the conversation's messages go."""
+    """END CONVERSATION WITH ERROR: the other side is told, and the conversation's messages go.
+
+    A description that is no str, for one the exception itself, becomes its text. A long one is cut to 3,000 characters.
+
+    Raises:
+        BrokerError: 402 the code is no positive int, 8422 there is no description.
+    """
 
     code: int = 500
     description: str = "Unable to process message."
+
+    def __post_init__(self) -> None:
+        if self.description is None:
+            raise BrokerError(8422)
+        check_error_code(self.code)
+        object.__setattr__(self, "description", safe_text(self.description)[:MAXIMUM_DESCRIPTION])
 
 
 @dataclass(frozen=True)
@@ -137,16 +168,23 @@ class Reply:
     """RECEIVE is committed, this message is sent back, and the conversation goes on.
 
     When the conversation has ended or failed, nothing is sent.
+
+    Raises:
+        BrokerError: 402 the message type is no str.
     """
 
     message_type: str
     body: Body | Omitted = OMITTED
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.message_type, str):
+            raise BrokerError(402, "Reply", repr(self.message_type), "the name of a message type")
+
 
 Verdict: TypeAlias = Retry | EndWithError | SetAside | Ignore | Reply
 """What a policy may answer: `Retry`, `EndWithError`, `SetAside`, `Ignore` or `Reply`."""
 Policy: TypeAlias = Callable[[Failure], Verdict]
-"""A function that is given a `Failure` and returns a `Verdict`; what it raises counts as a rollback."""
+"""A function that is given a `Failure` and returns a `Verdict`. Where it raises, the default policy decides instead."""
 
 
 def give_up_after(failures: int = 3, verdict: Verdict | None = None, *, pause: float = 0.0) -> Policy:
@@ -173,11 +211,6 @@ def checked_verdict(verdict: object) -> Verdict:
     Raises:
         BrokerError: 402 it is no verdict.
     """
-    if isinstance(verdict, Retry) and isinstance(verdict.after, int | float) and 0 <= verdict.after < _CENTURY:
-        return verdict
-    if isinstance(verdict, EndWithError | SetAside | Ignore | Reply):
+    if isinstance(verdict, Retry | EndWithError | SetAside | Ignore | Reply):
         return verdict
     raise BrokerError(402, "the verdict", repr(verdict), "Retry, EndWithError, SetAside, Ignore or Reply")
-
-
-_CENTURY = 3_155_760_000.0  # seconds

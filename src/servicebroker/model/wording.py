@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+
+MAXIMUM_TRACEBACK = 200_000  # characters, of the end: the text of an exception may be as long as a body
+
 
 def counted(number: int, one: str, many: str = "") -> str:
     """`1 message`, `2,000 messages`; `many` where it is not `one` with an s, as in `messages wait`."""
@@ -18,3 +22,30 @@ def cleaned(text: str, most: int | None = 500, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def safe_text(value: object) -> str:
+    """Return `str(value)`, or where that fails a text that says so. It never raises."""
+    try:
+        return str(value)
+    except BaseException:  # whatever it is: the failure that is being reported counts, not this one
+        return f"<{type(value).__name__}, whose text cannot be had>"
+
+
+def told(problem: BaseException) -> str:
+    """Return an exception on one line, as `ValueError: no such item`. It never raises."""
+    return storable(" ".join(f"{type(problem).__name__}: {safe_text(problem)}".split()))
+
+
+def traceback_of(problem: BaseException) -> str:
+    """Return an exception with its traceback, as Python prints it. It never raises."""
+    try:
+        text = "".join(traceback.format_exception(problem))
+    except BaseException:  # as above
+        text = "".join(traceback.format_tb(problem.__traceback__)) + told(problem)
+    return storable(text[-MAXIMUM_TRACEBACK:])
+
+
+def storable(text: str) -> str:
+    """Return a text that PostgreSQL takes: NUL and halves of surrogate pairs become replacement characters."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()

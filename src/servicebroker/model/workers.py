@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from servicebroker.model import handlers
 from servicebroker.model.arguments import check_count, check_policy
 from servicebroker.model.errors import BodyError, BrokerError, InstanceError
+from servicebroker.model.handlers import check_kind, check_parameters
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Failure, Policy, SetAside, Verdict, give_up_after
 
@@ -29,7 +30,7 @@ _patient = give_up_after(5, SetAside(), pause=1.0)
 
 
 class Worker:
-    """Reads a queue for as long as it runs; no exception of a handler ends it.
+    """Reads a queue for as long as it runs. However a handler ends, only its message has failed.
 
         stock = sb.Worker("StockQueue")
 
@@ -65,14 +66,19 @@ class Worker:
         `sb.DIALOG_TIMER`, `sb.END_DIALOG` and `sb.ERROR` are types as well.
 
         Raises:
-            BrokerError: 402 what is no name, a type that has a handler, or a coroutine function beside a plain one.
+            BrokerError: 402 what is no name, a type that has a handler, a coroutine function beside a plain one, a
+                generator function, or one that does not take two arguments.
         """
         for given in message_types:
             if not isinstance(given, str):
                 raise BrokerError(402, "on", repr(given), 'the name of a message type: @worker.on("//shop/Order")')
 
         def register(function: F) -> F:
-            is_async = inspect.iscoroutinefunction(function)
+            if not callable(function):
+                raise BrokerError(402, "on", repr(function), "a function of a transaction and its messages")
+            check_kind("on", function, may_be_async=True)
+            check_parameters("on", function, "transaction", "message" if self.batch is None else "messages")
+            is_async = handlers.is_async(function)
             if self._handlers and is_async != self.is_async:
                 raise BrokerError(402, "on", "async def beside def", "the same for all handlers of a worker")
             for message_type in message_types or (_OTHERS,):
@@ -86,7 +92,7 @@ class Worker:
     @property
     def is_async(self) -> bool:
         """Whether its handlers are coroutine functions."""
-        return any(inspect.iscoroutinefunction(handler) for handler in self._handlers.values())
+        return any(handlers.is_async(handler) for handler in self._handlers.values())
 
     def check(self, *, is_async: bool) -> None:
         """Refuse what cannot be run here.

@@ -28,6 +28,7 @@ from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.store import forked
 from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Bodies, Row, Statement, Steps, text_of
 
@@ -257,6 +258,7 @@ class DirectConnection(psycopg.Connection[Row]):
 
     def __init__(self, pgconn: PGconn) -> None:
         super().__init__(pgconn, tuple_row)
+        forked.protect(self)
         adapt(self.adapters)
         self.ahead: list[Ahead] = []
         self.waiting = Waiting()

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from servicebroker.model.arguments import check_procedure
+from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.workers import Worker
 from servicebroker.testing import definitions, working
@@ -127,14 +128,14 @@ class AsyncDatabase(_Awaited):
         wait: float = 0.0,
     ) -> int:
         """Await `procedure(transaction, messages)` on what RECEIVE takes, each time as a transaction."""
-        check_procedure(procedure)
+        check_procedure(procedure, may_be_async=True)
         done = 0
         while True:
             async with self.transaction() as transaction:
                 messages = await transaction.receive(queue, top=top, wait=wait)
                 if not messages:
                     return done
-                await procedure(transaction, messages)
+                check_result(await procedure(transaction, messages))
             done += len(messages)
 
     @asynccontextmanager

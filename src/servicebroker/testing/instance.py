@@ -27,6 +27,7 @@ from servicebroker.model.arguments import (
 )
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
+from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.workers import Worker
 from servicebroker.testing import definitions, delivery, working
@@ -189,14 +190,14 @@ class Database(Verbs):
 
         Returns how many messages were processed when nothing is left.
         """
-        check_procedure(procedure)
+        check_procedure(procedure, may_be_async=False)
         done = 0
         while True:
             with self.transaction() as transaction:
                 messages = transaction.receive(queue, top=top, wait=wait)
                 if not messages:
                     return done
-                procedure(transaction, messages)
+                check_result(procedure(transaction, messages))
             done += len(messages)
 
     @contextmanager

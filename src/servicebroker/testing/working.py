@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.workers import Worker
 
@@ -40,7 +41,8 @@ async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> N
         theirs = [message for message in run if message.conversation_handle not in ended]
         for given in [theirs] if worker.batch and theirs else theirs:
             if handler is not None:
-                await _now(handler(transaction, given))
+                result = handler(transaction, given)
+                check_result(await result if worker.is_async else result)
         for message in theirs:
             if message.is_end_dialog or message.is_error:
                 ended.add(message.conversation_handle)

@@ -41,6 +41,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.model.poison import Policy
 from servicebroker.model.workers import Worker
+from servicebroker.store.aio.concurrency import IS_ASYNC
 from servicebroker.store.aio.running import run_alone
 from servicebroker.store.statements import Steps, only
 
@@ -135,7 +136,7 @@ class AsyncDatabase(
             BrokerError: as `receive`; 402 `procedure` or `poison` cannot be called, or the policy gave no verdict.
             psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
         """
-        check_procedure(procedure)
+        check_procedure(procedure, may_be_async=IS_ASYNC)
         check_wait(wait)
         check_policy(poison)
         return await process(self, queue, procedure, top=top, wait=wait, poison=poison)

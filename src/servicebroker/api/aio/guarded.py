@@ -3,22 +3,28 @@
 RECEIVE comes first and the savepoint next, in its round trip: a message that is processed costs none more. What a
 policy gives back to the queue needs a ROLLBACK of all of it; the session keeps the group's lock until the failure is
 counted.
+
+Some failures come when the transaction is gone already: its COMMIT is refused, for one by a deferred constraint, the
+procedure has rolled it back, or its connection is lost. The message is in the queue again then. The guard remembers
+the failure, and gives it to the policy when it receives the message next, without running the procedure (decision 330).
+A connection may be lost for other reasons than its message: only the second loss in a row is the message's failure.
 """
 
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
+import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api import tracing
 from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.engine.conversation.failed_messages import Tracked
-from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.handlers import as_exception, check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     EndWithError,
@@ -27,9 +33,13 @@ from servicebroker.model.poison import (
     Reply,
     Retry,
     SetAside,
+    Verdict,
     checked_verdict,
 )
-from servicebroker.store.aio.concurrency import finish
+from servicebroker.model.reporting import report
+from servicebroker.model.wording import told, traceback_of
+from servicebroker.model.workers import by_default
+from servicebroker.store.aio.concurrency import StopDetector, finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command
 from servicebroker.store.aio.running import run_alone
 
@@ -42,71 +52,165 @@ _LOG = logging.getLogger("servicebroker")
 _UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
 _SAVEPOINT = b"savepoint servicebroker_procedure"
 _UNDO = b"rollback to savepoint servicebroker_procedure"
+_DEADLOCK = 1205
+_REMEMBERED = 1000  # failures whose messages have not come again; others may have dealt with them
+
+_Key: TypeAlias = tuple[UUID, int, int]
 
 
 class AsyncGuard:
-    """What one reader of a queue knows of failures; it takes messages and runs a procedure on them."""
+    """What one reader of a queue knows of failures; it takes messages and runs a procedure on them.
 
-    def __init__(self, database: AsyncDatabase, queue: str, policy: Policy) -> None:
+    Args:
+        exits: whether KeyboardInterrupt and SystemExit in the main thread are a stop by the owner of the reader.
+    """
+
+    def __init__(self, database: AsyncDatabase, queue: str, policy: Policy, *, exits: bool) -> None:
         self._database = database
         self._engine = database.engine
         self._queue = queue
         self._policy = policy
+        self._exits = exits
         self._failing: set[UUID] = set()  # conversations whose message we have counted a failure of
         self._one_by_one = 0  # so many messages are taken singly: one of a batch has failed
+        self._processed: list[Message] = []  # whose COMMIT is not confirmed
+        self._unjudged: dict[_Key, Exception] = {}  # failures that came after the end of their transaction
+        self._suspects: set[_Key] = set()  # messages whose connection was lost while they were processed
 
     async def take(self, connection: AsyncDirectConnection, top: int | None, procedure: Procedure) -> int:
-        """RECEIVE and process: how many messages were dealt with or put back; 0 when there is nothing to take."""
+        """RECEIVE and process: how many messages were dealt with or put back; 0 when there is nothing to take.
+
+        Where the connection is closed afterwards, a message has lost it, and is in the queue again.
+        """
         if self._one_by_one:
             self._one_by_one -= 1
             top = 1
-        async with AsyncTransaction(self._database, connection) as transaction:
-            messages = await transaction._receive_and_save(self._queue, top, _SAVEPOINT)
-            if messages:
-                await self._process(transaction, messages, procedure)
-        return len(messages)
+        messages: list[Message] = []
+        is_processed = False
+        try:
+            async with AsyncTransaction(self._database, connection) as transaction:
+                messages = await transaction._receive_and_save(self._queue, top, _SAVEPOINT)
+                self._processed = messages
+                if messages:
+                    await self._process(transaction, messages, procedure)
+                    is_processed = True
+        except (psycopg.Error, ServiceBrokerError) as problem:
+            if not await self._is_of_a_message(connection, problem, is_processed=is_processed):
+                raise
+        return len(messages) or len(self._processed)
+
+    async def commit(self, connection: AsyncDirectConnection) -> None:
+        """Send the last COMMIT, which would have travelled with the next RECEIVE."""
+        try:
+            async with AsyncTransaction(self._database, connection):
+                pass
+        except (psycopg.Error, ServiceBrokerError) as problem:
+            if not await self._is_of_a_message(connection, problem, is_processed=False):
+                raise
 
     async def rest(self, connection: AsyncDirectConnection) -> None:
         """There is nothing to take: forget the failures of messages that others have dealt with."""
         await run_alone(connection, self._engine.sweep_failures(await self._queue_id()))
 
     async def _process(self, transaction: AsyncTransaction, messages: list[Message], procedure: Procedure) -> None:
-        failure: Exception | None = None
-        try:
-            with tracing.current(transaction._processing):
-                await procedure(transaction, messages)
-        except Exception as problem:
-            if transaction._is_over():
-                raise
-            failure = problem
-            tracing.fail(transaction._processing, problem)
+        failure = self._remembered(messages)
+        stop = StopDetector(exits=self._exits)
+        if failure is None:
+            try:
+                with tracing.current(transaction._processing):
+                    check_result(await procedure(transaction, messages))
+            except BaseException as problem:
+                if stop.is_stop(problem):
+                    transaction._is_counted = False
+                    raise
+                failure = as_exception(problem)
+                tracing.fail(transaction._processing, failure)
+        if transaction._is_over():
+            await self._ended_by_procedure(transaction, messages, failure)
+            return
         if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
             failure = InstanceError("A statement of the procedure failed, and it went on.")
         if failure is None:
             await self._succeeded(transaction, messages)
             return
         await run_command(transaction.connection, _UNDO)
-        await self._failed(transaction, messages, failure)
+        await self._failed(transaction, messages, failure, stop)
+
+    async def _ended_by_procedure(
+        self, transaction: AsyncTransaction, messages: list[Message], failure: Exception | None
+    ) -> None:
+        """The procedure has ended its transaction, or lost its connection."""
+        if transaction.connection.closed:
+            transaction._is_counted = False
+            raise InstanceError("The procedure has lost the connection of its transaction.") from failure
+        if await transaction._was_rolled_back():
+            transaction._is_counted = False
+            self._remember(messages, failure or InstanceError("The procedure has rolled its transaction back."))
+        elif failure is not None:
+            raise failure
+
+    async def _is_of_a_message(
+        self, connection: AsyncDirectConnection, problem: Exception, *, is_processed: bool
+    ) -> bool:
+        """Whether messages are to blame for an error outside of their procedure; it is remembered for the policy.
+
+        `is_processed`: it came at the end of their transaction, not within.
+        """
+        poison, messages = self._database.instance.poison, self._processed
+        if connection.closed:
+            poison.dropped(connection)
+            return bool(messages) and self._lost(messages, problem)
+        if is_processed or poison.dropped(connection):  # COMMIT was refused, or the one that travelled
+            self._remember(messages, problem)
+            return True
+        return False
+
+    def _lost(self, messages: list[Message], problem: Exception) -> bool:
+        keys = {_key(message) for message in messages}
+        if len(keys) == 1 and keys <= self._suspects:
+            self._remember(messages, problem)
+        else:
+            self._one_by_one = len(keys)
+        self._suspects |= keys
+        return True
+
+    def _remember(self, messages: list[Message], problem: Exception) -> None:
+        """The transaction of these messages is undone, and nobody has judged that yet."""
+        report(_LOG, logging.INFO, "%s: what a message did was undone: %s", self._queue, told(problem))
+        if len(messages) > 1:  # which one?
+            self._one_by_one = len(messages)
+            return
+        self._unjudged[_key(messages[0])] = problem
+        while len(self._unjudged) > _REMEMBERED:
+            del self._unjudged[next(iter(self._unjudged))]
+
+    def _remembered(self, messages: list[Message]) -> Exception | None:
+        if not self._unjudged or len(messages) > 1:
+            return None
+        return self._unjudged.pop(_key(messages[0]), None)
 
     async def _succeeded(self, transaction: AsyncTransaction, messages: list[Message]) -> None:
         failed = self._failing.intersection(message.conversation_handle for message in messages)
-        if failed and not transaction._is_over():
+        if failed:
             await transaction._do(self._engine.forget_failures(list(failed)))
             self._failing -= failed
+        transaction._is_counted = False  # should COMMIT be refused, the policy judges that
         transaction._let_commit_travel()
 
-    async def _failed(self, transaction: AsyncTransaction, messages: list[Message], problem: Exception) -> None:
+    async def _failed(
+        self, transaction: AsyncTransaction, messages: list[Message], problem: Exception, stop: StopDetector
+    ) -> None:
         if len(messages) > 1:  # which one?
             self._one_by_one = len(messages)
             await transaction._put_back(messages[0].conversation_group_id)
             return
         (message,) = messages
-        now, text = self._database.instance.clock(), _told(problem)
+        self._suspects.discard(_key(message))
+        now, text = self._database.instance.clock(), told(problem)
         before = await transaction._do(self._engine.find_failures(message)) or Tracked(0, now, text)
         known = before._replace(failures=before.failures + 1)
-        verdict = checked_verdict(
-            self._policy(Failure(message, problem, known.failures, known.first_failed_at, known.first_error, now))
-        )
+        failure = Failure(message, problem, known.failures, known.first_failed_at, known.first_error, now)
+        verdict = self._judge(failure, stop)
         if isinstance(verdict, Retry):
             self._failing.add(message.conversation_handle)
             queue_id = await self._queue_id()
@@ -116,13 +220,36 @@ class AsyncGuard:
             )
             await finish(self.rest(transaction.connection))
             return
+        try:
+            await self._obey(transaction, failure, known, verdict)
+        except ServiceBrokerError as refused:
+            if transaction._is_over() or (isinstance(refused, BrokerError) and refused.number == _DEADLOCK):
+                raise
+            said = "%s: a message is set aside, since %s failed: %s"
+            report(_LOG, logging.ERROR, said, self._queue, verdict, refused)
+            await run_command(transaction.connection, _UNDO)
+            await self._obey(transaction, failure, known, SetAside())
+
+    def _judge(self, failure: Failure, stop: StopDetector) -> Verdict:
+        """What the policy says of a failure; where the policy itself fails, what the default one says."""
+        try:
+            return checked_verdict(self._policy(failure))
+        except BaseException as problem:
+            if stop.is_stop(problem):
+                raise
+            said = "%s: the policy has failed (%s), so that the default one decides"
+            report(_LOG, logging.ERROR, said, self._queue, told(problem), exc_info=problem)
+            return by_default(failure)
+
+    async def _obey(self, transaction: AsyncTransaction, failure: Failure, known: Tracked, verdict: Verdict) -> None:
+        """Do what a verdict says, in the transaction that has received the message; all but `Retry`."""
+        message = failure.message
         await transaction._do(self._engine.forget_failures([message.conversation_handle]))
         self._failing.discard(message.conversation_handle)
         if isinstance(verdict, EndWithError):
             await transaction.end_conversation(message.conversation_handle, error=(verdict.code, verdict.description))
         elif isinstance(verdict, SetAside):
-            trace = _storable("".join(traceback.format_exception(problem)))
-            queue_id = await self._queue_id()
+            queue_id, text, trace = await self._queue_id(), told(failure.error), traceback_of(failure.error)
             await transaction._do(self._engine.set_aside(queue_id, message, known, text, trace))
         elif isinstance(verdict, Reply):
             await _reply(transaction, message.conversation_handle, verdict)
@@ -141,11 +268,6 @@ async def _reply(transaction: AsyncTransaction, handle: UUID, reply: Reply) -> N
         _LOG.warning("a message that failed is ignored, since its sender cannot be answered: %s", refused)
 
 
-def _told(problem: Exception) -> str:
-    """An exception on one line."""
-    return _storable(" ".join(f"{type(problem).__name__}: {problem}".split()))
-
-
-def _storable(text: str) -> str:
-    """A text that PostgreSQL takes: without NUL and halves of surrogate pairs."""
-    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+def _key(message: Message) -> _Key:
+    """What the same message has when it is received again."""
+    return message.conversation_handle, message.message_sequence_number, message.message_type_id

@@ -91,6 +91,10 @@ class PoisonDetector:
         for transaction, queue_id in self._travelling.pop(connection, ()):
             self.received(transaction, [queue_id])
 
+    def dropped(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        """A COMMIT that travelled has failed, and its rollback is not to count. Whether there was one."""
+        return self._travelling.pop(connection, None) is not None
+
     async def look(self, queue_id: int) -> None:
         """Before a RECEIVE: ask how transactions have ended, when that may have switched the queue off."""
         with self._lock:

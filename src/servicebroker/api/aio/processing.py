@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from servicebroker.api import tracing
 from servicebroker.api.aio.guarded import AsyncGuard
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
+from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
+from servicebroker.store.aio.concurrency import StopDetector
 from servicebroker.store.aio.direct import AsyncDirectConnection
 
 if TYPE_CHECKING:
@@ -26,20 +28,33 @@ async def process(
     top: int | None,
     wait: float,
     poison: Policy | None = None,
-    stopping: Callable[[], bool] = lambda: False,
+    stopping: Callable[[], bool] | None = None,
+    guard: AsyncGuard | None = None,
 ) -> int:
-    """`Database.process`, which also ends between two transactions once `stopping` says so."""
-    guard = None if poison is None else AsyncGuard(database, queue, poison)
+    """`Database.process`, which also ends between two transactions once `stopping` says so.
+
+    `guard`: what a reader that processes again and again knows already, instead of `poison`.
+    """
+    if poison is not None:
+        guard = AsyncGuard(database, queue, poison, exits=stopping is None)
+    is_asked = stopping or _never
     done = 0
 
     async def once() -> int:
         nonlocal done
-        taken = await _drain(database, queue, procedure, top, guard, stopping)
+        taken, is_lost = await _drain(database, queue, procedure, top, guard, is_asked)
+        while is_lost and not is_asked():
+            again, is_lost = await _drain(database, queue, procedure, top, guard, is_asked)
+            taken += again
         done += taken
         return taken
 
-    await database._waiting(queue, once, 0 if top == 0 else wait, choosy=False, enough=lambda _: stopping())
+    await database._waiting(queue, once, 0 if top == 0 else wait, choosy=False, enough=lambda _: is_asked())
     return done
+
+
+def _never() -> bool:
+    return False
 
 
 async def _drain(
@@ -49,14 +64,14 @@ async def _drain(
     top: int | None,
     guard: AsyncGuard | None,
     stopping: Callable[[], bool],
-) -> int:
-    """Process what the queue has, on one connection: how many messages those were."""
+) -> tuple[int, bool]:
+    """Process what the queue has, on one connection: how many messages those were, and whether one has lost it."""
     done = 0
     there = await database._find(queue)
 
-    async def first(transaction: AsyncTransaction, messages: list[Message]) -> None:
+    async def first(transaction: AsyncTransaction, messages: list[Message]) -> object:
         await database.instance.doorbell.share(there.queue_id)
-        await procedure(transaction, messages)
+        return await procedure(transaction, messages)
 
     async with database.instance.connection() as connection, translated(also_theirs=True):
 
@@ -68,15 +83,25 @@ async def _drain(
         try:
             while taken := await take():
                 done += taken
+                if connection.closed:
+                    return done, True
                 if stopping():
-                    async with AsyncTransaction(database, connection):
-                        pass  # the last COMMIT, which would have travelled with the next RECEIVE
+                    await _commit(database, connection, guard)
                     break
             if guard is not None:
                 await guard.rest(connection)
         finally:
             database.instance.poison.unanswered(connection)
-    return done
+    return done, False
+
+
+async def _commit(database: AsyncDatabase, connection: AsyncDirectConnection, guard: AsyncGuard | None) -> None:
+    """The last COMMIT, which would have travelled with the next RECEIVE."""
+    if guard is not None:
+        await guard.commit(connection)
+        return
+    async with AsyncTransaction(database, connection):
+        pass
 
 
 async def _take(
@@ -85,7 +110,12 @@ async def _take(
     async with AsyncTransaction(database, connection) as transaction:
         messages = await transaction.receive(queue, top=top)
         if messages:
-            with tracing.current(transaction._processing):
-                await procedure(transaction, messages)
+            stop = StopDetector(exits=True)
+            try:
+                with tracing.current(transaction._processing):
+                    check_result(await procedure(transaction, messages))
+            except BaseException as problem:
+                transaction._is_counted = not stop.is_stop(problem)
+                raise
             transaction._let_commit_travel()
     return len(messages)

@@ -16,6 +16,7 @@ from servicebroker.api import tracing
 from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, AsyncPipeline
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import QUEUE_WAS_DROPPED, AsyncVerbs
+from servicebroker.engine.activation.poison_detection import outcomes
 from servicebroker.engine.conversation.endpoints import keep_lock
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.arguments import Body, Omitted
@@ -49,6 +50,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
         self.connection = connection
 
     async def _do(self, steps: Steps[T]) -> T:
+        self.database.instance.check_process()
         async with translated():
             await kept.settle(self.connection)
             steps = self.database.engine.in_broker(steps)
@@ -116,6 +118,9 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True  # the connection serves somebody else from now on
+        if self.database.instance.is_forked:
+            self._leave_to_parent(kind)
+            return
         if self._processing is not None:
             tracing.end(self._processing, error)
         if self._was_put_back:
@@ -140,7 +145,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             known, error = False, problem
             raise
         finally:
-            if is_full_disk(error):
+            if not self._is_counted or is_full_disk(error):
                 self._taken.clear()
             await finish(self._clean_up(committed=committed, known=known))
 
@@ -214,6 +219,11 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         if steps is not None:
             await in_transaction(self.connection, steps)
 
+    async def _was_rolled_back(self) -> bool:
+        """Whether a transaction that took messages, and was ended on the connection, has undone that."""
+        ids = [transaction for transaction, _ in self._taken]
+        return "aborted" in (await run(self.connection, outcomes(ids))).values()
+
     def _is_over(self) -> bool:
         """Whether somebody has ended it on the connection, or the connection is lost."""
         return self.connection.closed or is_idle(self.connection)
@@ -272,6 +282,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     _has_worked = False
     _commit_travels = False
     _was_put_back = False
+    _is_counted = True  # by the poison detection, where it is rolled back
     _savepoint = b""
 
     async def _do(self, steps: Steps[T]) -> T:
@@ -283,7 +294,15 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         async with translated():
             return await run(self.connection, self.database.engine.in_broker(steps))
 
+    def _leave_to_parent(self, kind: type[BaseException] | None) -> None:
+        """End in a forked child, where nothing may be said on the connection: the transaction is the parent's."""
+        self.connection.ahead.clear()
+        self.connection.waiting.verbs = None
+        if kind is None:
+            self.database.instance.check_process()
+
     def _check_open(self) -> None:
+        self.database.instance.check_process()
         if self._ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
 

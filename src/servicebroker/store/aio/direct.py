@@ -14,6 +14,7 @@ from psycopg.pq.abc import PGconn
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
+from servicebroker.store import forked
 from servicebroker.store.aio.concurrency import cancel_later, finish
 from servicebroker.store.direct import (
     INTERVAL,
@@ -46,6 +47,7 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
 
     def __init__(self, pgconn: PGconn) -> None:
         super().__init__(pgconn, tuple_row)
+        forked.protect(self)
         adapt(self.adapters)
         self.ahead: list[Ahead] = []
         self.waiting = Waiting()

@@ -1,0 +1,97 @@
+"""Functions that the application gives to be called with messages: what is refused when they are registered.
+
+A body that is never run must not count as done. Registration refuses what certainly runs nothing: generator functions,
+and coroutine functions where nothing awaits them. A plain function may still return a coroutine, for one a lambda or a
+decorator's wrapper; `check_result` refuses that when it happens, as a failure of the message.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any
+
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.wording import told
+
+_FLAWS = (
+    (inspect.isgeneratorfunction, "a generator function, whose body would never run", "a function without yield"),
+    (inspect.isasyncgenfunction, "an async generator function, whose body would never run", "a function without yield"),
+)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call returns a coroutine: a coroutine function, or an object whose `__call__` is one."""
+    return inspect.iscoroutinefunction(_called(function))
+
+
+def takes(function: Callable[..., Any], arguments: int) -> bool:
+    """Whether a function can be called with this number of positional arguments."""
+    try:
+        inspect.signature(function).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # a function of C without a signature
+        return True
+    return True
+
+
+def check_kind(where: str, function: Callable[..., Any], *, may_be_async: bool) -> None:
+    """Refuse a function whose call would run nothing of its body.
+
+    Raises:
+        BrokerError: 402 a generator function, or a coroutine function that nothing awaits.
+    """
+    called = _called(function)
+    for has_flaw, flaw, cure in _FLAWS:
+        if has_flaw(called):
+            raise BrokerError(402, where, flaw, cure)
+    if not may_be_async and inspect.iscoroutinefunction(called):
+        raise BrokerError(402, where, "a coroutine function, which nothing awaits here", "a plain function (def)")
+
+
+def check_parameters(where: str, function: Callable[..., Any], *parameters: str) -> None:
+    """Refuse a function that cannot be called with these positional arguments.
+
+    Raises:
+        BrokerError: 402 it takes another number of them.
+    """
+    if not takes(function, len(parameters)):
+        signature = inspect.signature(function)
+        raise BrokerError(402, where, f"a function of {signature}", f"one of ({', '.join(parameters)})")
+
+
+def check_result(result: object) -> None:
+    """Refuse a result that stands for work not done: an awaitable or a generator.
+
+    Raises:
+        InstanceError: it is one; its body does not run.
+    """
+    if result is None or not (isinstance(result, GeneratorType | AsyncGeneratorType) or inspect.isawaitable(result)):
+        return
+    if isinstance(result, GeneratorType | CoroutineType):
+        result.close()  # else Python warns that it was never awaited
+    raise InstanceError(
+        f"The handler has returned an object of type '{type(result).__name__}', so its work is not done. Await it in "
+        "an async handler of an asyncio worker, or write a plain function that does the work before it returns."
+    )
+
+
+def as_exception(problem: BaseException) -> Exception:
+    """Return what a handler has raised as an `Exception`, which policies and logs can take and raise again."""
+    if isinstance(problem, Exception):
+        return problem
+    said = "has called sys.exit" if isinstance(problem, SystemExit) else f"has ended by {told(problem).rstrip('.: ')}"
+    failure = InstanceError(f"The handler {said}.").with_traceback(problem.__traceback__)
+    failure.__cause__ = problem
+    return failure
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that runs when an object is called: of a partial its function, of an instance its `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_code = inspect.isroutine(function) or inspect.isclass(function)
+    return function if is_code else type(function).__call__
