@@ -245,6 +245,8 @@ def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
             return _kept(url)
         smaller = max(one for one in (0, *STOCKS) if one < stocked)
         url = make_url(template(smaller))
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("select servicebroker.settle()")
         with sb.open(url, upkeep=None) as instance:
             for number in range(smaller, stocked):
                 define_standard_set(instance.database(stocked_name(number), create=True))
@@ -254,6 +256,7 @@ def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
         url = make_url(template(stocked))
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("update servicebroker.instance set instance_id = default")
+            connection.execute("select servicebroker.settle()")
             connection.execute("update servicebroker.databases set service_broker_guid = gen_random_uuid()")
         return url
 

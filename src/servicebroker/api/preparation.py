@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from servicebroker.engine.catalog.databases import ensure_system_objects
-from servicebroker.engine.conversation.fenced_verbs import Fenced, applied_migrations
+from servicebroker.engine.conversation.fenced_verbs import Fenced, applied_migrations, find_home_of
 from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.store.connection import connect
+from servicebroker.store.home import check_home, find_home
 from servicebroker.store.migrations import applied, check_whole, migrate
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server import check_server
@@ -14,14 +15,15 @@ from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Rows, Steps
 
 
-def prepare(url: str, clock: Clock | None = None) -> type[Direct]:
+def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False) -> type[Direct]:
     """Bring the schema up to date, and what every instance has; the first time this makes both.
 
     `clock`, when it is the server's, is set by it. On a standby the primary does the rest, and for a restricted role
-    the owner: there both must be there. Returns how the role may do the verbs.
+    the owner: there both must be there. `takes_copies` is for the commands that adopt one. Returns how the role may do
+    the verbs.
 
     Raises:
-        InstanceError: the server cannot be reached or used, or is not fit for an instance.
+        InstanceError: the server cannot be reached or used, or is not fit for an instance; the database holds a copy.
     """
     with connect(url) as connection:
         check_server(connection, url)
@@ -32,11 +34,16 @@ def prepare(url: str, clock: Clock | None = None) -> type[Direct]:
         )
         if is_fenced:
             check_whole({number for (number,) in run(connection, _applied())})
+            ((home,),) = run(connection, _home())
+            check_home(home, connection.info.dbname)
             return Fenced
         if is_standby:
             check_whole(applied(connection))
         else:
             migrate(connection)
+        if not takes_copies:
+            check_home(find_home(connection), connection.info.dbname)
+        if not is_standby:
             run_alone(connection, ensure_system_objects())
     return Direct
 
@@ -53,3 +60,7 @@ _IS_FENCED = (
 
 def _applied() -> Steps[Rows]:
     return (yield applied_migrations())
+
+
+def _home() -> Steps[Rows]:
+    return (yield find_home_of())

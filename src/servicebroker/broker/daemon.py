@@ -53,6 +53,7 @@ from servicebroker.store import locks
 from servicebroker.store.connection import connect, one_line
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.hearing import Ear, hearing
+from servicebroker.store.home import check_home, find_home
 from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.outage import AGAIN, Outage
@@ -209,6 +210,7 @@ class Daemon:
 
     def _connect_and_serve(self) -> None:
         with connect(self._url, application_name=NAME) as connection:
+            check_home(find_home(connection), connection.info.dbname)  # a copy may have taken its name meanwhile
             self._outage.over()
             try:
                 self._connection = connection
@@ -501,7 +503,7 @@ def seat(connection: psycopg.Connection[Any]) -> UUID:
     Two servers of one instance may be connected to one peer at a time; so it is derived from the instance's and from
     where the daemon and its server are.
     """
-    place = f"{socket.gethostname()} {connection.info.host} {connection.info.port}"
+    place = f"{socket.gethostname()} {connection.info.host} {connection.info.port} {connection.info.dbname}"
     return uuid5(instance_of(connection), place)
 
 

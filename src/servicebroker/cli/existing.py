@@ -13,7 +13,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.engine.catalog.present import find_present
 from servicebroker.model.certificates import Facts
-from servicebroker.model.errors import BrokerError, InstanceError, Unreachable
+from servicebroker.model.errors import BrokerError, InstanceError, NotAdopted, Unreachable
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import execute
@@ -117,6 +117,8 @@ def _near(database: Database, text: str) -> str | None:
 
 def is_down(target: str, problem: InstanceError) -> bool:
     """Whether that is because its PostgreSQL cannot be had: it does not answer, or an embedded one does not start."""
+    if isinstance(problem, NotAdopted):
+        return False
     return isinstance(problem, Unreachable) or (not is_url(target) and EmbeddedServer.exists(target))
 
 

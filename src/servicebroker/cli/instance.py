@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
+import psycopg
 import typer
 
 from servicebroker.api.open import open_instance
@@ -23,6 +24,7 @@ from servicebroker.model.wording import counted
 from servicebroker.store import copies
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.home import UPGRADED, find_home, settle
 from servicebroker.store.migrations import check_known
 from servicebroker.store.migrations import mend as make_anew
 from servicebroker.store.running import execute, in_transaction, run
@@ -74,6 +76,8 @@ def check(
 ) -> None:
     """Look whether all that is stored holds together; exit code 1 when something does not."""
     must_exist(instance)
+    if mend:
+        _settle_upgraded(instance)
     with open_instance(instance) as opened:
         if mend:
             with opened.connection() as connection:
@@ -89,6 +93,13 @@ def check(
         say(f"{counted(len(findings), 'problem')} found.")
     if findings:
         raise typer.Exit(1)
+
+
+def _settle_upgraded(instance: str) -> None:
+    """Make the server that pg_upgrade has moved an instance to its home; who may not is refused by what follows."""
+    with _reached(instance) as url, connect(url) as connection, suppress(psycopg.errors.InsufficientPrivilege):
+        if find_home(connection) == UPGRADED:
+            settle(connection)
 
 
 @app.command()
@@ -175,6 +186,8 @@ def _adopt(instance: str, identifier: str) -> None:
         changed = in_transaction(connection, adopting(beside=identifier == NEW))
         make_anew(connection)
         names = run(connection, databases())
+        if not is_url(instance):
+            EmbeddedServer.settle(instance)
     with open_existing(instance) as opened:
         for name in names:
             if identifier != KEEP and name != SYSTEM_DATABASE:
@@ -184,7 +197,8 @@ def _adopt(instance: str, identifier: str) -> None:
     say(
         {
             KEEP: "Its broker identifiers are those of the original, which must not run any more.",
-            NEW: "Each database has another broker identifier and no conversations.",
+            NEW: "Each database has another broker identifier and no conversations. Its network endpoint is stopped: "
+            "give it a port of its own before you start it.",
             ERROR: "Every conversation has its Error; the applications begin anew.",
         }[identifier]
     )
@@ -192,12 +206,12 @@ def _adopt(instance: str, identifier: str) -> None:
 
 
 @contextmanager
-def _server(target: str) -> Iterator[str]:
+def _server(target: str, *, takes_copies: bool = False) -> Iterator[str]:
     """The URL of a server that exists."""
     if is_url(target):
         yield target
         return
-    with EmbeddedServer.join(target) as server:
+    with EmbeddedServer.join(target, takes_copies=takes_copies) as server:
         yield server.url
 
 
@@ -216,6 +230,6 @@ def _place(target: str) -> Iterator[str]:
 def _reached(target: str) -> Iterator[str]:
     """The URL of an instance that exists, its schema up to date, without a connection that stays."""
     must_exist(target)
-    with _server(target) as url:
-        prepare(url)
+    with _server(target, takes_copies=True) as url:
+        prepare(url, takes_copies=True)
         yield url

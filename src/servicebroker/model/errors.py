@@ -28,6 +28,10 @@ class Unreachable(InstanceError):
     """Its PostgreSQL cannot be connected to: nothing was asked of it."""
 
 
+class NotAdopted(InstanceError):
+    """The place holds a copy of an instance that nobody has adopted."""
+
+
 class JoinError(InstanceError, TypeError):
     """What was given to `join` has no connection that the verbs can use."""
 

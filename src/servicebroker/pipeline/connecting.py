@@ -13,6 +13,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.permissions import User
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.home import check_home, find_home
 from servicebroker.store.running import execute, run
 from servicebroker.store.server import check_server
 
@@ -51,7 +52,7 @@ class OpenDatabase:
 
         Raises:
             InstanceError: the instance cannot be reached, is not one of servicebroker, or its server is not fit
-                (`check_server`).
+                (`check_server`), the database holds a copy that nobody has adopted.
             BrokerError: 911 no such database, 916 no permission to use it.
         """
         opened = OpenInstance(instance)
@@ -66,6 +67,7 @@ class OpenDatabase:
                 raise InstanceError(
                     "This PostgreSQL database is no instance of servicebroker: open it once to make it one."
                 )
+            check_home(find_home(connection), connection.info.dbname)
             database_id = run(connection, find_database(database))
             return cls(opened, connection, database_id, run(connection, find_user(database_id)))
         except BaseException:

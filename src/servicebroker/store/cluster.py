@@ -30,7 +30,8 @@ from urllib.parse import quote
 
 from psycopg.pq import PGconn, Ping
 
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import InstanceError, NotAdopted
+from servicebroker.store.home import CURE
 
 VERSION = "18"
 ROLE = "servicebroker"  # the superuser and the database
@@ -38,6 +39,8 @@ ROOT_STAND_IN = "pgserver"  # who runs the server of a folder that belongs to ro
 START_TIMEOUT = 300  # seconds; a start after a crash replays up to max_wal_size
 SILENCE_TIMEOUT = 10  # seconds; a server that starts says so, one that says nothing is broken
 LOG = "postgresql.log"
+HOME = "home"  # the file in the data folder that has the folder's path, to tell a copy from a folder that was moved
+IDENTIFIER_BYTES = 8  # at the head of pg_control: what initdb has drawn, and every copy has too
 ORPHAN = "unexpected postmaster exit"  # what each of its processes says when the server itself was killed
 LAST_WORDS = 4096  # bytes at the end of the log in which the reason of a death is looked for
 LARGE_LOG = 10 * 1024 * 1024
@@ -99,6 +102,53 @@ class Cluster:
                     f"PostgreSQL does not start in '{self.folder}': {problem}; mend what '{self.folder / LOG}' says."
                 )
         return url
+
+    def check_home(self, *, takes_copies: bool) -> None:
+        """Refuse a copy whose original is still where it was. A folder that was moved has no original.
+
+        Raises:
+            NotAdopted: it is a copy; one that was made while its server ran cannot be adopted either.
+        """
+        self._check_whole()
+        if takes_copies:
+            return
+        try:
+            original = Path(os.fsdecode((self.folder / HOME).read_bytes()))
+        except FileNotFoundError:
+            return
+        if self._is_copy_of(original):
+            raise NotAdopted(f"The folder '{self.folder}' is a copy of '{original}', and nobody has adopted it. {CURE}")
+
+    def settle(self) -> None:
+        """Make this folder the home of its instance."""
+        self._write(self.folder / HOME, str(self.folder))
+
+    def _check_whole(self) -> None:
+        """Refuse files that were copied one after the other while the original's server wrote to them.
+
+        Raises:
+            NotAdopted: they were.
+        """
+        try:
+            lines = os.fsdecode((self.data / "postmaster.pid").read_bytes()).split("\n")
+        except FileNotFoundError:
+            return
+        original = Path(lines[1]).parent if len(lines) > 1 else self.folder
+        if self._is_copy_of(original):
+            raise NotAdopted(
+                f"The folder '{self.folder}' was copied from '{original}' while the server there ran: its files do not "
+                "fit together. Remove it, and make a copy with servicebroker instance dump and restore; or copy the "
+                "folder while nobody has it open."
+            )
+
+    def _is_copy_of(self, original: Path) -> bool:
+        """Whether another folder holds the cluster that this one was copied from."""
+        try:
+            if os.path.samefile(original, self.folder):
+                return False
+            return _system_identifier(original) == _system_identifier(self.folder)
+        except OSError:  # it is gone, or holds something else
+            return False
 
     def is_running(self) -> bool:
         """Whether there is a server; also one that starts, or stops."""
@@ -375,6 +425,11 @@ def unusable(folder: Path, error: OSError) -> InstanceError:
     return InstanceError(
         f"The data folder '{folder}' cannot be used: {error.strerror}{where}; choose one you may write to."
     )
+
+
+def _system_identifier(folder: Path) -> bytes:
+    with open(folder / "postgresql" / "global" / "pg_control", "rb") as file:
+        return file.read(IDENTIFIER_BYTES)
 
 
 def _quoted(value: str) -> str:

@@ -5,6 +5,7 @@ Whoever has it open starts it again when it has died.
 What the folder holds:
 
     lock             held while the server is created, started or stopped
+    home             the path of the folder, by which a copy of it is recognised
     in-use           held, shared, by everyone who has the server open; a killed process lets go by itself
     postgresql/      the cluster and, when the path is short enough, its socket
     postgresql.log   what the server says; begun anew at a start when it has grown large
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Self
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.cluster import Cluster, server_user, unusable, user_name
+from servicebroker.store.cluster import HOME, Cluster, server_user, unusable, user_name
 
 LOOK = 0.5  # seconds between two looks whether the server lives
 PAUSE = 5.0  # seconds after an attempt to start it that has failed
@@ -53,11 +54,13 @@ class EmbeddedServer:
         threading.Thread(target=_watch, args=(cluster, left), name=name, daemon=True).start()
 
     @classmethod
-    def start(cls, folder: Path | str) -> Self:
+    def start(cls, folder: Path | str, *, takes_copies: bool = False) -> Self:
         """Create the server in `folder`, start it, or join the running one.
 
+        `takes_copies` is for the command that adopts one.
+
         Raises:
-            InstanceError: the folder cannot be used, the disk is full, or PostgreSQL refused to start.
+            InstanceError: the folder cannot be used or is a copy, the disk is full, or PostgreSQL refused to start.
         """
         folder = Path(os.path.realpath(folder))
         try:
@@ -67,7 +70,11 @@ class EmbeddedServer:
                 in_use = _open_lock(folder / "in-use")
                 try:
                     fcntl.flock(in_use, fcntl.LOCK_SH)
-                    return cls(cluster, in_use, cluster.bring_up())
+                    cluster.check_home(takes_copies=takes_copies)
+                    server = cls(cluster, in_use, cluster.bring_up())
+                    if not takes_copies:
+                        cluster.settle()
+                    return server
                 except BaseException:
                     os.close(in_use)
                     raise
@@ -75,14 +82,21 @@ class EmbeddedServer:
             raise unusable(folder, error) from error
 
     @classmethod
-    def join(cls, folder: Path | str) -> Self:
+    def join(cls, folder: Path | str, *, takes_copies: bool = False) -> Self:
         """The same, only where a server has been created: in a mistyped folder a new one would help nobody.
 
         Raises:
             InstanceError: none has been; and as `start`.
         """
         cls.must_exist(folder)
-        return cls.start(folder)
+        return cls.start(folder, takes_copies=takes_copies)
+
+    @staticmethod
+    def settle(folder: Path | str) -> None:
+        """Make the folder the home of its instance: a copy was adopted."""
+        place = Path(os.path.realpath(folder))
+        with _transition(place):
+            Cluster(place, server_user()).settle()
 
     @classmethod
     def must_exist(cls, folder: Path | str) -> None:
@@ -181,7 +195,7 @@ def _unmake(folder: Path, new: Iterable[Path]) -> None:
         try:
             fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder / "postgresql", ignore_errors=True)
-            for name in ("postgresql.log", "in-use", "lock"):
+            for name in ("postgresql.log", HOME, "in-use", "lock"):
                 (folder / name).unlink(missing_ok=True)
         finally:
             os.close(in_use)

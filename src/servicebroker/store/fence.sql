@@ -82,6 +82,13 @@ begin atomic
     select number from servicebroker.migrations where exists (select from servicebroker.fenced_roles where key = me);
 end;
 
+-- store/home.py
+create or replace function servicebroker_fence.home(me uuid default servicebroker_fence.me())
+returns text language sql stable security definer set search_path = pg_catalog, pg_temp
+begin atomic
+    select servicebroker.home() where exists (select from servicebroker.fenced_roles where key = me);
+end;
+
 create or replace function servicebroker_fence.database(
     name text, me uuid default servicebroker_fence.me(), out database_id integer, out refusal text[]
 ) language plpgsql stable security definer {pinned} as $$

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
 
+import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -74,6 +75,8 @@ def copied(make_url: Callable[[], str], tmp_path: Path) -> Iterator[tuple[sb.Ins
             check=False,
         )
         assert done.returncode == 0, done.stderr
+        with psycopg.connect(server.url) as connection:
+            connection.execute("select servicebroker.settle()")  # as adopting does; here the copy itself is looked at
         with sb.open(server.url, upkeep=None) as instance:
             yield instance, was
 

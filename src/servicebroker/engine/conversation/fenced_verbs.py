@@ -318,6 +318,11 @@ def applied_migrations() -> Statement:
     return call("migrations")
 
 
+def find_home_of() -> Statement:
+    """Whether the instance is at home in this database, as `find_home` in store/home.py."""
+    return call("home")
+
+
 def call(function: str, *given: object, locks: bool = False, takes: bool = False) -> Statement:
     """A call of a function of the fence."""
     places = "".join(f"${place}, " for place in range(1, len(given) + 1))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from servicebroker.engine.catalog.network_endpoints import STARTED, STATES, STOPPED
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
 
 
 def adopt(*, beside: bool) -> Steps[int]:
-    """Give everything stored stamps of this server; `beside`: the original lives on, so this is another instance.
+    """Give everything stored stamps of this server, and make this database the home of the instance.
 
-    Returns how many rows had a stamp. Nobody else may use the instance: see `check_alone`.
+    With `beside` the original lives on: this becomes another instance, and its endpoint stops, since address and port
+    are the original's. Returns how many rows had a stamp. Nobody else may use the instance: see `check_alone`.
     """
     stamps = yield Statement(
         "adopting.adopt.find_columns",
@@ -37,6 +39,12 @@ def adopt(*, beside: bool) -> Steps[int]:
         yield Statement(
             "adopting.adopt.update_instance", "update servicebroker.instance set instance_id = gen_random_uuid()"
         )
+        yield Statement(
+            "adopting.adopt.stop_endpoint",
+            "update servicebroker.network_endpoints set state = $1 where state = $2",
+            (STATES.index(STOPPED), STATES.index(STARTED)),
+        )
+    yield Statement("adopting.adopt.settle", "select servicebroker.settle()")
     return changed
 
 

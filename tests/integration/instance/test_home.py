@@ -1,0 +1,193 @@
+"""A copy of an instance beside the original: recognised, refused everywhere, and cured by `instance adopt`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli.main import app as command
+from servicebroker.store.cluster import programs
+from support import ORDER, STOCK_QUEUE, begin, bodies, define_standard_set
+
+COPY = "holds a copy of an instance, and nobody has adopted it"
+
+
+def said(*arguments: object) -> str:
+    """The output of a command, or why it refuses."""
+    done = CliRunner().invoke(command, [*map(str, arguments)])
+    return done.output if done.exit_code == 0 else f"{done.output}{done.exception}"
+
+
+def refusal(url: str | Path) -> str:
+    with pytest.raises(sb.InstanceError) as caught:
+        sb.open(url, upkeep=None)
+    return str(caught.value)
+
+
+@pytest.fixture
+def original(make_instance_url: Callable[[], str]) -> str:
+    """An instance with the standard set and one message."""
+    url = make_instance_url()
+    with sb.open(url, upkeep=None) as instance:
+        database = define_standard_set(instance.database("Shop", create=True))
+        database.send(begin(database), ORDER, b"one")
+        database.execute_tsql("CREATE ENDPOINT Net STATE = STARTED AS TCP (LISTENER_PORT = 4999) FOR SERVICE_BROKER ()")
+    return url
+
+
+def restored(original: str, url: str, tmp_path: Path) -> str:
+    """A dump of it in another database of the same server, by PostgreSQL's own programs."""
+    file = tmp_path / "dump"
+    subprocess.run([programs() / "pg_dump", "-Fc", "-f", file, original], check=True)
+    subprocess.run([programs() / "pg_restore", "--no-owner", "--exit-on-error", "-d", url, file], check=True)
+    return url
+
+
+def of_template(original: str, make_url: Callable[..., str]) -> str:
+    return make_url(psycopg.conninfo.conninfo_to_dict(original)["dbname"])
+
+
+@pytest.fixture(params=["restored", "template"])
+def copy(request: pytest.FixtureRequest, original: str, make_url: Callable[..., str], tmp_path: Path) -> str:
+    """A copy beside the original, in one cluster."""
+    if request.param == "restored":
+        return restored(original, make_url(), tmp_path)
+    return of_template(original, make_url)
+
+
+def test_a_copy_refuses_every_command_and_names_the_cure(copy: str, original: str) -> None:
+    for arguments in (
+        ["serve"],
+        ["doctor"],
+        ["check"],
+        ["check", "--mend"],
+        ["status"],
+        ["queue", "list", "-d", "Shop"],
+    ):
+        refused = said(*arguments, "--instance", copy)
+        assert COPY in refused, refused
+        assert "servicebroker instance adopt --identifier new" in refused
+    assert COPY in refusal(copy)
+    with sb.open(original, upkeep=None) as instance:
+        assert bodies(instance.database("Shop").receive(STOCK_QUEUE)) == [b"one"]
+
+
+def test_an_adopted_copy_works_and_its_endpoint_is_stopped_beside_the_original(copy: str, original: str) -> None:
+    assert "endpoint is stopped" in said("instance", "adopt", "--identifier", "new", "--instance", copy)
+    for url, state in ((original, "STARTED"), (copy, "STOPPED")):
+        with sb.open(url, upkeep=None) as instance:
+            query = "SELECT state_desc FROM sys.tcp_endpoints WHERE name = N'Net'"
+            assert instance.database("Shop").execute_tsql(query).rows == [(state,)]
+    with sb.open(copy, upkeep=None) as instance:
+        database = instance.database("Shop")
+        database.send(begin(database), ORDER, b"mine")
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"mine"]
+
+
+def test_a_copy_that_takes_the_place_of_the_original_keeps_its_endpoint(copy: str) -> None:
+    said("instance", "adopt", "--identifier", "keep", "--instance", copy)
+    with sb.open(copy, upkeep=None) as instance:
+        query = "SELECT state_desc FROM sys.tcp_endpoints WHERE name = N'Net'"
+        assert instance.database("Shop").execute_tsql(query).rows == [("STARTED",)]
+
+
+def test_a_database_under_another_name_stays_at_home(original: str) -> None:
+    name = psycopg.conninfo.conninfo_to_dict(original)["dbname"]
+    server = original.replace(f"/{name}?", "/postgres?")
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"alter database {name} rename to {name}_else")  # type: ignore[call-overload]
+    try:
+        with sb.open(original.replace(name, f"{name}_else"), upkeep=None) as instance:
+            assert bodies(instance.database("Shop").receive(STOCK_QUEUE)) == [b"one"]
+    finally:
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(f"alter database {name}_else rename to {name}")  # type: ignore[call-overload]
+
+
+def test_pg_upgrade_is_told_and_mended_by_check(original: str) -> None:
+    # what pg_upgrade leaves: all that PostgreSQL numbers is as it was, and the server has another identifier
+    with psycopg.connect(original, autocommit=True) as connection:
+        connection.execute("update servicebroker.instance set system_identifier = 1")
+    said_so = refusal(original)
+    assert "pg_upgrade" in said_so
+    assert "servicebroker check --mend" in said_so
+    assert "0 problems found" in said("check", "--mend", "--instance", original)
+    sb.open(original, upkeep=None).close()
+
+
+def test_an_owner_who_may_not_read_the_servers_identifier_is_at_home(original: str) -> None:
+    with psycopg.connect(original) as connection, connection.transaction(force_rollback=True):
+        connection.execute("create role no_superuser nologin")
+        connection.execute("revoke execute on function pg_control_system() from public")
+        connection.execute("alter function servicebroker.home() owner to no_superuser")
+        connection.execute("grant usage on schema servicebroker to no_superuser")
+        connection.execute("grant select on servicebroker.instance to no_superuser")
+        connection.execute("grant execute on function servicebroker.system_identifier() to no_superuser")
+        connection.execute("set local role no_superuser")
+        assert connection.execute("select servicebroker.system_identifier()").fetchone() == (None,)
+        assert connection.execute("select servicebroker.home()").fetchone() == ("here",)
+
+
+# ---------------------------------------------------------------- data folders
+
+
+def copied(folder: Path) -> Path:
+    copy = folder.with_name("copy")
+    subprocess.run(["cp", "-a", folder, copy], check=True)
+    return copy
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """The data folder of an instance that nobody has open; not under pytest's own, as in conftest.py."""
+    with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as place:
+        folder = Path(place, "data")
+        with sb.open(folder, upkeep=None) as instance:
+            instance.database("Shop", create=True)
+        yield folder
+
+
+def test_a_copied_folder_is_refused_until_it_is_adopted(folder: Path) -> None:
+    copy = copied(folder)
+    assert f"is a copy of '{folder}'" in refusal(copy)
+    assert "is a copy of" in said("doctor", "--instance", copy)
+    assert "endpoint is stopped" in said("instance", "adopt", "--identifier", "new", "--instance", copy)
+    for place in (copy, folder):
+        sb.open(place, upkeep=None).close()
+
+
+def test_a_folder_that_was_copied_while_it_ran_is_refused_also_by_adopt(folder: Path) -> None:
+    with sb.open(folder, upkeep=None):
+        copy = copied(folder)
+        (copy / "home").unlink()  # as the version before has left it
+        for refused in (refusal(copy), said("instance", "adopt", "--identifier", "new", "--instance", copy)):
+            assert f"was copied from '{folder}' while the server there ran" in refused
+    assert "while the server there ran" in refusal(copy)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_folder_that_was_moved_goes_on(folder: Path, killed: bool) -> None:
+    if killed:
+        opener = "import os, sys, servicebroker as sb; sb.open(sys.argv[1], upkeep=None); os._exit(0)"
+        subprocess.run([sys.executable, "-c", opener, folder], check=True)
+        postmaster = int((folder / "postgresql/postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGKILL)
+        while Path(f"/proc/{postmaster}/cwd").exists():
+            time.sleep(0.05)
+    moved = folder.with_name("moved")
+    folder.rename(moved)
+    for _ in range(2):
+        sb.open(moved, upkeep=None).close()
+    moved.rename(folder)
+    sb.open(folder, upkeep=None).close()
