@@ -7,7 +7,7 @@ somebody may hold the rows; only once it is durable is it told.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from random import Random
 from typing import NamedTuple
 from uuid import UUID
@@ -49,7 +49,8 @@ from servicebroker.protocol.wire_errors import CorruptedMessage
 
 KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
 KEPT_OF_LINK = 250  # of these
-TRACED = 10_000  # trace contexts that wait for what they are of
+MAX_TRACES = 10_000  # trace contexts that wait for the messages they came with
+MAX_TRACES_PER_CONVERSATION = 2_500  # of them; a peer may send what is never taken
 
 
 class Came(NamedTuple):
@@ -221,6 +222,40 @@ class Reception:
         return Received(self._conversations.enter(endpoint), header, payload)
 
 
+class ArrivedTraces:
+    """Trace contexts that came with frames, until the round has stored the messages of those frames.
+
+    A context is stored only when its message is: a peer may send contexts with duplicates, with what is dropped, and
+    for numbers that nobody sends.
+    """
+
+    def __init__(self) -> None:
+        self._noted: dict[UUID, dict[int, Traced]] = {}  # by conversation handle and message number
+        self._count = 0
+
+    def note(self, handle: UUID, header: Header) -> None:
+        """Remember the contexts of a frame, as long as there is room."""
+        for place, context in header.traces or ():
+            known = self._noted.setdefault(handle, {})
+            number = header.number + place
+            if number in known or self._count >= MAX_TRACES or len(known) >= MAX_TRACES_PER_CONVERSATION:
+                continue
+            known[number] = Traced(header.conversation_id, header.is_from_initiator, number, context)
+            self._count += 1
+
+    def take(self, stored: Mapping[UUID, Batch], postponed: Container[UUID]) -> list[Traced]:
+        """Return the contexts of what was stored; forget all others but those of what is stored later."""
+        taken = [
+            traced
+            for handle, batch in stored.items()
+            for number, traced in self._noted.get(handle, {}).items()
+            if batch.has(number)
+        ]
+        self._noted = {handle: known for handle, known in self._noted.items() if handle in postponed}
+        self._count = sum(map(len, self._noted.values()))
+        return taken
+
+
 class Settling:
     """What is to be written, and is kept until it is: somebody may hold the rows, or have switched their broker off.
 
@@ -232,7 +267,7 @@ class Settling:
         self._conversations = conversations
         self._seconds = seconds
         self._budget = budget
-        self._traced: list[Traced] = []  # trace contexts that came with messages
+        self._traces = ArrivedTraces()
         self._postponed: dict[UUID, Batch] = {}
         self._behind: set[UUID] = set()  # stored after they were postponed: what came meanwhile is for the next round
         self._stored: list[Batch] = []  # by this round
@@ -255,10 +290,7 @@ class Settling:
         if entry is None:
             return
         journal.acknowledgement(header, is_sent=False)
-        for place, context in header.traces or ():
-            self._traced.append(
-                Traced(header.conversation_id, header.is_from_initiator, header.number + place, context)
-            )
+        self._traces.note(handle, header)
         number = entry.dialog.to_recall(header)
         recalled = None if number is None else store.read_token(handle, number)
         for event in entry.dialog.arrived(header, payload, recalled):
@@ -288,14 +320,14 @@ class Settling:
                 batches[handle] = batch
         self._postponed, self._behind, self._stored = {}, set(), []
         if not batches:
-            self._traced = self._traced[-TRACED:]  # what only comes again does not pile up
+            self._traces.take({}, ())  # what only comes again does not pile up
             return None
         self._happens(batches, BatchEvent.GIVEN)
         result = store.store(batches)
         self._happens(result.postponed, BatchEvent.ROW_HELD)
-        if self._traced:
-            store.store_traces(self._traced)
-            self._traced = []
+        stored = {handle: batches[handle] for handle in result.stored}
+        if traced := self._traces.take(stored, {*result.postponed, *late}):
+            store.store_traces(traced)
         self._stored = [batches[handle] for handle in result.stored]
         postponed = set(result.postponed)
         self._postponed = {handle: batch for handle, batch in batches.items() if handle in postponed}

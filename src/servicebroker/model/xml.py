@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from lxml import etree
 
+from servicebroker.model.wording import cleaned
+
 XSD = "http://www.w3.org/2001/XMLSchema"
 XML_NAMESPACE = "http://www.w3.org/XML/1998/namespace"
 
@@ -22,11 +24,21 @@ _XML_ATTRIBUTES = "".join(
 _SCHEMA = '<xs:schema xmlns:xs="{xsd}"{target}>{content}</xs:schema>'
 
 MAXIMUM_DEPTH = 128  # of elements in the type xml
+MAX_XML_BYTES = 128 * 1024 * 1024  # of what is validated; a type without validation takes more
+MAX_TAGS = 2_000_000  # start and end tags of what is validated; their depth takes two seconds to find
+MAX_TREE_PARTS = 2_000_000  # tags and attributes of what becomes a tree, some 200 bytes each
+STREAMED_FROM_BYTES = 1024 * 1024  # a smaller body becomes a tree: it costs little
+_CHUNK_BYTES = 64 * 1024  # that the streaming parser is given at a time
+_LONGEST_FAILURE = 1_000  # characters: it may quote a value as long as the body
 _CONTENT = "body"  # what surrounds content while it is parsed; the parser's messages name it
 _DTD = re.compile(
     r"\ufeff?(?:\s|<!--.*?-->|<\?.*?\?>)*+<!DOCTYPE", re.DOTALL
 )  # what was passed once is not tried again
-_is_too_deep = etree.XPath(f"boolean({'/*' * (MAXIMUM_DEPTH + 2)})")
+# markup of a document that is known to be well-formed: no element, an end tag (1), a start tag or an empty one (2)
+_MARKUP = re.compile(
+    rb"""<(?:!--.*?-->|!\[CDATA\[.*?\]\]>|\?.*?\?>|(/)[^>]*>|([^!?/>"'][^>"']*+(?:"[^"]*"[^>"']*+|'[^']*'[^>"']*+)*+)>)""",
+    re.DOTALL,
+)
 
 
 def parse(content: bytes) -> etree._Element:
@@ -39,7 +51,10 @@ def parse(content: bytes) -> etree._Element:
 
 
 class NotXml(ValueError):
-    """What the type xml does not take; `number` is its error: 9400, 6359 for a DTD, 6335 nested too deeply."""
+    """What the type xml does not take.
+
+    `number` is its error: 9400, 6359 for a DTD, 6335 nested too deeply, 6365 too large.
+    """
 
     def __init__(self, number: int, problem: str) -> None:
         super().__init__(problem)
@@ -52,20 +67,96 @@ def parse_content(body: bytes) -> etree._Element:
     The encoding is found as by `parse`. Returns an element that has the content inside.
 
     Raises:
-        NotXml: it is not well-formed, has a DTD, or elements are nested more than 128 deep.
+        NotXml: it is not well-formed, has a DTD, is too large, or elements are nested more than 128 deep.
     """
     coding = _coding(body)
+    check_size(body, attributes=True)
     start = _begin(body, coding)
-    opened, closed = f"<{_CONTENT}>".encode(coding.codec), f"</{_CONTENT}>".encode(coding.codec)
+    opened, closed = _surrounding(coding)
     try:
         content = etree.fromstring(b"".join((body[:start], opened, body[start:], closed)), _parser(coding.unmarked))
     except etree.XMLSyntaxError as problem:
-        if _DTD.match(body.decode(coding.codec, "replace")):
-            raise NotXml(6359, "A DTD is not allowed.") from None
-        raise NotXml(9400, _in_body(problem, body[:start].decode(coding.codec, "replace"))) from None
-    if body.count(b"<") > MAXIMUM_DEPTH and _is_too_deep(content):
-        raise NotXml(6335, f"Elements are nested more than {MAXIMUM_DEPTH} deep.")
+        raise _not_well_formed(problem, body, start, coding) from None
+    _check_depth(body, coding)
     return content
+
+
+def check_content(body: bytes) -> None:
+    """Refuse what the type xml does not take, as `parse_content`; a large body is read in pieces, without a tree.
+
+    Raises:
+        NotXml: as `parse_content`.
+    """
+    if len(body) <= STREAMED_FROM_BYTES:
+        parse_content(body)
+        return
+    coding = _coding(body)
+    check_size(body, attributes=False)
+    start = _begin(body, coding)
+    opened, closed = _surrounding(coding)
+    target: Any = _Nothing()
+    parser = etree.XMLParser(target=target, encoding=coding.unmarked, **_HARDENED)
+    try:
+        parser.feed(body[:start] + opened)
+        for place in range(start, len(body), _CHUNK_BYTES):
+            parser.feed(body[place : place + _CHUNK_BYTES])
+        parser.feed(closed)
+        parser.close()
+    except etree.XMLSyntaxError as problem:
+        raise _not_well_formed(problem, body, start, coding) from None
+    _check_depth(body, coding)
+
+
+class _Nothing:
+    """What the streaming parser makes of a document."""
+
+    def close(self) -> None:
+        """See lxml's parser targets."""
+
+
+def _surrounding(coding: _Coding) -> tuple[bytes, bytes]:
+    return f"<{_CONTENT}>".encode(coding.codec), f"</{_CONTENT}>".encode(coding.codec)
+
+
+def check_size(body: bytes, *, attributes: bool) -> None:
+    """Refuse what would cost too much memory or time, by counting bytes. `attributes`: those of a tree cost memory too.
+
+    Raises:
+        NotXml: 6365 it has too many bytes, tags, or attributes.
+    """
+    if len(body) > MAX_XML_BYTES:
+        raise NotXml(6365, f"It has more than {MAX_XML_BYTES:,} bytes, the most that is validated.")
+    codec = _coding(body).codec
+    tags = body.count("<".encode(codec))
+    if tags > MAX_TAGS:
+        raise NotXml(6365, f"It has more than {MAX_TAGS:,} tags, the most that is validated.")
+    if attributes and tags + body.count("=".encode(codec)) > MAX_TREE_PARTS:
+        raise NotXml(6365, f"It has more than {MAX_TREE_PARTS:,} tags and attributes, the most that is validated.")
+
+
+def _check_depth(body: bytes, coding: _Coding) -> None:
+    """Refuse a document, known to be well-formed, whose elements are too deep in each other.
+
+    Raises:
+        NotXml: 6335.
+    """
+    if body.count("</".encode(coding.codec)) < MAXIMUM_DEPTH:
+        return
+    text = body if coding.is_ascii else body.decode(coding.codec, "replace").encode()
+    depth = 0
+    for markup in _MARKUP.finditer(text):
+        if markup[1]:
+            depth -= 1
+        elif markup[2]:
+            if depth == MAXIMUM_DEPTH:
+                raise NotXml(6335, f"Elements are nested more than {MAXIMUM_DEPTH} deep.")
+            depth += not markup[2].endswith(b"/")
+
+
+def _not_well_formed(problem: etree.XMLSyntaxError, body: bytes, start: int, coding: _Coding) -> NotXml:
+    if _DTD.match(body[:STREAMED_FROM_BYTES].decode(coding.codec, "replace")):
+        return NotXml(6359, "A DTD is not allowed.")
+    return NotXml(9400, _in_body(problem, body[:start].decode(coding.codec, "replace")))
 
 
 def content_text(content: etree._Element) -> str:
@@ -78,16 +169,26 @@ def validation_failure(validation: str, body: bytes | None, schemas: SchemaColle
 
     N takes anything, E only an empty body, X what the type xml takes, with `schemas` only roots that are valid by them.
     """
+    try:
+        return _failure(validation, body, schemas)
+    except Exception as problem:  # whatever it is: a body that cannot be judged must not stop those beside it
+        return cleaned(f"The body cannot be judged: {type(problem).__name__} {problem}")
+
+
+def _failure(validation: str, body: bytes | None, schemas: SchemaCollection | None) -> str | None:
     if validation == "E":
         return None if body is None else "The body must be empty."
-    if validation == "X":
-        try:
-            content = parse_content(body or b"")
-        except NotXml as problem:
-            return str(problem)
-        failures = (schemas.failure(root) for root in content.iterchildren("*")) if schemas else ()
-        return next((failure for failure in failures if failure), None)
-    return None
+    if validation != "X":
+        return None
+    try:
+        if schemas is None:
+            check_content(body or b"")
+            return None
+        content = parse_content(body or b"")
+    except NotXml as problem:
+        return str(problem)
+    failures = (schemas.failure(root) for root in content.iterchildren("*"))
+    return next((failure[:_LONGEST_FAILURE] for failure in failures if failure), None)
 
 
 class SchemaDocument(NamedTuple):
@@ -220,6 +321,11 @@ class _Coding(NamedTuple):
     mark: int = 0
     unmarked: str | None = None
 
+    @property
+    def is_ascii(self) -> bool:
+        """Whether markup is written in the bytes of ASCII."""
+        return not self.codec.startswith("utf-16")
+
 
 _MARKED = {
     mark: _Coding(codec, len(mark))
@@ -261,4 +367,7 @@ def _in_body(problem: etree.XMLSyntaxError, before: str) -> str:
 
 
 def _parser(encoding: str | None = None) -> etree.XMLParser:
-    return etree.XMLParser(encoding=encoding, resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
+    return etree.XMLParser(encoding=encoding, **_HARDENED)
+
+
+_HARDENED: Any = {"resolve_entities": False, "no_network": True, "load_dtd": False, "huge_tree": False}

@@ -60,6 +60,16 @@ class Batch(NamedTuple):
         """How many have come to be stored; a message that came whole is one."""
         return _fragments(self.steps)
 
+    def has(self, number: int) -> bool:
+        """Whether a message of this number, or a fragment of it, is stored."""
+        for step in self.steps:
+            if isinstance(step, Deliver):
+                if step.number <= number < step.number + len(step.parts):
+                    return True
+            elif isinstance(step, Keep | Complete) and step.number == number:
+                return True
+        return False
+
 
 def _fragments(steps: list[Step]) -> int:
     return sum(len(step.parts) if isinstance(step, Deliver) else isinstance(step, Keep) for step in steps)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 import servicebroker as sb
 from remote_support import Pair, begin, leftovers
 from servicebroker.broker import metrics
+from servicebroker.model import xml
 from servicebroker.protocol.envelope import (
     BrokerFailure,
     Content,
@@ -30,6 +31,7 @@ from servicebroker.protocol.envelope import (
 from servicebroker.protocol.integrity import CHECKSUM, SessionKey
 from support import (
     CONTRACT,
+    DOCUMENT,
     ORDER,
     ORDERS,
     ORDERS_QUEUE,
@@ -423,3 +425,30 @@ def test_what_belongs_to_another_message_is_no_integrity(pair: Pair) -> None:
     assert corrupted() == before + 2
     pair.east.round(frames)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("cause", ["tags", "judge"])
+def test_a_document_that_cannot_be_judged_stops_nobody_else(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    """Its conversation gets an Error, whatever judging it has raised; a message of another one arrives meanwhile."""
+    body = b"<r>" + b"<a/>" * xml.MAX_TAGS + b"</r>" if cause == "tags" else b"<r/>"
+    if cause == "judge":
+        monkeypatch.setattr(xml, "check_content", lambda body: 1 / 0)
+    bad = begin(pair)
+    pair.west.database.send(bad, DOCUMENT, body)
+    good = begin(pair)
+    received: list[sb.Message] = []
+    refusals: list[sb.Message] = []
+    for _ in range(40):
+        pair.rounds(1)
+        received += pair.east.database.receive(STOCK_QUEUE)
+        refusals += pair.west.database.receive(ORDERS_QUEUE)
+        if refusals and len(received) == 3:
+            break
+    assert {message.message_type_name for message in received} == {ORDER, sb.ERROR}
+    assert [error.conversation_handle for error in refusals] == [bad]
+    number, text = sb.read_error(refusals[0].message_body)
+    assert number == -9615
+    assert ("more than 2,000,000 tags" if cause == "tags" else "cannot be judged: ZeroDivisionError") in text
+    assert state(pair.west.database, good) == "CO"

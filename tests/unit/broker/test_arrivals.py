@@ -7,13 +7,14 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from remote_support import Wire
-from servicebroker.broker.arrivals import TRACED, Settling
+from servicebroker.broker.arrivals import MAX_TRACES, MAX_TRACES_PER_CONVERSATION, ArrivedTraces
 from servicebroker.broker.conversations import CAPACITY
 from servicebroker.broker.departures import BUDGET
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.conversation.traces import Traced
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
+from servicebroker.protocol.incoming import Batch, Deliver, Keep
 from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.routing import LOCAL, Route
@@ -24,12 +25,45 @@ SIZE = 1_000
 PEER = uuid4()
 
 
-def test_trace_contexts_of_what_only_comes_again_do_not_pile_up() -> None:
-    none: Any = None
-    settling = Settling(none, lambda: 0.0, 0)
-    settling._traced = [Traced(uuid4(), True, number, b"context") for number in range(TRACED + 5)]
-    assert settling.store(none, set()) is None
-    assert [one.number for one in settling._traced] == list(range(5, TRACED + 5))
+def traced(number: int, count: int) -> Header:
+    """The header of a frame whose messages each have a trace context."""
+    contexts = tuple((place, b"context") for place in range(count))
+    return Header(uuid4(), True, Kind.RUN, False, "//to", None, "//from", uuid4(), number=number, traces=contexts)
+
+
+def numbers(taken: list[Traced]) -> list[int]:
+    return [one.number for one in taken]
+
+
+def test_only_the_contexts_of_what_is_stored_are_taken() -> None:
+    traces, handle, other = ArrivedTraces(), uuid4(), uuid4()
+    part = Part("//type", Content.DATA, b"")
+    traces.note(handle, traced(3, 4))  # 3 and 4 are duplicates, 5 is next in order, 6 is dropped
+    traces.note(handle, traced(9, 1))  # came too early, and is kept
+    traces.note(other, traced(0, 1))  # only an acknowledgement
+    batch = Batch(5, 6, [Deliver(5, (part,)), Keep(9, 0, 1, part)])
+    assert numbers(traces.take({handle: batch}, ())) == [5, 9]
+    assert traces.take({handle: batch, other: batch}, ()) == []
+
+
+def test_contexts_of_what_is_postponed_wait_for_it() -> None:
+    traces, handle = ArrivedTraces(), uuid4()
+    traces.note(handle, traced(0, 2))
+    batch = Batch(0, 2, [Deliver(0, (Part("//type", Content.DATA, b""),) * 2)])
+    assert traces.take({}, [handle]) == []
+    assert numbers(traces.take({handle: batch}, ())) == [0, 1]
+
+
+def test_contexts_are_bounded_for_each_conversation_and_for_all() -> None:
+    traces, batch = ArrivedTraces(), Batch(0, 10**6, [Deliver(0, (Part("//type", Content.DATA, b""),) * 100_000)])
+    handles = [uuid4() for _ in range(6)]
+    for handle in handles:
+        for first in range(0, 100_000, 300):
+            traces.note(handle, traced(first, 300))
+            traces.note(handle, traced(first, 300))  # comes again
+    counts = [len(traces.take({handle: batch}, handles)) for handle in handles]
+    assert counts == [MAX_TRACES_PER_CONVERSATION] * 4 + [0, 0]
+    assert sum(counts) == MAX_TRACES
 
 
 def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
+from servicebroker.model import xml
 from servicebroker.model.xml import (
     XSD,
     NotXml,
@@ -309,3 +313,95 @@ def test_a_document_names_no_schema_of_its_own(tmp_path: Path) -> None:
         f'xsi:schemaLocation="urn:x file://{stolen}">7</stolen>'
     )
     assert "No matching global declaration" in (validation_failure("X", body.encode(), collection(PLAIN)) or "")
+
+
+@pytest.mark.parametrize("nested", [127, 128, 129, 200])
+@pytest.mark.parametrize(
+    "leaf",
+    ["<a/>", "<a b='/>'/>", "text", "<!-- <a><b> -->", "<![CDATA[<a><b>]]>", "<?a <b>?>", '<a b="<"/>'],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_depth_is_found_as_a_tree_has_it(nested: int, leaf: str, encoding: str) -> None:
+    body = ("<x>" * nested + leaf + "</x>" * nested + "<y c='>'>" * 3 + "</y>" * 3).encode(encoding)
+    try:
+        tree = etree.fromstring(f"<r>{body.decode(encoding)}</r>".encode(encoding))
+    except etree.XMLSyntaxError:
+        assert validation_failure("X", body)
+        return
+    depth = max(len(list(element.iterancestors())) for element in tree.iter() if isinstance(element.tag, str))
+    assert (validation_failure("X", body) is None) == (depth <= 128)
+
+
+PIECES = ["text", "&amp;", "<!-- - -->", "<![CDATA[<]]>", "<?pi x?>", "<e/>", "<e a='1'/>", "&x;", "<e", "</e>", "]]>"]
+DOCUMENTS = st.recursive(
+    st.sampled_from([*PIECES, "<e a=1/>", "&#0;"]),
+    lambda inner: st.lists(inner, max_size=4).map(lambda parts: "<n a='\"' b=\"'>\">" + "".join(parts) + "</n>"),
+    max_leaves=12,
+)
+
+
+@given(st.lists(DOCUMENTS, max_size=4).map("".join), st.sampled_from(["utf-8", "utf-16"]))
+def test_what_is_read_in_pieces_is_judged_as_a_tree_is(text: str, encoding: str) -> None:
+    body = text.encode(encoding)
+    judged = []
+    for streamed_from in (1 << 30, -1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(xml, "STREAMED_FROM_BYTES", streamed_from)
+            patch.setattr(xml, "_CHUNK_BYTES", 7)
+            try:
+                xml.check_content(body)
+                judged.append(None)
+            except NotXml as refused:
+                judged.append(refused.number)
+    assert judged[0] == judged[1]
+
+
+LARGE = {
+    "elements": (b"<r>" + b"<a/>" * 26_000_000 + b"</r>", "tags"),
+    "tags": (b"<r>" + b"<a></a>" * 1_100_000 + b"</r>", "tags"),
+    "bytes": (b"<r>" + b"<a>" + b"x" * (xml.MAX_XML_BYTES + 1), "bytes"),
+    "attributes of one element": (b"<r " + b" ".join(b'a%d="1"' % i for i in range(1_000_000)) + b"/>", "limit"),
+    "deep": (b"<a>" * 200_000, "depth"),
+    "not closed": (b"<r>" + b"<a/>" * 900_000, "mismatch"),
+}
+
+
+def judge(name: str, told: Any) -> None:
+    """In a process with 1 GB beside the body."""
+    body, _ = LARGE[name]
+    resource.setrlimit(resource.RLIMIT_AS, ((3 << 29) + len(body),) * 2)
+    told.send(validation_failure("X", body))
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_body_that_would_cost_much_is_refused_within_bounds(name: str) -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=judge, args=(name, theirs))
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(20), "still busy after 20 s"
+        assert LARGE[name][1] in ours.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_large_document_of_few_parts_is_taken() -> None:
+    assert validation_failure("X", b"<r>" + b"<a>%s</a>" % (b"x" * 1_000_000) * 60 + b"</r>") is None
+
+
+def test_whatever_judging_raises_is_what_breaks_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    for problem in (MemoryError(), etree.XPathEvalError("no"), etree.XMLSchemaParseError("no"), RecursionError("no")):
+        monkeypatch.setattr(xml, "check_content", lambda body, problem=problem: (_ for _ in ()).throw(problem))
+        said = validation_failure("X", b"<a/>")
+        assert said is not None
+        assert said.startswith(f"The body cannot be judged: {type(problem).__name__}")
+
+
+def test_a_long_value_is_not_quoted_whole() -> None:
+    schema = read_schema(f'<xs:schema xmlns:xs="{XSD}"><xs:element name="a" type="xs:int"/></xs:schema>')
+    said = validation_failure("X", b"<a>" + b"x" * 1_000_000 + b"</a>", SchemaCollection([schema]))
+    assert said
+    assert len(said) <= 1_000

@@ -74,6 +74,7 @@ def deep_messages(levels):
     return body
 
 
+XML = {"format_": "xml", "columns": [Column("a", "string")]}
 JSON = {"format_": "json", "columns": [Column("a", "json")]}
 ATTACKS = {
     "avro, a record in itself 5,000 times": (avro(NODE), nested(5_000), "too deep"),
@@ -99,6 +100,8 @@ ATTACKS = {
     "json, many empty arrays": (JSON, b'{"a":[' + b"[]," * 5_000_000 + b"0]}", "too many values"),
     "json, many keys": (JSON, b'{"a":1' + b',"b":1' * 2_000_000 + b"}", "too many values"),
     "json, arrays in each other": (JSON, b'{"a":' + b"[" * 900_000, "too deep"),
+    "xml, many elements": (XML, b"<r>" + b"<b/>" * 3_000_000 + b"<a>1</a></r>", "too many values"),
+    "xml, many attributes": (XML, b"<r>" + b'<b c="1" d="2"/>' * 1_000_000 + b"<a>1</a></r>", "too many values"),
     "json, a number of a million digits": (JSON, b'{"a":' + b"1" * 1_000_000 + b"}", "malformed"),
 }  # fmt: skip
 

@@ -27,6 +27,7 @@ from servicebroker.model.messages import error_body, read_error
 from servicebroker.model.rejection import Rejection
 from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
 from servicebroker.model.wording import cleaned
+from servicebroker.model.xml import MAX_XML_BYTES
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
 from servicebroker.store import locks
@@ -276,12 +277,15 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
     usage = usages.get(message_type)
     if content == Content.DATA and usage is not None and usage.validation == "N":
         return Part(message_type, Content(content), None)
-    most = "" if content == Content.DATA else f" order by fragment limit {_ERROR_FRAGMENTS}"
+    is_data = content == Content.DATA
     rows = yield Statement(
         "arriving.put_together.find_bodies",
-        "select fragment, message_body from servicebroker.arrived_fragments "
-        f"where conversation_handle = $1 and message_sequence_number = $2{most}",
-        (endpoint.conversation_handle, number),
+        "select fragment, message_body from ("
+        "  select fragment, message_body, sum(octet_length(message_body)) over (order by fragment) "
+        "    - octet_length(message_body) as before "
+        "  from servicebroker.arrived_fragments where conversation_handle = $1 and message_sequence_number = $2"
+        ") f where before <= $3 order by fragment limit $4",
+        (endpoint.conversation_handle, number, MAX_XML_BYTES, None if is_data else _ERROR_FRAGMENTS),
     )
     pieces = dict(rows) | {fragment: part.body for fragment, part in new.items()}
     return Part(message_type, Content(content), b"".join(body or b"" for _, body in sorted(pieces.items())))

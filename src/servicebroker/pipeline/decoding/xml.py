@@ -7,7 +7,7 @@ from typing import Any
 
 from lxml import etree
 
-from servicebroker.model.xml import SchemaCollection, parse, read_schema
+from servicebroker.model.xml import NotXml, SchemaCollection, check_size, parse, read_schema
 from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, checked, convert_text
 
 
@@ -42,6 +42,10 @@ class XmlDecoder:
         """See `Decoder`."""
         if not body:
             raise Undecodable("empty", "the body is empty")
+        try:
+            check_size(body, attributes=True)
+        except NotXml as problem:
+            raise Undecodable("too many values", str(problem)) from None
         try:
             root = parse(body)
         except (etree.XMLSyntaxError, ValueError) as problem:
