@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from uuid import UUID
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -32,6 +33,7 @@ from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.reader import QueueReader
 from servicebroker.pipeline.rows import arrow_schema
 from servicebroker.store import locks
+from servicebroker.store.home import settle
 from support import eventually
 
 
@@ -413,10 +415,15 @@ def test_a_copy_in_another_database_of_the_server_is_refused(make_instance_url, 
         original = attach(feed)
         end = original.latestOffset(original.initialOffset(), ALL)
         original.stop()
-    copy = attach(feed, instance=make_url(conninfo_to_dict(url)["dbname"]))
+    copied = make_url(conninfo_to_dict(url)["dbname"])
+    with pytest.raises(InstanceError, match="holds a copy of an instance"):
+        attach(feed, instance=copied).latestOffset(end, ALL)
+    with psycopg.connect(copied, autocommit=True) as connection:
+        settle(connection)
+    adopted = attach(feed, instance=copied)
     with pytest.raises(InstanceError, match="another database of this PostgreSQL server"):
-        copy.latestOffset(end, ALL)
-    copy.stop()
+        adopted.latestOffset(end, ALL)
+    adopted.stop()
 
 
 def test_an_offset_of_an_earlier_version_learns_its_database(feed, reader):
