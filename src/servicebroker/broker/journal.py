@@ -14,7 +14,7 @@ from servicebroker.engine.conversation.failure import Failed
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.peers import MESSAGES, STANDING, STRANGER, Mistrust
+from servicebroker.model.peers import MESSAGES, STANDING, STRANGER, TWINS, Mistrust
 from servicebroker.model.wording import cleaned
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header, Kind
@@ -181,6 +181,8 @@ def mistrusted(what: Mistrust, times: int, detail: str) -> None:
         _record(logging.WARNING, "Audit Broker Conversation", subclass="No Security Header", **fields)
     elif what.claim == STANDING:
         _record(logging.WARNING, "Audit Broker Login", subclass="Authorization Failure", **fields)
+    elif what.claim == TWINS:
+        _record(logging.WARNING, "Audit Broker Login", subclass="Two Daemons", instance=what.subject, **fields)
 
 
 def transmission(conversation_id: UUID, error: str) -> None:

@@ -27,11 +27,12 @@ from servicebroker.broker.stream import Stream
 from servicebroker.broker.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED, SUPPORTED
 from servicebroker.model.errors import RULES, InstanceError
-from servicebroker.model.peers import STANDING, Mistrust, Peer
+from servicebroker.model.peers import STANDING, TWINS, Mistrust, Peer
 from servicebroker.protocol.adjacent import Closed, Myself, Online, Phase
 from servicebroker.protocol.arbitration import Arbiter
 from servicebroker.protocol.mirroring import IN_DOUBT, NEVER, Known, Role, Standing
 from servicebroker.protocol.routing import Address
+from servicebroker.protocol.twins import Identity, Twins
 
 LINKS = 64  # connections of one owner
 CONNECT_TIME = 15.0  # seconds
@@ -92,6 +93,7 @@ class Network:
         self.peers = Peers(instance)
         self.arbiter: Arbiter[Stream] = Arbiter(seat)
         self.streams: set[Stream] = set()
+        self._twins = Twins()
         self._lock = threading.Lock()
         self._peers: dict[Address, Peer] = {}  # who answered there, while its link is online
         self._attempts: dict[Address, Attempt] = {}
@@ -423,9 +425,19 @@ class Network:
             self._end_all(28012, NOT_IN_SERVICE)
         for stream in list(self.streams):
             stream.tick()
+            self._look_for_twins(stream)
         self._try_again()
         if self.standing != self._told:
             self._tell()
+
+    def _look_for_twins(self, stream: Stream) -> None:
+        """Whether somebody else with the peer's identity brings messages as well."""
+        if not stream.has_brought_more():
+            return
+        identity, here = Identity(stream.owner, stream.instance), stream.where
+        there = self._twins.heard(identity, stream.incarnation, here, time.monotonic())
+        if there is not None:
+            self.peers.mistrust(Mistrust(stream.owner, TWINS, str(stream.instance)), f"one at {there}, one at {here}")
 
     def _resume_soon(self) -> None:
         """The inbox has room again: after what the loop is at, which may be to pause a stream."""

@@ -84,6 +84,7 @@ class Stream(asyncio.Protocol):
         self._online_at: datetime | None = None
         self._bytes = [0, 0]  # sent, received
         self._fragments = [0, 0]
+        self._fragments_seen = 0  # of those received, when the network looked last
         self._calls = [0, 0]
 
     # ---------------------------------------------------------------- as a link, from any thread
@@ -123,6 +124,18 @@ class Stream(asyncio.Protocol):
         greeting = self.connection.peer
         assert greeting is not None
         return greeting.instance or greeting.seat
+
+    @property
+    def incarnation(self) -> UUID:
+        """Of the peer's daemon: another one each time it is started."""
+        greeting = self.connection.peer
+        assert greeting is not None
+        return greeting.incarnation
+
+    def has_brought_more(self) -> bool:
+        """Whether messages have come since this was asked last."""
+        before, self._fragments_seen = self._fragments_seen, self._fragments[metrics.RECEIVE]
+        return self._fragments_seen > before
 
     @property
     def peer(self) -> Peer | None:

@@ -93,7 +93,8 @@ class Mistrust(NamedTuple):
     Attributes:
         owner: of its certificate.
         claim: INSTANCE or ADDRESS, and `subject` says which one it claimed; MESSAGES that it has brought and that are
-            not its own; STANDING: it has said who is the principal of a pair that it is no half of.
+            not its own; STANDING: it has said who is the principal of a pair that it is no half of; TWINS: two daemons
+            that both say they are instance `subject` have brought messages at the same time.
     """
 
     owner: str
@@ -101,4 +102,4 @@ class Mistrust(NamedTuple):
     subject: str = ""
 
 
-INSTANCE, ADDRESS, MESSAGES, STANDING = "instance", "address", "messages", "standing"
+INSTANCE, ADDRESS, MESSAGES, STANDING, TWINS = "instance", "address", "messages", "standing", "twins"

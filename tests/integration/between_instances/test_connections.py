@@ -33,7 +33,7 @@ from servicebroker.broker.inboxes import Inbox
 from servicebroker.broker.links import Arrival
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.findings import Finding, judge
-from servicebroker.protocol import adjacent
+from servicebroker.protocol import adjacent, twins
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online
 from servicebroker.protocol.envelope import Content, Header, Kind, Part, encode
 from servicebroker.protocol.frames import FrameKind, encode_frame
@@ -187,11 +187,11 @@ class Peer:
     """The other end of a connection, which says what the test wants."""
 
     def __init__(
-        self, stream: socket.socket, instance: UUID | None = None, *, is_opener: bool = True, **me: Any
+        self, stream: socket.socket, identifier: UUID | None = None, *, is_opener: bool = True, **me: Any
     ) -> None:
         self.stream = stream
         stream.settimeout(30)
-        self.identifier = instance or uuid4()
+        self.identifier = identifier or uuid4()
         self.connection = Connection(Myself(self.identifier, uuid4(), **me), is_opener=is_opener, now=time.monotonic())
         self.events: list[Event] = []
 
@@ -217,9 +217,9 @@ class Peer:
             self.events += self.connection.receive(data, time.monotonic()) if data else self.connection.end_of_stream()
 
 
-def connect(site: Site, instance: UUID | None = None, **me: Any) -> Any:
+def connect(site: Site, identifier: UUID | None = None, **me: Any) -> Any:
     stream = socket.create_connection(("127.0.0.1", site.port), 30)
-    return closing(Peer(stream, instance, **me))
+    return closing(Peer(stream, identifier, **me))
 
 
 def count(name: str, **labels: str) -> float:
@@ -512,11 +512,15 @@ def test_what_nobody_has_changed_is_not_read_again(two: Two, asked: Counter[str]
     eventually(lambda: asked["logins.find_connect"] >= 1, 5)
 
 
+def findings(site: Site) -> list[Finding]:
+    """What doctor says."""
+    with site.instance.connection() as connection:
+        return judge(run(connection, gather(datetime.now(UTC))))
+
+
 def faults(site: Site) -> list[Finding]:
     """What doctor says of the daemon."""
-    with site.instance.connection() as connection:
-        found = judge(run(connection, gather(datetime.now(UTC))))
-    return [one for one in found if one.subject == "servicebroker serve"]
+    return [one for one in findings(site) if one.subject == "servicebroker serve"]
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["asks", "sends"])
@@ -638,3 +642,25 @@ def test_what_waits_between_sockets_and_rounds(two: Two) -> None:
 
 def gauge(name: str) -> float | None:
     return metrics.REGISTRY.get_sample_value(f"servicebroker_{name}")
+
+
+def test_two_daemons_with_one_identity_are_told(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a virtual machine that was copied: what both bring is taken, and doctor says where they are."""
+    monkeypatch.setattr(twins, "OVERLAP", 1.5)
+    instance = uuid4()
+    header = Header(uuid4(), False, Kind.RUN, False, ORDERS, uuid4(), "//test/Nobody", uuid4(), number=1)
+    message = encode(header, (Part(ORDER, Content.DATA, b"x"),), CHECKSUM)
+    with connect(two.east, instance=instance) as one, connect(two.east, instance=instance) as other:
+        for peer in (one, other):
+            peer.greet().hears(Online)
+        ports = [peer.stream.getsockname()[1] for peer in (one, other)]
+
+        def is_told() -> bool:
+            for peer in (one, other):
+                peer.connection.send(message, time.monotonic())
+                peer.flush()
+            found = [finding.problem for finding in findings(two.east) if "at the same time" in finding.problem]
+            return len(found) == 1 and all(f"TCP://127.0.0.1:{port}" in found[0] for port in ports)
+
+        eventually(is_told)
+    two.works()

@@ -133,6 +133,10 @@ def test_all_is_well() -> None:
             {"peers": [PeerFacts("", "messages", 1, NOW, "x", None)]},
             ["a peer without certificate", "ENCRYPTION = REQUIRED"],
         ),
+        (
+            {"peers": [PeerFacts("certificate shop", "twins", 3, NOW, "one at A, one at B", "shop")]},
+            ["peer certificate shop: Two daemons", "3 times until", "one at A, one at B", "adopt --identifier new"],
+        ),
         ({"is_public": True}, ["endpoint: CONNECT is granted to public", "REVOKE CONNECT"]),
         (
             {"membership": ToldMembership(None, None, None, None, "There is no domain.")},

@@ -13,7 +13,7 @@ from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import BROKE, FAILED, Refused
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model.certificates import Facts as CertificateFacts
-from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, WITHOUT_PROOF
+from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
 from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
 from servicebroker.model.wording import counted
 
@@ -503,7 +503,12 @@ _SAID = {
     ADDRESS: "It has answered at an address where another peer was, {0}: {1}.",
     MESSAGES: "What it brought was dropped, {0}; no route names it for what that says it comes from, lately {1}.",
     STANDING: "It has said who is the principal of a mirrored pair that it is no half of, {0}, lately {1}.",
+    TWINS: "Two daemons that say they are this instance have brought messages at the same time, {0}, {1}.",
 }
+_COPY = (
+    "One of them is a copy of the other, as of a virtual machine or a base backup. Where the copy is: servicebroker "
+    "instance adopt --identifier new, or stop it."
+)
 _ROUTE = (
     "If it is that service, or forwards for it, say where it listens: servicebroker route create NAME --database D "
     "--service S --address TCP://host:port, of the database or of msdb where the message is only passed on."
@@ -513,6 +518,8 @@ _ROUTE = (
 def _peer(one: PeerFacts) -> Finding:
     """What a peer has done that is not its own: nothing of it had any effect."""
     said = _SAID[one.claim].format(f"{counted(one.times, 'time')} until {one.last:%Y-%m-%d %H:%M:%S} UTC", one.detail)
+    if one.claim == TWINS:
+        return Finding(f"peer {one.owner}".rstrip(), said, _COPY)
     if one.certificate is None and one.owner != NOBODY:  # a member of the domain, or a stranger let in by public
         advice = "servicebroker domain revoke, or DENY CONNECT ON ENDPOINT to its login or to public."
         return Finding(f"peer {one.owner}", said, advice)

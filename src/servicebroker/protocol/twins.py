@@ -1,0 +1,62 @@
+"""Two daemons with one identity at once: a copy of an instance works beside its original.
+
+A daemon draws an incarnation when it starts, and whoever replaces it brings messages only after its last one. So the
+times in which two incarnations of one instance bring messages do not overlap, unless one of them is a copy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+OVERLAP = 5.0  # seconds: what was under way when a daemon was replaced comes before
+MEMORY = 120.0  # seconds for which a daemon that brings nothing is remembered
+MOST = 1_000  # identities that are remembered
+MOST_DAEMONS = 4  # of one identity
+
+
+class Identity(NamedTuple):
+    """Who a daemon says that it is, and whose certificate it has shown."""
+
+    owner: str
+    instance: UUID
+
+
+class Presence(NamedTuple):
+    """Where a daemon was, and from when to when, in seconds, it has brought messages."""
+
+    where: str
+    first: float
+    last: float
+
+
+class Twins:
+    """The daemons that have brought messages lately."""
+
+    def __init__(self) -> None:
+        self._known: dict[Identity, dict[UUID, Presence]] = {}
+
+    def heard(self, identity: Identity, incarnation: UUID, where: str, now: float) -> str | None:
+        """A daemon has brought messages. Returns where another one of this identity does so at the same time.
+
+        The same two are told again after `OVERLAP` seconds.
+        """
+        daemons = {key: one for key, one in self._known.pop(identity, {}).items() if one.last + MEMORY > now}
+        before = daemons.pop(incarnation, Presence(where, now, now))
+        present = Presence(where, before.first, now)
+        other = next((key for key, one in daemons.items() if _overlap(present, one) > OVERLAP), None)
+        twin = daemons[other].where if other is not None else None
+        if other is not None:
+            present = Presence(where, now, now)
+            daemons[other] = daemons[other]._replace(first=now)
+        daemons[incarnation] = present
+        while len(daemons) > MOST_DAEMONS:
+            del daemons[next(iter(daemons))]
+        self._known[identity] = daemons
+        if len(self._known) > MOST:
+            del self._known[next(iter(self._known))]
+        return twin
+
+
+def _overlap(one: Presence, other: Presence) -> float:
+    return min(one.last, other.last) - max(one.first, other.first)

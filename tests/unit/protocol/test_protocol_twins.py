@@ -1,0 +1,63 @@
+"""Two daemons with one identity: told when both bring messages at once, never of those that follow each other."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servicebroker.protocol.twins import MEMORY, MOST, OVERLAP, Identity, Twins
+
+SHOP = Identity("certificate shop", UUID(int=1))
+
+
+def incarnation(number: int) -> UUID:
+    return UUID(int=number)
+
+
+def test_two_that_bring_messages_beside_each_other_are_told_with_both_places() -> None:
+    twins = Twins()
+    told = [twins.heard(SHOP, incarnation(number % 2), f"host{number % 2}", float(number)) for number in range(9)]
+    assert [one for one in told if one] == ["host1"]
+    assert told.index("host1") == OVERLAP + 3  # the second begins at 1, the first must be heard for longer than that
+
+
+def test_the_same_two_are_told_again_while_it_goes_on() -> None:
+    twins = Twins()
+    told = [twins.heard(SHOP, incarnation(number % 2), "x", float(number)) for number in range(100)]
+    assert 10 <= sum(one is not None for one in told) <= 100 / OVERLAP
+
+
+@given(
+    st.lists(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=5), min_size=1, max_size=8),
+    st.floats(-OVERLAP, MEMORY),
+)
+def test_daemons_that_replace_each_other_are_not_told(lives: list[list[float]], pause: float) -> None:
+    """What a daemon sent last may arrive up to `OVERLAP` seconds after its successor's first message."""
+    heard, now = [], 0.0
+    for number, life in enumerate(lives):
+        begun = now + pause if pause > 0 else now
+        for after in sorted(life):
+            heard.append((begun + after, number))
+        now = begun + max(life)
+        if pause < 0:
+            heard.append((now - pause, number))  # late
+    twins = Twins()
+    assert not any(twins.heard(SHOP, incarnation(number), "x", at) for at, number in sorted(heard))
+
+
+def test_two_instances_and_two_owners_are_not_twins() -> None:
+    twins = Twins()
+    others = [SHOP, Identity(SHOP.owner, UUID(int=2)), Identity("certificate stock", SHOP.instance)]
+    for at in range(100):
+        assert not any(twins.heard(one, incarnation(number), "x", float(at)) for number, one in enumerate(others))
+
+
+def test_strangers_fill_no_memory() -> None:
+    twins = Twins()
+    for number in range(3 * MOST):
+        twins.heard(Identity("", UUID(int=number)), incarnation(number), "x", 0.0)
+        twins.heard(SHOP, incarnation(number), "x", 0.0)
+    assert len(twins._known) <= MOST
+    assert all(len(daemons) <= 4 for daemons in twins._known.values())
