@@ -93,6 +93,7 @@ COUNTS = {
         40, 1_000, "programs of test_late_answers.py, which leave before their answers or with them"
     ),
     "copied-messages": Count(300, 10_000, "messages to an instance beside which a copy works"),
+    "decoder-seconds": Count(6, 60, "how long random bodies are decoded"),
     "takeovers": Count(1, 10, "how often a second daemon takes over in test_processes.py"),
 }
 

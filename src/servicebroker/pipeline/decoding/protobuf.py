@@ -178,10 +178,17 @@ def _value(message: Any, field: Any) -> Any:
         return None
     value = getattr(message, field.name)
     if field.is_repeated or (field.message_type is not None and field.message_type.full_name != _TIMESTAMP):
-        return MessageToDict(message, preserving_proto_field_name=True).get(field.name)
+        return MessageToDict(_only(message, field), preserving_proto_field_name=True).get(field.name)
     if field.message_type is not None:
         return value.ToJsonString() if value.nanos % 1000 else value.ToDatetime(tzinfo=UTC)  # which would cut them off
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
         return known.name if known else str(value)
     return value
+
+
+def _only(message: Any, field: Any) -> Any:
+    """A message of that type with nothing but this field: the library turns only whole messages into what JSON has."""
+    alone = type(message)()
+    getattr(alone, field.name).MergeFrom(getattr(message, field.name))
+    return alone

@@ -1,0 +1,78 @@
+"""Changes of a valid body that decoders have to survive."""
+
+from __future__ import annotations
+
+import random
+
+LARGEST = 1024 * 1024  # bytes of a body, about
+NUMBERS = (0, 1, -1, 2**31 - 1, -(2**31), 2**32, 2**63 - 1, -(2**63))
+
+
+def mutated(body: bytes, draw: random.Random) -> bytes:
+    """The body, changed in no, one or several places; never larger than `LARGEST`."""
+    for _ in range(draw.choice((0, 0, 1, 1, 3))):
+        body = draw.choice(_CHANGES)(body, draw)[:LARGEST]
+    return body[:LARGEST]
+
+
+def zigzag(value: int) -> bytes:
+    """A long as Avro writes it, of 64 bits."""
+    return varint((value << 1 ^ value >> 63) & (2**64 - 1))
+
+
+def varint(value: int) -> bytes:
+    """A number that is not negative as Protobuf writes it."""
+    written = bytearray()
+    while value > 127:
+        written.append(value & 127 | 128)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+def _flip(body: bytes, draw: random.Random) -> bytes:
+    changed = bytearray(body or b"\0")
+    for _ in range(draw.randint(1, 4)):
+        changed[draw.randrange(len(changed))] = draw.randrange(256)
+    return bytes(changed)
+
+
+def _cut(body: bytes, draw: random.Random) -> bytes:
+    return body[: draw.randint(0, len(body))]
+
+
+def _repeat(body: bytes, draw: random.Random) -> bytes:
+    start, end = _part(body, draw)
+    return body[:start] + _times(body[start:end], draw.choice((2, 10, 1_000, 500_000))) + body[end:]
+
+
+def _nest(body: bytes, draw: random.Random) -> bytes:
+    """The same beginning many times, and the same end as often."""
+    times = draw.choice((2, 100, 200_000))
+    middle = draw.randint(0, len(body))
+    return _times(body[:middle], times) + _times(body[middle:], times)
+
+
+def _times(part: bytes, times: int) -> bytes:
+    return part * min(times, LARGEST // (1 + len(part)))
+
+
+def _number(body: bytes, draw: random.Random) -> bytes:
+    start, end = _part(body, draw)
+    number = draw.choice(NUMBERS) + draw.randint(-2, 2)
+    written = draw.choice((zigzag(number), varint(number % 2**64), str(number).encode(), b"\xff" * draw.randint(1, 12)))
+    return body[:start] + written + body[end:]
+
+
+def _move(body: bytes, draw: random.Random) -> bytes:
+    start, end = _part(body, draw)
+    place = draw.randint(0, len(body))
+    return body[:place] + body[start:end] + body[place:]
+
+
+def _part(body: bytes, draw: random.Random) -> tuple[int, int]:
+    start = draw.randint(0, len(body))
+    return start, min(len(body), start + draw.choice((0, 1, 2, 8, 64)))
+
+
+_CHANGES = (_flip, _cut, _repeat, _nest, _number, _move)

@@ -1,0 +1,73 @@
+"""The fuzzer of the decoders: it is clean for some hundred cases, and finds each kind of failure."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from servicebroker_lab.fuzzing import trials
+from servicebroker_lab.fuzzing.cases import MAKERS, Case, make_case
+from servicebroker_lab.fuzzing.command import fuzz
+from servicebroker_lab.fuzzing.trials import Failure, trial
+
+
+def test_the_decoders_survive_random_bodies(pytestconfig: pytest.Config) -> None:
+    sums, failures = fuzz(list(MAKERS), 0, pytestconfig.getoption("--decoder-seconds"))
+    assert failures == []
+    reached = Counter(outcome.partition(": ")[0] for outcome in sums if outcome.endswith("decoded"))
+    assert reached.keys() == MAKERS.keys()  # each has valid bodies, too
+
+
+def test_a_case_is_the_same_each_time() -> None:
+    for format_ in MAKERS:
+        assert make_case(format_, 7) == make_case(format_, 7)
+
+
+def raises(case: Case) -> str:
+    raise IndexError("no such byte")
+
+
+def ends(case: Case) -> str:
+    os._exit(11)
+
+
+def allocates(case: Case) -> str:
+    return str(len(bytes(trials.MEMORY * 2)))
+
+
+def computes(case: Case) -> str:
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    return "decoded"
+
+
+def waits(case: Case) -> str:
+    time.sleep(60)
+    return "decoded"
+
+
+@pytest.mark.parametrize(
+    ("judge", "problem"),
+    [
+        (raises, "IndexError: no such byte"),
+        (ends, "exit code 11"),
+        (allocates, "MemoryError"),
+        (computes, "of processor time"),
+        (waits, "still busy"),
+    ],
+)
+def test_each_kind_of_failure_is_found(
+    monkeypatch: pytest.MonkeyPatch, judge: Callable[[Case], str], problem: str
+) -> None:
+    monkeypatch.setattr(trials, "PROCESSOR", 0.1)
+    monkeypatch.setattr(trials, "PATIENCE", 1.0)
+    found = list(trial("avro", range(2), judge))
+    assert [one.number for one in found if isinstance(one, Failure)] == [0, 1]
+    assert all(problem in one.problem for one in found if isinstance(one, Failure))
