@@ -22,7 +22,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_block, say_json
-from servicebroker.cli.sqlcmd import Sqlcmd, variables_of
+from servicebroker.cli.sqlcmd import Sqlcmd, decoded, variables_of
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.tsql.results import ResultSet, RowCount, Said
 from servicebroker.tsql.session import Session
@@ -155,16 +155,6 @@ def read_script(file: Path | None, text: str | None) -> str | None:
     if file is not None:
         return decoded(file.read_bytes())
     return None if sys.stdin.isatty() else sys.stdin.read()
-
-
-def decoded(data: bytes) -> str:
-    """The text of a script file: UTF-8, or UTF-16 with its mark as other tools write it."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return data.decode("cp1252", "replace")
 
 
 # ---------------------------------------------------------------- what is shown

@@ -47,6 +47,16 @@ class Script(NamedTuple):
         return place > 0 and self.switches[place - 1][1]
 
 
+def decoded(data: bytes) -> str:
+    """The text of a script file: UTF-8, or UTF-16 with its mark as other tools write it."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace")
+
+
 class Sqlcmd:
     """The variables of one script, or of one session at the prompt; what is not set comes from the environment."""
 
@@ -117,8 +127,6 @@ class Sqlcmd:
     def _read(
         self, rest: str, folder: Path, depth: int, number: int, lines: list[str], switches: list[tuple[int, bool]]
     ) -> None:
-        from servicebroker.cli.sql import decoded
-
         if depth >= MAXIMUM_DEPTH:
             raise TsqlError(217, f"Files read each other more than {MAXIMUM_DEPTH} levels deep.", line=number)
         file = folder / rest.strip().strip('"').replace("\\", "/")

@@ -66,8 +66,7 @@ def check_files(
 
 def _findings(file: Path, variables: dict[str, str]) -> Iterator[Finding]:
     """Of what is left of the file when the directives of sqlcmd are done, as `servicebroker sql` does them."""
-    from servicebroker.cli.sql import decoded
-    from servicebroker.cli.sqlcmd import Sqlcmd
+    from servicebroker.cli.sqlcmd import Sqlcmd, decoded
     from servicebroker.tsql.check import Finding, Verdict, check
     from servicebroker.tsql.statement_errors import TsqlError
 

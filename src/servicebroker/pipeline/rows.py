@@ -15,7 +15,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.connecting import APPLICATION, OpenInstance
 from servicebroker.pipeline.frontier import Share, Slice
-from servicebroker.pipeline.source import COLUMNS, PART
+from servicebroker.pipeline.message_columns import COLUMNS, PART
 from servicebroker.store.connection import for_another_driver
 from servicebroker.store.statements import text_of
 

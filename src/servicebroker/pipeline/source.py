@@ -13,21 +13,12 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.message_columns import COLUMNS, PARTS
 from servicebroker.pipeline.options import source_options, writer_options
 
 if TYPE_CHECKING:
     from servicebroker.pipeline.reader import QueueReader, QueueStreamReader
     from servicebroker.pipeline.writer import MessageBatchWriter, MessageStreamWriter
-
-COLUMNS = (
-    "queue string, service_name string, service_contract_name string, message_type_name string, "
-    "conversation_handle string, conversation_group_id string, message_sequence_number bigint, "
-    "queuing_order bigint, priority smallint, validation string, message_body binary, "
-    "message_enqueue_time timestamp"
-)
-
-PART = "part"
-PARTS = f"{PART} string"
 
 
 class ServiceBrokerSource(DataSource):

@@ -22,7 +22,7 @@ from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import BINARIES, DATES, NUMBERS, STRINGS, SqlType, parse_type, postgres_type, type_key
 
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
-_PREDICATE, _VALUE = "predicate", "value"
+_PREDICATE, _VALUE, QUERY = "predicate", "value", "query"
 
 
 class Sql(NamedTuple):
@@ -316,6 +316,11 @@ def value_of(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
 def predicate_of(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
     """Registers what writes these nodes as a condition."""
     return _registered(_PREDICATE, kinds)
+
+
+def query_of(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
+    """Registers what writes these nodes as a query inside another statement."""
+    return _registered(QUERY, kinds)
 
 
 def _registered(role: str, kinds: tuple[type[exp.Expression], ...]) -> Callable[[Handler], Handler]:

@@ -26,7 +26,8 @@ from servicebroker.tsql.translation.definitions.table_columns import (
     storage,
     with_settings,
 )
-from servicebroker.tsql.translation.queries.selects import columns_of, query
+from servicebroker.tsql.translation.queries.results import columns_of
+from servicebroker.tsql.translation.queries.selects import query
 from servicebroker.tsql.translation.queries.selects_into import TEMPORARY
 from servicebroker.tsql.translation.queries.sources import ObjectName, object_name, table_name
 from servicebroker.tsql.translation.reading.parts import names_in, table_in

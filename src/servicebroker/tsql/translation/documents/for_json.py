@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.documents.shared import options_of, rows_of
-from servicebroker.tsql.translation.queries.selects import output_name
+from servicebroker.tsql.translation.queries.results import output_name
 from servicebroker.tsql.translation.text_writer import Writer, refused, string
 from servicebroker.tsql.translation.values.json_functions import is_json, json_text
 from servicebroker.tsql.types import NVARCHAR, SqlType

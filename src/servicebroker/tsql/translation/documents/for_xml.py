@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.documents.shared import options_of, rows_of
-from servicebroker.tsql.translation.queries.selects import Output
+from servicebroker.tsql.translation.queries.results import Output
 from servicebroker.tsql.translation.text_writer import Writer, string
 from servicebroker.tsql.types import NVARCHAR, XML, SqlType
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.queries.selects import Output, query
+from servicebroker.tsql.translation.queries.results import Output, write_query
 from servicebroker.tsql.translation.text_writer import Writer, refused
 
 _MODES = frozenset({"RAW", "AUTO", "PATH"})
@@ -62,7 +62,7 @@ def rows_of(writer: Writer, node: exp.Expression) -> Rows:
     """
     plain = node.copy()
     plain.set("for_", None)
-    done = query(writer, plain, outermost=False)
+    done = write_query(writer, plain)
     if done.outputs is None:
         raise UnknownColumns("A star in a query with FOR XML or FOR JSON")
     names = ", ".join(f"c{number}" for number in range(len(done.outputs)))

@@ -8,7 +8,10 @@ from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.documents.for_json import for_json
+from servicebroker.tsql.translation.documents.for_xml import for_xml
 from servicebroker.tsql.translation.queries.aggregates import order_text, windows_text
+from servicebroker.tsql.translation.queries.results import STAR, Output, Query, check_named, output_name
 from servicebroker.tsql.translation.queries.sources import From, read_from
 from servicebroker.tsql.translation.reading.hints import Hints, lock_before
 from servicebroker.tsql.translation.text_writer import (
@@ -20,6 +23,7 @@ from servicebroker.tsql.translation.text_writer import (
     label,
     moment_text,
     only,
+    query_of,
     unsupported,
     write_predicate,
     write_value,
@@ -42,74 +46,11 @@ _QUERY = (
 )
 
 
-STAR = "\0*"  # the name of an output that stands for columns which nobody knows
-
-
-class Output(NamedTuple):
-    """A column of a result: the name in its own spelling, '' for none; `text` is ready for the list of SELECT.
-
-    `source` is the table, as the query calls it in lower case, that a column comes from unchanged; `column` what is
-    known of it there.
-    """
-
-    name: str
-    text: str
-    type: SqlType | None
-    source: str = ""
-    column: Column | None = None
-
-    @property
-    def is_null(self) -> bool:
-        """Whether it is NULL in every row, as it is written."""
-        return self.text.startswith("NULL AS ")
-
-
 class Top(NamedTuple):
     """TOP of a statement that changes rows."""
 
     said: exp.Expression
     is_percent: bool
-
-
-class Query(NamedTuple):
-    """A query in PostgreSQL. `outputs` is None when a star stands for columns that nobody knows."""
-
-    text: str
-    outputs: list[Output] | None
-
-
-def check_named(outputs: list[Output] | None, renamed: list[str], name: str) -> None:
-    """Raises: TsqlError: 8155 a column of what is read as a table has no name."""
-    places = [place for place, each in enumerate(outputs or [], 1) if not each.name]
-    if places and not renamed:
-        raise TsqlError(8155, f"No column name was specified for column {places[0]} of '{name}'.", state=2)
-
-
-def select_text(writer: Writer, node: exp.Expression) -> str:
-    """A query inside another statement."""
-    return query(writer, node, outermost=False).text
-
-
-def output_types(writer: Writer, node: exp.Expression) -> list[SqlType | None] | None:
-    """The types of the columns of a query, None when a star hides them."""
-    outputs = _looked_at(writer, node)
-    return None if outputs is None else [output.type for output in outputs]
-
-
-def columns_of(outputs: list[Output] | None) -> dict[str, Column] | None:
-    """The columns of a query by their names in lower case, None when one of their types is not known."""
-    if outputs is None or any(output.type is None for output in outputs):
-        return None
-    return {output.name.lower(): Column(output.name, output.type) for output in outputs if output.type is not None}
-
-
-def _looked_at(writer: Writer, node: exp.Expression) -> list[Output] | None:
-    """The outputs of a query that is written elsewhere: nothing of this writing stays."""
-    parameters, locks = list(writer.parameters), list(writer.locks)
-    try:
-        return query(writer, node, outermost=False).outputs
-    finally:
-        writer.parameters[:], writer.locks[:] = parameters, locks
 
 
 def query(writer: Writer, node: exp.Expression, *, outermost: bool, into: str = "") -> Query:
@@ -125,6 +66,11 @@ def query(writer: Writer, node: exp.Expression, *, outermost: bool, into: str = 
         finally:
             writer.common.pop()
     return _body(writer, node, outermost=outermost, into=into)
+
+
+@query_of(exp.Select, exp.Union, exp.Except, exp.Intersect, exp.Subquery)
+def _inside_another(writer: Writer, node: exp.Expression) -> Query:
+    return query(writer, node, outermost=False)
 
 
 class CommonTable(NamedTuple):
@@ -252,9 +198,6 @@ def _read_directly(node: exp.Select, name: str) -> exp.Table | None:
 def _body(writer: Writer, node: exp.Expression, *, outermost: bool, into: str) -> Query:
     for_ = node.args.get("for_")
     if for_ is not None:
-        from servicebroker.tsql.translation.documents.for_json import for_json
-        from servicebroker.tsql.translation.documents.for_xml import for_xml
-
         kind = str(getattr(for_.args.get("kind"), "name", for_.args.get("kind"))).upper()
         text, of = (for_xml if kind == "XML" else for_json)(writer, node, for_)
         if not outermost:
@@ -527,21 +470,6 @@ def _shown(value: Sql) -> str:
 
 def _inner(name: str) -> str:
     return identifier(name) if name else label("")
-
-
-def output_name(node: exp.Expression) -> tuple[str, exp.Expression]:
-    """The name of a column of a result, and the expression; `'name' = expression` names it too."""
-    if isinstance(node, exp.Alias):
-        return node.alias, node.this
-    if isinstance(node, exp.Subquery) and node.alias:  # name = (SELECT ...)
-        inside = node.copy()
-        inside.set("alias", None)
-        return node.alias, inside
-    if isinstance(node, exp.EQ) and isinstance(node.this, exp.Literal | exp.National) and node.this.name:
-        return node.this.name, node.expression
-    if isinstance(node, exp.Column):
-        return node.name, node
-    return "", node
 
 
 def _star(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:

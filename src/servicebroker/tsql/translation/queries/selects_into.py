@@ -10,7 +10,8 @@ from servicebroker.model.names import postgres_name
 from servicebroker.tsql.known_columns import noted
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.queries.selects import Output, limited, query
+from servicebroker.tsql.translation.queries.results import Output
+from servicebroker.tsql.translation.queries.selects import limited, query
 from servicebroker.tsql.translation.queries.sources import object_name, table_name
 from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.result import Translated

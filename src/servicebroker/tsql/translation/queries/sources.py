@@ -13,6 +13,8 @@ from servicebroker.tsql.function_table import wrong_count
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.definitions.user_functions import table_call
+from servicebroker.tsql.translation.queries.pivots import pivoted
+from servicebroker.tsql.translation.queries.results import check_named, columns_of, write_query
 from servicebroker.tsql.translation.reading.hints import Hints, hints_of, on_common
 from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.text_writer import (
@@ -88,8 +90,6 @@ def _item(writer: Writer, node: exp.Expression, found: From) -> str:
 
 def _pivoted(writer: Writer, node: exp.Pivot, text: str, found: From, first: int) -> str:
     """PIVOT and UNPIVOT of the tables in sight from the `first` one on, in whose place its result comes."""
-    from servicebroker.tsql.translation.queries.pivots import pivoted  # it knows queries, which read FROM
-
     inside = found.sources[first:]
     del found.sources[first:]
     if any(source in inside and (hints.locks_rows or hints.skips_locked) for source, hints in found.hints):
@@ -140,14 +140,12 @@ def _derived(writer: Writer, node: exp.Subquery, found: From) -> str:
 
 
 def _named_query(writer: Writer, node: exp.Subquery, alias: exp.Expression | None, found: From) -> str:
-    from servicebroker.tsql.translation.queries.selects import check_named, columns_of, query  # it reads FROM
-
     if alias is None or not alias.name:
         raise TsqlError(
             102, "Incorrect syntax near ')'. A derived table needs a name: (SELECT ...) AS name.", severity=15
         )
     with writer.hidden(found.sources if not isinstance(node.parent, exp.Lateral) else None):
-        text, outputs = query(writer, node.this, outermost=False)
+        text, outputs = write_query(writer, node.this)
     columns = columns_of(outputs)
     renamed = [each.name for each in alias.args.get("columns") or []]
     check_named(outputs, renamed, alias.name)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
-from servicebroker.tsql.translation.queries.selects import STAR, Output, Top, limited, query, rows_taken
+from servicebroker.tsql.translation.queries.results import STAR, Output
+from servicebroker.tsql.translation.queries.selects import Top, limited, query, rows_taken
 from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
 from servicebroker.tsql.translation.reading.optimizer_hints import left_out

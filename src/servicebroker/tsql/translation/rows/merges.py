@@ -7,7 +7,8 @@ from sqlglot import exp
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
-from servicebroker.tsql.translation.queries.selects import STAR, common
+from servicebroker.tsql.translation.queries.results import STAR
+from servicebroker.tsql.translation.queries.selects import common
 from servicebroker.tsql.translation.queries.sources import From, named_table, object_name, read_from
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
 from servicebroker.tsql.translation.reading.parts import (

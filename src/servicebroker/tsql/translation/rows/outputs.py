@@ -7,7 +7,8 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import syntax_error
-from servicebroker.tsql.translation.queries.selects import Output, output
+from servicebroker.tsql.translation.queries.results import Output
+from servicebroker.tsql.translation.queries.selects import output
 from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
 from servicebroker.tsql.translation.reading.parts import names_in, table_in, values_in
 from servicebroker.tsql.translation.reading.text_to_tree import Slice

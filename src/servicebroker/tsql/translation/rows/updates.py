@@ -16,10 +16,9 @@ from servicebroker.tsql.syntax import MUTATOR
 from servicebroker.tsql.tokens import COMPOUND, VARIABLE
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
 from servicebroker.tsql.translation.queries.common_targets import ADDRESS, CommonTarget, common_target
+from servicebroker.tsql.translation.queries.results import STAR, Output
 from servicebroker.tsql.translation.queries.selects import (
-    STAR,
     CommonTable,
-    Output,
     Top,
     common_tables,
     rows_taken,

@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError, no_condition
+from servicebroker.tsql.translation.queries.results import output_types, select_text
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
@@ -484,8 +485,6 @@ def _in(writer: Writer, node: exp.In) -> str:
 
 @predicate_of(exp.Exists)
 def _exists(writer: Writer, node: exp.Exists) -> str:
-    from servicebroker.tsql.translation.queries.selects import select_text  # it writes expressions
-
     query = node.this.this if isinstance(node.this, exp.Subquery) else node.this
     return f"EXISTS ({select_text(writer, query)})"
 
@@ -552,8 +551,6 @@ def _nullif(writer: Writer, node: exp.Nullif) -> Sql:
 
 @value_of(exp.Subquery)
 def _subquery(writer: Writer, node: exp.Subquery) -> Sql:
-    from servicebroker.tsql.translation.queries.selects import output_types, select_text  # it writes expressions
-
     only(node, "this")
     text = select_text(writer, node.this)
     types = output_types(writer, node.this)

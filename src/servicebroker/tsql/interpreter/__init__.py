@@ -1,0 +1,1 @@
+"""Runs statements: a machine that asks what each kind of statement does, and a file for each subject."""
