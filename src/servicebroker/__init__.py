@@ -11,6 +11,7 @@ with sb.open("./data") as instance:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from servicebroker.api.scripts import Interpreter
 from servicebroker.model.bodies import codec
 from servicebroker.model.errors import BodyError, BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.event_instances import EventInstance, read_event
@@ -112,6 +113,8 @@ _LATER = {
     "open_async": ("servicebroker.api.open", "open_async"),
     "procedure": ("servicebroker.activation.procedures", "procedure"),
 }
+
+Interpreter.find = lambda: import_module("servicebroker.tsql.session").Session
 
 
 def __getattr__(name: str) -> Any:

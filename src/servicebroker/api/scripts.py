@@ -1,9 +1,13 @@
-"""T-SQL through the API: scripts on a database, and inside a transaction. The asyncio form is written by hand too."""
+"""T-SQL through the API: scripts on a database, and inside a transaction. The asyncio form is written by hand too.
+
+T-SQL stands above the API, whose databases and transactions it uses: so the package says at its first use what runs
+scripts.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from servicebroker.model.arguments import check_script
@@ -13,6 +17,16 @@ if TYPE_CHECKING:
     from servicebroker.store.direct import DirectConnection
     from servicebroker.tsql.results import Results
     from servicebroker.tsql.session import Session
+
+
+class Interpreter:
+    """What runs scripts.
+
+    Attributes:
+        find: returns the class of its sessions; the package sets it, and imports that module no sooner than asked.
+    """
+
+    find: Callable[[], type[Session]]
 
 
 class Scripts:
@@ -39,9 +53,7 @@ class Scripts:
 
     def tsql_session(self) -> Session:
         """A T-SQL session to use in a `with` block: what its scripts open and set stays until the block ends."""
-        from servicebroker.tsql.session import Session  # who writes Python needs no parser
-
-        return Session(self)  # type: ignore[arg-type] # a Database is what has this method
+        return Interpreter.find()(self)  # type: ignore[arg-type] # a Database is what has this method
 
 
 class TransactionScripts(ABC):
@@ -60,9 +72,7 @@ class TransactionScripts(ABC):
         Raises:
             TsqlError: as there; also for ROLLBACK without a savepoint, since the transaction is yours.
         """
-        from servicebroker.tsql.session import Session
-
         check_script(script, parameters)
         self._send_what_waits()  # before the savepoints of the script
-        with Session(self.database, connection=self.connection) as session:
+        with Interpreter.find()(self.database, connection=self.connection) as session:
             return session.execute(script, parameters)

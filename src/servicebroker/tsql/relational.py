@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -33,8 +34,10 @@ from servicebroker.tsql.translation.values import (  # noqa: F401
 )
 from servicebroker.tsql.translation.values.expressions import condition_or_value
 
-__all__ = ["Translated", "tables_of", "translate", "translate_expression"]
+__all__ = ["TEMPORARY", "Translated", "tables_of", "translate", "translate_expression"]
 
+# what makes a temporary table, whose name is in one of the groups
+TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
 _KEPT = 2000  # texts
 # what stands for CONTAINS, for example, is read as a call of a function, and so is the inside of {fn NOW()}
 _NO_CONDITION, _NO_FUNCTION = 4145, 195

@@ -10,10 +10,11 @@ from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.tsql.context import SessionDatabase
 from servicebroker.tsql.interpreter import user_types
 from servicebroker.tsql.interpreter.evaluation import evaluate, operand_value, text
+from servicebroker.tsql.interpreter.execute_as import working_as
 from servicebroker.tsql.interpreter.foresight import system_name
 from servicebroker.tsql.interpreter.frame import Frame
-from servicebroker.tsql.interpreter.machine import MAXIMUM_NESTING, RUNNERS, Machine, ScopeEnd, runs
-from servicebroker.tsql.interpreter.modules import Module, find_procedure, working_as
+from servicebroker.tsql.interpreter.machine import RUNNERS, Machine, ScopeEnd, check_nesting, runs
+from servicebroker.tsql.interpreter.modules import Module, find_procedure
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.results import ResultSet, RowCount, Said
@@ -120,19 +121,6 @@ def _run(machine: Machine, body: Sequence[Statement]) -> None:
         )  # fmt: skip
         machine.say(error)
         machine.error = 266
-
-
-def check_nesting(machine: Machine) -> None:
-    """Refuse a call that is too deep.
-
-    Raises:
-        TsqlError: 217.
-    """
-    if len(machine.frames) > MAXIMUM_NESTING:
-        raise TsqlError(
-            217, "Maximum stored procedure, function, trigger, or view nesting level exceeded "
-            f"(limit {MAXIMUM_NESTING})."
-        )  # fmt: skip
 
 
 def _bind(machine: Machine, frame: Frame, module: Module, arguments: Sequence[Argument]) -> dict[str, str]:

@@ -386,3 +386,16 @@ class Machine:
         self.error = 0
         if rows is not None:
             self.rowcount = rows
+
+
+def check_nesting(machine: Machine) -> None:
+    """Refuse a call that is too deep.
+
+    Raises:
+        TsqlError: 217.
+    """
+    if len(machine.frames) > MAXIMUM_NESTING:
+        raise TsqlError(
+            217, "Maximum stored procedure, function, trigger, or view nesting level exceeded "
+            f"(limit {MAXIMUM_NESTING})."
+        )  # fmt: skip

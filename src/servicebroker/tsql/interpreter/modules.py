@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from servicebroker.engine.activation.clause import OWNER, SELF
 from servicebroker.engine.security.authorization import authorize, certificate
 from servicebroker.engine.security.module_signatures import add_signature, drop_signature, forget_signatures
 from servicebroker.engine.security.principals import check_execute_as
@@ -24,6 +22,7 @@ from servicebroker.store.x509_certificates import is_signed, public_key
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter import triggers, user_types
 from servicebroker.tsql.interpreter.ddl_events import tell_of_dropped, tell_of_module
+from servicebroker.tsql.interpreter.execute_as import user_of
 from servicebroker.tsql.interpreter.foresight import refuse_unrunnable
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines
@@ -79,18 +78,6 @@ def module_named(connection: DirectConnection, database_id: int, schema: str, na
         return None
     number, text, execute_as, creator, own, signers = rows[0]
     return Module(parsed(text), user_of(execute_as, creator), own, number, tuple(signers))
-
-
-def user_of(execute_as: str | None, creator: str) -> str | None:
-    """Whom EXECUTE AS of a module names, None for its caller. dbo owns all modules."""
-    if execute_as is None or execute_as == "CALLER":
-        return None
-    return creator if execute_as == SELF else "dbo" if execute_as == OWNER else execute_as
-
-
-def working_as(machine: Machine, user: str | None) -> Callable[[], None] | None:
-    """What a module of this EXECUTE AS begins with."""
-    return None if user is None else functools.partial(machine.context.work_as, user)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -28,7 +28,7 @@ from servicebroker.tsql.interpreter.remembered import Columns, Synonyms, UserFun
 from servicebroker.tsql.interpreter.set_options import HOLDING
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.interpreter.violations import violation
-from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
+from servicebroker.tsql.relational import TEMPORARY, Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
@@ -39,7 +39,6 @@ from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier,
 from servicebroker.tsql.translation.values.expressions import CONDITION
 from servicebroker.tsql.types import NVARCHAR, VARIANT
 
-TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
 # statements whose INTO names a table that is there
 _FILLS = re.compile(r"\A\s*(?:with\b.*?\b)?(?:insert|merge|update|delete)\b", re.IGNORECASE | re.DOTALL)
 _CHANGES = re.compile(r"\A\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)

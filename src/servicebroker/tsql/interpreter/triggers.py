@@ -14,7 +14,9 @@ from weakref import WeakKeyDictionary
 
 from servicebroker.store.direct import run_command
 from servicebroker.store.running import fetch
+from servicebroker.tsql.interpreter.execute_as import user_of, working_as
 from servicebroker.tsql.interpreter.frame import Frame
+from servicebroker.tsql.interpreter.machine import Machine, ScopeEnd, check_nesting
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Trigger
@@ -23,7 +25,6 @@ from servicebroker.tsql.translation.reading.text_to_tree import read
 
 if TYPE_CHECKING:
     from servicebroker.tsql.context import SessionDatabase
-    from servicebroker.tsql.interpreter.machine import Machine
 
 _AGE = 2.0  # seconds that it is remembered whether an instance has triggers
 _has: WeakKeyDictionary[object, tuple[float, bool]] = WeakKeyDictionary()
@@ -246,10 +247,6 @@ def _run(
     tables: dict[str, str],
     execute_as: tuple[str | None, str],
 ) -> None:
-    from servicebroker.tsql.interpreter.calls import check_nesting
-    from servicebroker.tsql.interpreter.machine import ScopeEnd
-    from servicebroker.tsql.interpreter.modules import user_of, working_as
-
     check_nesting(machine)
     open_before = machine.transactions.count
     abort, nocount = machine.xact_abort, machine.nocount
