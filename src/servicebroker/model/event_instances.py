@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from html import escape
 from typing import NamedTuple, TypeAlias
+
+from servicebroker.model.messages import xml_text
 
 Element: TypeAlias = "tuple[str, str | Sequence[Element]]"  # its name, and its text or what is inside it
 
@@ -49,7 +50,10 @@ def post_time(at: datetime) -> str:
 
 
 def event_body(event: EventInstance, more: Sequence[Element] = ()) -> bytes:
-    """The message body, UTF-16 with a byte order mark. `more` are elements that only events of this type have."""
+    """The message body, UTF-16 with a byte order mark. `more` are elements that only events of this type have.
+
+    Characters that XML cannot carry become U+FFFD: what a statement says must not fail the notification's conversation.
+    """
     known = [(name, str(value)) for name, value in zip(_ELEMENTS, event, strict=False) if value != ""]
     inner = _written([*known, *more])
     if event.command:
@@ -64,7 +68,7 @@ def _written(elements: Sequence[Element]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return escape(text, quote=False).replace("\r", "&#x0D;")
+    return xml_text(text).replace("\r", "&#x0D;")
 
 
 def read_event(body: bytes | None) -> EventInstance:

@@ -15,6 +15,12 @@ def test_what_is_written_is_read() -> None:
     assert event_body(EVENT)[:2] == b"\xff\xfe", "UTF-16 with its mark"
 
 
+@pytest.mark.parametrize("sign", ["\0", "\x0b", "\uffff"])
+def test_what_xml_cannot_carry_does_not_spoil_the_message(sign: str) -> None:
+    event = EVENT._replace(command=f"CREATE TABLE t (a int DEFAULT '{sign}')")
+    assert sb.read_event(event_body(event)).command == "CREATE TABLE t (a int DEFAULT '\ufffd')"
+
+
 def test_the_time_has_milliseconds() -> None:
     assert post_time(datetime(2024, 5, 6, 7, 8, 9, 123456, UTC)) == "2024-05-06T07:08:09.123"
 
