@@ -53,7 +53,8 @@ def parse(content: bytes) -> etree._Element:
 class NotXml(ValueError):
     """What the type xml does not take.
 
-    `number` is its error: 9400, 6359 for a DTD, 6335 nested too deeply, 6365 too large.
+    `number` is its error: 9400, 9420 for a character that XML has not, 6359 for a DTD, 6335 nested too deeply, 6365 too
+    large.
     """
 
     def __init__(self, number: int, problem: str) -> None:
@@ -156,7 +157,8 @@ def _check_depth(body: bytes, coding: _Coding) -> None:
 def _not_well_formed(problem: etree.XMLSyntaxError, body: bytes, start: int, coding: _Coding) -> NotXml:
     if _DTD.match(body[:STREAMED_FROM_BYTES].decode(coding.codec, "replace")):
         return NotXml(6359, "A DTD is not allowed.")
-    return NotXml(9400, _in_body(problem, body[:start].decode(coding.codec, "replace")))
+    number = 9420 if problem.code == etree.ErrorTypes.ERR_INVALID_CHAR else 9400  # type: ignore[attr-defined]
+    return NotXml(number, _in_body(problem, body[:start].decode(coding.codec, "replace")))
 
 
 def content_text(content: etree._Element) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
@@ -20,9 +21,22 @@ _DATES = (
     "%Y-%m-%d", "%Y%m%d %H:%M:%S.%f", "%Y%m%d %H:%M:%S", "%Y%m%d %H:%M", "%Y%m%d", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y",
     "%b %d %Y %I:%M%p", "%d %b %Y", "%b %d, %Y", "%Y",
 )  # fmt: skip
-_SINGLE = {each: chr(each) for each in (129, 141, 143, 144, 157)}  # what code page 1252 leaves as it is
+_OPEN = frozenset((129, 141, 143, 144, 157))  # bytes that code page 1252 leaves open, and SQL Server as they are
 _EXACT = Context(prec=100, rounding=ROUND_HALF_UP)  # more digits than any type has
 _BASE = datetime(1900, 1, 1)  # what number 0 is as a datetime
+
+
+def _open_byte(problem: UnicodeError) -> tuple[str | bytes, int]:
+    """Keep one of the bytes that code page 1252 leaves open; what no byte stands for becomes a question mark."""
+    if isinstance(problem, UnicodeDecodeError):
+        return chr(problem.object[problem.start]), problem.start + 1
+    assert isinstance(problem, UnicodeEncodeError)
+    point = ord(problem.object[problem.start])
+    return bytes((point,)) if point in _OPEN else b"?", problem.start + 1
+
+
+_OPEN_BYTES = "servicebroker_open_bytes"
+codecs.register_error(_OPEN_BYTES, _open_byte)
 
 
 def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
@@ -98,10 +112,8 @@ def _to_text(value: object, source: SqlType | None, national: bool) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
         if national:
-            text = (data + b"\0" * (len(data) % 2)).decode("utf-16-le", "replace")
-        else:
-            text = "".join(_SINGLE.get(each) or bytes((each,)).decode("cp1252") for each in data)
-        return text.replace("\0", "\u2400")  # which no text of PostgreSQL can hold
+            return (data + b"\0" * (len(data) % 2)).decode("utf-16-le", "replace")
+        return data.decode("cp1252", _OPEN_BYTES)
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, UUID):
@@ -158,7 +170,7 @@ def _to_bytes(value: object, source: SqlType | None) -> bytes:
         return bytes(value)
     if isinstance(value, str):
         if source is not None and source.name in ("varchar", "char", "text"):
-            return value.encode("cp1252", "replace")
+            return value.encode("cp1252", _OPEN_BYTES)
         mark = b"\xff\xfe" if source is not None and source.name == "xml" else b""  # what says that XML is UTF-16
         return mark + value.encode("utf-16-le", "surrogatepass")
     if isinstance(value, UUID):

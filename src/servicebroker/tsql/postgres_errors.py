@@ -6,6 +6,7 @@ import re
 
 import psycopg
 
+from servicebroker.model import zero_character
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
@@ -114,11 +115,11 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     `source` is the statement, for the spelling of names.
     """
     diagnosis = problem.diag
-    said = diagnosis.message_primary or str(problem) or type(problem).__name__
+    said = zero_character.from_postgres(diagnosis.message_primary or str(problem) or type(problem).__name__)
     message = said.rstrip(".")
     table = diagnosis.table_name or ""
     if problem.sqlstate == "23505":
-        detail = re.search(r"\)=(\(.*\))", diagnosis.message_detail or "")
+        detail = re.search(r"\)=(\(.*\))", zero_character.from_postgres(diagnosis.message_detail or ""), re.DOTALL)
         is_primary = (diagnosis.constraint_name or "").endswith("_pkey")
         return TsqlError(
             2627, _UNIQUE.format(
@@ -126,7 +127,7 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
                 table=table, key=detail[1] if detail else "there already",
             ), severity=14,
         )  # fmt: skip
-    own = _OWN.match(diagnosis.message_primary or "")
+    own = _OWN.match(said)
     if (
         own is not None and problem.sqlstate and problem.sqlstate.startswith("S")
     ):  # tsql.refuse and servicebroker.refuse
@@ -153,6 +154,8 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         return TsqlError(
             242, "The conversion of a varchar data type to a datetime data type resulted in an out-of-range value."
         )
+    if problem.sqlstate is None and "NUL (0x00)" in said:  # of the driver: a name, since strings pass `run_statement`
+        return unsupported("A name with the character U+0000", "Give it another name.", 0)
     if problem.sqlstate not in _NUMBERS:
         return TsqlError(OTHER, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
     number, severity, text = _NUMBERS[problem.sqlstate]

@@ -8,6 +8,7 @@ from importlib import resources
 from servicebroker.model.errors import RULES
 from servicebroker.model.event_types import parents
 from servicebroker.model.number_bounds import MONEY, WHOLE
+from servicebroker.model.zero_character import ZERO
 
 
 def library() -> list[str]:
@@ -27,6 +28,7 @@ def library() -> list[str]:
     catalog = ("views", "constraints", "names", "variants", "isolation", "column_types", "diversions")
     return [
         _bounds(),
+        _zero(),
         *((resources.files(__package__) / f"{name}.sql").read_text() for name in values + catalog),
         _messages(),
         *_event_types(),
@@ -39,6 +41,14 @@ def _bounds() -> str:
     return (
         "create or replace function tsql.bounds() returns table (type text, low numeric, high numeric) "
         f"language sql immutable parallel safe as $$ values {rows} $$"
+    )
+
+
+def _zero() -> str:
+    """What stands in a text of PostgreSQL for the character U+0000."""
+    return (
+        "create or replace function tsql.zero() returns text language sql immutable parallel safe "
+        f"return chr({ord(ZERO)})"
     )
 
 

@@ -7,7 +7,7 @@ begin
         message = format('Msg %s, Level 16, State 1: %s', number, said);
 end $$;
 
--- --- UTF-16 and code page 1252; the character 0, which no text of PostgreSQL can hold, becomes the sign for it, U+2400 ---
+-- --- UTF-16 and code page 1252; the character U+0000, which no text of PostgreSQL can hold, becomes tsql.zero() ---
 
 create or replace function tsql.utf16_decoded(bytes bytea) returns text language plpgsql immutable strict parallel safe as $$
 declare
@@ -26,11 +26,14 @@ begin
     bytes := decode(digits, 'hex');
     for place in 0 .. octet_length(bytes) / 2 - 1 loop
         unit := get_byte(bytes, place * 2) + get_byte(bytes, place * 2 + 1) * 256;
-        if unit = 0 then unit := 9216; end if;
-        if unit between 55296 and 56319 then
+        if unit = 0 then
+            if high is not null then signs := signs || chr(65533); high := null; end if;
+            signs := signs || tsql.zero();
+        elsif unit between 55296 and 56319 then
+            if high is not null then signs := signs || chr(65533); end if;
             high := unit;
         elsif unit between 56320 and 57343 then
-            signs := signs || case when high is null then chr(65533)
+            signs := signs || case when high is null or (high = 56319 and unit = 57343) then chr(65533)  -- U+10FFFF
                                    else chr(65536 + (high - 55296) * 1024 + unit - 56320) end;
             high := null;
         else
@@ -49,27 +52,39 @@ begin
         return decode(regexp_replace(encode(convert_to(said, 'UTF8'), 'hex'), '(..)', '\100', 'g'), 'hex');
     end if;
     select string_agg(
-               case when point < 65536 then lpad(to_hex(point % 256), 2, '0') || lpad(to_hex(point / 256), 2, '0')
+               case when sign = tsql.zero() then '0000' when point < 65536 then lpad(to_hex(point % 256), 2, '0') || lpad(to_hex(point / 256), 2, '0')
                     else lpad(to_hex((55296 + (point - 65536) / 1024) % 256), 2, '0')
                          || lpad(to_hex((55296 + (point - 65536) / 1024) / 256), 2, '0')
                          || lpad(to_hex((56320 + (point - 65536) % 1024) % 256), 2, '0')
                          || lpad(to_hex((56320 + (point - 65536) % 1024) / 256), 2, '0')
                end, '' order by place) into units
-      from (select ascii(sign) as point, place from regexp_split_to_table(said, '') with ordinality as s(sign, place)) p;
+      from (select ascii(sign) as point, sign, place from regexp_split_to_table(said, '') with ordinality as s(sign, place)) p;
     return decode(coalesce(units, ''), 'hex');
 end $$;
 
--- Text as a code page holds it: what it has not becomes a question mark.
+-- Text as a code page holds it: what it has not becomes a question mark. Five bytes stand for themselves, which code page 1252
+-- leaves open.
 create or replace function tsql.single(said text) returns text language sql immutable strict parallel safe
 return case when octet_length(said) = length(said) then said
-            else regexp_replace(said, '[^\u0001-\u007f\u00a0-\u00ff€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]', '?', 'g') end;
+            else regexp_replace(said, '[^\u0001-\u007f\u0081\u008d\u008f\u0090\u009d\u00a0-\u00ff€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ' || tsql.zero() || ']', '?', 'g') end;
+
+create or replace function tsql.single_encoded(said text) returns bytea language plpgsql immutable strict parallel safe as $$
+begin
+    said := tsql.single(said);
+    if said !~ ('[\u0081\u008d\u008f\u0090\u009d' || tsql.zero() || ']') then return convert_to(said, 'WIN1252'); end if;
+    return (select decode(string_agg(
+                       case when sign = tsql.zero() then '00'
+                            when ascii(sign) between 128 and 159 then to_hex(ascii(sign))
+                            else encode(convert_to(sign, 'WIN1252'), 'hex') end, '' order by place), 'hex')
+              from regexp_split_to_table(said, '') with ordinality s(sign, place));
+end $$;
 
 create or replace function tsql.single_decoded(bytes bytea) returns text language plpgsql immutable strict parallel safe as $$
 begin
     return convert_from(bytes, 'WIN1252');
 exception when others then
     return (select string_agg(
-                       case when get_byte(bytes, place) = 0 then chr(9216)
+                       case when get_byte(bytes, place) = 0 then tsql.zero()
                             when get_byte(bytes, place) in (129, 141, 143, 144, 157) then chr(get_byte(bytes, place))
                             else convert_from(substring(bytes, place + 1, 1), 'WIN1252') end, '' order by place)
               from generate_series(0, octet_length(bytes) - 1) place);
@@ -203,9 +218,9 @@ create or replace function tsql.to_varbinary(said text) returns bytea language s
 create or replace function tsql.to_varbinary(said text, style integer) returns bytea language sql immutable parallel safe
 return case style when 0 then tsql.utf16_encoded(said) else tsql.from_hexadecimal(said, style) end;
 create or replace function tsql.to_varbinary_single(said text) returns bytea language sql immutable parallel safe
-return convert_to(tsql.single(said), 'WIN1252');
+return tsql.single_encoded(said);
 create or replace function tsql.to_varbinary_single(said text, style integer) returns bytea language sql immutable parallel safe
-return case style when 0 then convert_to(tsql.single(said), 'WIN1252') else tsql.from_hexadecimal(said, style) end;
+return case style when 0 then tsql.single_encoded(said) else tsql.from_hexadecimal(said, style) end;
 create or replace function tsql.to_varbinary_xml(said text) returns bytea language sql immutable parallel safe
 return '\xfffe'::bytea || tsql.utf16_encoded(said);
 create or replace function tsql.to_varbinary(bytes bytea) returns bytea language sql immutable parallel safe return bytes;

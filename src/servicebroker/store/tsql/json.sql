@@ -1,12 +1,21 @@
 -- JSON: paths of T-SQL are paths of PostgreSQL, but for lax and strict: lax gives null where strict is an error. What is
 -- taken out of a text, and what is left around a change, stays as it was written: in its order, with its numbers and blanks.
 
+-- A document with tsql.zero() for \u0000, which PostgreSQL takes for no character. U+0000 itself is no JSON, so \u0000 stays.
+create or replace function tsql.json_zeros(said text) returns text language sql immutable strict parallel safe
+return case when strpos(said, '\u0000') = 0 then case when strpos(said, tsql.zero()) = 0 then said else '\u0000' end
+            when strpos(said, tsql.zero()) > 0 then said
+            else regexp_replace(said, '(?<!\\)((?:\\\\)*)\\u0000', '\1' || tsql.zero(), 'g') end;
+-- A document, or a piece of one, as T-SQL has it.
+create or replace function tsql.json_escaped(said text) returns text language sql immutable strict parallel safe
+return replace(said, tsql.zero(), '\u0000');
+
 create or replace function tsql.isjson(said text, kind text) returns integer language plpgsql immutable parallel safe as $$
 declare
     found text;
 begin
     if said is null then return null; end if;
-    found := jsonb_typeof(said::jsonb);
+    found := jsonb_typeof(tsql.json_zeros(said)::jsonb);
     return case kind when 'value' then true when 'array' then found = 'array' when 'object' then found = 'object'
                      when 'scalar' then found in ('string', 'number') else found in ('object', 'array') end::integer;
 exception when others then return 0;
@@ -16,6 +25,7 @@ create or replace function tsql.isjson(said text) returns integer language sql i
 
 create or replace function tsql.json_document(said text) returns json language plpgsql immutable strict parallel safe as $$
 begin
+    said := tsql.json_zeros(said);
     perform said::jsonb;  -- which refuses what has no character in PostgreSQL, too
     return said::json;
 exception when invalid_text_representation or untranslatable_character then
@@ -58,7 +68,7 @@ create or replace function tsql.json_query(said text, path text default '$') ret
 declare
     found json := tsql.json_document(said) #> tsql.json_steps(path);
 begin
-    if json_typeof(found) in ('object', 'array') then return found::text; end if;
+    if json_typeof(found) in ('object', 'array') then return tsql.json_escaped(found::text); end if;
     if path ~ '^\s*strict' then
         perform tsql.refuse(case when found is null then 13608 else 13624 end, 'Object or array cannot be found in the specified JSON path.');
     end if;
@@ -104,8 +114,8 @@ declare
 begin
     if said is null then return null; end if;
     if is_strict and whole #> steps is null then perform tsql.refuse(13608, 'Property cannot be found on the specified JSON path.'); end if;
-    if path ~ '^\s*append' then return tsql.json_changed(whole, steps, 'append', coalesce(value::text, 'null')); end if;
-    return tsql.json_changed(whole, steps, case when value is null and not is_strict then 'delete' else 'set' end, coalesce(value::text, 'null'));
+    if path ~ '^\s*append' then return tsql.json_escaped(tsql.json_changed(whole, steps, 'append', coalesce(value::text, 'null'))); end if;
+    return tsql.json_escaped(tsql.json_changed(whole, steps, case when value is null and not is_strict then 'delete' else 'set' end, coalesce(value::text, 'null')));
 end $$;
 
 -- What OPENJSON returns without WITH: key, value, and the number of the value's type.
@@ -134,6 +144,6 @@ begin
     end if;
 end $$;
 create or replace function tsql.json_field(found json, path text, whole boolean) returns text language sql immutable parallel safe
-return (select case when whole then case when json_typeof(value) in ('object', 'array') then value::text end
+return (select case when whole then case when json_typeof(value) in ('object', 'array') then tsql.json_escaped(value::text) end
                     when json_typeof(value) in ('object', 'array') then null
                     else value #>> '{}' end from (select found #> tsql.json_steps(path) as value) own);

@@ -1,7 +1,7 @@
 -- Functions of strings and bytes.
 
 create or replace function tsql.datalength(said text) returns integer language sql immutable parallel safe
-return 2 * length(said) + 2 * (length(said) - length(regexp_replace(said, '[\U00010000-\U0010ffff]', '', 'g')));
+return 2 * length(said) + 2 * (length(said) - length(regexp_replace(said, '[\U00010000-\U0010fffe]', '', 'g')));  -- tsql.zero() is one unit
 create or replace function tsql.datalength_single(said text) returns integer language sql immutable parallel safe return length(said);
 create or replace function tsql.datalength(day date) returns integer language sql immutable parallel safe return case when day is not null then 3 end;
 create or replace function tsql.datalength(moment time) returns integer language sql immutable parallel safe return case when moment is not null then 5 end;
@@ -40,6 +40,22 @@ return (select case when sought = '' or found = 0 then 0 else found + greatest(s
 create or replace function tsql.patindex(expression text, said text) returns integer language sql immutable strict parallel safe
 return (select coalesce(length((regexp_match(said, '^(.*?)' || expression))[1]) + 1, 0));
 
+-- The class of what stands between the brackets. U+0000 is the lowest character, and tsql.zero() the highest: a range from it
+-- is both, and a range up to it holds nothing.
+create or replace function tsql.like_class(inside text) returns text language plpgsql immutable strict parallel safe as $$
+declare
+    negated boolean := left(inside, 1) = '^';
+    members text := case when negated then substr(inside, 2) else inside end;
+begin
+    members := regexp_replace(members, '([\\\[\]^])', '\\\1', 'g');
+    if strpos(members, tsql.zero()) > 0 then
+        members := replace(members, tsql.zero() || '-' || tsql.zero(), tsql.zero());
+        members := regexp_replace(members, tsql.zero() || '-(?=.)', tsql.zero() || '\\u0001-', 'g');
+        members := regexp_replace(members, '(\\.|[^\\])-' || tsql.zero(), '', 'g');
+    end if;
+    return case when members <> '' then case when negated then '[^' else '[' end || members || ']'
+                when negated then '.' else '(?!)' end;
+end $$;
 create or replace function tsql.like_pattern(pattern text, escape text default '') returns text
 language plpgsql immutable strict parallel safe as $$
 declare
@@ -62,8 +78,7 @@ begin
             else
                 members := substr(pattern, at + 1, stop - 1 + (substr(pattern, at + 1, 1) = '^')::integer);
                 at := at + length(members) + 1;
-                said := said || case when left(members, 1) = '^' then '[^' else '[' end
-                    || regexp_replace(case when left(members, 1) = '^' then substr(members, 2) else members end, '([\\\[\]^])', '\\\1', 'g') || ']';
+                said := said || tsql.like_class(members);
             end if;
         else said := said || regexp_replace(sign, '([\\.+*?()\[\]{}|^$])', '\\\1');
         end if;
@@ -121,9 +136,18 @@ exception when invalid_parameter_value then
     perform tsql.refuse(9803, 'Invalid data for type "base64".');
 end $$;
 create or replace function tsql.char(number integer) returns text language sql immutable strict parallel safe
-return case when number between 1 and 255 then tsql.single_decoded(set_byte('\x00'::bytea, 0, number)) end;
+return case when number between 0 and 255 then tsql.single_decoded(set_byte('\x00'::bytea, 0, number)) end;
 create or replace function tsql.nchar(number integer) returns text language sql immutable strict parallel safe
-return case when number between 1 and 55295 or number between 57344 and 65535 then chr(number) end;
+return case when number between 1 and 55295 or number between 57344 and 65535 then chr(number) when number = 0 then tsql.zero() end;
+-- The first byte or character; NULL of an empty string.
+create or replace function tsql.ascii(said text) returns integer language sql immutable parallel safe
+return case when said <> '' then get_byte(tsql.single_encoded(left(said, 1)), 0) end;
+create or replace function tsql.unicode(said text) returns integer language sql immutable parallel safe
+return case when left(said, 1) = tsql.zero() then 0 when said <> '' then ascii(said) end;
+-- In the order of characters, in which U+0000 is the first: for <, > and their like where no index is used.
+create or replace function tsql.in_order(said text) returns text language sql immutable parallel safe
+return case when strpos(said, tsql.zero()) = 0 and strpos(said, chr(1)) = 0 then said
+            else replace(replace(said, chr(1), chr(1) || chr(2)), tsql.zero(), chr(1) || chr(1)) end;
 create or replace function tsql.quotename(said text, sign text default '[') returns text language sql immutable strict parallel safe
 return case when length(said) > 128 then null
             when sign in ('[', ']') then '[' || replace(said, ']', ']]') || ']'
@@ -135,7 +159,7 @@ create or replace function tsql.parsename(said text, part integer) returns text 
 return (select case when cardinality(parts) > 4 then null else nullif(btrim(parts[cardinality(parts) + 1 - part], '[]"'), '') end
           from (select string_to_array(said, '.') as parts) own);
 create or replace function tsql.string_escape(said text, kind text) returns text language sql immutable strict parallel safe
-return case lower(kind) when 'json' then replace(substr(to_json(said)::text, 2, length(to_json(said)::text) - 2), '/', '\/') end;
+return case lower(kind) when 'json' then replace(replace(substr(to_json(said)::text, 2, length(to_json(said)::text) - 2), '/', '\/'), tsql.zero(), '\u0000') end;
 create or replace function tsql.formatmessage(pattern text, variadic said text[] default '{}') returns text
 language plpgsql immutable parallel safe as $$
 declare

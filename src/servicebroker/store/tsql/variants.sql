@@ -61,7 +61,7 @@ begin
     return case when rank in (3, 4) then sign(tsql.variant_number(one) - tsql.variant_number(other))
                 when rank = 5 then sign(extract(epoch from tsql.to_datetime(tsql.variant_raw(one)) - tsql.to_datetime(tsql.variant_raw(other))))
                 when tsql.variant_raw(one) = tsql.variant_raw(other) then 0
-                when tsql.variant_raw(one) < tsql.variant_raw(other) then -1 else 1 end;
+                when tsql.in_order(tsql.variant_raw(one)) < tsql.in_order(tsql.variant_raw(other)) then -1 else 1 end;
 end $$;
 create or replace function tsql.variant_property(said text, property text) returns text language plpgsql stable strict parallel safe as $$
 declare

@@ -15,6 +15,15 @@ begin
         length(before) - length(replace(before, E'\n', '')) + 1, length(before) - coalesce(length(substring(before from '^.*\n')), 0) + 1, said));
 end $$;
 
+-- U+0000 stands in no XML: 9420 where it is read, 6841 where FOR XML writes it.
+create or replace function tsql.refuse_zero(number integer, said text) returns text language plpgsql immutable parallel safe as $$
+begin
+    perform tsql.refuse(number, case number when 9420 then 'XML parsing: illegal xml character'
+        else 'FOR XML could not serialize the data because it contains a character (0x0000) which is not allowed in XML. '
+             'To retrieve this data using FOR XML, convert it to binary, varbinary or image data type and use the BINARY BASE64 directive.' end);
+    return said;  -- by which it is no constant, that the planner would compute
+end $$;
+
 create or replace function tsql.xml_unescaped(said text) returns text language plpgsql immutable strict parallel safe as $$
 declare
     entity text;
@@ -26,7 +35,7 @@ begin
     end if;
     for entity in select distinct m[1] from regexp_matches(said, '&#(x?[0-9A-Fa-f]+);', 'g') m loop
         code := case when left(entity, 1) = 'x' then ('x' || lpad(substr(entity, 2), 8, '0'))::bit(32)::integer::text else entity end;
-        if code::numeric not between 9 and 1114111 or code::integer between 55296 and 57343 then
+        if code::numeric not between 9 and 1114110 or code::integer between 55296 and 57343 then
             perform tsql.refuse(9420, 'XML parsing: illegal xml character');
         end if;
         said := replace(said, '&#' || entity || ';', chr(code::integer));
@@ -150,6 +159,7 @@ declare
     found record;
 begin
     value := ltrim(value, chr(65279));
+    if strpos(value, tsql.zero()) > 0 then perform tsql.refuse_zero(9420, ''); end if;
     if value ~* '^\s*(<\?.*?\?>\s*)?<!DOCTYPE' then
         perform tsql.refuse(6359, 'Parsing XML with internal subset DTDs not allowed. Leave the DTD out.');
     end if;
@@ -178,9 +188,10 @@ declare
 begin
     if substring(value, 1, 2) = '\xfffe' then return tsql.utf16_decoded(substring(value, 3)); end if;
     if substring(value, 1, 2) = '\xfeff' then return tsql.utf16_decoded(tsql.swapped(substring(value, 3))); end if;
-    if substring(value, 1, 3) = '\xefbbbf' then return convert_from(substring(value, 4), 'UTF8'); end if;
     if substring(value, 2, 1) = '\x00' then return tsql.utf16_decoded(value); end if;
     if substring(value, 1, 1) = '\x00' then return tsql.utf16_decoded(tsql.swapped(value)); end if;
+    if position('\x00'::bytea in value) > 0 then perform tsql.refuse_zero(9420, ''); end if;
+    if substring(value, 1, 3) = '\xefbbbf' then return convert_from(substring(value, 4), 'UTF8'); end if;
     if declared in ('iso-8859-1', 'windows-1252') then return tsql.single_decoded(value); end if;
     if pg_char_to_encoding(declared) < 0 then
         perform tsql.refuse(9402, 'XML parsing: line 1, character 1, unable to switch the encoding');
@@ -202,8 +213,9 @@ return case when jsonb_typeof(node) <> 'object' then node #>> '{}'
             else (select coalesce(string_agg(piece #>> '{}', '' order by place), '')
                     from jsonb_path_query(node, 'strict $.** ? (@.k == "t").v') with ordinality p(piece, place)) end;
 
-create or replace function tsql.xml_escaped(said text) returns text language sql immutable strict parallel safe
-return replace(replace(replace(said, '&', '&amp;'), '<', '&lt;'), '>', '&gt;');
+create or replace function tsql.xml_escaped(said text) returns text language sql immutable parallel safe
+return case when strpos(said, tsql.zero()) > 0 then tsql.refuse_zero(9420, said)
+            else replace(replace(replace(said, '&', '&amp;'), '<', '&lt;'), '>', '&gt;') end;
 create or replace function tsql.xml_attribute(said text) returns text language sql immutable strict parallel safe
 return replace(replace(replace(tsql.xml_escaped(said), '"', '&quot;'), E'\n', '&#xA;'), E'\t', '&#x9;');
 
@@ -253,7 +265,8 @@ return regexp_replace(regexp_replace(coalesce(node ->> 'n', ''), '^\{[^}]*\}', '
 
 -- --- FOR XML: a value as it stands in a document ---
 
-create or replace function tsql.xml_text(said text) returns text language sql immutable parallel safe return said;
+create or replace function tsql.xml_text(said text) returns text language sql immutable parallel safe
+return case when strpos(said, tsql.zero()) > 0 then tsql.refuse_zero(6841, said) else said end;
 create or replace function tsql.xml_text(bytes bytea) returns text language sql immutable parallel safe return replace(encode(bytes, 'base64'), E'\n', '');
 create or replace function tsql.xml_text(moment timestamp) returns text language sql immutable parallel safe return tsql.moment_text(moment, 126);
 create or replace function tsql.xml_text(moment timestamptz) returns text language sql immutable parallel safe return tsql.moment_text(moment at time zone 'UTC', 126);
@@ -268,7 +281,7 @@ begin
     end loop;
 end $$;
 create or replace function tsql.xml_text(node jsonb) returns text language sql immutable parallel safe return tsql.xml_string(node);
-create or replace function tsql.json_text(said text) returns text language sql immutable parallel safe return to_json(said)::text;
+create or replace function tsql.json_text(said text) returns text language sql immutable parallel safe return tsql.json_escaped(to_json(said)::text);
 create or replace function tsql.json_text(bytes bytea) returns text language sql immutable parallel safe return to_json(tsql.xml_text(bytes))::text;
 create or replace function tsql.json_text(moment timestamp) returns text language sql immutable parallel safe return to_json(tsql.xml_text(moment))::text;
 create or replace function tsql.json_text(moment timestamptz) returns text language sql immutable parallel safe return to_json(tsql.xml_text(moment))::text;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
+from servicebroker.model.zero_character import to_postgres
 from servicebroker.store import locks
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
@@ -132,7 +133,7 @@ def _unlock(machine: Machine, key: str, shared: bool) -> None:
 
 
 def _key(machine: Machine, given: dict[str, Value]) -> str:
-    return f"{machine.database.database_id} {_text(given['@resource'])}"
+    return f"{machine.database.database_id} {to_postgres(_text(given['@resource']))}"
 
 
 def _of_session(given: dict[str, Value]) -> bool:

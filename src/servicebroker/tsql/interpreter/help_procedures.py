@@ -6,6 +6,7 @@ from servicebroker.store.running import fetch
 from servicebroker.tsql.interpreter.calls import system
 from servicebroker.tsql.interpreter.catalog_procedures import found_object, text_arguments
 from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.statement_runner import leaving
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.syntax import Execute
@@ -89,7 +90,8 @@ def _sp_helpconstraint(machine: Machine, statement: Execute) -> None:
     if tells:
         machine.say(ResultSet(("Object Name",), [(said,)]))
     rows = []
-    for row in fetch(machine.connection, "help_procedures.sp_helpconstraint.find", _CONSTRAINTS, (shown.number,)):
+    found = fetch(machine.connection, "help_procedures.sp_helpconstraint.find", _CONSTRAINTS, (shown.number,))
+    for row in leaving(found):
         rows.append(tuple(row[:7]))
         if row[7] is not None:
             rows.append((" ", " ", " ", " ", " ", " ", row[7]))

@@ -14,6 +14,7 @@ from servicebroker.engine.security.user_certificates import find_certificate
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
 from servicebroker.model.names import postgres_name
+from servicebroker.model.zero_character import from_postgres, to_postgres
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch, run
@@ -83,7 +84,7 @@ def module_named(connection: DirectConnection, database_id: int, schema: str, na
 @functools.lru_cache(maxsize=1024)
 def parsed(text: str) -> Procedure:
     """The procedure that the text defines."""
-    (statement,) = parse_text(text)
+    (statement,) = parse_text(from_postgres(text))
     assert isinstance(statement, Procedure)
     return statement
 
@@ -137,7 +138,7 @@ def _sign(
     if statement.verb == "DROP":
         database._alone(drop_signature(*steps, is_counter=is_counter))
         return
-    text = definition.encode("utf-16-le")
+    text = from_postgres(definition).encode("utf-16-le")
     signature = signer.get("signature")
     if signature is None:
         signature = database.sign_with_certificate(by, text, decryption_password=signer.get("password"))
@@ -220,7 +221,7 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
                 "creator = $5, parameters = $6, is_disabled = false, "
                 "version = nextval('servicebroker.catalog_versions'), "
                 f"modify_date = clock_timestamp() where module_id = $1 returning {telling(7)}",
-                (found[0][0], statement.text, execute_as, table, creator, parameters, creator, face()),
+                (found[0][0], to_postgres(statement.text), execute_as, table, creator, parameters, creator, face()),
             )
             run(machine.connection, forget_signatures(found[0][0]))
         else:
@@ -231,7 +232,7 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
                 "(database_id, schema_name, name, kind, definition, execute_as, creator, parent_table, parameters) "
                 f"values ($1, $2, $3, $4, $5, $6, $7, $8, $9) returning {telling(10)}",
                 (
-                    *(database.database_id, schema, own, kind, statement.text, execute_as, creator, table),
+                    *(database.database_id, schema, own, kind, to_postgres(statement.text), execute_as, creator, table),
                     *(parameters, creator, face()),
                 ),
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
@@ -25,8 +24,10 @@ from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.implicit_transactions import begin_to_look
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.remembered import Columns, Synonyms, UserFunctions, UserTypes
+from servicebroker.tsql.interpreter.session_functions import session_context
 from servicebroker.tsql.interpreter.set_options import HOLDING
 from servicebroker.tsql.interpreter.simple import Value
+from servicebroker.tsql.interpreter.statement_runner import run_definition, run_statement
 from servicebroker.tsql.interpreter.violations import violation
 from servicebroker.tsql.relational import TEMPORARY, Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
@@ -261,17 +262,17 @@ class Queries:
             if alone:
                 run_command(machine.connection, b"begin")
             for lock in before:
-                machine.connection.run_described(lock.sql, self._values(lock.parameters))
+                run_statement(machine.connection, lock.sql, self._values(lock.parameters))
             if done.kind == "ddl":
-                run_command(machine.connection, done.sql.encode())
+                run_definition(machine.connection, done.sql)
                 result = Result(None, [], 0)
             else:
-                result = machine.connection.run_described(done.sql, self._values(done.parameters))
+                result = run_statement(machine.connection, done.sql, self._values(done.parameters))
             _check_most(done, result)
             for name in cursors[:1]:
                 follow(machine, name.removeprefix(CURRENT_OF), result.touched)
             for lock in done.after:
-                machine.connection.run_described(lock.sql, self._values(lock.parameters))
+                run_statement(machine.connection, lock.sql, self._values(lock.parameters))
             if alone:
                 run_command(machine.connection, b"commit")
         except BaseException as problem:
@@ -363,7 +364,7 @@ class Queries:
         )
         places = ", ".join(f"${number}" for number in range(1, len(values) + 1))
         names = ", ".join(identifier(column.name) for column in columns)
-        self.machine.connection.run_described(f"insert into {table} ({names}) values ({places})", values)
+        run_statement(self.machine.connection, f"insert into {table} ({names}) values ({places})", values)
 
     def _note_temporary(self, text: str) -> None:
         name = _temporary_of(text)
@@ -402,7 +403,7 @@ class Queries:
         machine.transactions.check()
         machine.transactions.guard()
         try:
-            run_command(machine.connection, sql.encode())
+            run_definition(machine.connection, sql)
         except BaseException:
             machine.transactions.undo()
             raise
@@ -527,7 +528,7 @@ def _of_session(machine: Machine) -> dict[str, str]:
         USER: machine.database.user.name,
         LOGIN: machine.login,
         ORIGINAL_LOGIN: "" if original == machine.login else original,
-        CONTEXT: json.dumps(machine.session_context) if machine.session_context else "",
+        CONTEXT: session_context(machine) if machine.session_context else "",
         CONTEXT_INFO: (machine.context_info or b"").hex(),
     }
 

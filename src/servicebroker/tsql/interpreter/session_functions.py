@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from servicebroker.model.zero_character import to_postgres
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import fetch
 from servicebroker.tsql.statement_errors import TsqlError
@@ -40,6 +41,12 @@ def _cursor_states(machine: Machine) -> object:
     """1 open, 0 open without rows, -1 closed."""
     found = {name: cursor.found for name, cursor in machine.cursors.items()}
     return json.dumps({name: -1 if rows is None else int(bool(rows.rows)) for name, rows in found.items()})
+
+
+def session_context(machine: Machine) -> str:
+    """What sp_set_session_context has set, as JSON that PostgreSQL reads."""
+    known = machine.session_context.items()
+    return json.dumps({to_postgres(key): None if said is None else to_postgres(said) for key, said in known})
 
 
 def _columns_updated(machine: Machine) -> bytes | None:
@@ -84,7 +91,7 @@ KNOWN: dict[str, Callable[[Machine], object]] = {
     "rowcount_big": lambda machine: machine.rowcount,
     "@@cursor_rows": lambda machine: machine.cursor_rows,
     "cursor states": _cursor_states,  # what CURSOR_STATUS looks into
-    "session context": lambda machine: json.dumps(machine.session_context),
+    "session context": lambda machine: session_context(machine),
     "trigger_nestlevel": lambda machine: machine.trigger_level,
 }
 

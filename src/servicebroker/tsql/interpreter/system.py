@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.calls import named_arguments, system
@@ -85,7 +86,7 @@ def _sp_helptext(machine: Machine, statement: Execute) -> None:
         raise TsqlError(15009, f"The object '{names[0]}' does not exist in database '{machine.database.name}'.")
     if rows[0][1] is None:
         raise TsqlError(15197, f"There is no text for object '{names[0]}'.")
-    lines = [(line + "\n",) for line in str(rows[0][1]).splitlines()]
+    lines = [(line + "\n",) for line in from_postgres(rows[0][1]).splitlines()]
     machine.say(ResultSet(("Text",), list(lines)))
 
 

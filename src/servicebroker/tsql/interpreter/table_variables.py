@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from servicebroker.store.direct import run_command
 from servicebroker.store.running import fetch
+from servicebroker.tsql.interpreter.statement_runner import run_statement
 from servicebroker.tsql.translation.rows.targets import counted_on
 from servicebroker.tsql.translation.text_writer import identifier
 
@@ -44,7 +45,7 @@ def keep(machine: Machine) -> Callable[[], None]:
 
 
 def _rows(machine: Machine, table: str) -> list[str]:
-    return [row for (row,) in machine.connection.run_described(f"select t::text from {table} as t", ()).rows]
+    return [row for (row,) in run_statement(machine.connection, f"select t::text from {table} as t", ()).rows]
 
 
 def _restore(machine: Machine, kept: _Kept) -> None:
@@ -64,7 +65,8 @@ def _restore(machine: Machine, kept: _Kept) -> None:
     written = [column for column in columns if not column.is_computed]
     names = ", ".join(identifier(column.name) for column in written)
     values = [counted_on(f"(r).{identifier(column.name)}", kept.table, column) for column in written]
-    machine.connection.run_described(
+    run_statement(
+        machine.connection,
         f"insert into {kept.table} ({names}) select {', '.join(values)} from "
         f"(select row::{kept.table} as r from unnest($1::text[]) with ordinality as u (row, n) order by n) as kept",
         (kept.rows,),

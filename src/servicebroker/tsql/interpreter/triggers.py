@@ -12,11 +12,13 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
+from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.direct import run_command
 from servicebroker.store.running import fetch
 from servicebroker.tsql.interpreter.execute_as import user_of, working_as
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine, ScopeEnd, check_nesting
+from servicebroker.tsql.interpreter.statement_runner import run_statement
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Trigger
@@ -200,7 +202,7 @@ def diverted_rows(machine: Machine, found: list[Captured]) -> int:
     if not copies:
         return 0
     counts = " + ".join(f"(select count(*) from {copy})" for copy in copies)
-    return int(machine.connection.run_described(f"select {counts}", ()).rows[0][0])
+    return int(run_statement(machine.connection, f"select {counts}", ()).rows[0][0])
 
 
 def fire(machine: Machine, statement: str, changed: list[Captured]) -> None:
@@ -272,6 +274,6 @@ def _run(
 
 @functools.lru_cache(maxsize=256)
 def _parsed(text: str) -> Trigger:
-    (statement,) = parse_text(text)
+    (statement,) = parse_text(from_postgres(text))
     assert isinstance(statement, Trigger)
     return statement

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from servicebroker.engine.security.tsql_objects import authorize_type
 from servicebroker.model.faces import face, telling
+from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter.frame import Frame
@@ -167,7 +168,7 @@ def _procedure_with(machine: Machine, database: SessionDatabase, schema: str, na
         (database.database_id, name.own),
     )
     for own, text in rows:
-        (procedure,) = parse_text(text)
+        (procedure,) = parse_text(from_postgres(text))
         if isinstance(procedure, Procedure) and any(type_key(one.type) == key for one in procedure.parameters):
             return str(own)
     return None

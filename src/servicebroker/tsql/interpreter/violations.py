@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.running import fetch
 from servicebroker.tsql.postgres_errors import as_written
 from servicebroker.tsql.statement_errors import TsqlError
@@ -70,7 +71,7 @@ def violation(machine: Machine, problem: psycopg.Error, statement: str) -> TsqlE
             f"nulls. {verb} fails.", state=2,
         )  # fmt: skip
     if problem.sqlstate == "23505":
-        return _duplicate(kind, constraint, shown, said.message_detail or "")
+        return _duplicate(kind, constraint, shown, from_postgres(said.message_detail or ""))
     if problem.sqlstate not in ("23503", "23514"):
         return None
     word, place, of = "CHECK", shown, column

@@ -14,6 +14,7 @@ from sqlglot import exp
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model import names
 from servicebroker.model.errors import RULES
+from servicebroker.model.zero_character import ZERO
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope, UserType
@@ -403,9 +404,9 @@ def string(text: str) -> str:
     Raises:
         TsqlError: for characters that PostgreSQL cannot hold.
     """
-    if "\0" in text or not names.is_encodable(text):
-        raise refused("A string with NUL or half of a surrogate pair", "Keep such data in varbinary.")
-    return "'" + text.replace("'", "''") + "'"
+    if not names.is_encodable(text):
+        raise refused("A string with half of a surrogate pair", "Keep such data in varbinary.")
+    return "'" + text.replace("\0", ZERO).replace("'", "''") + "'"
 
 
 def identifier(name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence, Set
 
 from sqlglot import exp
 
+from servicebroker.model.zero_character import ZERO, to_postgres
 from servicebroker.tsql.statement_errors import TsqlError, no_condition
 from servicebroker.tsql.translation.queries.results import output_types, select_text
 from servicebroker.tsql.translation.text_writer import (
@@ -49,7 +50,7 @@ ONE = Sql("1", INT)
 @value_of(exp.Literal)
 def _literal(writer: Writer, node: exp.Literal) -> Sql:
     if node.is_string:
-        return Sql(string(node.this), SqlType("varchar", max(1, len(node.this))), is_open=True)
+        return Sql(string(to_postgres(node.this)), SqlType("varchar", max(1, len(node.this))), is_open=True)
     digits = node.this
     if "e" in digits.lower():
         return Sql(f"{digits}::float8", FLOAT)
@@ -64,7 +65,7 @@ def _literal(writer: Writer, node: exp.Literal) -> Sql:
 @value_of(exp.National)
 def _national(writer: Writer, node: exp.National) -> Sql:
     text = node.this if isinstance(node.this, str) else node.this.name
-    return Sql(string(text), SqlType("nvarchar", max(1, len(text))), is_open=True)
+    return Sql(string(to_postgres(text)), SqlType("nvarchar", max(1, len(text))), is_open=True)
 
 
 @value_of(exp.HexString)
@@ -361,7 +362,8 @@ def _comparison(writer: Writer, node: exp.Binary) -> str:
         query = node.expression.this
         inside = write_value(writer, query if isinstance(query, exp.Subquery) else exp.Subquery(this=query.copy()))
         return f"{left.text} {sign} {word} {inside.text}"
-    one, other = _compared((node.this, left), (node.expression, write_value(writer, node.expression)))
+    compare = _compared if sign in ("=", "<>") else _in_order
+    one, other = compare((node.this, left), (node.expression, write_value(writer, node.expression)))
     return f"{one} {sign} {other}"
 
 
@@ -393,6 +395,22 @@ def _compared(left: _Written, right: _Written) -> tuple[str, str]:
         for node, value in (left, right)
     )
     return matched(one, other)
+
+
+def _in_order(left: _Written, right: _Written) -> tuple[str, str]:
+    """Two values of which the lower is sought, as `_compared`; U+0000 is the lowest character.
+
+    Beside a column the strings stay as they are, so that its index is used: there it is the highest one.
+    """
+    one, other = _compared(left, right)
+    is_plain = all(value.is_open and not _LOWEST & {*value.text} for _, value in (left, right))
+    of_rows = any(isinstance(node.unnest(), _OF_ROWS) for node, _ in (left, right))
+    if is_plain or of_rows or not left[1].kind == right[1].kind == "string":
+        return one, other
+    return f"tsql.in_order({one})", f"tsql.in_order({other})"
+
+
+_LOWEST = {ZERO, "\1"}
 
 
 def _is_padded(value: Sql) -> bool:
@@ -465,7 +483,7 @@ def _between(writer: Writer, node: exp.Between) -> str:
     only(node, "this", "low", "high")
     value = write_value(writer, node.this)
     low, high = (
-        _compared((node.this, value), (node.args[end], write_value(writer, node.args[end]))) for end in ("low", "high")
+        _in_order((node.this, value), (node.args[end], write_value(writer, node.args[end]))) for end in ("low", "high")
     )
     return f"({low[0]} >= {low[1]} AND {high[0]} <= {high[1]})"
 

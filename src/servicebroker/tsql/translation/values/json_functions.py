@@ -55,7 +55,7 @@ def _members(writer: Writer, node: exp.Expression, name: str) -> list[str]:
         if not isinstance(each, exp.JSONKeyValue):
             raise TsqlError(102, f"Incorrect syntax near '{name}'. A member is key:value.", severity=15)
         key = argument(write_value(writer, each.this), "s")
-        members.append(f"to_json({key})::text || ':' || {_member(writer, each.expression, nulls)}")
+        members.append(f"tsql.json_text({key}) || ':' || {_member(writer, each.expression, nulls)}")
     return members
 
 

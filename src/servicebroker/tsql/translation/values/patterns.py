@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from servicebroker.model.zero_character import ZERO
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.text_writer import Sql, string
 from servicebroker.tsql.translation.values.conversions import converted
@@ -80,10 +81,17 @@ def _class_end(pattern: str, at: int) -> int:
 def _class(inside: str) -> str:
     negated = inside.startswith("^")
     members = inside[1:] if negated else inside
-    if not members:
+    escaped = _zero_ranges(re.sub(r"([\\\[\]^])", r"\\\1", members))
+    if not escaped:
         return "(?!)" if not negated else "."
-    escaped = re.sub(r"([\\\[\]^])", r"\\\1", members)
     return f"[{'^' if negated else ''}{escaped}]"
+
+
+def _zero_ranges(members: str) -> str:
+    """Write ranges that begin or end with U+0000, the lowest character, which `ZERO` is not."""
+    members = members.replace(f"{ZERO}-{ZERO}", ZERO)
+    members = re.sub(f"{ZERO}-(?=.)", f"{ZERO}\\\\u0001-", members, flags=re.DOTALL)
+    return re.sub(rf"(\\.|[^\\])-{ZERO}", "", members, flags=re.DOTALL)
 
 
 def _plain(sign: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
+from servicebroker.model.zero_character import to_postgres
 from servicebroker.tsql.function_table import wrong_count
 from servicebroker.tsql.translation.text_writer import (
     Sql,
@@ -61,7 +62,9 @@ def _patindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     text = argument(write_value(writer, nodes[1]), "s")
     written = pattern.this if isinstance(pattern, exp.Literal | exp.National) else None
     if isinstance(written, str) and written.startswith("%"):
-        return Sql(f"tsql.patindex({string(pattern_expression(written)[1:].removeprefix('.*'))}, {text})", INT)
+        return Sql(
+            f"tsql.patindex({string(pattern_expression(to_postgres(written))[1:].removeprefix('.*'))}, {text})", INT
+        )
     return Sql(f"tsql.patindex_of({argument(write_value(writer, pattern), 's')}, {text})", INT)
 
 

@@ -1,0 +1,1 @@
+-- The character U+0000 in strings of T-SQL: tsql.zero() and what is made of it, in store/tsql/.
