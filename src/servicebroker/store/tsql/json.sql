@@ -7,7 +7,7 @@ return case when strpos(said, '\u0000') = 0 then case when strpos(said, tsql.zer
             when strpos(said, tsql.zero()) > 0 then said
             else regexp_replace(said, '(?<!\\)((?:\\\\)*)\\u0000', '\1' || tsql.zero(), 'g') end;
 -- A document, or a piece of one, as T-SQL has it.
-create or replace function tsql.json_escaped(said text) returns text language sql immutable strict parallel safe
+create or replace function tsql.json_escaped(said text) returns text language sql immutable parallel safe
 return replace(said, tsql.zero(), '\u0000');
 
 create or replace function tsql.isjson(said text, kind text) returns integer language plpgsql immutable parallel safe as $$

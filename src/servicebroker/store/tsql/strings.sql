@@ -141,9 +141,9 @@ create or replace function tsql.nchar(number integer) returns text language sql 
 return case when number between 1 and 55295 or number between 57344 and 65535 then chr(number) when number = 0 then tsql.zero() end;
 -- The first byte or character; NULL of an empty string.
 create or replace function tsql.ascii(said text) returns integer language sql immutable parallel safe
-return case when said <> '' then get_byte(tsql.single_encoded(left(said, 1)), 0) end;
+return case when ascii(said) between 1 and 127 then ascii(said) when said <> '' then get_byte(tsql.single_encoded(left(said, 1)), 0) end;
 create or replace function tsql.unicode(said text) returns integer language sql immutable parallel safe
-return case when left(said, 1) = tsql.zero() then 0 when said <> '' then ascii(said) end;
+return case when said <> '' then coalesce(nullif(ascii(said), ascii(tsql.zero())), 0) end;
 -- In the order of characters, in which U+0000 is the first: for <, > and their like where no index is used.
 create or replace function tsql.in_order(said text) returns text language sql immutable parallel safe
 return case when strpos(said, tsql.zero()) = 0 and strpos(said, chr(1)) = 0 then said

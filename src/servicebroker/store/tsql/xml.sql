@@ -213,9 +213,8 @@ return case when jsonb_typeof(node) <> 'object' then node #>> '{}'
             else (select coalesce(string_agg(piece #>> '{}', '' order by place), '')
                     from jsonb_path_query(node, 'strict $.** ? (@.k == "t").v') with ordinality p(piece, place)) end;
 
-create or replace function tsql.xml_escaped(said text) returns text language sql immutable parallel safe
-return case when strpos(said, tsql.zero()) > 0 then tsql.refuse_zero(9420, said)
-            else replace(replace(replace(said, '&', '&amp;'), '<', '&lt;'), '>', '&gt;') end;
+create or replace function tsql.xml_escaped(said text) returns text language sql immutable strict parallel safe
+return replace(replace(replace(said, '&', '&amp;'), '<', '&lt;'), '>', '&gt;');
 create or replace function tsql.xml_attribute(said text) returns text language sql immutable strict parallel safe
 return replace(replace(replace(tsql.xml_escaped(said), '"', '&quot;'), E'\n', '&#xA;'), E'\t', '&#x9;');
 
@@ -265,8 +264,12 @@ return regexp_replace(regexp_replace(coalesce(node ->> 'n', ''), '^\{[^}]*\}', '
 
 -- --- FOR XML: a value as it stands in a document ---
 
-create or replace function tsql.xml_text(said text) returns text language sql immutable parallel safe
+-- A document that was put together, and a value that goes into one.
+create or replace function tsql.xml_document(said text) returns text language sql immutable parallel safe
 return case when strpos(said, tsql.zero()) > 0 then tsql.refuse_zero(6841, said) else said end;
+create or replace function tsql.xml_value(said text) returns text language sql immutable parallel safe
+return case when strpos(said, tsql.zero()) > 0 then tsql.refuse_zero(9420, said) else said end;
+create or replace function tsql.xml_text(said text) returns text language sql immutable parallel safe return said;
 create or replace function tsql.xml_text(bytes bytea) returns text language sql immutable parallel safe return replace(encode(bytes, 'base64'), E'\n', '');
 create or replace function tsql.xml_text(moment timestamp) returns text language sql immutable parallel safe return tsql.moment_text(moment, 126);
 create or replace function tsql.xml_text(moment timestamptz) returns text language sql immutable parallel safe return tsql.moment_text(moment at time zone 'UTC', 126);
@@ -281,7 +284,7 @@ begin
     end loop;
 end $$;
 create or replace function tsql.xml_text(node jsonb) returns text language sql immutable parallel safe return tsql.xml_string(node);
-create or replace function tsql.json_text(said text) returns text language sql immutable parallel safe return tsql.json_escaped(to_json(said)::text);
+create or replace function tsql.json_text(said text) returns text language sql immutable parallel safe return to_json(said)::text;
 create or replace function tsql.json_text(bytes bytea) returns text language sql immutable parallel safe return to_json(tsql.xml_text(bytes))::text;
 create or replace function tsql.json_text(moment timestamp) returns text language sql immutable parallel safe return to_json(tsql.xml_text(moment))::text;
 create or replace function tsql.json_text(moment timestamptz) returns text language sql immutable parallel safe return to_json(tsql.xml_text(moment))::text;

@@ -43,7 +43,7 @@ def for_json(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tu
         text = f"'[' || {text} || ']'"
     if "ROOT" in options:
         text = f"{string('{' + json.dumps(options['ROOT'] or 'root') + ':')} || {text} || '}}'"
-    return f"SELECT {text} FROM {rows.text}", NVARCHAR
+    return f"SELECT tsql.json_escaped({text}) FROM {rows.text}", NVARCHAR
 
 
 def _is_json(node: exp.Expression) -> bool:

@@ -50,7 +50,7 @@ def for_xml(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tup
         text = f"translate(replace({text}, {_END} || {_BEGIN}, ' '), {_BEGIN} || {_END}, '')"
     if root:
         text = f"{string(f'<{_name(root)}{declared}>')} || {text} || {string(f'</{_name(root)}>')}"
-    return f"SELECT {text} FROM {source}", XML if "TYPE" in options else NVARCHAR
+    return f"SELECT tsql.xml_document({text}) FROM {source}", XML if "TYPE" in options else NVARCHAR
 
 
 Member = tuple[list[str], str, Output]

@@ -196,7 +196,11 @@ class Compiler:
             return f"coalesce(tsql.xml_tree({value.text}) -> 'c', '[]')"
         if value.type is not None and value.type.name == "bit":
             return f"tsql.xq_of({value.text}::integer <> 0)"
-        return f"tsql.xq_of({value.text})" if kind == "number" else f"tsql.xq_of(tsql.xml_text({value.text})::text)"
+        return (
+            f"tsql.xq_of({value.text})"
+            if kind == "number"
+            else f"tsql.xq_of(tsql.xml_value(tsql.xml_text({value.text})))"
+        )
 
     def _value(self, of: Outside) -> Sql:
         return self._writer.variable(of.name) if of.kind == "variable" else self._column(of.name)

@@ -42,10 +42,14 @@ def _member(writer: Writer, node: exp.Expression, nulls: bool) -> str:
     return f"coalesce({text}, 'null')" if nulls else text
 
 
+def _document(text: str) -> Sql:
+    return Sql(f"tsql.json_escaped({text})", NVARCHAR)
+
+
 @value_of(exp.JSONObject)
 def _json_object(writer: Writer, node: exp.JSONObject) -> Sql:
     members = ", ".join(_members(writer, node, "JSON_OBJECT"))
-    return Sql(f"('{{' || concat_ws(',', {members or string('')}) || '}}')", NVARCHAR)
+    return _document(f"'{{' || concat_ws(',', {members or string('')}) || '}}'")
 
 
 def _members(writer: Writer, node: exp.Expression, name: str) -> list[str]:
@@ -63,7 +67,7 @@ def _members(writer: Writer, node: exp.Expression, name: str) -> list[str]:
 def _json_object_of_group(writer: Writer, node: exp.JSONObjectAgg) -> Sql:
     only(node, "expressions", "null_handling")
     (member,) = _members(writer, node, "JSON_OBJECTAGG")
-    return Sql(f"(CASE WHEN count(*) > 0 THEN '{{' || coalesce(string_agg({member}, ','), '') || '}}' END)", NVARCHAR)
+    return _document(f"CASE WHEN count(*) > 0 THEN '{{' || coalesce(string_agg({member}, ','), '') || '}}' END")
 
 
 @value_of(exp.JSONArrayAgg)
@@ -72,13 +76,13 @@ def _json_array_of_group(writer: Writer, node: exp.JSONArrayAgg) -> Sql:
     nulls = str(node.args.get("null_handling") or "").upper() == "NULL ON NULL"
     order = f" {order_text(writer, node.args['order'])}" if node.args.get("order") else ""
     members = f"string_agg({_member(writer, node.this, nulls)}, ','{order})"
-    return Sql(f"(CASE WHEN count(*) > 0 THEN '[' || coalesce({members}, '') || ']' END)", NVARCHAR)
+    return _document(f"CASE WHEN count(*) > 0 THEN '[' || coalesce({members}, '') || ']' END")
 
 
 def _json_array(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     nulls = bool(nodes) and isinstance(nodes[-1], exp.Anonymous) and nodes[-1].name == NULLS
     members = [_member(writer, each, nulls) for each in (nodes[:-1] if nulls else nodes)]
-    return Sql(f"('[' || concat_ws(',', {', '.join(members) or string('')}) || ']')", NVARCHAR)
+    return _document(f"'[' || concat_ws(',', {', '.join(members) or string('')}) || ']'")
 
 
 def _json_modify(writer: Writer, nodes: list[exp.Expression]) -> Sql:
