@@ -232,6 +232,11 @@ def test_locks_whose_names_differ_in_it_are_two(zeros: sb.Database) -> None:
         ("DECLARE @s nvarchar(9) = N'<a>\0</a>', @x xml SET @x = @s", 9420),
         ("SELECT CAST(0x3C613E003C2F613E AS xml)", 9420),
         ("SELECT CAST('<a>&#x0;</a>' AS xml)", 9420),
+        (
+            "DECLARE @x xml = N'<r/>', @s nvarchar(9) = NCHAR(0) "
+            "SET @x.modify('insert text{sql:variable(\"@s\")} into (/r)[1]')",
+            9420,
+        ),
         ("SELECT NCHAR(0) AS a FOR XML PATH", 6841),
         ("SELECT CHAR(0) AS '@a' FOR XML PATH", 6841),
         ("SELECT CHAR(0) AS [data()] FOR XML PATH('')", 6841),
