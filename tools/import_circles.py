@@ -18,9 +18,7 @@ def imports() -> networkx.DiGraph:
     """Who imports whom."""
     graph = grimp.build_graph("servicebroker", exclude_type_checking_imports=True, cache_dir=None)
     return networkx.DiGraph(
-        (module, imported)
-        for module in graph.modules
-        for imported in graph.find_modules_directly_imported_by(module)
+        (module, imported) for module in graph.modules for imported in graph.find_modules_directly_imported_by(module)
     )
 
 
