@@ -28,7 +28,8 @@ create table servicebroker.queue_{id} (
 );
 
 -- name: arrival
-create index queue_{id}_arrival on servicebroker.queue_{id} (priority desc, queuing_order);
+-- Unique, so that it can be the replica identity.
+create unique index queue_{id}_arrival on servicebroker.queue_{id} (priority desc, queuing_order);
 
 -- name: group
 create index queue_{id}_group on servicebroker.queue_{id}
@@ -54,7 +55,20 @@ create table if not exists servicebroker.retained_{id} (
 );
 
 -- name: retained_conversation
-create index if not exists retained_{id}_conversation on servicebroker.retained_{id} (conversation_handle);
+-- The conversation is searched for; the number makes it unique, for the replica identity.
+create unique index if not exists retained_{id}_conversation
+    on servicebroker.retained_{id} (conversation_handle, queuing_order);
+
+-- name: identity
+-- A publication refuses to update and delete rows of a table without a replica identity, and RECEIVE deletes. An index
+-- writes its columns into the log for a deleted row, FULL the body too (decision 420). Set where it is missing only,
+-- because setting it locks the table.
+if not (select indisreplident from pg_index where indexrelid = 'servicebroker.queue_{id}_arrival'::regclass) then
+    alter table servicebroker.queue_{id} replica identity using index queue_{id}_arrival;
+end if;
+if not (select indisreplident from pg_index where indexrelid = 'servicebroker.retained_{id}_conversation'::regclass) then
+    alter table servicebroker.retained_{id} replica identity using index retained_{id}_conversation;
+end if;
 
 -- name: receives
 -- How often RECEIVE was executed while the queue is monitored, and how often one without WHERE found nothing. A sequence, because it

@@ -23,6 +23,7 @@ from servicebroker.engine.diagnosis.findings import (
     judge_down,
     judge_timeouts,
 )
+from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
@@ -108,6 +109,18 @@ def test_all_is_well() -> None:
         (
             {"processes": [REPLACED._replace(number=1, replaced=0), REPLACED]},
             ["Process 2 of 2 was replaced 3 times, lately 2030-01-01 11:50:00 UTC: it was killed (SIGKILL)."],
+        ),
+        (
+            {"publications": [BlockingPublication("all", "identity", "a.b, a.c, a.d", 7)]},
+            ["publication all: It publishes updates and deletes of 7 tables (a.b, a.c, a.d, ...) without a replica"],
+        ),
+        (
+            {"publications": [BlockingPublication("all", "columns", "a.b", 1)]},
+            ["leave out some of the replica identity of 1 table (a.b): PostgreSQL refuses", "SET TABLE"],
+        ),
+        (
+            {"publications": [BlockingPublication("all", "filter", "a.b, a.c", 2)]},
+            ["outside of the replica identity of 2 tables (a.b, a.c): PostgreSQL refuses", "REPLICA IDENTITY FULL"],
         ),
         ({"refusals": [BROKEN]}, ["peer TCP://far:4022: The connection with it broke, 3 times", "between the two"]),
         ({"remote_routes": 2, "daemon": DAEMON}, ["no endpoint", "CREATE ENDPOINT"]),

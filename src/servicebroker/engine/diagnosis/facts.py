@@ -24,6 +24,7 @@ from servicebroker.engine.diagnosis.findings import (
     SnapshotFacts,
     WaitFacts,
 )
+from servicebroker.engine.diagnosis.publications import find_blocking
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, processes, queue_depths, share_of
 from servicebroker.engine.diagnosis.wrong_clocks import find_wrong_clocks
 from servicebroker.engine.remote.domain_state import find_membership
@@ -136,6 +137,7 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         (yield from find_refusals(now - HOUR)),
         (yield from find_wrong_clocks(_MOST)),
         (yield from processes()),
+        (yield from find_blocking(_MOST)),
     )
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
@@ -191,6 +192,7 @@ class Facts(NamedTuple):
     refusals: Sequence[Refused] = ()  # of the last hour
     clocks: Sequence[WrongClock] = ()
     processes: Sequence[ProcessStatus] = ()
+    publications: Sequence[BlockingPublication] = ()
 
 
 class ConversationFacts(NamedTuple):
@@ -240,6 +242,7 @@ def judge(facts: Facts) -> list[Finding]:
         *(_certificate(one, facts.now) for one in facts.certificates if one.is_expiring(facts.now)),
         *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
         *_neighbours(facts.neighbours, facts.now),
+        *(_blocking(one) for one in facts.publications),
     ]
 
 
@@ -634,6 +637,29 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             f"{connections.role}.",
             f"ALTER ROLE {connections.role} CONNECTION LIMIT ...; end sessions with pg_terminate_backend.",
         )
+
+
+def _blocking(one: BlockingPublication) -> Finding:
+    tables = f"{counted(one.table_count, 'table')} ({one.tables}{', ...' if one.table_count > 3 else ''})"
+    said, advice = {
+        "identity": (
+            f"It publishes updates and deletes of {tables} without a replica identity",
+            "Give each a primary key, or ALTER TABLE ... REPLICA IDENTITY FULL; or publish other tables only.",
+        ),
+        "columns": (
+            f"Its columns leave out some of the replica identity of {tables}",
+            "ALTER PUBLICATION ... SET TABLE with all columns of the replica identity.",
+        ),
+        "filter": (
+            f"Its condition asks for columns outside of the replica identity of {tables}",
+            "ALTER PUBLICATION ... SET (publish = 'insert'), or ALTER TABLE ... REPLICA IDENTITY FULL.",
+        ),
+    }[one.reason]
+    return Finding(
+        f"publication {one.name}",
+        f"{said}: PostgreSQL refuses to update and delete their rows.",
+        advice,
+    )
 
 
 def _session(one: SessionFacts, now: datetime) -> Finding:

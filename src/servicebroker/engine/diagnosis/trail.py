@@ -224,7 +224,11 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
         is_free = rest[0][1] is None or rest[0][1].date() < day
         if (name := f"trail_d{day:%Y%m%d}") not in there and is_free:
             text = f"for values from ('{day} 00:00:00+00') to ('{after} 00:00:00+00')"
-            todo.append(f"create table servicebroker.{name} partition of servicebroker.trail {text}")
+            todo.append(
+                f"do $make$ begin create table servicebroker.{name} partition of servicebroker.trail {text}; "
+                # a partition does not take over its parent's
+                f"alter table servicebroker.{name} replica identity full; end $make$"
+            )
     oldest = f"trail_d{(now - KEPT).date():%Y%m%d}"
     todo += [f"drop table servicebroker.{name}" for name in sorted(there) if name < oldest]
     statements = [Statement("trail.partitions.change", text, prepared=False) for text in todo]

@@ -1,0 +1,38 @@
+"""Every table that the sources make has a replica identity: without one, a publication stops who changes its rows.
+
+`tests/integration/instance/test_publications.py` asks PostgreSQL the same of the tables of an instance.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import servicebroker
+
+SOURCES = Path(servicebroker.__file__).parent
+MADE = re.compile(r"\bcreate table (?:if not exists )?([\w.{}]+)(.*?)(?:;\n|\Z|\"\"\")", re.DOTALL)
+LENGTH = 1500  # characters of a definition that are looked at, where it ends in no semicolon
+
+
+def definitions() -> Iterator[tuple[str, str]]:
+    """The name and the text of each CREATE TABLE; of those of translated T-SQL, which are the application's, none."""
+    for file in sorted(SOURCES.rglob("*")):
+        if file.suffix in (".py", ".sql"):
+            for found in MADE.finditer(file.read_text()):
+                yield found[1], found[2][:LENGTH]
+
+
+def test_a_table_has_a_primary_key_or_says_its_replica_identity() -> None:
+    sources = [file.read_text() for end in ("sql", "py") for file in SOURCES.rglob(f"*.{end}")]
+    told = {name for text in sources for name in re.findall(r"alter table ([\w.{}]+) replica identity", text)}
+    made = dict(definitions())
+    assert {
+        "servicebroker.queue_{id}",
+        "servicebroker.retained_{id}",
+        "servicebroker.trail",
+        "servicebroker.{name}",
+    } <= told
+    assert {"servicebroker.queues", "servicebroker.queue_{id}", "servicebroker.archived_{queue_id}"} <= made.keys()
+    assert [name for name, text in made.items() if "primary key" not in text and name not in told] == []
