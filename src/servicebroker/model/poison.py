@@ -30,7 +30,7 @@ LIMIT = 5  # rollbacks
 LONGEST_PAUSE = 60.0  # seconds between two tries that come ever later
 _PENDING_KEPT = 10_000
 _DOUBLINGS = 60  # of a pause: more would only be a larger number
-_CENTURY = 3_155_760_000.0  # seconds
+MAXIMUM_PAUSE_S = 3_155_760_000.0  # between two tries: a hundred years
 
 
 class Rollbacks:
@@ -129,7 +129,8 @@ class Retry:
     after: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.after, int | float) or isinstance(self.after, bool) or not 0 <= self.after < _CENTURY:
+        is_number = isinstance(self.after, int | float) and not isinstance(self.after, bool)
+        if not is_number or not 0 <= self.after < MAXIMUM_PAUSE_S:
             raise BrokerError(402, "Retry", repr(self.after), "a number of seconds, 0 or more")
 
 

@@ -29,6 +29,7 @@ from psycopg_pool import ConnectionPool
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import forked
+from servicebroker.store.clamped_times import clamped_context
 from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Bodies, Row, Statement, Steps, text_of
 
@@ -89,8 +90,7 @@ class PreparedStatements:
         result, transformer = yield from self._result_steps(connection, sql, parameters, then)
         if result.status != ExecStatus.TUPLES_OK:
             return []
-        rows: list[Row] = transformer.load_rows(0, result.ntuples, tuple)
-        return rows
+        return _load(connection, result, transformer)
 
     def described_steps(self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]) -> PQGen[Result]:
         """The same, with the names of the columns and the number of rows; prepared at its second use.
@@ -102,7 +102,7 @@ class PreparedStatements:
         if result.status != ExecStatus.TUPLES_OK:
             return Result(None, [], count)
         columns = tuple((result.fname(n) or b"").decode(connection.info.encoding) for n in range(result.nfields))
-        return Result(columns, transformer.load_rows(0, result.ntuples, tuple), count)
+        return Result(columns, _load(connection, result, transformer), count)
 
     def before(self, connection: AnyConnection) -> PQGen[None]:
         """The protocol's steps of all that is to be done before the next statement."""
@@ -443,6 +443,17 @@ def is_direct(connection: AnyConnection) -> bool:
 def is_idle(connection: AnyConnection) -> bool:
     """Whether no transaction is open, or about to begin with the next statement."""
     return connection.pgconn.transaction_status == TransactionStatus.IDLE and not getattr(connection, "ahead", ())
+
+
+def _load(connection: AnyConnection, result: PGresult, transformer: Any) -> list[Row]:
+    """Return the rows of a result that the transformer was given; times that Python cannot represent are clamped."""
+    try:
+        rows: list[Row] = transformer.load_rows(0, result.ntuples, tuple)
+    except psycopg.DataError:  # only then, because the driver's loaders are several times as fast
+        clamping: Any = Transformer(clamped_context(connection))
+        clamping.set_pgresult(result, set_loaders=True, format=Format.BINARY)
+        rows = clamping.load_rows(0, result.ntuples, tuple)
+    return rows
 
 
 def _replies(pgconn: PGconn, ahead: Sequence[Callable[[], None] | None]) -> PQGen[list[PGresult]]:

@@ -678,8 +678,9 @@ begin
     select e.conversation_id, e.is_initiator, number, context, clock_timestamp()
       from unnest(handles, numbers) s (handle, first)
       join servicebroker.conversation_endpoints e on e.conversation_handle = s.handle
-     cross join generate_series(greatest(s.first, 0), least(s.first + many, e.send_sequence) - 1) number
-     where octet_length(context) = {trace_bytes} and servicebroker.own_refusal(me, 'SEND', database, s.handle) is null
+     cross join generate_series(s.first, least(least(s.first, e.send_sequence) + many, e.send_sequence) - 1) number
+     where octet_length(context) = {trace_bytes} and s.first >= 0 and many > 0
+       and servicebroker.own_refusal(me, 'SEND', database, s.handle) is null
         on conflict do nothing;
 end $$;
 
@@ -718,6 +719,25 @@ begin
     end if;
 end $$;
 
+-- Whether a message may have come, or failed, at that time.
+create or replace function servicebroker.is_time(at timestamptz) returns boolean language sql immutable
+return coalesce(at >= timestamptz '1970-01-01 00:00:00+00' and at < timestamptz '9999-12-31 00:00:00+00', false);
+
+-- Why what a caller tells of a failed message is not stored; null when it is. Readers of all queues see these rows, so
+-- every value must be one that the engine may have told.
+create or replace function servicebroker.failure_refusal(
+    number bigint, type_id integer, failures integer, first_failed_at timestamptz, errors text[]
+) returns text[] language sql stable return case
+    when coalesce(number, -1) < 0
+        then array['402', 'the number of the message', coalesce(number::text, 'NULL'), 'a bigint, 0 or more']
+    when type_id is null then array['402', 'the message type', 'NULL', 'an int']
+    when failures is null or failures not between 1 and {maximum_failures}
+        then array['402', 'the number of failures', coalesce(failures::text, 'NULL'), 'an int from 1 to {maximum_failures}']
+    when not servicebroker.is_time(first_failed_at)
+        then array['402', 'the time of the first failure', coalesce(first_failed_at::text, 'NULL'), 'a time from 1970 to 9999']
+    when array_position(errors, null) is not null then array['402', 'the error', 'NULL', 'a text']
+end;
+
 create or replace function servicebroker_fence.track_failure(
     database integer, handle uuid, number bigint, type_id integer, failures integer, first_failed_at timestamptz,
     first_error text, last_error text, after float8, me uuid default servicebroker_fence.me()
@@ -725,15 +745,23 @@ create or replace function servicebroker_fence.track_failure(
 #variable_conflict use_variable
 declare
     own record;
-    until timestamptz := case when after > 0 then clock_timestamp() + make_interval(secs => after) end;
+    until timestamptz;
 begin
     perform servicebroker.refuse_with(servicebroker.own_refusal(me, 'SEND', database, handle));
+    perform servicebroker.refuse_with(servicebroker.failure_refusal(
+        number, type_id, failures, first_failed_at, array[first_error, last_error]));
+    if after is null or not (after >= 0 and after < {maximum_pause}) then  -- NaN is greater than all
+        perform servicebroker.refuse(
+            402, 'the pause', coalesce(after::text, 'NULL'), 'a number of seconds from 0 to {maximum_pause}');
+    end if;
+    until := case when after > 0 then clock_timestamp() + make_interval(secs => after) end;
     select e.queue_id, e.conversation_group_id, e.priority into own
       from servicebroker.conversation_endpoints e where e.conversation_handle = handle;
     delete from servicebroker.failed_messages f where f.conversation_handle = handle;
     insert into servicebroker.failed_messages values (
-        handle, own.queue_id, own.conversation_group_id, own.priority, number, type_id, failures, first_failed_at,
-        clock_timestamp(), left(first_error, {error_kept}), left(last_error, {error_kept}), until);
+        handle, own.queue_id, own.conversation_group_id, own.priority, number, type_id, failures,
+        least(first_failed_at, clock_timestamp()), clock_timestamp(), left(first_error, {error_kept}),
+        left(last_error, {error_kept}), until);
     if until is not null then
         update servicebroker.queues q set held_until = greatest(q.held_until, until) where q.queue_id = own.queue_id;
     end if;
@@ -769,14 +797,20 @@ create or replace function servicebroker_fence.set_aside(
 ) returns void language plpgsql security definer {pinned} as $$
 begin
     perform servicebroker.refuse_with(servicebroker.own_refusal(me, 'SEND', database, handle));
+    perform servicebroker.refuse_with(coalesce(
+        servicebroker.failure_refusal(number, type_id, failures, first_failed_at, array[error, traceback]),
+        case when not servicebroker.is_time(enqueued)
+                  then array['402', 'the time of the message', coalesce(enqueued::text, 'NULL'), 'a time from 1970 to 9999']
+             when octet_length(body) > {maximum_body} then array['8459', '{maximum_body}'] end));
     insert into servicebroker.set_aside_messages (database_id, queue_id, queue_name, conversation_handle,
            conversation_group_id, message_sequence_number, service_name, service_contract_name, message_type_name,
            message_type_id, validation, message_body, message_enqueue_time, far_service, far_broker_instance, failures,
            first_failed_at, set_aside_at, error, traceback)
     select e.database_id, e.queue_id, q.schema_name || '.' || q.name, handle, e.conversation_group_id, number, s.name,
-           coalesce(c.name, ''), coalesce(t.name, ''), type_id, coalesce(t.validation, 'N'), body, enqueued, e.far_service,
-           e.far_broker_instance, set_aside.failures, set_aside.first_failed_at, clock_timestamp(),
-           left(set_aside.error, {error_kept}), set_aside.traceback
+           coalesce(c.name, ''), coalesce(t.name, ''), type_id, coalesce(t.validation, 'N'), body,
+           least(enqueued, clock_timestamp()), e.far_service, e.far_broker_instance, set_aside.failures,
+           least(set_aside.first_failed_at, clock_timestamp()), clock_timestamp(), left(set_aside.error, {error_kept}),
+           right(set_aside.traceback, {traceback_kept})
       from servicebroker.conversation_endpoints e
       join servicebroker.queues q using (queue_id)
       join servicebroker.services s using (service_id)
@@ -811,6 +845,10 @@ end $$;
 
 -- ---------------------------------------------------------------- servicebroker doctor: what a role may see of its own
 
+-- Up to how many rows something is counted for a caller who asks for `most`.
+create or replace function servicebroker.counted(most integer) returns integer language sql immutable
+return least(greatest(most, 0), {counted_at_most});
+
 -- The queues that the caller may receive from; of each the messages are counted up to `most`.
 create or replace function servicebroker_fence.own_queues(most integer, me uuid default servicebroker_fence.me())
 returns table (
@@ -836,7 +874,7 @@ begin
         execute format(
             'select count(*), min(message_enqueue_time) from (select message_enqueue_time from servicebroker.queue_%s '
             'order by priority desc, queuing_order limit $1) q', one.queue_id)
-           into messages, oldest using most;
+           into messages, oldest using servicebroker.counted(most);
         readers := (select count(*)
             from servicebroker.readers_here() w
             where w.queue_id = one.queue_id and not w.is_monitor);
@@ -861,7 +899,7 @@ declare
 begin
     return query
         select e.far_service::text, t.transmission_status, count(*), min(t.enqueue_time)
-          from (select w.* from servicebroker.transmission_queue w limit most) t
+          from (select w.* from servicebroker.transmission_queue w limit servicebroker.counted(most)) t
           join servicebroker.conversation_endpoints e using (conversation_handle)
          where e.queue_id = any (own) group by 1, 2 order by 4 limit 100;
 end $$;
@@ -897,10 +935,12 @@ begin
         'select count(*), min(message_enqueue_time), (array_agg(message_body) filter (where message_type_id = {error_id}))[1] '
         'from (select * from servicebroker.queue_%s where priority = $1 and conversation_group_id = $2 '
         'and conversation_handle = $3 limit $4) m', one.queue_id)
-       into messages, oldest, error using one.priority, one.conversation_group_id, handle, most;
+       into messages, oldest, error using one.priority, one.conversation_group_id, handle,
+             servicebroker.counted(most);
     select count(*), coalesce((array_agg(t.transmission_status order by t.message_sequence_number))[1], ''), min(t.enqueue_time)
       into waits, status, sent
-      from (select w.* from servicebroker.transmission_queue w where w.conversation_handle = handle limit most) t;
+      from (select w.* from servicebroker.transmission_queue w
+             where w.conversation_handle = handle limit servicebroker.counted(most)) t;
     select f.failures, f.last_error, f.held_until into failures, last_error, held_until
       from servicebroker.failed_messages f where f.conversation_handle = handle;
     failures := coalesce(failures, 0);

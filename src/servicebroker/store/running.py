@@ -12,6 +12,7 @@ from psycopg.pq import Format, TransactionStatus
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import kept
+from servicebroker.store.clamped_times import clamp_times
 from servicebroker.store.direct import SPOIL, DirectConnection, adapt, is_direct, run_command, run_query
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
@@ -111,6 +112,7 @@ def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
     with psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
         cursor.format = Format.BINARY
         adapt(cursor.adapters)
+        clamp_times(cursor.adapters)
         run_query(
             cursor, text_of(statement.name, statement.sql).encode(), statement.parameters, prepare=statement.prepared
         )

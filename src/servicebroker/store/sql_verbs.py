@@ -13,8 +13,10 @@ from servicebroker.model.arguments import DEFAULT_LEVEL, MAXIMUM_BODY, MAXIMUM_D
 from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
 from servicebroker.model.event_types import BROKER_QUEUE_DISABLED
 from servicebroker.model.permissions import DBO, GUEST, NEEDS, PUBLIC, Kind, bringing, fixed_roles_with
+from servicebroker.model.poison import MAXIMUM_PAUSE_S
 from servicebroker.model.states import REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
 from servicebroker.model.waiting import TARGET_QUEUE_OFF
+from servicebroker.model.wording import MAXIMUM_TRACEBACK
 from servicebroker.store import locks
 
 DELIVERY_CHANNEL = "servicebroker_delivery"  # a notification: something was sent that is to be delivered
@@ -24,6 +26,8 @@ AUDIT_KEPT = timedelta(days=365)  # how long it is known who did what
 
 TRACE_BYTES = 25  # of a trace context
 ERROR_KEPT = 1000  # characters of the error with which a message failed
+MAXIMUM_FAILURES = 1_000_000_000  # of one message; more would not fit the column after the next ones
+COUNTED_AT_MOST = 100_000  # rows that somebody who looks has counted
 
 # the statements of restricted roles, and what is asked of them before each
 FENCED = (
@@ -112,6 +116,10 @@ def _values() -> dict[str, object]:
         "error_namespace": ERROR_NAMESPACE,
         "trace_bytes": TRACE_BYTES,
         "error_kept": ERROR_KEPT,
+        "traceback_kept": MAXIMUM_TRACEBACK,
+        "maximum_failures": MAXIMUM_FAILURES,
+        "maximum_pause": int(MAXIMUM_PAUSE_S),
+        "counted_at_most": COUNTED_AT_MOST,
         "queue_off": _literal(TARGET_QUEUE_OFF),
         "queue_disabled": BROKER_QUEUE_DISABLED,
         "audit_kept": f"interval '{AUDIT_KEPT.days} days'",

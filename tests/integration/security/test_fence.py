@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 import hostile_role
 import servicebroker as sb
@@ -171,10 +172,26 @@ def pool(town: Town, own: tuple[UUID, UUID], alices: tuple[UUID, UUID]) -> dict[
         ],
         "bytea": ["", "forged", "\\x00ff"],
         "boolean": ["true", "false"],
-        "double precision": ["0", "-1", "1e9"],
-        "timestamp with time zone": ["epoch", "infinity"],
+        "double precision": ["0", "-1", "1e9", "1e300", "NaN", "Infinity"],
+        "timestamp with time zone": ["epoch", "now", "infinity", "-infinity", "11533-01-01", "4000-01-01 BC"],
         "smallint": [0, 5],
     }  # fmt: skip
+
+
+def impossible_times(owner: psycopg.Connection[Any]) -> list[str]:
+    """The columns of our tables that hold a time which Python cannot represent."""
+    columns = owner.execute(
+        "select table_name, column_name from information_schema.columns join pg_class c on c.relname = table_name "
+        "and c.relnamespace = 'servicebroker'::regnamespace and c.relkind = 'r' where table_schema = 'servicebroker' "
+        "and data_type = 'timestamp with time zone'"
+    ).fetchall()
+    assert len(columns) > 60
+    impossible = sql.SQL("select from servicebroker.{} where {} not between '0001-01-01' and '9999-12-31'")
+    return [
+        f"{table}.{column}"
+        for table, column in columns
+        if owner.execute(impossible.format(sql.Identifier(table), sql.Identifier(column))).rowcount
+    ]
 
 
 def test_every_function_with_hostile_arguments(town: Town, seeded_random: random.Random) -> None:
@@ -221,6 +238,7 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
         assert {name for name in changed if not name.startswith(catalog)} <= beside
         assert sums["functions"] == after["functions"]
         owner.execute("update servicebroker.queues set is_receive_enabled = true, is_enqueue_enabled = true")
+        assert impossible_times(owner) == []
     delivered(town)
     assert query(database, alice_rows) == rows
     assert (in_queue(town, "Alice"), in_queue(town, "Vault")) == before

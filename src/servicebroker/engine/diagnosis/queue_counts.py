@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from servicebroker.model import names
 from servicebroker.store import locks
+from servicebroker.store.sql_verbs import COUNTED_AT_MOST
 from servicebroker.store.statements import Statement, Steps
 
-COUNT_LIMIT = 100_000
+COUNT_LIMIT = COUNTED_AT_MOST
 TRANSMISSION_QUEUE = 0  # its number among the queues, where it is shown beside them
 AT_ONCE = 100  # queues that one statement reads
 

@@ -13,6 +13,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, run_query
+from servicebroker.store.clamped_times import clamp_times
 from servicebroker.store.direct import SPOIL, adapt, is_direct
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
@@ -114,6 +115,7 @@ async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statemen
     async with psycopg.AsyncRawCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
         cursor.format = Format.BINARY
         adapt(cursor.adapters)
+        clamp_times(cursor.adapters)
         await run_query(
             cursor, text_of(statement.name, statement.sql).encode(), statement.parameters, prepare=statement.prepared
         )

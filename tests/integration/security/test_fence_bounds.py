@@ -1,0 +1,187 @@
+"""Values that a restricted role may give to the functions of the fence: none of them stops who looks at an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg.sql import SQL
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli.main import app as command
+from servicebroker.store.clamped_times import EARLIEST, LATEST
+from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.sql_verbs import COUNTED_AT_MOST, ERROR_KEPT, MAXIMUM_FAILURES
+from support import as_role, let_in, query
+
+ROLE = "bounded"
+TIMES = ["infinity", "-infinity", "11533-01-01", "9999-12-31 23:59:59.999999+00", "1969-01-01", "4000-01-01 BC", None]
+NUMBERS = [-1, -(2**63), None]
+COUNTS = [0, -1, 2**31 - 1, None]
+PAUSES = ["NaN", "Infinity", "-Infinity", "1e300", "3155760000", "-1", "-1e-300", None]
+
+
+class Fence(NamedTuple):
+    """The owner's database, where the role connects, and a conversation of its own."""
+
+    database: sb.Database
+    role: psycopg.Connection[Any]
+    handle: UUID
+
+    def call(self, function: str, *given: object) -> list[tuple[Any, ...]]:
+        places = ", ".join("%s" for _ in given)
+        return self.role.execute(SQL(f"select * from servicebroker_fence.{function}({places})"), given).fetchall()
+
+    def track(self, **other: object) -> None:
+        given = {"number": 0, "type": 14, "failures": 1, "first": "now", "error": "x", "last": "x", "after": "60"}
+        self.call("track_failure", self.database.database_id, self.handle, *(given | other).values())
+
+    def set_aside(self, **other: object) -> None:
+        given = {
+            **{"number": 0, "type": 14, "body": b"x", "enqueued": "now", "failures": 1, "first": "now", "error": "x"},
+            **{"traceback": "x"},
+        }
+        self.call("set_aside", self.database.database_id, self.handle, *(given | other).values())
+
+
+@pytest.fixture(scope="module")
+def fence(server: EmbeddedServer, make_instance_url: Callable[..., str]) -> Iterator[Fence]:
+    url = make_instance_url()
+    with let_in(server.url, ROLE), sb.open(url, upkeep=None) as instance, instance.connection() as owner:
+        owner.execute(f"create role {ROLE} login")  # type: ignore[call-overload]
+        database = instance.database("Bounds", create=True)
+        database.create_queue("Own")
+        database.create_service("//own", "Own", ["DEFAULT"])
+        instance.grant_rights(ROLE, database="Bounds", receive=["Own"], send=["//own"])
+        handle = database.begin_dialog("//own", "//own")
+        for _ in range(3):
+            database.send(handle, sb.DEFAULT, b"x")
+        with psycopg.connect(as_role(url, ROLE), autocommit=True) as role:
+            yield Fence(database, role, handle)
+        owner.execute(f"drop owned by {ROLE}; drop role {ROLE}")  # type: ignore[call-overload]
+
+
+def stored(fence: Fence) -> tuple[list[Any], list[Any]]:
+    """What was stored since the last time, which goes."""
+    return (
+        query(fence.database, "delete from servicebroker.failed_messages returning *"),
+        query(fence.database, "delete from servicebroker.set_aside_messages returning *"),
+    )
+
+
+IMPOSSIBLE = [
+    *(("track", "first", value) for value in TIMES),
+    *(("track", "after", value) for value in PAUSES),
+    *(("track", name, None) for name in ("type", "error", "last")),
+    *((function, "number", value) for function in ("track", "set_aside") for value in NUMBERS),
+    *((function, "failures", value) for function in ("track", "set_aside") for value in COUNTS),
+    *(("set_aside", name, value) for name in ("first", "enqueued") for value in TIMES),
+    *(("set_aside", name, None) for name in ("type", "error", "traceback")),
+]
+
+
+@pytest.mark.parametrize(("function", "name", "value"), IMPOSSIBLE)
+def test_what_cannot_be_is_refused(fence: Fence, function: str, name: str, value: object) -> None:
+    with pytest.raises(psycopg.Error, match="Wrong argument: ") as refusal:
+        getattr(fence, function)(**{name: value})
+    assert refusal.value.sqlstate == "S0402"
+    assert stored(fence) == ([], [])
+
+
+def test_what_has_failed_has_failed_by_now(fence: Fence) -> None:
+    """The clock of the caller may be fast."""
+    fence.track(first="2345-01-01", failures=MAXIMUM_FAILURES, after="3155759999", number=2**63 - 1)
+    fence.set_aside(first="2345-01-01", enqueued="2345-01-01", error="e" * 10_000, traceback="t" * 300_000)
+    (failed,), (kept,) = stored(fence)
+    now = datetime.now(UTC)
+    times = [value for value in (*failed, *kept) if isinstance(value, datetime)]
+    assert len(times) == 6
+    assert sorted(times)[-1] - now < timedelta(days=36526)
+    assert [time for time in times if time > now + timedelta(seconds=1)] == [sorted(times)[-1]]  # held until then
+    assert max(len(value) for value in kept if isinstance(value, str)) == 200_000
+    assert "e" * ERROR_KEPT in kept
+
+
+@pytest.mark.parametrize("most", [None, -1, 0, 2**31 - 1])
+def test_counting_is_bounded(fence: Fence, most: int | None) -> None:
+    ((_, _, messages, *_),) = fence.call("own_queues", most)
+    assert messages == (3 if most and most > 0 else 0)
+    assert fence.call("own_waits", most) == []
+    assert len(fence.call("own_conversation", fence.database.database_id, fence.handle, most)) == 1
+    counted = query(fence.database, "select servicebroker.counted(%s)", most)[0][0]
+    assert counted == (COUNTED_AT_MOST if most and most > 0 else 0)
+
+
+@pytest.mark.parametrize(("first", "many"), [(None, 1), (0, None), (-5, 3), (2**63 - 1, 2**31 - 1), (0, -1), (0, 0)])
+def test_traces_are_left_for_what_was_sent(fence: Fence, first: int | None, many: int | None) -> None:
+    left = "delete from servicebroker.trace_contexts returning message_sequence_number"
+    fence.call("leave_traces", fence.database.database_id, [fence.handle], [first], many, b"x" * 25)
+    assert query(fence.database, left) == []
+    fence.call("leave_traces", fence.database.database_id, [fence.handle], [1], 2**31 - 1, b"x" * 25)
+    assert sorted(query(fence.database, left)) == [(1,), (2,)]
+
+
+# ---------------------------------------------------------------- rows that are there already
+
+
+@pytest.fixture
+def spoiled(fence: Fence) -> Iterator[Fence]:
+    """Rows as older versions have stored them."""
+    fence.track()
+    fence.set_aside()
+    impossible = (
+        "update servicebroker.failed_messages set first_failed_at = 'infinity', held_until = '11533-01-01'",
+        "update servicebroker.set_aside_messages set message_enqueue_time = '-infinity', first_failed_at = 'infinity'",
+        "update servicebroker.queues set held_until = '11533-01-01' where name = 'Own'",
+    )
+    with fence.database.instance.connection() as connection:
+        for text in impossible:
+            connection.execute(SQL(text))
+    yield fence
+    with fence.database.instance.connection() as connection:
+        connection.execute("delete from servicebroker.failed_messages")
+        connection.execute("delete from servicebroker.set_aside_messages")
+        connection.execute("update servicebroker.queues set held_until = null")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "poison list",
+        "poison list --json",
+        "poison set-aside --database Bounds",
+        "poison set-aside --database Bounds --json",
+        "poison inspect Own --database Bounds",
+        "status",
+        "doctor",
+        "doctor --database Bounds --conversation {handle}",
+        "check",
+    ],
+)
+def test_commands_show_rows_with_impossible_times(spoiled: Fence, line: str) -> None:
+    words = line.format(handle=spoiled.handle).split()
+    result = CliRunner().invoke(command, [*words, "--instance", spoiled.database.instance.url])
+    assert result.exit_code in ((0, 1) if words[0] == "doctor" else (0,)), result.output
+    if words[:2] == ["poison", "list"] or "--json" in words:
+        assert "9999-12-31" in result.output
+
+
+def test_methods_return_rows_with_impossible_times(spoiled: Fence) -> None:
+    (kept,) = spoiled.database.set_aside_messages()
+    assert (kept.message_enqueue_time, kept.first_failed_at) == (EARLIEST, LATEST)
+
+
+def test_an_upgrade_makes_them_possible(spoiled: Fence) -> None:
+    with spoiled.database.instance.connection() as connection:
+        connection.execute("delete from servicebroker.migrations where number = 421")
+    with sb.open(spoiled.database.instance.url, upkeep=None):
+        pass
+    (failed,), (kept,) = stored(spoiled)
+    now = datetime.now(UTC)
+    assert all(value <= now for value in (*failed, *kept) if isinstance(value, datetime))
+    assert query(spoiled.database, "select held_until from servicebroker.queues where held_until is not null") == []
