@@ -102,6 +102,25 @@ def test_a_copy_that_takes_the_place_of_the_original_keeps_its_endpoint(copy: st
         assert instance.database("Shop").execute_tsql(query).rows == [("STARTED",)]
 
 
+def test_sequences_that_logical_replication_has_not_copied_are_set(copy: str) -> None:
+    with psycopg.connect(copy, autocommit=True) as connection:
+        names = connection.execute(
+            "select format('servicebroker.%I', relname) from pg_class "
+            "where relkind = 'S' and relnamespace = 'servicebroker'::regnamespace"
+        ).fetchall()
+        for (name,) in names:
+            connection.execute(f"alter sequence {name} restart")  # type: ignore[call-overload]
+    said("instance", "adopt", "--identifier", "keep", "--instance", copy)
+    with sb.open(copy, upkeep=None) as instance:
+        database = instance.database("Shop")
+        handle = begin(database)
+        assert database.send(handle, ORDER, b"two") == 0
+        assert sorted(bodies([*database.receive(STOCK_QUEUE), *database.receive(STOCK_QUEUE)])) == [b"one", b"two"]
+        database.create_queue("New")
+        define_standard_set(instance.database("Another", create=True))
+        assert instance.check().findings == []
+
+
 def test_a_database_under_another_name_stays_at_home(original: str) -> None:
     name = psycopg.conninfo.conninfo_to_dict(original)["dbname"]
     server = original.replace(f"/{name}?", "/postgres?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from servicebroker.engine.catalog.network_endpoints import STARTED, STATES, STOPPED
+from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
@@ -35,6 +36,7 @@ def adopt(*, beside: bool) -> Steps[int]:
     )
     for (table,) in unlogged:  # what processes of the original have noted of themselves
         yield Statement("adopting.adopt.truncate", f"truncate servicebroker.{quoted(table)}", prepared=False)
+    yield _catch_up_sequences()
     if beside:
         yield Statement(
             "adopting.adopt.update_instance", "update servicebroker.instance set instance_id = gen_random_uuid()"
@@ -46,6 +48,37 @@ def adopt(*, beside: bool) -> Steps[int]:
         )
     yield Statement("adopting.adopt.settle", "select servicebroker.settle()")
     return changed
+
+
+def _catch_up_sequences() -> Statement:
+    """Set each sequence to the last number in the columns that it fills, where it is behind.
+
+    Logical replication copies rows, and no sequences.
+    """
+    return Statement(
+        "adopting.catch_up_sequences",
+        "do $catch_up$ declare one record; last bigint; begin for one in "
+        "select s.oid, string_agg(format('select max(%I) as number from %s where %I >= %s', a.attname, "
+        "a.attrelid::regclass, a.attname, case s.relname when 'object_ids' "
+        f"then {names.FIRST_USER_ID} else 0 end), ' union all ') as columns "
+        "from pg_class s join pg_depend d on d.refclassid = 'pg_class'::regclass and (d.refobjid = s.oid "
+        "and d.classid = 'pg_attrdef'::regclass or d.objid = s.oid and d.classid = 'pg_class'::regclass "
+        "and d.deptype = 'i') "
+        "left join pg_attrdef f on f.oid = d.objid and d.classid = 'pg_attrdef'::regclass "
+        "join pg_attribute a on a.attrelid = coalesce(f.adrelid, d.refobjid) "
+        "and a.attnum = coalesce(f.adnum, d.refobjsubid) "
+        "where s.relkind = 'S' and s.relnamespace = 'servicebroker'::regnamespace group by s.oid, s.relname loop "
+        "execute format('select max(number) from (%s) c', one.columns) into last; "
+        "perform setval(one.oid, last) where last > coalesce(pg_sequence_last_value(one.oid), 0); "
+        "end loop; "
+        # those of the objects that every database has are in no default
+        "select max(number) into last from (select queue_id as number from servicebroker.queues union all "
+        "select service_id from servicebroker.services) c "
+        f"where number < {names.FIRST_USER_ID}; "
+        "perform setval('servicebroker.system_ids', last) "
+        "where last > coalesce(pg_sequence_last_value('servicebroker.system_ids'), 0); end $catch_up$",
+        prepared=False,
+    )
 
 
 def check_alone() -> Steps[None]:
