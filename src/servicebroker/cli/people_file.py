@@ -20,7 +20,7 @@ from servicebroker.model.errors import InstanceError
 SHORTEST, LONGEST = 10, 1000  # characters of a password
 _COST, _BLOCKS = 2**15, 8  # 32 MB and some 0.1 s for each guess
 _MEMORY = 64 * 2**20
-_LONGEST_NAME = 128
+LONGEST_NAME = 128
 
 
 class Role(enum.IntEnum):
@@ -84,8 +84,8 @@ def add(path: Path, name: str, role: Role, password: str | None) -> bool:
     Raises:
         InstanceError: the name or the password cannot be one, or the file is none of ours.
     """
-    if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable() or ":" in name or name != name.strip():
-        raise InstanceError(f"{name!r} is no name: it has 1 to {_LONGEST_NAME} printable characters, and no colon.")
+    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or ":" in name or name != name.strip():
+        raise InstanceError(f"{name!r} is no name: it has 1 to {LONGEST_NAME} printable characters, and no colon.")
     if password is not None and not SHORTEST <= len(password) <= LONGEST:
         raise InstanceError(f"A password has {SHORTEST} to {LONGEST} characters.")
     people = dict(People(path).all()) if path.exists() else {}

@@ -31,7 +31,8 @@ from servicebroker.cli.trail import told
 from servicebroker.dashboard import pages
 from servicebroker.dashboard.acts import ACTS
 from servicebroker.dashboard.bodies import editable, shown
-from servicebroker.dashboard.door import LOOPBACK, Door, Proxy, Sessions, TooManyGuesses, cookie_for
+from servicebroker.dashboard.door import LOOPBACK, Door, Proxy, Sessions, cookie_for
+from servicebroker.dashboard.guesses import TooManyGuesses
 from servicebroker.dashboard.observed import Observed, sentence
 from servicebroker.dashboard.pipelines import WatchedPipeline
 from servicebroker.dashboard.sparklines import line
@@ -264,7 +265,7 @@ class Dashboard:
         if request.method == "POST":
             fields = await _fields(request) or {}
             try:
-                session = await run_in_threadpool(self._sessions.lets_in, fields)
+                session = await self._sessions.lets_in(fields)
             except TooManyGuesses:
                 refusal, status = "Too many were wrong: wait a minute.", 429
             except InstanceError as problem:

@@ -12,8 +12,9 @@ import re
 import secrets
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
+from functools import partial
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final, NamedTuple
 
@@ -23,11 +24,10 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from servicebroker.cli.people_file import People, Person, Role
+from servicebroker.dashboard.guesses import Guesses
 from servicebroker.model.errors import InstanceError
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
-FAILURES, MINUTE = 10, 60.0  # wrong tokens, or passwords of one name, in so many seconds until nobody may try
-GUESSES = 100  # wrong passwords of all names in that time
 SESSION = 12 * 3600.0  # seconds that a sign-in is good for
 _MOST_SESSIONS = 1000
 
@@ -82,8 +82,7 @@ class Sessions:
         self._token, self._role, self.people, self.proxy = token, role, people, proxy
         self._secret = secrets.token_bytes(32)
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
-        self._guesses: deque[float] = deque(maxlen=GUESSES)
+        self._guesses = Guesses()
         self._lock = threading.Lock()
         self.cookie = f"servicebroker_{secrets.token_hex(4)}"  # two dashboards on one host have one jar
 
@@ -142,34 +141,20 @@ class Sessions:
         with self._lock:
             self._sessions.pop(session, None)
 
-    def lets_in(self, fields: Mapping[str, str]) -> str | None:
+    async def lets_in(self, fields: Mapping[str, str]) -> str | None:
         """The session of who fills in the form so. It takes the time of a seal where there are people.
 
         Raises:
             TooManyGuesses: too many were wrong lately.
+            InstanceError: the file of the people cannot be read.
         """
-        name = fields.get("name", "").strip() if self.people is not None else ""
-        self._check_guesses(name)
-        if self.people is None:
-            is_good = self._is_token(fields.get("token", "").strip())
+        people = self.people
+        if people is None:
+            name, is_right = "", partial(self._is_token, fields.get("token", "").strip())
         else:
-            is_good = self.people.checked(name, fields.get("password", "")) is not None
-        if is_good:
-            return self.begin(name)
-        with self._lock:
-            now = time.monotonic()
-            self._guesses.append(now)
-            self._failures.setdefault(name, deque(maxlen=FAILURES)).append(now)
-            if len(self._failures) > _MOST_SESSIONS:
-                self._failures.popitem(last=False)
-        return None
-
-    def _check_guesses(self, name: str) -> None:
-        now = time.monotonic()
-        with self._lock:
-            for guesses in (self._failures.get(name), self._guesses):
-                if guesses and len(guesses) == guesses.maxlen and now - guesses[0] < MINUTE:
-                    raise TooManyGuesses
+            name = fields.get("name", "").strip()
+            is_right = partial(_is_password, people, name, fields.get("password", ""))
+        return self.begin(name) if await self._guesses.judge(name, is_right) else None
 
     def _is_token(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
@@ -186,10 +171,6 @@ class Sessions:
     def is_of_form(self, session: str, fields: Mapping[str, str]) -> bool:
         """Whether a form that was sent is one of ours, for that session."""
         return hmac.compare_digest(fields.get("form_token", "").encode(), self.form_token(session).encode())
-
-
-class TooManyGuesses(Exception):
-    """Nobody may try to sign in for the rest of the minute."""
 
 
 class Door:
@@ -267,6 +248,10 @@ class Door:
         if scope["method"] == "GET" and "text/event-stream" not in Headers(scope=scope).get("accept", ""):
             return RedirectResponse(f"{scope.get('root_path', '')}/login", 303)
         return PlainTextResponse("Sign in first.", 401)
+
+
+def _is_password(people: People, name: str, password: str) -> bool:
+    return people.checked(name, password) is not None
 
 
 def cookie_for(sessions: Sessions, session: str, scope: Scope) -> str:

@@ -29,7 +29,7 @@ import servicebroker as sb
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, People, Proxy, Role, observed
 from servicebroker.dashboard.bodies import shown
-from servicebroker.dashboard.door import FAILURES
+from servicebroker.dashboard.guesses import FAILURES
 from servicebroker.dashboard.observed import shown_name
 from servicebroker.engine.diagnosis import looks
 from servicebroker.engine.diagnosis.findings import Finding

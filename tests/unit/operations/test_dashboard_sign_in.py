@@ -1,0 +1,107 @@
+"""Signing in at the dashboard when many try at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlencode
+
+import httpx2 as httpx
+import pytest
+
+from servicebroker.cli import people_file
+from servicebroker.dashboard import Dashboard, People, Role
+
+HERE = "http://127.0.0.1"
+PASSWORD = "a long secret"
+
+
+class Hashing:
+    """Stands in for the hash of passwords; counts how often it is made, and how often at once."""
+
+    def __init__(self) -> None:
+        self.times = self.at_once = self.most_at_once = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, password: str, salt: bytes) -> str:
+        with self._lock:
+            self.times += 1
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        time.sleep(0.01)
+        with self._lock:
+            self.at_once -= 1
+        return f"scrypt$AAAA${password}"
+
+
+@pytest.fixture
+def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
+    made = Hashing()
+    monkeypatch.setattr(people_file, "_sealed", made)
+    monkeypatch.setattr(people_file, "_is_seal", bool)
+    return made
+
+
+@pytest.fixture
+def dashboard(hashing: Hashing, tmp_path: Path) -> Dashboard:
+    file = tmp_path / "people"
+    for name in ("ann", "bob"):
+        people_file.add(file, name, Role.SEE, PASSWORD)
+    hashing.times = hashing.most_at_once = 0
+    return Dashboard([str(tmp_path / "nowhere")], token=None, people=People(file))
+
+
+def sign_in(dashboard: Dashboard, attempts: Sequence[tuple[str, str]]) -> list[int]:
+    """The answers to forms with these names and passwords, all sent at once."""
+
+    async def all_at_once() -> list[int]:
+        headers = {"origin": HERE, "content-type": "application/x-www-form-urlencoded"}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(dashboard), base_url=HERE, headers=headers
+        ) as client:
+            forms = [urlencode({"name": name, "password": password}) for name, password in attempts]
+            answers = await asyncio.gather(*(client.post("/login", content=form) for form in forms))
+            return [answer.status_code for answer in answers]
+
+    return asyncio.run(all_at_once())
+
+
+def test_guesses_that_come_at_once_are_counted_before_they_are_judged(dashboard: Dashboard, hashing: Hashing) -> None:
+    found = sign_in(dashboard, [("ann", f"guess {number}") for number in range(150)])
+    assert Counter(found) == {403: 10, 429: 140}
+    assert hashing.times == 10
+
+
+def test_two_passwords_are_hashed_at_a_time(dashboard: Dashboard, hashing: Hashing) -> None:
+    found = sign_in(dashboard, [(f"name {number}", "a guess") for number in range(150)])
+    assert Counter(found) == {403: 100, 429: 50}
+    assert hashing.times == 100
+    assert hashing.most_at_once == 2
+
+
+def test_a_right_password_is_no_guess(dashboard: Dashboard) -> None:
+    assert set(sign_in(dashboard, [("ann", "wrong")] * 9)) == {403}
+    for _ in range(3):
+        assert sign_in(dashboard, [("ann", PASSWORD)]) == [303]
+    assert sign_in(dashboard, [("ann", "wrong")] * 2) == [403, 429]
+    assert set(sign_in(dashboard, [("bob", PASSWORD)] * 10)) == {303}
+    assert set(sign_in(dashboard, [("bob", PASSWORD)] * 10)) == {303}
+
+
+def test_a_guess_that_could_not_be_judged_is_none(dashboard: Dashboard, tmp_path: Path) -> None:
+    file = tmp_path / "people"
+    file.chmod(0o644)
+    file.touch()
+    assert set(sign_in(dashboard, [("ann", PASSWORD)] * 10)) == {503}
+    file.chmod(0o600)
+    file.touch()
+    assert sign_in(dashboard, [("ann", PASSWORD)]) == [303]
+
+
+def test_a_name_that_nobody_can_have_is_not_kept(dashboard: Dashboard) -> None:
+    found = sign_in(dashboard, [(f"{'x' * 10_000}{number}", "a guess") for number in range(11)])
+    assert Counter(found) == {403: 10, 429: 1}
