@@ -14,6 +14,8 @@ from typing import Annotated
 import typer
 
 from servicebroker.cli import stopping
+from servicebroker.cli.descriptors import raise_limit
+from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import DEFAULT_INSTANCE
 from servicebroker.cli.output import say
 from servicebroker.cli.people_file import People, Role
@@ -72,10 +74,9 @@ def dashboard(
     ] = None,
 ) -> None:
     """Show what happens in instances as pages for a browser, and act there, until SIGTERM or Ctrl-C."""
-    import uvicorn
-
     from servicebroker.dashboard.application import Dashboard, new_token
     from servicebroker.dashboard.door import LOOPBACK, Proxy
+    from servicebroker.dashboard.server import Server, configured
 
     shown = f"[{host}]" if ":" in host else host
     if (certificate is None) != (key is None):
@@ -85,6 +86,8 @@ def dashboard(
     if (proxy_header is None) != (not proxy_address):
         raise typer.BadParameter("--proxy-header and --proxy-address go together")
     networks = tuple(map(_network, proxy_address or ()))
+    log_to_standard_error(as_json=False)
+    raise_limit()
     token = new_token() if people is None and proxy_header is None else None
     hosts = {*(name or ()), *(LOOPBACK if shown in LOOPBACK else ()), shown}
     # not envvar: of an option that may be repeated it is cut at blanks
@@ -107,19 +110,9 @@ def dashboard(
             say(f"{who} may {_MAY[role]}. Ctrl-C ends it.", error=True)
         else:
             say(f"Who may what says {people}. Ctrl-C ends it.", error=True)
-        config = uvicorn.Config(
-            app,
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_graceful_shutdown=2,
-            limit_concurrency=200,
+        server = Server(
+            configured(app, ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2),
         )
-        server = uvicorn.Server(config)
         # in a thread of its own it leaves the signals to us, as every other command
         running = threading.Thread(target=server.run, args=([listening],))
         stopping.at_signal(partial(setattr, server, "should_exit", True), partial(setattr, server, "force_exit", True))

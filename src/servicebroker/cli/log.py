@@ -1,7 +1,8 @@
 """The log of a process that serves, on standard error: its form, and how much of it peers can cause.
 
-Of what peers cause (the records of broker/journal.py) a line that is repeated is told once a minute; so is one that
-differs, from the twenty-first of its kind and host on. The others are counted, and how many they were is told.
+Of what peers cause (the records of broker/journal.py, and those of asyncio and uvicorn) a line that is repeated
+is told once a minute; so is one that differs, from the twenty-first of its kind and host on. The others are counted,
+and how many they were is told.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ AGAIN = 60.0  # seconds until the same is told again
 DIFFERENT = 20  # lines of a kind in that time
 KINDS = 500  # that are told apart in that time
 OF_PEERS = "servicebroker.broker"  # the log of broker/journal.py
+LIBRARIES = ("asyncio", "uvicorn")  # that serve peers: theirs are limited too, not those of procedures
 _LONGEST = 10_000  # characters of a line
+_LONGEST_KIND = 100  # characters by which lines of libraries are alike
 
 
 def log_to_standard_error(*, as_json: bool) -> None:
@@ -61,11 +64,10 @@ class Repeats(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it is told now."""
-        fields = getattr(record, "fields", None)
-        if fields is None or record.name != OF_PEERS:
-            return True
-        kind = Kind(fields["event"], fields.get("subclass", ""), fields.get("peer", "").rpartition(":")[0])
         text = record.getMessage()
+        kind = _kind(record, text)
+        if kind is None:
+            return True
         with self._lock:
             if not self._kinds:
                 timer = threading.Timer(AGAIN, self.sum_up)
@@ -87,6 +89,16 @@ class Repeats(logging.Filter):
         for kind, lately in kinds.items():
             if lately.left_out:
                 self._handler.emit(_summed_up(kind, lately.left_out))
+
+
+def _kind(record: logging.LogRecord, text: str) -> Kind | None:
+    """Return what a record is alike with: a library's by its first line, ours by its event. None: no peer caused it."""
+    if record.name.partition(".")[0] in LIBRARIES:
+        return Kind(record.name, " ".join(text.splitlines()[:1])[:_LONGEST_KIND], "")
+    fields = getattr(record, "fields", None)
+    if fields is None or record.name != OF_PEERS:
+        return None
+    return Kind(fields["event"], fields.get("subclass", ""), fields.get("peer", "").rpartition(":")[0])
 
 
 def _summed_up(kind: Kind, times: int) -> logging.LogRecord:

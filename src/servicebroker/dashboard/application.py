@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
@@ -36,12 +37,12 @@ from servicebroker.dashboard.guesses import TooManyGuesses
 from servicebroker.dashboard.observed import Observed, sentence
 from servicebroker.dashboard.pipelines import WatchedPipeline
 from servicebroker.dashboard.sparklines import line
+from servicebroker.dashboard.viewers import Stream, TooMany, Viewers
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.faces import working_by
 from servicebroker.model.wording import counted
 
 PACE = 1.0  # seconds between two looks for the viewers of a page
-MOST_STREAMS = 50
 _FORM = 65536  # bytes
 _NOTICES = 1000
 
@@ -95,7 +96,7 @@ class Dashboard:
         self._watched = [WatchedPipeline(path) for path in pipelines]
         self._sessions = Sessions(token, role, people, proxy)
         self._notices: OrderedDict[str, Notice] = OrderedDict()
-        self._streams = 0
+        self._viewers = Viewers()
         self._closing = False
         self._templates = _environment()
         routes = [
@@ -167,34 +168,32 @@ class Dashboard:
         """A page, or the stream of what changes on it."""
         context = self._context(request, name, title, asked or {})
         if "text/event-stream" in request.headers.get("accept", ""):
-            if self._streams >= MOST_STREAMS:
-                return PlainTextResponse("Too many pages are open.", 503)
-            return StreamingResponse(self._changes(request, context, seen), media_type="text/event-stream")
-        found = await run_in_threadpool(seen)
+            return _Live(self._viewers, _viewer(request), partial(self._changes, request, context, seen))
+        try:
+            with self._viewers.look(_viewer(request)):
+                found = await run_in_threadpool(seen)
+        except TooMany as refusal:
+            return PlainTextResponse(str(refusal), refusal.status)
         notice = self._notices.pop(request.state.session, None)
         page = self._render("page", {**context, **found, "notice": notice})
         return HTMLResponse(page, 404 if "refused" in found else 200)
 
     async def _changes(
-        self, request: Request, context: dict[str, Any], seen: Callable[[], dict[str, Any]]
+        self, request: Request, context: dict[str, Any], seen: Callable[[], dict[str, Any]], stream: Stream
     ) -> AsyncIterator[str]:
         """The inner part of the page whenever it is another one, as server-sent events.
 
-        It ends when one is signed out, or may do something else than before.
+        It ends when one is signed out, or may do something else than before, and when another viewer needs the stream.
         """
         session, person, last = request.state.session, request.state.person, None
-        self._streams += 1
-        try:
-            while not self._closing and self._sessions.person(session) == person:
-                part = self._render("part", {**context, **await run_in_threadpool(seen), "live": True})
-                if part != last:
-                    last = part
-                    yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
-                else:
-                    yield ":\n\n"  # finds out who has gone
-                await asyncio.sleep(PACE)
-        finally:
-            self._streams -= 1
+        while not (self._closing or stream.is_displaced) and self._sessions.person(session) == person:
+            part = self._render("part", {**context, **await run_in_threadpool(seen), "live": True})
+            if part != last:
+                last = part
+                yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
+            else:
+                yield ":\n\n"  # finds out who has gone
+            await asyncio.sleep(PACE)
 
     async def _pipelines(self, request: Request) -> Response:
         if not self._watched:
@@ -253,7 +252,11 @@ class Dashboard:
             except (ServiceBrokerError, psycopg.Error) as problem:
                 return Notice(sentence(problem), is_refusal=True)
 
-        self._notices[request.state.session] = await run_in_threadpool(noticed)
+        try:
+            with self._viewers.look(_viewer(request)):
+                self._notices[request.state.session] = await run_in_threadpool(noticed)
+        except TooMany as refusal:
+            return PlainTextResponse(str(refusal), refusal.status)
         if len(self._notices) > _NOTICES:
             self._notices.popitem(last=False)
         return RedirectResponse(f"{_base(request)}{where}", 303)
@@ -322,6 +325,22 @@ class Dashboard:
         return self._templates.get_template(f"{template}.html").render(context)
 
 
+class _Live(Response):
+    """The stream of what changes on a page, counted for its viewer as long as it is sent."""
+
+    def __init__(self, viewers: Viewers, viewer: str, changes: Callable[[Stream], AsyncIterator[str]]) -> None:
+        super().__init__()
+        self._viewers, self._viewer, self._changes = viewers, viewer, changes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._viewers.stream(self._viewer) as stream:
+                answer = StreamingResponse(self._changes(stream), media_type="text/event-stream")
+                await answer(scope, receive, send)
+        except TooMany as refusal:
+            await PlainTextResponse(str(refusal), refusal.status)(scope, receive, send)
+
+
 def new_token() -> str:
     """Something to sign in with that nobody guesses."""
     return secrets.token_urlsafe(32)
@@ -330,6 +349,12 @@ def new_token() -> str:
 def _role(request: Request) -> Role:
     """What who asks may do; of who has not signed in, the least."""
     return request.state.person.role if request.state.person else Role.SEE
+
+
+def _viewer(request: Request) -> str:
+    """Who looks: a name, or the session of who has none."""
+    person = request.state.person
+    return (person.name if person else "") or request.state.session or ""
 
 
 def _base(request: Request) -> str:

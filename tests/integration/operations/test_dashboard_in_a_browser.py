@@ -19,6 +19,7 @@ import servicebroker as sb
 from browsers import AXE, DESK, IN_A_BROWSER, PHONE, shown_in, violations
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, Role
+from servicebroker.dashboard.server import Server, configured
 from support import ORDER, STOCK_QUEUE, begin, far_handle
 
 pytest.importorskip("uvicorn")
@@ -32,11 +33,9 @@ HIT = "<img src=x onerror='window.hit=1'>"
 @contextmanager
 def served(url: str) -> Iterator[str]:
     """The dashboard of an instance; its address."""
-    import uvicorn
-
     app = Dashboard([url], token=TOKEN, role=Role.ACT)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1))
+        server = Server(configured(app, timeout_graceful_shutdown=1))
         running = threading.Thread(target=server.run, args=([listening],))
         running.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"

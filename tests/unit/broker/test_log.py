@@ -61,6 +61,18 @@ def test_what_peers_have_not_caused_is_told_each_time(said: io.StringIO) -> None
     assert len(lines(said)) == 3
 
 
+def test_what_asyncio_and_uvicorn_say_of_peers_is_bounded_as_well(said: io.StringIO) -> None:
+    for number in range(1_000):
+        logging.getLogger("asyncio").error("socket.accept() out of system resource\nsocket: <fd=%d>", number)
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+        logging.getLogger("a.procedure").warning("The shelf is empty.")
+    assert said.getvalue().count("out of system resource") == process_log.DIFFERENT
+    assert said.getvalue().count("Invalid HTTP request") == 1
+    assert said.getvalue().count("The shelf is empty.") == 1_000
+    eventually(lambda: "asyncio socket.accept() out of system resource: 980 lines like these" in said.getvalue())
+    eventually(lambda: "uvicorn.error Invalid HTTP request received.: 999 lines like these" in said.getvalue())
+
+
 def test_no_peer_steers_the_terminal(said: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
     journal.connection("Closed", "127.0.0.1:1", "gone\0\x1b[2J\u202e\r\nINFO forged")
     logging.getLogger("servicebroker.broker").error("of %s", "others \x1b[31m")

@@ -1,0 +1,103 @@
+"""Limits on connections that have proved nothing yet.
+
+A stranger opens connections faster than honest peers prove who they are, and each costs a descriptor. So unproven
+connections share a fixed number of places. A newcomer that finds no place takes that of the oldest one, for an honest
+peer proves itself within a second: the oldest of its own network where that has its share, else the oldest of the
+network that has the most places. Each step of a handshake has a deadline, and no bytes that come meanwhile extend it.
+
+A network is an IPv4 address, or the 64 bits of an IPv6 address that one subscriber has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Generic, NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+_OF_SUBSCRIBER = 64  # bits of an IPv6 address
+
+
+class Places(NamedTuple):
+    """How many unproven connections there may be."""
+
+    in_all: int
+    of_network: int
+
+
+class _Place(NamedTuple):
+    network: str
+    entered: int  # counts entrances
+    deadline: float
+
+
+class Admission(Generic[Key]):
+    """The unproven connections, with the deadline of the step that each is at."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._taken: dict[Key, _Place] = {}
+        self._networks: dict[str, dict[Key, None]] = {}  # the oldest first
+        self._entered = 0
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def expect(self, key: Key, host: str, deadline: float) -> Key | None:
+        """Give a connection a place, or its next step a deadline. Return the connection that loses its place."""
+        place = self._taken.get(key)
+        if place is not None:
+            self._taken[key] = place._replace(deadline=deadline)
+            return None
+        network = network_of(host)
+        displaced = self._displaced(network)
+        if displaced is not None:
+            self.leave(displaced)
+        self._entered += 1
+        self._taken[key] = _Place(network, self._entered, deadline)
+        self._networks.setdefault(network, {})[key] = None
+        return displaced
+
+    def leave(self, key: Key) -> None:
+        """Forget a connection: it has proved itself, or is over. No error when it has no place."""
+        place = self._taken.pop(key, None)
+        if place is not None:
+            of_network = self._networks[place.network]
+            del of_network[key]
+            if not of_network:
+                del self._networks[place.network]
+
+    def oldest(self) -> Key | None:
+        """Return the connection to close when descriptors run short: the oldest of the network with most places."""
+        if not self._networks:
+            return None
+        oldest = map(_first, self._networks.values())
+        return max(oldest, key=lambda key: (len(self._networks[self._taken[key].network]), -self._taken[key].entered))
+
+    def overdue(self, now: float) -> list[Key]:
+        """Return the connections whose step has taken too long."""
+        return [key for key, place in self._taken.items() if now >= place.deadline]
+
+    def _displaced(self, network: str) -> Key | None:
+        of_network = self._networks.get(network, {})
+        if len(of_network) >= self._places.of_network:
+            return _first(of_network)
+        return self.oldest() if len(self._taken) >= self._places.in_all else None
+
+
+def network_of(host: str) -> str:
+    """Return the network of an address; a text that is no address is its own."""
+    try:
+        address: IPv4Address | IPv6Address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is None:
+            return str(IPv6Address(int(address) >> _OF_SUBSCRIBER << _OF_SUBSCRIBER))
+        address = address.ipv4_mapped
+    return str(address)
+
+
+def _first(keys: dict[Key, None]) -> Key:
+    return next(iter(keys))

@@ -1,0 +1,246 @@
+"""The dashboard as a process, while strangers hold connections to it and one viewer holds many pages open."""
+
+from __future__ import annotations
+
+import re
+import resource
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from forked import Command
+from servicebroker.dashboard import Dashboard, server
+from servicebroker.store import x509_certificates
+from support import eventually
+
+SOON = 5.0  # seconds in which an answer is there
+
+
+class Site:
+    """A dashboard that listens, with what browsers and strangers do there."""
+
+    def __init__(self, port: int, token: str, *, is_secured: bool = False, pid: int = 0) -> None:
+        self.port, self.token, self.is_secured, self.pid = port, token, is_secured, pid
+        self.origin = f"{'https' if is_secured else 'http'}://127.0.0.1:{port}"
+
+    def connect(self) -> socket.socket:
+        """A connection of a stranger: not even the handshake of TLS is begun."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=SOON)
+
+    def send(self, request: str) -> socket.socket:
+        """A connection of a browser, with a request on its way."""
+        connected = self.connect()
+        if self.is_secured:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            connected = context.wrap_socket(connected)
+        connected.sendall(request.replace("\n", "\r\n").encode())
+        return connected
+
+    def ask(self, request: str) -> str:
+        """The head of the answer."""
+        with closing(self.send(request)) as connected:
+            return head(connected)
+
+    def get(self, path: str, **headers: str) -> str:
+        return f"GET {path} HTTP/1.1\nhost: 127.0.0.1:{self.port}\n{told(headers)}\n"
+
+    def post(self, path: str, fields: dict[str, str]) -> str:
+        form = urlencode(fields)
+        kind = "application/x-www-form-urlencoded"
+        headers = told({"origin": self.origin, "content-type": kind, "content-length": str(len(form))})
+        return f"POST {path} HTTP/1.1\nhost: 127.0.0.1:{self.port}\n{headers}\n{form}"
+
+    def sign_in(self) -> str:
+        """The cookie of a new session."""
+        (cookie,) = re.findall(r"set-cookie: ([^;]+)", self.ask(self.post("/login", {"token": self.token})))
+        return str(cookie)
+
+    def stream(self, cookie: str) -> socket.socket:
+        """A page that changes by itself."""
+        return self.send(self.get("/", accept="text/event-stream", cookie=cookie))
+
+
+def told(headers: dict[str, str]) -> str:
+    return "".join(f"{name}: {value}\n" for name, value in headers.items())
+
+
+def head(connected: socket.socket) -> str:
+    """The head of an answer; '' when the connection was closed instead."""
+    said = b""
+    while b"\r\n\r\n" not in said:
+        try:
+            part = connected.recv(4096)
+        except ConnectionResetError:
+            return ""
+        if not part:
+            return ""
+        said += part
+    return said.decode(errors="replace")
+
+
+def status(answer: str) -> int:
+    return int(answer.split()[1]) if answer else 0
+
+
+@contextmanager
+def served(folder: Path, *options: str) -> Iterator[Site]:
+    running = Command(
+        "dashboard",
+        "--instance",
+        folder / "nowhere",
+        "--port",
+        "0",
+        *options,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with running as dashboard:
+        try:
+            address = dashboard.stdout.readline()
+            ((scheme, port, token),) = re.findall(r"(\w+)://127.0.0.1:(\d+)/login#(\S+)", address)
+            yield Site(int(port), token, is_secured=scheme == "https", pid=dashboard.pid)
+        finally:
+            dashboard.terminate()
+            dashboard.wait(20)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with served(tmp_path) as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The options of a dashboard with TLS."""
+    folder = tmp_path_factory.mktemp("certificate")
+    facts, key = x509_certificates.make("dashboard", datetime.now(UTC))
+    certificate, private = folder / "certificate.pem", folder / "key.pem"
+    certificate.write_bytes(x509_certificates.as_pem(facts.der))
+    private.write_bytes(x509_certificates.key_pem(key))
+    return "--certificate", str(certificate), "--key", str(private)
+
+
+@pytest.mark.parametrize("is_secured", [False, True])
+def test_silent_sockets_close_the_dashboard_to_nobody(
+    tmp_path: Path, certified: tuple[str, ...], is_secured: bool
+) -> None:
+    with served(tmp_path, *(certified if is_secured else ())) as site, ExitStack() as held:
+        for _ in range(500):
+            held.enter_context(closing(site.connect()))
+        begun = time.monotonic()
+        assert status(site.ask(site.get("/login"))) == 200
+        assert time.monotonic() - begun < SOON
+
+
+def test_requests_that_do_not_end_close_it_to_nobody(site: Site) -> None:
+    with ExitStack() as held:
+        for number in range(400):
+            unfinished = site.post("/login", {"token": "x"})[:-1] if number % 2 else site.get("/login")[:-1]
+            held.enter_context(closing(site.send(unfinished)))
+        assert status(site.ask(site.get("/login"))) == 200
+
+
+def test_a_dashboard_that_runs_out_of_descriptors_answers(tmp_path: Path, certified: tuple[str, ...]) -> None:
+    with served(tmp_path, *certified) as site, ExitStack() as held:
+        resource.prlimit(site.pid, resource.RLIMIT_NOFILE, (100, 100))
+        for _ in range(300):
+            held.enter_context(closing(site.connect()))
+        assert status(site.ask(site.get("/login"))) == 200
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
+    """A dashboard whose deadlines are half a second."""
+    monkeypatch.setattr(server, "REQUEST_TIME", 0.5)
+    monkeypatch.setattr(server, "READING_TIME", 0.5)
+    monkeypatch.setattr(server, "TERMS", server.TERMS._replace(first_step=0.5))
+    app = Dashboard([str(tmp_path / "nowhere")], token="the token")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        dashboard = server.Server(server.configured(app, timeout_graceful_shutdown=1))
+        running = threading.Thread(target=dashboard.run, args=([listening],))
+        running.start()
+        yield Site(listening.getsockname()[1], "the token")
+        dashboard.should_exit = True
+        running.join()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("GET /login HTTP/1.1\nx: ", id="head"),
+        pytest.param("POST /login HTTP/1.1\nhost: 127.0.0.1:{port}\ncontent-length: 10000\n\ntoken=", id="body"),
+        pytest.param("GET /login HTTP/1.1\nhost: 127.0.0.1:{port}\n\nGET /login HTTP/1.1\nx: ", id="second"),
+    ],
+)
+def test_a_request_that_comes_slowly_is_ended(hurried: Site, said: str) -> None:
+    with closing(hurried.send(said.replace("{port}", str(hurried.port)))) as connected:
+        begun = time.monotonic()
+        while not ended(connected) and time.monotonic() < begun + SOON:
+            with suppress(OSError):
+                connected.send(b"x")
+            time.sleep(0.1)
+        assert 0.3 < time.monotonic() - begun < SOON
+
+
+def test_who_reads_no_answers_is_ended(hurried: Site) -> None:
+    with closing(hurried.send("")) as connected:
+        connected.setblocking(False)
+        asked = hurried.get("/static/dashboard.css").replace("\n", "\r\n").encode() * 100
+        begun = time.monotonic()
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            while time.monotonic() < begun + 2 * SOON:
+                with suppress(BlockingIOError):
+                    connected.send(asked)
+                time.sleep(0.01)
+
+
+def test_who_looks_at_a_page_is_not_hurried(hurried: Site) -> None:
+    with closing(hurried.stream(hurried.sign_in())) as opened:
+        assert status(head(opened)) == 200
+        time.sleep(1.5)
+        assert not ended(opened)
+
+
+def test_one_viewer_does_not_take_all_streams(site: Site) -> None:
+    mine, other = site.sign_in(), site.sign_in()
+    with ExitStack() as held:
+        opened = [held.enter_context(closing(site.stream(mine))) for _ in range(55)]
+        assert Counter(status(head(one)) for one in opened) == {200: 10, 429: 45}
+        assert status(head(held.enter_context(closing(site.stream(other))))) == 200
+
+
+def test_who_has_most_streams_gives_way(site: Site) -> None:
+    with ExitStack() as held:
+        many = [site.sign_in() for _ in range(5)]
+        opened = [held.enter_context(closing(site.stream(cookie))) for cookie in many for _ in range(10)]
+        assert {status(head(one)) for one in opened} == {200}
+        assert status(head(held.enter_context(closing(site.stream(site.sign_in()))))) == 200
+        eventually(lambda: ended(opened[0]))
+        assert not any(map(ended, opened[1:]))
+
+
+def ended(connected: socket.socket) -> bool:
+    """Whether the server has ended a connection or its answer."""
+    connected.setblocking(False)
+    try:
+        while part := connected.recv(65536):
+            if part.endswith(b"\r\n0\r\n\r\n"):
+                return True
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True

@@ -1,0 +1,64 @@
+"""Which unproven connections keep their places."""
+
+from __future__ import annotations
+
+import pytest
+
+from servicebroker.protocol.admission import Admission, Places, network_of
+
+
+def entered(admission: Admission[str], host: str, *keys: str) -> list[str | None]:
+    return [admission.expect(key, host, 5.0) for key in keys]
+
+
+def test_of_one_network_the_oldest_gives_way() -> None:
+    admission: Admission[str] = Admission(Places(in_all=10, of_network=2))
+    assert entered(admission, "10.0.0.1", "a", "b", "c", "d") == [None, None, "a", "b"]
+    assert entered(admission, "10.0.0.2", "e") == [None]
+    assert len(admission) == 3
+
+
+def test_of_all_networks_the_one_that_has_most_gives_way() -> None:
+    admission: Admission[str] = Admission(Places(in_all=6, of_network=4))
+    entered(admission, "10.0.0.9", "honest")
+    entered(admission, "10.0.0.1", "a", "b", "c", "d")
+    entered(admission, "10.0.0.2", "e")
+    assert entered(admission, "10.0.0.3", "f", "g", "h") == ["a", "b", "c"]
+    assert admission.oldest() == "f"  # three of its network, which came last
+    admission.leave("f")
+    assert admission.oldest() == "g"
+    admission.leave("g")
+    assert admission.oldest() == "honest"  # one of each: the oldest
+
+
+def test_who_has_proved_itself_is_not_counted() -> None:
+    admission: Admission[str] = Admission(Places(in_all=2, of_network=1))
+    for number in range(10):
+        assert entered(admission, "10.0.0.1", str(number)) == [None]
+        admission.leave(str(number))
+    admission.leave("0")
+    assert admission.oldest() is None
+
+
+def test_each_step_has_its_deadline_and_the_place_its_age() -> None:
+    admission: Admission[str] = Admission(Places(in_all=10, of_network=2))
+    entered(admission, "10.0.0.1", "a", "b")
+    assert admission.overdue(4.9) == []
+    assert admission.expect("a", "10.0.0.1", 8.0) is None
+    assert admission.overdue(5.0) == ["b"]
+    assert admission.overdue(8.0) == ["a", "b"]
+    assert entered(admission, "10.0.0.1", "c") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("", ""),
+    ],
+)
+def test_the_network_of_an_address(host: str, network: str) -> None:
+    assert network_of(host) == network
