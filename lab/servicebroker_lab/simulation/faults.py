@@ -86,6 +86,7 @@ def draw_limits(random: Random) -> Limits:
         fragment_size=random.choice((16, 50, 200)),
         window=window,
         message_cost=10,
+        kept_cost=30,
         ahead_messages=random.choice((3, 10, 1_000)),
         ahead_bytes=random.choice((200, 2 * window, 100_000)),
     )

@@ -671,10 +671,7 @@ class MemoryStore(Store):
 
 def _kept(steps: list[Keep]) -> Kept:
     first = steps[0]
-    return Kept(
-        first.fragments,
-        sum(1 << step.fragment for step in steps),
-        sum(len(step.part.body or b"") for step in steps),
-        first.part.content,
-        first.part.token,
-    )
+    kept = Kept(first.fragments, (), 0, first.part.content, first.part.token)
+    for step in steps:
+        kept = kept.with_fragment(step.fragment, len(step.part.body or b""))
+    return kept

@@ -27,7 +27,7 @@ from servicebroker.protocol.envelope import (
     Part,
     Payload,
 )
-from servicebroker.protocol.incoming import Batch, Incoming, Kept, Progress, Verdict
+from servicebroker.protocol.incoming import Batch, Incoming, Kept, Progress, Verdict, impossible
 from servicebroker.protocol.limits import LIMITS, Limits
 from servicebroker.protocol.outgoing import NEVER, Cut, Outgoing
 
@@ -170,7 +170,7 @@ class TransmissionState(NamedTuple):
 
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
     state: tuple[int, int, int, Sending, UUID | None, bool, int, int | None, bytes | None]
-    kept: list[tuple[int, int, bytes, int, Content, bytes | None]]  # of the fragments' bits there may be more than 64
+    kept: list[tuple[int, Kept]]
 
 
 _saved = msgspec.msgpack.Decoder(_Saved)
@@ -178,21 +178,15 @@ _saved = msgspec.msgpack.Decoder(_Saved)
 
 def pack(state: TransmissionState) -> bytes:
     """The bytes of a saved state."""
-    kept = [
-        (number, one.fragments, one.bits.to_bytes(-(-one.fragments // 8), "big"), one.size, one.content, one.token)
-        for number, one in state.kept.items()
-    ]
-    return msgspec.msgpack.encode(_Saved(state[:9], kept))
+    return msgspec.msgpack.encode(_Saved(state[:9], list(state.kept.items())))
 
 
-def unpack(saved: bytes) -> TransmissionState:
-    """The state that `pack` made bytes of."""
+def unpack(saved: bytes, limits: Limits = LIMITS) -> TransmissionState:
+    """The state that `pack` made bytes of, without what it keeps beyond the limits: the peer sends that again."""
     decoded = _saved.decode(saved)
-    kept = {
-        n: Kept(count, int.from_bytes(bits, "big"), size, content, token)
-        for n, count, bits, size, content, token in decoded.kept
-    }
-    return TransmissionState(*decoded.state, kept)
+    state = TransmissionState(*decoded.state, dict(decoded.kept))
+    beyond = impossible(state.next, state.kept, limits)
+    return state._replace(kept={number: one for number, one in state.kept.items() if number not in beyond})
 
 
 class Dialog:
@@ -232,7 +226,7 @@ class Dialog:
         self._outgoing = Outgoing(state.base, state.sent_below, limits, draw)
         self._outgoing.attempts = state.attempts
         self._jumps = False  # an Error leaves out messages that the peer may not have
-        self._incoming = Incoming(Progress(state.next, dict(state.kept), state.final, state.token), limits)
+        self._incoming = Incoming(Progress(state.next, dict(state.kept), state.final, state.token, limits))
         self._link_status = ""
         self._failure: BrokerFailure | None = None
         self._is_refusing = False
@@ -523,6 +517,8 @@ class Dialog:
                 return _dropped(11217, self._incoming.seen.next, number)
             case Verdict.AFTER_END:
                 return _dropped(11212)
+            case Verdict.MISSHAPEN:
+                return _dropped(11221, "the size of the fragment, or their number, does not fit the message")
             case _:
                 return _dropped(11221, "its fragments differ from those that came before")
 

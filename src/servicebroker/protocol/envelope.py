@@ -17,13 +17,14 @@ from msgspec import Meta, Struct
 
 from servicebroker.model.names import MAXIMUM_NAME, MAXIMUM_SERVICE_NAME
 from servicebroker.protocol.integrity import Protection
+from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.wire_errors import CorruptedMessage, Undeliverable
 
 MAXIMUM_NUMBER = 2**62
-MAXIMUM_FRAGMENTS = 2**21
+MAXIMUM_FRAGMENTS = LIMITS.most_fragments  # of one message
 MAXIMUM_RUN = 350  # messages in one frame, which holds them also with the longest names and with traces
 MAXIMUM_RANGES = 64  # in one acknowledgement
-MAXIMUM_SIZE = 2**31 - 1  # bytes of a message
+MAXIMUM_INTEGER = 2**31 - 1
 
 Number = Annotated[int, Meta(ge=0, le=MAXIMUM_NUMBER)]
 FragmentNumber = Annotated[int, Meta(ge=0, le=MAXIMUM_FRAGMENTS)]
@@ -71,7 +72,7 @@ class Opening(Struct, array_like=True, frozen=True):
     """
 
     contract: str
-    lifetime: Annotated[int, Meta(ge=0, le=MAXIMUM_SIZE)]
+    lifetime: Annotated[int, Meta(ge=0, le=MAXIMUM_INTEGER)]
     encryption: bool = True
 
 
@@ -137,7 +138,7 @@ class Part(Struct, array_like=True, frozen=True):
 class BrokerFailure(Struct, array_like=True, frozen=True):
     """An error that a broker made: the number below zero, and the text that the Error message shows."""
 
-    code: Annotated[int, Meta(ge=-MAXIMUM_SIZE, le=-1)]
+    code: Annotated[int, Meta(ge=-MAXIMUM_INTEGER, le=-1)]
     description: Annotated[str, Meta(max_length=3_000)]
 
 
@@ -273,6 +274,8 @@ def _decode(kind: Kind, plain: bytes) -> Payload:
 
 
 def _check(header: Header, payload: Payload) -> None:
+    if header.acknowledgement is not None and not _ascends(header.acknowledgement):
+        raise Undeliverable(11221, "the acknowledged ranges are not in order")
     if not isinstance(payload, tuple):
         if (header.number, header.fragment, header.fragments) != (0, 0, 1):
             raise CorruptedMessage(11299)
@@ -284,6 +287,21 @@ def _check(header: Header, payload: Payload) -> None:
     whole = header.kind is Kind.RUN
     if (header.fragment, header.fragments) != (0, 1) if whole else not _is_fragment(header, payload):
         raise Undeliverable(11221, "the fragment numbers do not fit the message")
+
+
+def _ascends(acknowledgement: Acknowledgement) -> bool:
+    """Whether no range is empty, and none reaches into the next: what overlaps would be walked again and again."""
+    behind = 0
+    for first, last in acknowledgement.whole:
+        if not behind <= first <= last:
+            return False
+        behind = last + 1
+    place = (0, 0)
+    for number, first, last in acknowledgement.parts:
+        if not place <= (number, first) <= (number, last):
+            return False
+        place = (number, last + 1)
+    return True
 
 
 def _is_fragment(header: Header, payload: tuple[Part, ...]) -> bool:

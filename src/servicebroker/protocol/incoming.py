@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from servicebroker.protocol.envelope import MAXIMUM_RANGES, Acknowledgement, Content, Part
-from servicebroker.protocol.limits import Limits
+from servicebroker.protocol.limits import LIMITS, Limits
 
 
 class Deliver(NamedTuple):
@@ -84,13 +86,18 @@ class Verdict(Enum):
     TOO_FAR = "too far"  # the sender's retry brings it again
     AFTER_END = "after the end"
     INCONSISTENT = "inconsistent"
+    MISSHAPEN = "misshapen"  # no sender cuts a message like that
 
 
 class Kept(NamedTuple):
-    """The fragments of one message that have come, as bits, and their bytes."""
+    """The fragments of one message that have come, and their bytes.
+
+    `bounds` are the runs of fragments, in order: of each its first fragment, and the one behind its last. So a message
+    takes memory for what has come of it, however many fragments it says that it has.
+    """
 
     fragments: int
-    bits: int
+    bounds: tuple[int, ...]
     size: int
     content: Content
     token: bytes | None = None
@@ -98,7 +105,71 @@ class Kept(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether none is missing."""
-        return self.bits == (1 << self.fragments) - 1
+        return self.bounds == (0, self.fragments)
+
+    @property
+    def arrived(self) -> int:
+        """How many fragments have come."""
+        return sum(self.bounds[1::2]) - sum(self.bounds[::2])
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The runs of fragments that have come: first and last."""
+        return [(first, behind - 1) for first, behind in zip(self.bounds[::2], self.bounds[1::2], strict=True)]
+
+    def has(self, fragment: int) -> bool:
+        """Whether this fragment has come."""
+        return bool(bisect_right(self.bounds, fragment) & 1)
+
+    def has_room(self, fragment: int, limits: Limits) -> bool:
+        """Whether a fragment that has not come lies beside one that has, or may begin another run."""
+        if len(self.bounds) < 2 * limits.kept_ranges:
+            return True
+        return fragment in self.bounds or fragment + 1 in self.bounds
+
+    def with_fragment(self, fragment: int, size: int) -> Kept:
+        """Return it with a fragment of so many bytes that has not come yet."""
+        bounds = self.bounds
+        place = bisect_right(bounds, fragment)
+        follows = place > 0 and bounds[place - 1] == fragment
+        precedes = place < len(bounds) and bounds[place] == fragment + 1
+        new = ((fragment,) if not follows else ()) + ((fragment + 1,) if not precedes else ())
+        return self._replace(bounds=bounds[: place - follows] + new + bounds[place + precedes :], size=self.size + size)
+
+    def cost(self, limits: Limits) -> int:
+        """Return the bytes that it counts for."""
+        return self.size + limits.kept_cost + self.arrived * limits.message_cost
+
+    def is_possible(self, limits: Limits) -> bool:
+        """Whether its fragments have the shape of a message that is not whole, or has come whole: fragment 0 of 1."""
+        if self.fragments == 1:
+            return self.bounds == (0, 1)
+        bounds, unit = self.bounds, limits.fragment_size
+        ascends = all(before < after for before, after in zip((-1, *bounds), bounds, strict=False))
+        if not 2 <= len(bounds) <= 2 * limits.kept_ranges or len(bounds) % 2 or not ascends:
+            return False
+        if not bounds[-1] <= self.fragments <= limits.most_fragments:
+            return False
+        full = self.arrived - (bounds[-1] == self.fragments)
+        return full * unit <= self.size <= self.arrived * unit and (self.size > full * unit or full == self.arrived)
+
+
+def impossible(next_number: int, kept: Mapping[int, Kept], limits: Limits = LIMITS) -> list[int]:
+    """Return the messages that no `Incoming` with these limits keeps behind `next_number`; of too many, the last."""
+    found, ahead = [], 0
+    for number in sorted(kept):
+        one = kept[number]
+        is_early = number != next_number
+        cost = one.cost(limits) if is_early else 0
+        is_far = number >= next_number + limits.ahead_messages
+        if is_far or not one.is_possible(limits) or ahead + cost > limits.ahead_bytes:
+            found.append(number)
+        else:
+            ahead += cost
+    return found
+
+
+_NOTHING: Final[dict[int, Kept]] = {}  # shared by all that keep nothing, and never written
 
 
 class Progress:
@@ -107,7 +178,7 @@ class Progress:
     `token` is that of message `next` - 1, where it is known.
     """
 
-    __slots__ = ("final", "held", "kept", "next", "token")
+    __slots__ = ("_acknowledgement", "final", "held", "kept", "limits", "next", "token")
 
     def __init__(
         self,
@@ -115,24 +186,28 @@ class Progress:
         kept: dict[int, Kept] | None = None,
         final: int | None = None,
         token: bytes | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         self.next = next_number
         self.token = token
-        self.kept = {} if kept is None else kept
-        self.held = sum(one.size for one in self.kept.values())  # bytes
+        self.kept = kept or _NOTHING
+        self.held = sum(one.cost(limits) for one in self.kept.values())  # bytes that it counts for
         self.final = final  # the number of the message that ends the conversation, once it is known
+        self.limits = limits
+        self._acknowledgement: Acknowledgement | None = None  # until something changes
 
     def copy(self) -> Progress:
         """One that changes by itself."""
-        twin = Progress(self.next, None, self.final, self.token)
-        twin.kept, twin.held = self.kept.copy(), self.held
+        twin = Progress(self.next, None, self.final, self.token, self.limits)
+        twin.kept = self.kept.copy() or _NOTHING
+        twin.held, twin._acknowledgement = self.held, self._acknowledgement
         return twin
 
     @property
     def ahead(self) -> int:
-        """Bytes kept of messages beyond the next one."""
+        """Bytes that is counted for what is kept of messages beyond the next one."""
         current = self.kept.get(self.next)
-        return self.held if current is None else self.held - current.size
+        return self.held if current is None else self.held - current.cost(self.limits)
 
     @property
     def is_closed(self) -> bool:
@@ -144,12 +219,13 @@ class Progress:
         if number < self.next:
             return True
         kept = self.kept.get(number)
-        return kept is not None and bool(kept.bits >> fragment & 1)
+        return kept is not None and kept.has(fragment)
 
     def add_run(self, number: int, parts: tuple[Part, ...]) -> Step:
         """Take in whole messages that are next in order, when nothing is kept; only the last may end anything."""
         self.next = number + len(parts)
         self.token = parts[-1].token
+        self._acknowledgement = None
         if parts[-1].content is not Content.DATA:
             self.final = self.next - 1
         return Deliver(number, parts)
@@ -162,10 +238,15 @@ class Progress:
             return [*self._jump_to(number), self.add_run(number, (part,))]
         if number == self.next and fragments == 1:
             return [self.add_run(number, (part,)), *self._complete()]
-        before = self.kept.get(number, Kept(fragments, 0, 0, part.content, part.token))
-        size = before.size + len(part.body or b"")
-        self.held += size - before.size
-        kept = self.kept[number] = before._replace(bits=before.bits | 1 << fragment, size=size)
+        self._acknowledgement = None
+        self.kept = self.kept or {}
+        before = self.kept.get(number)
+        if before is None:
+            before = Kept(fragments, (), 0, part.content, part.token)
+            self.held += self.limits.kept_cost
+        size = len(part.body or b"")
+        self.held += size + self.limits.message_cost
+        kept = self.kept[number] = before.with_fragment(fragment, size)
         steps: list[Step] = [Keep(number, fragment, fragments, part)]
         if kept.is_whole and part.content is Content.ERROR:
             steps += self._jump_to(number)
@@ -175,47 +256,49 @@ class Progress:
         """An error takes the place of everything that has not come; see docs/decisions/051."""
         doomed = [kept for kept in self.kept if kept < number]
         for kept in doomed:
-            self.held -= self.kept.pop(kept).size
+            self._let_go(kept)
         first, self.next = self.next, number
         return [Discard(first, number)] if doomed else []
 
     def _complete(self) -> list[Step]:
         steps: list[Step] = []
         while (kept := self.kept.get(self.next)) is not None and kept.is_whole:
-            self.held -= self.kept.pop(self.next).size
+            self._let_go(self.next)
             self.token = kept.token
             steps.append(Complete(self.next))
             self.next += 1
         return steps
 
+    def _let_go(self, number: int) -> None:
+        self.held -= self.kept.pop(number).cost(self.limits)
+
     def acknowledgement(self) -> Acknowledgement:
         """What the sender may be told once this is committed; of very many gaps the lowest."""
         if not self.kept:
             return Acknowledgement(self.next, token=self.token)
+        if self._acknowledgement is None:
+            whole, parts = self._lowest_ranges()
+            self._acknowledgement = Acknowledgement(self.next, whole, parts, self.token)
+        return self._acknowledgement
+
+    def _lowest_ranges(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int, int], ...]]:
+        """Return ranges of whole messages and of fragments, until the acknowledgement has room for no more of either.
+
+        What is not named travels again: a receiver looks no further than it can tell.
+        """
         whole: list[tuple[int, int]] = []
         parts: list[tuple[int, int, int]] = []
         for number in sorted(self.kept):
             kept = self.kept[number]
             if not kept.is_whole:
-                parts += [(number, first, last) for first, last in _ranges(kept.bits)]
+                parts += [(number, first, last) for first, last in kept.ranges]
             elif whole and whole[-1][1] == number - 1:
                 whole[-1] = (whole[-1][0], number)
             else:
                 whole.append((number, number))
-        return Acknowledgement(self.next, tuple(whole[:MAXIMUM_RANGES]), tuple(parts[:MAXIMUM_RANGES]), self.token)
-
-
-def _ranges(bits: int) -> list[tuple[int, int]]:
-    """The runs of ones: (first, last)."""
-    ranges, place = [], 0
-    while bits:
-        zeros = (bits & -bits).bit_length() - 1
-        bits >>= zeros
-        ones = (~bits & (bits + 1)).bit_length() - 1
-        ranges.append((place + zeros, place + zeros + ones - 1))
-        place += zeros + ones
-        bits >>= ones
-    return ranges
+            if len(whole) > MAXIMUM_RANGES or len(parts) >= MAXIMUM_RANGES:
+                break
+        return tuple(whole[:MAXIMUM_RANGES]), tuple(parts[:MAXIMUM_RANGES])
 
 
 class Incoming:
@@ -223,11 +306,11 @@ class Incoming:
 
     __slots__ = ("_committing", "_limits", "_steps", "_waiting", "is_ack_due", "load", "seen", "stored")
 
-    def __init__(self, stored: Progress, limits: Limits) -> None:
+    def __init__(self, stored: Progress) -> None:
         self.stored = stored
         self.seen = stored.copy()
         self.is_ack_due = False
-        self._limits = limits
+        self._limits = stored.limits
         self._steps: list[Step] = []
         self._waiting = 0  # bytes in them
         self.load = 0  # bytes in them and in the batch that is with the caller, as their sender counts them
@@ -249,11 +332,11 @@ class Incoming:
         theirs = before if place < 0 else parts[place].token if place < len(parts) else None
         if place >= -1 and theirs and seen.token and theirs != seen.token:
             return seen.next - 1
-        for other, kept in seen.kept.items():  # nearly always none
-            place = other - number
-            token = before if place == -1 else parts[place].token if 0 <= place < len(parts) else None
-            if token and kept.token and token != kept.token:
-                return other
+        if seen.kept:  # nearly never; of many that are kept only those that the frame is about
+            for place, token in enumerate((before, *(part.token for part in parts)), -1):
+                kept = seen.kept.get(number + place)
+                if token and kept is not None and kept.token and token != kept.token:
+                    return number + place
         return None
 
     def arrived_run(self, number: int, parts: tuple[Part, ...]) -> bool:
@@ -283,6 +366,8 @@ class Incoming:
         return verdict
 
     def _judge(self, number: int, fragment: int, fragments: int, part: Part) -> Verdict:
+        if fragments > 1 and not self._is_shaped(fragment, fragments, len(part.body or b"")):
+            return Verdict.MISSHAPEN
         if self.seen.has(number, fragment):
             return Verdict.DUPLICATE if self.stored.has(number, fragment) else Verdict.PENDING
         final, kept = self.seen.final, self.seen.kept.get(number)
@@ -290,15 +375,25 @@ class Incoming:
             return Verdict.AFTER_END
         if kept is not None and (kept.fragments, kept.content) != (fragments, part.content):
             return Verdict.INCONSISTENT
+        if kept is not None and not kept.has_room(fragment, self._limits):
+            return Verdict.TOO_FAR
         return Verdict.NEW if self._has_room(number, fragments, part) else Verdict.TOO_FAR
 
-    def _has_room(self, number: int, fragments: int, part: Part) -> bool:
-        size, limit = len(part.body or b""), self._limits.ahead_bytes
-        if self._waiting + size > limit:
+    def _is_shaped(self, fragment: int, fragments: int, size: int) -> bool:
+        """Whether a sender cuts a fragment like that: all are full but the last."""
+        limits = self._limits
+        if fragments > limits.most_fragments or size > limits.fragment_size:
             return False
-        if number == self.seen.next or (part.content is Content.ERROR and fragments == 1):
+        return size == limits.fragment_size or fragment == fragments - 1
+
+    def _has_room(self, number: int, fragments: int, part: Part) -> bool:
+        size, limits, seen = len(part.body or b""), self._limits, self.seen
+        if self._waiting + size > limits.ahead_bytes:
+            return False
+        if number == seen.next or (part.content is Content.ERROR and fragments == 1):
             return True
-        return number < self.seen.next + self._limits.ahead_messages and self.seen.ahead + size <= limit
+        cost = size + limits.message_cost + (0 if number in seen.kept else limits.kept_cost)
+        return number < seen.next + limits.ahead_messages and seen.ahead + cost <= limits.ahead_bytes
 
     def batch(self) -> Batch | None:
         """What to store now; None when there is nothing, or the last batch is still with the caller."""

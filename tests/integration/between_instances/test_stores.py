@@ -24,7 +24,7 @@ from servicebroker.model.states import EndpointState
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Kind, Opening, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Incoming, Keep, Progress
-from servicebroker.protocol.limits import Limits
+from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Address, Elsewhere, Route
 from servicebroker.store.connection import connect
@@ -33,7 +33,6 @@ from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, Clock, query, standar
 
 FAR = UUID(int=7)  # the broker of the peers
 HANDLES = 6  # endpoints that are worked on at a time
-LIMITS = Limits(fragment_size=4)
 _READS = (EndpointState.STARTED_INBOUND, EndpointState.CONVERSING, EndpointState.DISCONNECTED_INBOUND)
 
 
@@ -203,7 +202,7 @@ class Both:
         (found,) = self.real.endpoints([handle]) or [None]
         if found is None:
             return Batch(0, 0, [], None)
-        incoming = Incoming(Progress(found.receive_sequence, dict(found.kept), None, found.receive_token), LIMITS)
+        incoming = Incoming(Progress(found.receive_sequence, dict(found.kept), None, found.receive_token, LIMITS))
         name = REPLY if found.is_initiator else ORDER
         for _ in range(self.chance.randint(1, 6)):
             number = found.receive_sequence + self.chance.randint(0, 3)
@@ -211,7 +210,9 @@ class Both:
             token = number.to_bytes(8, "big")
             if content is Content.DATA and number % 2:
                 fragment = self.chance.randrange(3)
-                incoming.arrived(number, fragment, 3, Part(name, content, b"%04d" % fragment, token))
+                incoming.arrived(
+                    number, fragment, 3, Part(name, content, (b"%04d" % fragment) * (LIMITS.fragment_size // 4), token)
+                )
             else:
                 body = error_body(1, "why") if content is Content.ERROR else b"" if content is Content.END else b"abc"
                 incoming.arrived(number, 0, 1, Part(name, content, body or None, token))

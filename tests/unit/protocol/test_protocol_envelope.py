@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from servicebroker.protocol import envelope
 from servicebroker.protocol.envelope import (
+    MAXIMUM_FRAGMENTS,
     MAXIMUM_RANGES,
     MAXIMUM_RUN,
     Acknowledgement,
@@ -56,13 +57,14 @@ def test_the_longest_run_fits_into_a_frame() -> None:
     share = LIMITS.fragment_size // MAXIMUM_RUN
     parts = tuple(Part(name, Content.DATA, b"x" * share) for _ in range(MAXIMUM_RUN))
     ranges = tuple((2**62, 2**62) for _ in range(MAXIMUM_RANGES))
+    pieces = tuple((2**62, MAXIMUM_FRAGMENTS, MAXIMUM_FRAGMENTS) for _ in ranges)
     longest = header(
         to_service=name * 2,
         from_service=name * 2,
         to_broker=THERE,
         number=2**62,
         opening=Opening(name, 2**31 - 1),
-        acknowledgement=Acknowledgement(2**62, ranges, tuple((2**62, 2**21, 2**21) for _ in ranges)),
+        acknowledgement=Acknowledgement(2**62, ranges, pieces),
         traces=tuple((n, bytes(25)) for n in range(MAXIMUM_RUN)),
     )
     assert len(encode(longest, parts, KEY)) < MAXIMUM_BODY - 16_384  # room for session keys and a passage
@@ -70,12 +72,23 @@ def test_the_longest_run_fits_into_a_frame() -> None:
 
 names = st.text(min_size=1, max_size=128)
 numbers = st.integers(0, 2**62)
-fragments = st.integers(0, 2**21)
+fragments = st.integers(0, MAXIMUM_FRAGMENTS)
+
+
+def in_order(places: list[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Ranges that do not overlap, of (..., first, last)."""
+    ranges: list[tuple[int, ...]] = []
+    for place in sorted((*place[:-2], min(place[-2:]), max(place[-2:])) for place in places):
+        if not ranges or (*ranges[-1][:-2], ranges[-1][-1]) < place[:-1]:
+            ranges.append(place)
+    return tuple(ranges)
+
+
 acknowledgements = st.builds(
     Acknowledgement,
     numbers,
-    st.lists(st.tuples(numbers, numbers), max_size=MAXIMUM_RANGES).map(tuple),
-    st.lists(st.tuples(numbers, fragments, fragments), max_size=MAXIMUM_RANGES).map(tuple),
+    st.lists(st.tuples(numbers, numbers), max_size=MAXIMUM_RANGES).map(in_order),
+    st.lists(st.tuples(numbers, fragments, fragments), max_size=MAXIMUM_RANGES).map(in_order),
 )
 addresses: dict[str, st.SearchStrategy[Any]] = {
     "is_from_initiator": st.booleans(),
@@ -99,7 +112,7 @@ def messages(draw: st.DrawFn) -> tuple[Header, Payload]:
     fields["number"] = draw(numbers)
     if kind is Kind.RUN:
         return header(kind, **fields), tuple(draw(st.lists(parts, min_size=1, max_size=5)))
-    count = draw(st.integers(2, 2**21))
+    count = draw(st.integers(2, MAXIMUM_FRAGMENTS))
     fields |= {"fragments": count, "fragment": draw(st.integers(0, count - 1))}
     return header(kind, **fields), (Part("t", Content.DATA, draw(st.binary(min_size=1, max_size=50))),)
 
@@ -157,6 +170,13 @@ def test_a_secured_conversation_takes_no_unsecured_message_and_the_other_way_rou
         (header(Kind.FRAGMENT, fragments=2, fragment=2), (DATA,), 11221),
         (header(Kind.FRAGMENT, fragments=2), (DATA, DATA), 11221),
         (header(Kind.FRAGMENT, fragments=2), (Part("t", Content.DATA, b""),), 11221),
+        (header(Kind.FRAGMENT, fragment=2**21 - 1, fragments=2**21), (DATA,), 11235),
+        (header(acknowledgement=Acknowledgement(0, ((3, 2),))), (DATA,), 11221),
+        (header(acknowledgement=Acknowledgement(0, ((1, 9), (9, 10)))), (DATA,), 11221),
+        (header(acknowledgement=Acknowledgement(0, ((5, 9), (1, 2)))), (DATA,), 11221),
+        (header(acknowledgement=Acknowledgement(0, (), ((1, 3, 2),))), (DATA,), 11221),
+        (header(acknowledgement=Acknowledgement(0, (), ((1, 0, 2), (1, 2, 3)))), (DATA,), 11221),
+        (header(acknowledgement=Acknowledgement(0, (), ((2, 0, 2), (1, 0, 2)))), (DATA,), 11221),
         (header(), (), 11235),
         (header(), (DATA,) * (MAXIMUM_RUN + 1), 11235),
         (header(), (Part("", Content.DATA, b""),), 11235),

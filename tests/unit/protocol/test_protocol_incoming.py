@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servicebroker.protocol.envelope import Acknowledgement, Content, Part
+from servicebroker.protocol.envelope import MAXIMUM_RANGES, Acknowledgement, Content, Part
 from servicebroker.protocol.incoming import (
     Batch,
     Complete,
@@ -12,12 +14,14 @@ from servicebroker.protocol.incoming import (
     Discard,
     Incoming,
     Keep,
+    Kept,
     Progress,
     Verdict,
+    impossible,
 )
 from servicebroker.protocol.limits import Limits
 
-LIMITS = Limits(ahead_messages=5, ahead_bytes=20)
+LIMITS = Limits(fragment_size=1, message_cost=0, kept_cost=0, ahead_messages=5, ahead_bytes=20)
 
 
 def data(body: bytes = b"x") -> Part:
@@ -25,10 +29,11 @@ def data(body: bytes = b"x") -> Part:
 
 
 END, ERROR = Part("t", Content.END, None), Part("t", Content.ERROR, b"why")
+PIECE_OF_ERROR = Part("t", Content.ERROR, b"w")
 
 
 def incoming() -> Incoming:
-    return Incoming(Progress(), LIMITS)
+    return Incoming(Progress(limits=LIMITS))
 
 
 def whole(into: Incoming, number: int, part: Part | None = None) -> Verdict:
@@ -114,7 +119,7 @@ def test_after_a_rollback_everything_may_come_again() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    into = incoming()
+    into = Incoming(Progress(limits=LIMITS._replace(fragment_size=20)))
     assert whole(into, 5) is Verdict.TOO_FAR
     assert whole(into, 1, data(b"x" * 15)) is Verdict.NEW
     commit(into)
@@ -124,16 +129,16 @@ def test_what_is_kept_is_bounded() -> None:
     assert into.arrived(0, 0, 9, data(b"x" * 20)) is Verdict.NEW  # the next message is no part of it
     commit(into)
     assert into.arrived(0, 1, 9, data(b"x" * 20)) is Verdict.NEW
-    assert into.arrived(0, 2, 9, data()) is Verdict.TOO_FAR  # until the store has taken what waits for it
+    assert into.arrived(0, 2, 9, data(b"x" * 20)) is Verdict.TOO_FAR  # until the store has taken what waits for it
     commit(into)
-    assert into.arrived(0, 2, 9, data()) is Verdict.NEW
+    assert into.arrived(0, 2, 9, data(b"x" * 20)) is Verdict.NEW
 
 
 def test_fragments_that_do_not_fit_together() -> None:
     into = incoming()
     into.arrived(0, 0, 3, data())
     assert into.arrived(0, 1, 4, data()) is Verdict.INCONSISTENT
-    assert into.arrived(0, 1, 3, ERROR) is Verdict.INCONSISTENT
+    assert into.arrived(0, 1, 3, PIECE_OF_ERROR) is Verdict.INCONSISTENT
 
 
 def test_nothing_comes_after_the_end() -> None:
@@ -160,27 +165,33 @@ def test_an_error_takes_the_place_of_what_is_missing() -> None:
 def test_an_error_in_fragments() -> None:
     into = incoming()
     whole(into, 2)
-    into.arrived(3, 0, 2, ERROR)
+    into.arrived(3, 0, 2, PIECE_OF_ERROR)
     assert commit(into).reached == 0
-    into.arrived(3, 1, 2, ERROR)
-    assert commit(into) == Batch(0, 4, [Keep(3, 1, 2, ERROR), Discard(0, 3), Complete(3)])
+    into.arrived(3, 1, 2, PIECE_OF_ERROR)
+    assert commit(into) == Batch(0, 4, [Keep(3, 1, 2, PIECE_OF_ERROR), Discard(0, 3), Complete(3)])
 
 
 def test_an_acknowledgement_names_the_lowest_gaps_only() -> None:
-    into = Incoming(Progress(), Limits())
+    into = Incoming(Progress(limits=Limits(fragment_size=1)))
     for number in range(1, 400, 2):
         whole(into, number)
-    for fragment in range(0, 400, 2):
-        into.arrived(0, fragment, 500, data())
+    commit(into)
+    assert into.stored.acknowledgement().whole == tuple((number, number) for number in range(1, 129, 2))
+    verdicts = [into.arrived(0, fragment, 500, data()) for fragment in range(0, 400, 2)]
+    assert verdicts == [Verdict.NEW] * MAXIMUM_RANGES + [Verdict.TOO_FAR] * (200 - MAXIMUM_RANGES)
+    assert into.arrived(0, 127, 500, data()) is Verdict.NEW  # beside one that has come
+    assert into.arrived(0, 125, 500, data()) is Verdict.NEW  # between two
+    assert into.arrived(0, 398, 500, data()) is Verdict.NEW  # so that there is room for another run
     commit(into)
     ack = into.stored.acknowledgement()
-    assert ack.whole == tuple((number, number) for number in range(1, 129, 2))
-    assert ack.parts == tuple((0, fragment, fragment) for fragment in range(0, 128, 2))
+    assert ack.whole == ()  # what is behind 64 ranges travels again
+    assert ack.parts == (*((0, place, place) for place in range(0, 124, 2)), (0, 124, 127), (0, 398, 398))
 
 
 @given(st.permutations([(number, fragment) for number in range(4) for fragment in range(3)]), st.randoms())
 def test_any_order_and_any_commits_deliver_the_same(order: list[tuple[int, int]], random: object) -> None:
-    into, delivered = Incoming(Progress(), Limits()), []
+    limits = Limits(fragment_size=1)
+    into, delivered = Incoming(Progress(limits=limits)), []
     for number, fragment in order:
         into.arrived(number, fragment, 3, data())
         if random.random() < 0.5 and (batch := into.batch()) is not None:  # type: ignore[attr-defined]
@@ -201,3 +212,100 @@ def test_whole_messages_side_by_side_are_one_range() -> None:
         whole(into, number)
     commit(into)
     assert into.stored.acknowledgement() == Acknowledgement(0, ((1, 2), (4, 4)))
+
+
+# ---------------------------------------------------------------- what a stranger sends
+
+
+def test_one_fragment_of_very_many_takes_no_more_memory_than_one() -> None:
+    limits = Limits()
+    into = Incoming(Progress(limits=limits))
+    assert into.arrived(1, limits.most_fragments - 1, limits.most_fragments, data()) is Verdict.NEW
+    commit(into)
+    (kept,) = into.stored.kept.values()
+    assert sys.getsizeof(kept) + sum(map(sys.getsizeof, kept)) + sum(map(sys.getsizeof, kept.bounds)) < 500
+
+
+def test_no_message_has_more_fragments_than_the_largest_body_needs() -> None:
+    limits = Limits()
+    into = Incoming(Progress(limits=limits))
+    most = limits.most_fragments
+    assert (most - 1) * limits.fragment_size < limits.largest_body <= most * limits.fragment_size
+    assert into.arrived(0, most, most + 1, data()) is Verdict.MISSHAPEN
+    assert into.arrived(0, most - 1, most, data()) is Verdict.NEW
+
+
+@pytest.mark.parametrize(("fragment", "size", "verdict"), [
+    (0, 19, Verdict.MISSHAPEN), (0, 20, Verdict.NEW), (0, 21, Verdict.MISSHAPEN),
+    (2, 1, Verdict.NEW), (2, 20, Verdict.NEW), (2, 21, Verdict.MISSHAPEN),
+])  # fmt: skip
+def test_every_fragment_but_the_last_is_full(fragment: int, size: int, verdict: Verdict) -> None:
+    into = Incoming(Progress(limits=Limits(fragment_size=20)))
+    assert into.arrived(0, fragment, 3, data(b"x" * size)) is verdict
+
+
+def test_what_is_kept_counts_for_more_than_its_body() -> None:
+    limits = Limits(ahead_messages=10**6)
+    into = Incoming(Progress(limits=limits))
+    verdicts = [whole(into, number) for number in range(1, 20_000)]
+    assert verdicts.count(Verdict.NEW) == limits.ahead_bytes // (1 + limits.kept_cost + limits.message_cost)
+    assert limits.ahead_bytes - 500 < into.seen.held <= limits.ahead_bytes
+    assert whole(into, 0) is Verdict.NEW  # after which all of them are complete
+    assert into.seen.held == 0
+
+
+def test_all_that_an_honest_sender_has_under_way_is_kept_when_its_first_message_is_lost() -> None:
+    limits = Limits()
+    into = Incoming(Progress(limits=limits))
+    under_way = range(1, limits.window // limits.message_cost)
+    assert {whole(into, number, Part("t", Content.DATA, None)) for number in under_way} == {Verdict.NEW}
+
+
+@given(st.lists(st.integers(0, 40), unique=True))
+def test_the_ranges_are_those_of_a_set(fragments: list[int]) -> None:
+    kept, came = Kept(41, (), 0, Content.DATA), set()
+    for fragment in fragments:
+        kept = kept.with_fragment(fragment, 1)
+        came.add(fragment)
+        assert {place for place in range(41) if kept.has(place)} == came
+        assert [place for first, last in kept.ranges for place in range(first, last + 1)] == sorted(came)
+        assert kept.arrived == kept.size == len(came)
+        assert len(kept.ranges) == sum(place - 1 not in came for place in came)
+    assert kept.is_whole is (len(came) == 41)
+
+
+@given(st.permutations([(number, fragment) for number in range(1, 4) for fragment in range(4)]), st.integers(0, 12))
+def test_what_was_kept_within_the_limits_may_be_read_again(order: list[tuple[int, int]], count: int) -> None:
+    limits = Limits(fragment_size=2)
+    into = Incoming(Progress(limits=limits))
+    for number, fragment in order[:count]:
+        into.arrived(number, fragment, 4, data(b"x" if fragment == 3 else b"xx"))
+    whole(into, 9)
+    assert impossible(0, into.seen.kept, limits) == []
+
+
+FULL = 32_768
+
+
+@pytest.mark.parametrize("kept", [
+    Kept(2**21, (2**21 - 1, 2**21), 1, Content.DATA),
+    Kept(3, (0, 1), FULL - 1, Content.DATA),
+    Kept(3, (2, 3), FULL + 1, Content.DATA),
+    Kept(3, (0, 1, 2, 3), FULL, Content.DATA),
+    Kept(3, (0, 4), 4 * FULL, Content.DATA),
+    Kept(3, (), 0, Content.DATA),
+    Kept(3, (1, 1), 0, Content.DATA),
+    Kept(3, (-1, 1), 2 * FULL, Content.DATA),
+    Kept(3, (0, 1, 2), 2 * FULL, Content.DATA),
+    Kept(0, (0, 1), FULL, Content.DATA),
+    Kept(1, (1, 2), 0, Content.DATA),
+    Kept(130, tuple(range(130)), 65 * FULL, Content.DATA),
+])  # fmt: skip
+def test_what_cannot_have_been_kept_is_found(kept: Kept) -> None:
+    assert impossible(5, {5: kept}) == [5]
+
+
+def test_what_was_kept_too_far_or_in_too_great_numbers_is_found() -> None:
+    one = Kept(1, (0, 1), 1_000_000, Content.DATA)
+    assert impossible(5, {20: one, 5: one, 7: one, 6: one, 8: one, 9: one, 5 + 16_384: one}) == [20, 5 + 16_384]
+    assert impossible(5, {5 + 16_384: one._replace(size=1)}) == [5 + 16_384]

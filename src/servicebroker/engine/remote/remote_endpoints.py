@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.security.session_keys import Keys
 from servicebroker.protocol.envelope import Content
-from servicebroker.protocol.incoming import Kept
+from servicebroker.protocol.incoming import Kept, impossible
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -103,7 +104,7 @@ def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote
 
 def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
-    kept = yield from _find_kept([row[0] for row in rows if row[26]])
+    kept = yield from _find_kept({row[0]: row[20] for row in rows if row[26]})
     ended = {row[0] for row in rows if _is_end(kept[row[0]].pop(row[20] - 1, None))}
     return [
         RemoteEndpoint._make(
@@ -126,23 +127,54 @@ def _is_end(last: Kept | None) -> bool:
     return last is not None and last.content is not Content.DATA
 
 
-def _find_kept(handles: list[UUID]) -> Steps[dict[UUID, dict[int, Kept]]]:
-    """What has come of messages that cannot be read yet, and of the last one in order where it waits for its queue."""
+def _find_kept(next_of: dict[UUID, int]) -> Steps[dict[UUID, dict[int, Kept]]]:
+    """What has come of messages that cannot be read yet, and of the last one in order where it waits for its queue.
+
+    `next_of` has the next message of each endpoint. What is kept behind it beyond the limits is deleted: the peer sends
+    it again.
+    """
     kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
-    if not handles:
+    if not next_of:
         return kept
-    fragments = yield Statement(
+    rows = yield Statement(
         "remote_endpoints.find_kept",
-        "select conversation_handle, message_sequence_number, fragments, array_agg(fragment), "
-        "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int, (array_agg(token))[1] "
-        "from servicebroker.arrived_fragments f "
-        "where conversation_handle = any ($1) and message_sequence_number >= coalesce((select receive_sequence "
-        "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle), 0) - 1 group by 1, 2, 3",
-        (handles,),
+        "select conversation_handle, message_sequence_number, min(least), max(most), "
+        "array_agg(first order by first), array_agg(behind order by first), sum(size)::bigint, max(content)::int, "
+        "(array_agg(token))[1] from ("
+        "  select conversation_handle, message_sequence_number, min(fragments) as least, max(fragments) as most, "
+        "    min(fragment) as first, max(fragment) + 1 as behind, "
+        "    sum(coalesce(octet_length(message_body), 0)) as size, "
+        "    max(content) as content, (array_agg(token))[1] as token from ("
+        "    select *, fragment - row_number() over "
+        "        (partition by conversation_handle, message_sequence_number order by fragment) as run "
+        "    from servicebroker.arrived_fragments f "
+        "    where conversation_handle = any ($1) and message_sequence_number >= coalesce((select receive_sequence "
+        "      from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle), 0) - 1) f "
+        "  group by 1, 2, run) r group by 1, 2",
+        (list(next_of),),
     )
-    for handle, number, count, which, size, content, token in fragments:
-        kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content), token)
+    for handle, number, least, most, firsts, behinds, size, content, token in rows:
+        bounds = tuple(chain.from_iterable(zip(firsts, behinds, strict=True)))
+        fragments = most if least == most else 0  # what says so many and so many is no message
+        kept[handle][number] = Kept(fragments, bounds, size, Content(content), token)
+    yield from _drop_impossible(next_of, kept)
     return kept
+
+
+def _drop_impossible(next_of: dict[UUID, int], kept: dict[UUID, dict[int, Kept]]) -> Steps[None]:
+    dropped = []
+    for handle, next_number in next_of.items():
+        behind = {number: one for number, one in kept[handle].items() if number >= next_number}
+        for number in impossible(next_number, behind):
+            dropped.append((handle, number))
+            del kept[handle][number]
+    if dropped:
+        yield Statement(
+            "remote_endpoints.drop_impossible",
+            "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) d (handle, number) "
+            "where f.conversation_handle = d.handle and f.message_sequence_number = d.number",
+            ([handle for handle, _ in dropped], [number for _, number in dropped]),
+        )
 
 
 def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
