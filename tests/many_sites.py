@@ -35,6 +35,9 @@ class Pipe:
     def opened(self) -> None:
         """Nor here."""
 
+    def charge(self, seconds: float) -> None:
+        """Nobody rests here."""
+
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         self.frames.append((body, is_forwarded))
 

@@ -47,6 +47,9 @@ class Wire:
     def opened(self) -> None:
         """Nor here."""
 
+    def charge(self, seconds: float) -> None:
+        """Nobody rests here."""
+
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         assert not is_forwarded
         if self.connection is not None and self.connection.info.transaction_status != TransactionStatus.IDLE:

@@ -115,6 +115,9 @@ class SimulatedLink:
     def opened(self) -> None:
         """Everybody may begin conversations."""
 
+    def charge(self, seconds: float) -> None:
+        """Nobody rests: the network of the simulator has no inboxes."""
+
 
 class Links:
     """What a daemon is connected to: `tell` gets what happens, `bring` what comes; `on_room`: a link takes more.

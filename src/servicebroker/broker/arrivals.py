@@ -13,6 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal, metrics
+from servicebroker.broker.charges import Charges
 from servicebroker.broker.conversations import Conversations, Entry
 from servicebroker.broker.dialog_security import Denied, DialogSecurity
 from servicebroker.broker.links import Arrival, Link
@@ -263,8 +264,11 @@ class Settling:
     memory; of more the peers try again.
     """
 
-    def __init__(self, conversations: Conversations, seconds: Callable[[], float], budget: int) -> None:
+    def __init__(
+        self, conversations: Conversations, charges: Charges, seconds: Callable[[], float], budget: int
+    ) -> None:
         self._conversations = conversations
+        self._charges = charges
         self._seconds = seconds
         self._budget = budget
         self._traces = ArrivedTraces()
@@ -316,8 +320,10 @@ class Settling:
         late = {handle: one for handle, one in self._postponed.items() if self._is_known(handle)}
         batches = late.copy()
         for handle in touched | self._behind:
+            began = self._seconds()
             if (entry := self._conversations.get(handle)) and (batch := entry.dialog.batch()) is not None:
                 batches[handle] = batch
+            self._charges.charge_for(handle, began)
         self._postponed, self._behind, self._stored = {}, set(), []
         if not batches:
             self._traces.take({}, ())  # what only comes again does not pile up

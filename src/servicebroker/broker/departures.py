@@ -9,6 +9,7 @@ from uuid import UUID
 from msgspec import structs
 
 from servicebroker.broker import journal, metrics
+from servicebroker.broker.charges import Charges
 from servicebroker.broker.conversations import MATCH_AGAIN, Conversations, Entry
 from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.links import Link
@@ -236,8 +237,11 @@ class _Frame(NamedTuple):
 class Frames:
     """Makes and sends them, in the order of the lines. Bodies longer than `longest` travel in fragments."""
 
-    def __init__(self, conversations: Conversations, longest: int, seconds: Callable[[], float]) -> None:
+    def __init__(
+        self, conversations: Conversations, charges: Charges, longest: int, seconds: Callable[[], float]
+    ) -> None:
         self._conversations = conversations
+        self._charges = charges
         self._longest = longest
         self._seconds = seconds
         self._fragments = 0  # that this round has read for the link in turn
@@ -262,7 +266,9 @@ class Frames:
         return sent
 
     def _frame(self, store: Store, handle: UUID, entry: Entry) -> _Frame | None:
-        transmission = None if entry.session is None else entry.dialog.transmit(self._seconds())
+        began = self._seconds()
+        transmission = None if entry.session is None else entry.dialog.transmit(began)
+        self._charges.charge_for(handle, began)  # what is acknowledged may have many gaps
         if transmission is None or entry.session is None:
             return None
         cut = transmission.cut

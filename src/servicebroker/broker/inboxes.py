@@ -80,6 +80,7 @@ class _Line:
         self.portion = PORTION  # frames of a round, while there are other lines
         self.taken = 0  # by the round that runs
         self.wasted = 0.0  # of that
+        self.charged = 0.0  # seconds of the round that runs that were measured for it
         self.use = 0.0  # seconds of a round that it has lately had
         self.vain = 0.0  # which part of its frames has lately been for nothing
         self.rests_until = 0.0  # 0: it does not rest
@@ -145,7 +146,7 @@ class Inbox:
             }
             self._is_shared = self._has_light_one()
             for line in self._lines.values():
-                line.taken, line.wasted = 0, 0.0
+                line.taken, line.wasted, line.charged = 0, 0.0, 0.0
             turns = [line for line in self._lines.values() if line.arrivals and line.rests_until <= now]
             for line in turns:
                 line.rests_until = 0.0
@@ -188,20 +189,31 @@ class Inbox:
             self._happened = {key: one for key, one in self._happened.items() if not isinstance(one, Lost)}
 
     def took(self, seconds: float) -> None:
-        """So long has it taken to deal with what was taken."""
+        """So long has it taken to deal with what was taken.
+
+        Each line is charged for what was measured for it, and for its part of the rest by the number of its frames.
+        """
         now = time.monotonic()
         with self._lock:
             served = [line for line in self._lines.values() if line.taken]
-            each = max(seconds, 1e-6) / max(1, sum(line.taken for line in served))
+            rest = max(seconds - sum(line.charged for line in served), 1e-6)
+            each_of_rest = rest / max(1, sum(line.taken for line in served))
             for line in self._lines.values():
-                line.use += RECENT * (each * line.taken - line.use)
+                line.use += RECENT * (line.charged + each_of_rest * line.taken - line.use)
             for line in served:
+                each = each_of_rest + line.charged / line.taken
                 has_had_its_turn = line.taken >= line.portion or line.wasted > 0
                 line.portion = min(max(int(TURN / each), FEWEST), MOST)
                 line.vain += RECENT * (line.wasted / line.taken - line.vain)
                 if line.arrivals and has_had_its_turn and self._has_turns(line):
                     line.rests_until = now + each * (line.taken + WASTE * line.wasted)
             self._has_more &= any(line.arrivals and not line.rests_until for line in self._lines.values())
+
+    def charge(self, link: Link, seconds: float) -> None:
+        """So much of this thread's round went to what that peer has brought."""
+        with self._lock:
+            if self._taker == threading.get_ident() and (line := self._lines.get(line_of(link))) is not None:
+                line.charged += seconds
 
     def _has_light_one(self) -> bool:
         """Whether some line has had much less than the others, or nobody knows yet."""
@@ -315,6 +327,11 @@ class Inboxes:
         """A frame of the round that this thread runs has cost more than it was worth."""
         for inbox in self.shares:
             inbox.waste(link, share)
+
+    def charge(self, link: Link, seconds: float) -> None:
+        """So much of the round that this thread runs went to what that peer has brought."""
+        for inbox in self.shares:
+            inbox.charge(link, seconds)
 
     def is_full(self, link: Link) -> bool:
         """Whether the streams of that peer should not be read any more: it has its share of the room of one."""

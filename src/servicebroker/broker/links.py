@@ -31,6 +31,9 @@ class Link(Protocol):
     def opened(self) -> None:
         """What it has brought began a conversation."""
 
+    def charge(self, seconds: float) -> None:
+        """What it has brought has taken so long, of the round that is over."""
+
 
 class Links(Protocol):
     """The connections of an instance."""

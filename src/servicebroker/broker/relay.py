@@ -14,6 +14,7 @@ from uuid import UUID
 
 from servicebroker.broker import journal
 from servicebroker.broker.arrivals import Came, Reception, Settling, WaitingOpenings, parsed
+from servicebroker.broker.charges import Charges
 from servicebroker.broker.conversations import CAPACITY, Conversations
 from servicebroker.broker.departures import BUDGET, Finding, Frames, Readahead
 from servicebroker.broker.dialog_security import DialogSecurity
@@ -79,14 +80,15 @@ class Relay:
         self._conversations = Conversations(
             self._links, clock, seconds, self._chance.random, capacity, self._limits, security.session
         )
+        self._charges = Charges(seconds)
         self._waiting = WaitingOpenings(seconds)
         self._trust = Trust(self._links, self._peers, self._waiting, self._here, clock, seconds)
         self._reception = Reception(self._conversations, self._waiting, security, self._chance)
-        self._settling = Settling(self._conversations, seconds, self._budget // shares)
+        self._settling = Settling(self._conversations, self._charges, seconds, self._budget // shares)
         self._finding = Finding(self._conversations, security, seconds)
         self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
         self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, self._budget, shares)
-        self._frames = Frames(self._conversations, self._limits.fragment_size, seconds)
+        self._frames = Frames(self._conversations, self._charges, self._limits.fragment_size, seconds)
         self._routes = 0  # their version
         self.snapshot: Snapshot | None = None  # of the last round: while it stays the same nothing was committed
         self._is_traced = False  # messages have trace contexts
@@ -100,6 +102,7 @@ class Relay:
             psycopg.Error, InstanceError: nothing of it is to count. Call `forget`; the arrivals will come again.
         """
         began = self._seconds()
+        self._charges.begin()
         with store.transaction():
             if self.snapshot is None:  # who is entered from here on lacks nothing that this look has seen
                 self.snapshot = store.look(None).snapshot
@@ -131,6 +134,7 @@ class Relay:
             self._conversations.forget(handle)
         if self._conversations.make_room():
             self._finding.missed()
+        self._charges.tell()
         self._settling.plan_again()
         self._waiting.plan_again()
         return max(len(touched), self._settling.stored + sent)
@@ -181,16 +185,26 @@ class Relay:
         # also whose message is not taken: what it sends itself is found by no page while it is in memory
         touched = {self._conversations.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}
         for one in self._pass_on(store, came):
-            try:
-                received = self._reception.open(store, one)
-            except CorruptedMessage as problem:
-                journal.not_taken(problem, one.link)
-                one.link.complain()
-                continue
-            if received is not None:
-                self._settling.arrived(store, one.link, received)
-                touched.add(received.handle)
+            began = self._seconds()
+            handle = self._receive(store, one)
+            self._charges.charge(one.link, began)
+            if handle is not None:
+                self._charges.note_bringer(handle, one.link)
+                touched.add(handle)
         return touched
+
+    def _receive(self, store: Store, came: Came) -> UUID | None:
+        """Open a message, and note what it changes. Returns the endpoint that it is for, if it is taken."""
+        try:
+            received = self._reception.open(store, came)
+        except CorruptedMessage as problem:
+            journal.not_taken(problem, came.link)
+            came.link.complain()
+            return None
+        if received is None:
+            return None
+        self._settling.arrived(store, came.link, received)
+        return received.handle
 
     def _pass_on(self, store: Store, came: list[Came]) -> list[Came]:
         """What the routes lead elsewhere is taken over by the forwarder; what is not its bringer's is dropped.

@@ -135,6 +135,10 @@ class Link:
         """What it has brought began a conversation."""
         self._daemon.tell(self._number, "opened")
 
+    def charge(self, seconds: float) -> None:
+        """What it has brought has taken so long."""
+        self._daemon.tell(self._number, "charge", seconds)
+
 
 class Links:
     """The connections of the daemon, and where they lead, as it was said in this round."""

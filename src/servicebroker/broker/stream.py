@@ -166,6 +166,10 @@ class Stream(asyncio.Protocol):
         """It has begun a conversation, which costs a hundred times what a message does."""
         self.network.inbox.waste(self, OPENING)
 
+    def charge(self, seconds: float) -> None:
+        """What it has brought has taken so long: its owner rests accordingly."""
+        self.network.inbox.charge(self, seconds)
+
     # ---------------------------------------------------------------- what the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 from uuid import UUID, uuid4
+
+import pytest
 
 from remote_support import Wire
 from servicebroker.broker.arrivals import MAX_TRACES, MAX_TRACES_PER_CONVERSATION, ArrivedTraces
@@ -13,6 +16,7 @@ from servicebroker.broker.departures import BUDGET
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.conversation.traces import Traced
+from servicebroker.protocol.dialog import Dialog
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
 from servicebroker.protocol.incoming import Batch, Deliver, Keep
 from servicebroker.protocol.integrity import CHECKSUM
@@ -93,15 +97,46 @@ def test_no_more_conversations_wait_for_rows_than_have_room_in_memory() -> None:
     assert [here.tables.endpoints[handle].conversation for handle in here.relay._settling._postponed] == senders[3:]
 
 
+class Charged(Wire):
+    """A link that remembers how long what it brought has taken."""
+
+    seconds = 0.0
+
+    def charge(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judging what has come, collecting what is to be stored, and acknowledging it."""
+    clock = [0.0]
+    here = Receiver(seconds=lambda: clock[0])
+    costly, plain = Charged(), Charged()
+    conversations = {costly: uuid4(), plain: uuid4()}
+    for step in ("arrived", "batch", "transmit"):
+        original = getattr(Dialog, step)
+
+        def slowly(dialog: Dialog, *arguments: Any, original: Any = original) -> Any:
+            clock[0] += 0.01 if dialog.identity.conversation_id == conversations[costly] else 0.0
+            return original(dialog, *arguments)
+
+        monkeypatch.setattr(Dialog, step, slowly)
+    for number in range(3):
+        here.relay.round(here.store, [Arrival(link, _message(one, number)) for link, one in conversations.items()])
+    assert plain.seconds == 0
+    assert costly.seconds == pytest.approx(3 * 0.02)  # it has no link back, by which it were acknowledged
+
+
 class Receiver:
     """An instance that only receives."""
 
-    def __init__(self, budget: int = BUDGET, capacity: int = CAPACITY) -> None:
+    def __init__(
+        self, budget: int = BUDGET, capacity: int = CAPACITY, seconds: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self.tables = Tables(uuid4(), Random(1))
         self.tables.services.add("//target")
         self.tables.set_routes([Route("local", None, None, None, LOCAL)])
         nowhere: Any = None
-        self.relay = Relay(nowhere, lambda: MIDNIGHT, lambda: 0.0, Random(1), capacity=capacity, budget=budget)
+        self.relay = Relay(nowhere, lambda: MIDNIGHT, seconds, Random(1), capacity=capacity, budget=budget)
         self.store = MemoryStore(self.tables, lambda: MIDNIGHT)
         self.link = Wire()
 

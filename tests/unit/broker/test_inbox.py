@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -125,6 +126,27 @@ def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World
     assert world.round(each=1e-6)["mallory"] == 2
     world.now = world.inbox.wake_at
     assert world.round(each=1e-6)["mallory"] > 1_000  # what costs little is taken in numbers
+
+
+def test_each_is_charged_for_what_was_measured_for_it(world: World) -> None:
+    """A frame may take a hundred times what another one does: who brings such frames brings fewer, and rests longer."""
+    mallory, shop, light = Of("mallory"), Of("shop"), Of("light")
+    for number in range(40):
+        if number:
+            world.now = max(world.now, world.inbox.wake_at)
+        for link, count in ((mallory, 100), (shop, 100), (light, 1)):
+            world.brings(link, count)
+        taken = world.inbox.take(2_000)
+        counts = Counter(one.link.owner for one in taken if isinstance(one, Arrival))
+        world.inbox.charge(mallory, 0.01 * counts["mallory"])
+        seconds = 0.01 * counts["mallory"] + 0.0001 * len(taken)
+        world.now += seconds
+        world.inbox.took(seconds)
+        if counts["mallory"] and number:
+            assert counts["mallory"] == 1  # as many as its turn has time for
+    assert counts["light"] == 1
+    assert len(world.inbox.empty()) > 3_900  # of mallory; those of the shop were taken
+    assert world.inbox._lines["shop"].portion > 100
 
 
 @pytest.mark.parametrize(("waste", "rest"), [(0.0, 0.016), (0.5, 0.034), (1.0, 0.05)])
