@@ -47,14 +47,21 @@ def free_port() -> int:
 
 
 class Served:
-    """A process of `servicebroker serve`, and the lines of its log; `host` is a network namespace that it runs in."""
+    """A process of `servicebroker serve`, and the lines of its log.
 
-    def __init__(self, target: str, keys: Path, *arguments: str, host: str = "") -> None:
+    `host` is a network namespace that it runs in. It may have so many `descriptors`, when they are given.
+    """
+
+    def __init__(self, target: str, keys: Path, *arguments: str, host: str = "", descriptors: int = 0) -> None:
         words = ["serve", "--instance", target, "--json", "--keys", str(keys), *arguments]
-        within = ["ip", "netns", "exec", host, sys.executable, "-m", "servicebroker.cli.main", *words]
+        within = ["ip", "netns", "exec", host] if host else []
+        if descriptors:
+            within = ["sh", "-c", f'ulimit -n {descriptors} && exec "$0" "$@"']
         self.process: Command | subprocess.Popen[str] = (
-            subprocess.Popen(within, stderr=subprocess.PIPE, text=True)
-            if host
+            subprocess.Popen(
+                [*within, sys.executable, "-m", "servicebroker.cli.main", *words], stderr=subprocess.PIPE, text=True
+            )
+            if within
             else Command(*words, stderr=subprocess.PIPE)
         )
         self.lines: list[dict[str, Any]] = []
@@ -121,8 +128,8 @@ class Site:
     def daemon(self) -> Served:
         return self.daemons[-1]
 
-    def serve(self, *arguments: str, host: str = "") -> Served:
-        self.daemons.append(Served(self.url, self.keys, *arguments, host=host))
+    def serve(self, *arguments: str, **where: Any) -> Served:
+        self.daemons.append(Served(self.url, self.keys, *arguments, **where))
         return self.daemon
 
     def endpoint(self, state: str = "STARTED", **clauses: Any) -> None:

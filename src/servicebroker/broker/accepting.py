@@ -20,12 +20,14 @@ from typing import NamedTuple
 
 from servicebroker.protocol.admission import Admission, Places
 
+MOST_UNPROVEN = 1_024  # connections at a daemon
 RESERVE = 64  # descriptors that no connection gets which comes from outside: files, databases, links of ours
 BACKLOG = 1_024  # connections that the system holds until they are accepted
 PORTION = 8  # accepted at a time: then the loop reads what those before have said, which may prove them
 SWEEP_INTERVAL_S = 0.25  # between two looks for those that are late
 SHORTAGE_PAUSE_S = 0.25  # without a descriptor nothing is accepted for so long
 
+_NO_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # the machine has no IPv6
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _log = logging.getLogger("servicebroker.broker")
@@ -211,6 +213,47 @@ class Acceptor:
         fields = {"event": "Connections", "subclass": "Shortage"}
         text = f"A connection was not accepted: there are {len(self._visitors)}, and {why}."
         _log.warning("%s", text, extra={"fields": fields})
+
+
+async def bind(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that listen at a port of each address of a host; an empty host is every address of the machine.
+
+    Raises:
+        OSError: a socket cannot be bound.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    made: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in found:
+            made.append(_bound(family, (address[0], port, *address[2:])))
+            port = made[0].getsockname()[1]  # of port 0: the same one everywhere
+    except OSError as problem:
+        if not (made and not host and problem.errno in _NO_FAMILY):
+            for one in made:
+                one.close()
+            raise
+    return made
+
+
+def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def share() -> Places:
+    """Return the places of unproven connections at a daemon: a quarter of the descriptors, half of it for a network."""
+    in_all = min(MOST_UNPROVEN, max(2, descriptors() // 4))
+    return Places(in_all, in_all // 2)
 
 
 def descriptors() -> int:

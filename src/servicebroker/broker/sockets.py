@@ -17,13 +17,14 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal
+from servicebroker.broker.accepting import Acceptor, Terms, bind, share
 from servicebroker.broker.connections import Counted, Observed
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached
 from servicebroker.broker.links import Link
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import OFF, Policy
 from servicebroker.broker.refusals import Refusals
-from servicebroker.broker.stream import Stream
+from servicebroker.broker.stream import STEP_TIME, Stream
 from servicebroker.broker.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED, SUPPORTED
 from servicebroker.model.errors import RULES, InstanceError
@@ -35,6 +36,7 @@ from servicebroker.protocol.routing import Address
 from servicebroker.protocol.twins import Identity, Twins
 
 LINKS = 64  # connections of one owner
+LINKS_OF_HOST = 256  # connections of one host without certificates, where the endpoint takes such
 CONNECT_TIME = 15.0  # seconds
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the next one; each is twice the last
 WANTED = 100.0  # seconds for which an address is tried again after it was asked for: dialogs ask every 64 s or so
@@ -116,7 +118,7 @@ class Network:
         self._listening: tuple[str, int | None] = "", None
         self._loop = asyncio.new_event_loop()
         inbox.relieved = self._resume_soon
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="servicebroker network", daemon=True)
         self._thread.start()
         self._loop.call_soon_threadsafe(self._tick)
@@ -217,27 +219,30 @@ class Network:
             self._end_all(
                 policy.silence, _text(policy.silence, "Service Broker") if policy.silence else "The transport restarts."
             )
-        if self._listening != (policy.host, policy.port) and self._server is not None:
-            self._server.close()
-            self._server, self._listening = None, ("", None)
+        if self._listening != (policy.host, policy.port) and self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor, self._listening = None, ("", None)
         if not policy.silence and policy != before:
             with self._lock:
                 self._attempted({})
                 wanted, self._wanted = self._wanted, set()
             for address in wanted:
                 self.reach(address)
-        if self._server is None and policy.port is not None:
-            self._server = await self._listen(policy.host, policy.port)
+        if self._acceptor is None and policy.port is not None:
+            self._acceptor = await self._listen(policy.host, policy.port)
             self._listening = policy.host, policy.port
-        return self._server.sockets[0].getsockname()[1] if self._server else None
+        return self._acceptor.port if self._acceptor else None
 
-    async def _listen(self, host: str, port: int) -> asyncio.Server:
+    async def _listen(self, host: str, port: int) -> Acceptor:
         try:
-            return await self._loop.create_server(lambda: Stream(self, None), host or None, port)
+            sockets = await bind(host, port)
         except OSError as problem:
             if problem.errno == errno.EADDRINUSE:
                 raise InstanceError(_text(9692, port)) from None
             raise InstanceError(_text(9693, problem.strerror or problem)) from None
+        acceptor = Acceptor(lambda visitor: Stream(self, None, visitor), Terms(share(), STEP_TIME))
+        acceptor.listen(sockets)
+        return acceptor
 
     def _begin_connecting(self, address: Address) -> None:
         """The caller has the lock."""
@@ -315,8 +320,10 @@ class Network:
 
     def _is_crowded(self, stream: Stream) -> str | None:
         """Why one more connection is too many: they would use up the sockets of this process."""
-        many = sum(one.phase is Phase.ONLINE and one.owner == stream.owner for one in self.streams)
-        return f"its owner has {many} connections" if stream.owner and many >= LINKS else None
+        many = sum(one.phase is Phase.ONLINE and one.known_as == stream.known_as for one in self.streams)
+        if stream.owner:
+            return f"its owner has {many} connections" if many >= LINKS else None
+        return f"its host has {many} connections without a certificate" if many >= LINKS_OF_HOST else None
 
     def online(self, stream: Stream, event: Online) -> None:
         """A connection may carry messages, unless another one with the same peer does."""
@@ -448,8 +455,8 @@ class Network:
             stream.resume()
 
     async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         self._end_all(0, "The broker is shut down.")
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from servicebroker.broker import journal, metrics
+from servicebroker.broker.accepting import Visitor, Why
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 OUTBOX = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
 FRAMES = 100  # that are looked at before it is asked again whether the peer is noisy
 OPENING = 0.5  # what a new conversation counts for, where something for nothing counts for 1
+STEP_TIME = 5.0  # seconds until a peer that connected has said something, has ended TLS's handshake, has greeted
+CLOSING_TIME = 10.0  # seconds in which a peer takes what we have said before the end
 LINGER = 1.0  # seconds that a refused peer has to read why
 CLAIM = "it does not prove that this is the instance which it says"
 
@@ -61,8 +64,9 @@ _LOGIN_STATES = {Phase.INITIAL: 0, Phase.NEGOTIATING: 1, Phase.ARBITRATING: 11, 
 class Stream(asyncio.Protocol):
     """One connection of a network. It is a `Link` while it is online."""
 
-    def __init__(self, network: Network, address: Address | None) -> None:
+    def __init__(self, network: Network, address: Address | None, visitor: Visitor | None = None) -> None:
         self.network = network
+        self._visitor = visitor  # of a connection that we accepted, until it is online
         self.address = address  # where we connected to; None for a connection that we accepted
         self.connection = Connection(network.me, is_opener=address is not None, now=time.monotonic())
         self.moment = 0
@@ -155,10 +159,10 @@ class Stream(asyncio.Protocol):
 
     def refused(self, number: int, text: str) -> None:
         """What it has brought was refused."""
-        self.network.refusals.note(Refusal(True, self._known_as, number), text)
+        self.network.refusals.note(Refusal(True, self.known_as, number), text)
 
     @property
-    def _known_as(self) -> str:
+    def known_as(self) -> str:
         """Its owner; of who has proved nothing the host, since the port is another one each time."""
         return self.owner or self.where.rpartition(":")[0]
 
@@ -182,6 +186,8 @@ class Stream(asyncio.Protocol):
         if self.address is None:
             self.where = str(Address(name[0], name[1]))
             journal.connection("Accept", self.where)
+            if self._visitor is not None:
+                self._visitor.end = self._give_up
             if self.network.is_away:
                 self._transport.abort()
             return
@@ -233,6 +239,8 @@ class Stream(asyncio.Protocol):
             kind = "Send IO Error" if isinstance(problem, BrokenPipeError) else "Receive IO Error"
             journal.connection(kind, self.where, str(problem))
         self._is_lost = True
+        if self._visitor is not None:
+            self._visitor.leave()
         self._handle(self.connection.end_of_stream())
         self._transport = None
 
@@ -281,6 +289,28 @@ class Stream(asyncio.Protocol):
         if self.phase is not Phase.CLOSED:
             self.connection.close(why.number, _TOLD.get(why.number, why.text), time.monotonic())
             self._handle([Closed(why.number, why.text)])
+
+    def _give_up(self, why: Why) -> None:
+        """End the connection of a peer that is too slow to say who it is, or whose place another one needs.
+
+        Of the second kind a stranger makes thousands: each costs one line, which the log counts.
+        """
+        assert self._transport is not None
+        event = "timeout" if why is Why.LATE else "newer connections"
+        text = BrokerError(28029, event, self.phase).text
+        if why is Why.LATE:
+            self.shut(28029, text)
+            return
+        self._transport.abort()
+        if self.phase is not Phase.CLOSED:
+            closed = self.connection.close(28029, text, time.monotonic())
+            journal.login(journal.AUDITED[28029], self.where, error=text)
+            self.network.refuse(28029, self.where)
+            self.network.over(self, closed, was_online=False)
+
+    def _expect_next_step(self) -> None:
+        if self._visitor is not None:
+            self._visitor.expect(STEP_TIME)
 
     def ask(self, known: Known) -> None:
         """Ask the peer whether it is the principal."""
@@ -353,6 +383,7 @@ class Stream(asyncio.Protocol):
 
     def _decide(self, *, is_tls: bool) -> None:
         """How to go on with a peer that has just begun to speak."""
+        self._expect_next_step()
         policy = self.network.policy
         if policy.refusal:
             raise BrokerError(policy.refusal)
@@ -376,6 +407,7 @@ class Stream(asyncio.Protocol):
 
     def _begin(self) -> None:
         self._is_begun = True
+        self._expect_next_step()
         self.moment = self.network.arbiter.moment()
         self.connection.begin(self.moment, time.monotonic())
 
@@ -419,6 +451,8 @@ class Stream(asyncio.Protocol):
                         self.refuse(why)
                         return
                     self._was_online = True
+                    if self._visitor is not None:
+                        self._visitor.prove()
                     self._online_at = self.network.clock()
                     journal.connection("Connected", self.where)
                     if self._certificate:
@@ -455,6 +489,7 @@ class Stream(asyncio.Protocol):
                 self._let_it_read(self._transport)
             else:
                 self._transport.close()
+                self._loop.call_later(CLOSING_TIME, self._transport.abort)
         if is_refusal:
             journal.login(journal.AUDITED[closed.number], self.where, self._certificate, error)
             if self.address is None:
@@ -468,14 +503,18 @@ class Stream(asyncio.Protocol):
     def _remember(self, closed: Closed) -> None:
         """Who has refused whom, and why."""
         is_ours = not closed.is_by_peer and closed.number not in REFUSED_BY_PEER
-        peer = str(self.address or self._known_as)
+        peer = str(self.address or self.known_as)
         self.network.refusals.note(Refusal(is_ours, peer, closed.number), closed.text)
 
     def _let_it_read(self, transport: asyncio.Transport) -> None:
         """A stream that is closed while the peer still speaks may lose what we have said to it: why it is refused."""
         if not transport.is_closing():
-            transport.write_eof()
-            self._loop.call_later(LINGER, transport.close)
+            try:
+                transport.write_eof()
+            except OSError:  # the peer has reset the connection
+                transport.abort()
+            else:
+                self._loop.call_later(LINGER, transport.close)
 
     def _flush(self) -> None:
         if not self._unsent:

@@ -22,6 +22,7 @@ from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, served
 from servicebroker.broker.shares import are_many_cores
 from servicebroker.cli import stopping
+from servicebroker.cli.descriptors import raise_limit
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption, PatienceOption
@@ -94,6 +95,7 @@ def serve(
     listener = None if listen is None else parse_listener(listen, encryption, authentication)
     alert = Alert(alert_command, alert_webhook)
     log_to_standard_error(as_json=as_json)
+    raise_limit()
     ending = _Ending(patience)
     while not ending.asked:
         try:

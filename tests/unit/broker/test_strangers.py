@@ -1,0 +1,239 @@
+"""Connections to a network that prove nothing: they share places, have deadlines, and keep nobody out."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from datetime import UTC, datetime
+from functools import partial
+from uuid import UUID, uuid4
+
+import pytest
+
+from hostile import Hostile
+from servicebroker.broker import accepting, journal, sockets, stream
+from servicebroker.broker.accepting import Acceptor, Terms, Visitor
+from servicebroker.broker.inboxes import Inboxes
+from servicebroker.broker.policy import Policy
+from servicebroker.broker.sockets import Network
+from servicebroker.broker.tls import Tls
+from servicebroker.cli.descriptors import DESCRIPTORS, raise_limit
+from servicebroker.engine.catalog.network_endpoints import SUPPORTED
+from servicebroker.protocol.admission import Places
+from servicebroker.protocol.routing import Address
+from servicebroker.store import x509_certificates
+from support import eventually
+
+PLACES = 6  # of one network, where there are twelve in all
+SOON = 5.0  # seconds
+HANDSHAKE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of what a TLS client says
+
+
+class Site:
+    """A network that listens in the clear."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.network = network(stack, 1)
+        port = self.network.obey(Policy("127.0.0.1", 0))
+        assert port is not None
+        self.port = port
+        self._stack = stack
+
+    def stranger(self, said: bytes = b"") -> socket.socket:
+        made = self._stack.enter_context(closing(socket.create_connection(("127.0.0.1", self.port), SOON)))
+        made.sendall(said)
+        return made
+
+    def peer(self) -> Hostile:
+        """One that greets, under a name of its own."""
+        return Hostile(self.stranger(), is_opener=True, seat=uuid4(), instance=None).hear()
+
+
+def network(stack: ExitStack, number: int) -> Network:
+    made = Network(UUID(int=number), UUID(int=number + 10), Inboxes(), lambda: datetime.now(UTC))
+    stack.callback(made.close)
+    return made
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(accepting, "MOST_UNPROVEN", 2 * PLACES)
+    with ExitStack() as stack:
+        yield Site(stack)
+
+
+def is_ended(connected: socket.socket) -> bool:
+    connected.setblocking(False)
+    try:
+        while connected.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_the_oldest_that_has_proved_nothing_gives_way(site: Site) -> None:
+    held = [site.stranger() for _ in range(PLACES)]
+    eventually(lambda: len(site.network.streams) == PLACES)
+    for _ in range(PLACES):
+        held.append(site.stranger())
+        eventually(partial(is_ended, held.pop(0)))
+    assert not any(map(is_ended, held))
+    assert site.network.take_refused()[28029].times == PLACES
+    for _ in range(5 * PLACES):  # at once
+        site.stranger()
+    eventually(lambda: all(map(is_ended, held)))
+    eventually(lambda: len(site.network.streams) == PLACES)
+
+
+def test_a_peer_is_let_in_among_strangers_and_stays(site: Site) -> None:
+    for _ in range(PLACES):
+        site.stranger()
+    with ExitStack() as stack:
+        honest = network(stack, 2)
+        honest.obey(Policy())
+        assert honest.reach(Address("127.0.0.1", site.port)) == ""
+        eventually(lambda: [one.phase for one in honest.streams] == ["ONLINE"])
+        for _ in range(3 * PLACES):
+            site.stranger(b"S")
+        eventually(lambda: len(site.network.streams) == PLACES + 1)
+        assert [one.phase for one in honest.streams] == ["ONLINE"]
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    facts, key = x509_certificates.make("east", datetime.now(UTC))
+    identity = tmp_path_factory.mktemp("strangers") / "east.key"
+    identity.write_bytes(x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
+    return Tls(identity, [])
+
+
+@pytest.mark.parametrize("said", [b"", b"S", HANDSHAKE], ids=["nothing", "a byte", "half a handshake"])
+def test_each_step_has_a_deadline_that_bytes_do_not_extend(
+    site: Site, said: bytes, tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "STEP_TIME", 0.3)
+    monkeypatch.setattr(stream, "STEP_TIME", 0.3)
+    site.network.obey(Policy())
+    site.port = site.network.obey(Policy("127.0.0.1", 0, encryption=SUPPORTED, tls=tls)) or 0
+    stranger = site.stranger(said)
+    begun = time.monotonic()
+    while not is_ended(stranger) and time.monotonic() < begun + SOON:
+        with suppress(OSError):
+            stranger.send(said[:1])
+        time.sleep(0.05)
+    assert 0.2 < time.monotonic() - begun < SOON
+
+
+def test_a_connection_that_is_reset_while_it_is_refused_is_gone(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger = site.stranger()
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() is a reset
+    journaled = journal.connection
+
+    def reset(subclass: str, peer: str, error: str = "") -> None:
+        if subclass == "Closing":  # the reason was written to it
+            stranger.close()
+        journaled(subclass, peer, error)
+
+    monkeypatch.setattr(journal, "connection", reset)
+    stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    eventually(lambda: stranger.fileno() < 0)
+    eventually(lambda: not site.network.streams)
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def test_who_does_not_read_the_end_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CLOSING_TIME", 0.2)
+    peer = site.peer()
+    assert peer.is_online
+    (online,) = site.network.streams
+    transport = online._transport
+    assert transport is not None
+    site.network._loop.call_soon_threadsafe(transport.write, bytes(16 * 1024 * 1024))
+    site.network._loop.call_soon_threadsafe(online.shut, 0, "")
+    eventually(lambda: online._transport is None)
+
+
+def test_a_host_without_certificates_has_a_share(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "LINKS_OF_HOST", 3)
+    peers = [site.peer() for _ in range(5)]
+    assert [peer.is_online for peer in peers] == [True] * 3 + [False] * 2
+
+
+class Short(socket.socket):
+    """A listening socket of a process that has no descriptor left, at first."""
+
+    shortages = 3
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.shortages:
+            self.shortages -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_without_descriptors_it_waits_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(accepting, "SHORTAGE_PAUSE_S", 0.1)
+
+    async def accepted() -> float:
+        acceptor = Acceptor(Silent, Terms(Places(4, 4), SOON))
+        listening = Short()
+        listening.bind(("127.0.0.1", 0))
+        acceptor.listen([listening])
+        begun = time.monotonic()
+        with closing(socket.create_connection(("127.0.0.1", acceptor.port), SOON)):
+            await asyncio.wait_for(Silent.made.wait(), SOON)
+        acceptor.close()
+        return time.monotonic() - begun
+
+    assert 0.25 < asyncio.run(accepted()) < SOON
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["A connection was not accepted: there are 0, and Too many open files."] * 3
+
+
+class Silent(asyncio.Protocol):
+    """Says nothing, and tells that it was made."""
+
+    made = asyncio.Event()
+
+    def __init__(self, visitor: Visitor) -> None:
+        self._visitor = visitor
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.made.set()
+        transport.close()
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self._visitor.leave()
+
+
+def test_the_last_descriptors_are_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "descriptors", lambda: accepting.RESERVE)
+    first = site.stranger()
+    eventually(lambda: is_ended(first))
+    assert not site.network.streams
+
+
+def test_the_limit_of_descriptors_is_raised() -> None:
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1_024), hard))
+    try:
+        raise_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
+        raise_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
