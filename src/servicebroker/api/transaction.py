@@ -18,7 +18,6 @@ from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline
 from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.verbs import QUEUE_WAS_DROPPED, Verbs
 from servicebroker.engine.activation.poison_detection import outcomes
-from servicebroker.engine.conversation.endpoints import keep_lock
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import InstanceError
@@ -28,7 +27,7 @@ from servicebroker.store.connection import one_line
 from servicebroker.store.direct import Ahead, DirectConnection, is_direct, is_idle, run_command, send_ahead
 from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.server_errors import in_our_words
-from servicebroker.store.statements import Steps, with_savepoint
+from servicebroker.store.statements import Statement, Steps, with_savepoint
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -210,7 +209,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     def _put_back(self, group: UUID, steps: Steps[None] | None = None) -> None:
         """ROLLBACK, which no poison detection counts; then these steps, before anybody else has the group's lock."""
-        run(self.connection, _kept(group))
+        run(self.connection, _kept(self.database.engine.keep_lock(group)))
         self._taken.clear()
         self._was_put_back = True
         self.database.instance.tally.add(ROLLBACKS)
@@ -311,8 +310,8 @@ def is_full_disk(error: BaseException | None) -> bool:
     return error is not None and isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
 
 
-def _kept(group: UUID) -> Steps[None]:
-    yield keep_lock(group)
+def _kept(keeping: Statement) -> Steps[None]:
+    yield keeping
 
 
 def release_kept(connection: psycopg.Connection[Any]) -> None:

@@ -20,6 +20,8 @@ from servicebroker.store.cluster import programs
 
 _GRANTS = re.compile(r"\d+; \d+ \d+ (DEFAULT )?ACL ")
 _STATEMENT = re.compile(r"GRANT |REVOKE |ALTER DEFAULT PRIVILEGES |(SET|RESET) SESSION AUTHORIZATION\b")
+# who may take our locks is a matter of the place: `store/lock_functions.py` sees to it when the copy is adopted
+_LOCK_FUNCTION = re.compile(r" ON FUNCTION pg_catalog\.pg_(try_)?advisory_\w+\(integer, integer\) ")
 _NAME = r'("(?:[^"]|"")+"|[^\s";]+)'
 _ROLES = re.compile(
     rf"\b(?:TO|FROM|FOR ROLE|SESSION AUTHORIZATION) {_NAME}(?=;$| WITH GRANT| IN SCHEMA| GRANT| REVOKE)"
@@ -71,9 +73,10 @@ def read(file: Path) -> Archive:
     if not migrations:
         raise InstanceError(f"There is no instance in the copy '{file}'.")
     steps = re.findall(r"^(\d+)\t", _script(file, migrations), flags=re.MULTILINE)
-    grants = [entry for entry in entries if _GRANTS.match(entry)]
-    lines = _script(file, grants).splitlines() if grants else []
-    return Archive(file, frozenset(map(int, steps)), [line for line in lines if _STATEMENT.match(line)])
+    rights = [entry for entry in entries if _GRANTS.match(entry)]
+    lines = _script(file, rights).splitlines() if rights else []
+    grants = [line for line in lines if _STATEMENT.match(line) and not _LOCK_FUNCTION.search(line)]
+    return Archive(file, frozenset(map(int, steps)), grants)
 
 
 def restore(archive: Archive, url: str, *, privileges: bool) -> None:

@@ -344,6 +344,19 @@ begin
         'from servicebroker.receive_%s(1, clock_timestamp(), only_lock => true) r', queue_id);
 end $$;
 
+-- The session keeps the lock of a group that its transaction has, beyond a savepoint or a ROLLBACK; of no other group.
+create or replace function servicebroker_fence.keep_lock(in_group uuid, me uuid default servicebroker_fence.me())
+returns integer language plpgsql security definer {pinned} as $$
+begin
+    return case when
+        exists (select from servicebroker.fenced_roles f where f.key = me)
+        and exists (select from pg_locks l
+                     where l.locktype = 'advisory' and l.granted and l.pid = pg_backend_pid() and l.objsubid = 2
+                       and l.classid = {group_lock} and l.objid::bigint = (uuid_hash(in_group)::bigint & 4294967295)
+                       and l.database = (select oid from pg_database where datname = current_database()))
+        then servicebroker.keep_lock(uuid_hash(in_group)) end;
+end $$;
+
 -- Why RECEIVE has returned no row at all: what `_check` in engine/conversation/receive.py asks for.
 create or replace function servicebroker_fence.receivable(
     queue_id integer, handle uuid, in_group uuid, me uuid default servicebroker_fence.me()

@@ -8,6 +8,8 @@ import psycopg
 
 from servicebroker.model.errors import BrokerError, InstanceError, LockTimeout, ServiceBrokerError
 from servicebroker.store.connection import one_line
+from servicebroker.store.lock_functions import ALL, COMMAND
+from servicebroker.store.queue import quoted
 
 STATEMENT = "Statement: "  # how the note on an error of PostgreSQL begins that says under which statement it came
 
@@ -33,6 +35,7 @@ _SENTENCES: dict[str, str] = {
     "08": _LOST,
     "57P": _LOST,
 }
+_LOCK_FUNCTION = re.compile(r"pg_(try_)?advisory_\w*lock")
 _OF_THE_TRANSACTION = ("25P", "25006", "08", "57P")
 
 
@@ -54,6 +57,8 @@ def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = Fals
             "PostgreSQL gave up waiting for a lock that somebody else holds, as lock_timeout wants: nothing of the "
             f"statement was done. Begin the transaction again, or raise that setting.{_where(problem)}"
         )
+    if _where(problem) and (locked_out := explain_lock_refusal(problem)):
+        return InstanceError(f"{locked_out}{_where(problem)}")
     if isinstance(problem, psycopg.errors.InsufficientPrivilege) and "servicebroker" in str(problem):
         return InstanceError(
             f"The PostgreSQL role may not do that here ({problem.diag.message_primary}): a restricted role has the "
@@ -66,6 +71,21 @@ def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = Fals
     if isinstance(problem, psycopg.OperationalError) and not state:  # the driver's own: the connection is lost
         return InstanceError(_LOST.format(one_line(problem)) + _where(problem))
     return None
+
+
+def explain_lock_refusal(refused: psycopg.Error, role: str = "") -> str | None:
+    """What to do when PostgreSQL refuses a function that takes our locks; None when it refuses something else.
+
+    `role` is who was refused, where there is no schema yet that could say who needs the functions.
+    """
+    problem = refused.diag.message_primary or ""
+    if not isinstance(refused, psycopg.errors.InsufficientPrivilege) or not _LOCK_FUNCTION.search(problem):
+        return None
+    cure = f"GRANT EXECUTE ON FUNCTION {ALL} TO {quoted(role)}" if role else f"what {COMMAND} --sql prints"
+    return (
+        f"The PostgreSQL role may not take the broker's locks ({problem}), whose functions are not everybody's in this "
+        f"database. Let a superuser run {cure}."
+    )
 
 
 def _where(problem: psycopg.Error) -> str:

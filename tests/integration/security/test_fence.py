@@ -731,22 +731,22 @@ def run_on(instance: sb.Instance, steps: Any) -> Any:
 
 
 def test_doctor_names_who_holds_a_lock_of_ours(town: Town) -> None:
-    """What any session can do: a lock that others wait for."""
+    """What a session of the owner's can do: a lock that others wait for."""
     with (
-        psycopg.connect(town.mallory, autocommit=True) as mallory,
+        psycopg.connect(town.database.instance.url, autocommit=True, application_name="forgotten") as holder,
         town.database.instance.connection() as owner,
     ):
-        mallory.execute("select pg_advisory_lock(%s, 0)", (locks.DELIVERY,))
+        holder.execute("select pg_advisory_lock(%s, 0)", (locks.DELIVERY,))
         handle = town.database.begin_dialog("//bank/Alice", "//bank/nowhere", contract="//bank/Contract")
         sending = in_thread(town.database.send, handle, "//bank/Order", b"x")
         waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
         eventually(lambda: owner.execute(waiting).fetchone() == (1,))
         later = town.database.instance.clock() + timedelta(minutes=5)
         found = judge(run(owner, gather(later)))
-        mallory.execute("select pg_advisory_unlock(%s, 0)", (locks.DELIVERY,))
+        holder.execute("select pg_advisory_unlock(%s, 0)", (locks.DELIVERY,))
         sending.result(30)
     (finding,) = [one for one in found if "our lock of delivery" in one.problem]
-    assert MALLORY in finding.problem
+    assert "forgotten" in finding.problem
     assert "pg_terminate_backend" in finding.advice
 
 

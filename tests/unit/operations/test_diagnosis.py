@@ -13,6 +13,8 @@ from servicebroker.engine.diagnosis.findings import (
     DaemonFacts,
     DisputeFacts,
     Facts,
+    HolderFacts,
+    NeighbourFacts,
     PeerFacts,
     QueueFacts,
     SessionFacts,
@@ -31,6 +33,7 @@ from servicebroker.engine.remote.refusals import Refused
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model import waiting
 from servicebroker.model.errors import RULES
+from servicebroker.store.lock_functions import LockRights
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 AGO = NOW - timedelta(minutes=10)
@@ -41,6 +44,8 @@ CLOCK = WrongClock("servicebroker serve", "10.0.0.7", 3_600, NOW - timedelta(sec
 REPLACED = ProcessStatus(2, 4711, None, 3, AGO, "was killed (SIGKILL)")
 BROKEN = Refused(True, "TCP://far:4022", 9753, 3, AGO, NOW - timedelta(seconds=9), "The stream has ended.")
 SESSION = SessionFacts(4711, "reports", "idle in transaction", AGO, "select 1", 3)
+HOLDER = HolderFacts(4711, "", "bob", "psql", 1, "delivery", AGO)
+CLOSED = LockRights(is_public=False, may_close=False, needing=["shop"], is_lacking=False, strangers=[])
 PEER = PeerFacts("certificate mallory", "messages", 40, AGO, "//shop", "mallory")
 TALK = ConversationFacts(
     NOW, UUID(int=7), "CO", "//far", NOW + timedelta(days=1), "Shop.dbo.Q", True, 0, None, 0, "", "Shop.dbo.P", 0, [],
@@ -149,6 +154,38 @@ def test_all_is_well() -> None:
         (
             {"peers": [PeerFacts("certificate shop", "twins", 3, NOW, "one at A, one at B", "shop")]},
             ["peer certificate shop: Two daemons", "3 times until", "one at A, one at B", "adopt --identifier new"],
+        ),
+        (
+            {"neighbours": NeighbourFacts(holders=[HOLDER])},
+            [
+                "session 4711: It (bob, psql, connected since 2030-01-01 11:50:00 UTC) is none of",
+                "1 lock of ours (delivery)",
+            ],
+        ),
+        (
+            {"neighbours": NeighbourFacts(holders=[HOLDER._replace(since=None, application="", locks=3)])},
+            [
+                "It (bob, no name) is none of",
+                "3 locks of ours",
+                "pg_terminate_backend(4711)",
+                "rights locks --sql prints",
+            ],
+        ),
+        (
+            {"neighbours": NeighbourFacts(holders=[HOLDER._replace(pid=0, prepared="x")])},
+            ["transaction x: The role bob has prepared it since", "rollback prepared 'x'"],
+        ),
+        (
+            {"neighbours": NeighbourFacts(able=list("abcdefg"))},
+            ["7 roles (a, b, c, d, e and 2 others) can take our locks", "rights locks --sql prints", "REVOKE CONNECT"],
+        ),
+        (
+            {"neighbours": NeighbourFacts(able=["a"], lock_rights=CLOSED._replace(may_close=True))},
+            ["1 role (a) can take", "servicebroker rights locks takes the functions from others"],
+        ),
+        (
+            {"neighbours": NeighbourFacts(lock_rights=CLOSED._replace(is_lacking=True))},
+            ["needs our locks may not take them (shop): its verbs are refused", "rights locks --sql prints"],
         ),
         ({"is_public": True}, ["endpoint: CONNECT is granted to public", "REVOKE CONNECT"]),
         (

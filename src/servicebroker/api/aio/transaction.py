@@ -17,7 +17,6 @@ from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, AsyncPipeli
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import QUEUE_WAS_DROPPED, AsyncVerbs
 from servicebroker.engine.activation.poison_detection import outcomes
-from servicebroker.engine.conversation.endpoints import keep_lock
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import InstanceError
@@ -29,7 +28,7 @@ from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, s
 from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.direct import Ahead, is_direct, is_idle
 from servicebroker.store.server_errors import in_our_words
-from servicebroker.store.statements import Steps, with_savepoint
+from servicebroker.store.statements import Statement, Steps, with_savepoint
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -211,7 +210,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
 
     async def _put_back(self, group: UUID, steps: Steps[None] | None = None) -> None:
         """ROLLBACK, which no poison detection counts; then these steps, before anybody else has the group's lock."""
-        await run(self.connection, _kept(group))
+        await run(self.connection, _kept(self.database.engine.keep_lock(group)))
         self._taken.clear()
         self._was_put_back = True
         self.database.instance.tally.add(ROLLBACKS)
@@ -312,8 +311,8 @@ def is_full_disk(error: BaseException | None) -> bool:
     return error is not None and isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
 
 
-def _kept(group: UUID) -> Steps[None]:
-    yield keep_lock(group)
+def _kept(keeping: Statement) -> Steps[None]:
+    yield keeping
 
 
 async def release_kept(connection: psycopg.AsyncConnection[Any]) -> None:

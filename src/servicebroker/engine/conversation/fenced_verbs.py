@@ -206,7 +206,7 @@ class Fenced(Direct):
         )
         if rows:
             _refuse(rows[0][-1])
-        taken = yield from receive.taken([row[:-1] for row in rows])
+        taken = yield from receive.taken([row[:-1] for row in rows], self.keep_lock)
         if taken is None:
             yield from self._check(there, conversation_handle, conversation_group_id)
         return there.queue_id, taken or Received((), 0)
@@ -222,6 +222,11 @@ class Fenced(Direct):
         _refuse(refusal)
         found: UUID | None = group
         return found
+
+    @staticmethod
+    def keep_lock(group: UUID) -> Statement:
+        """The session keeps the lock of a group that its transaction has."""
+        return call("keep_lock", group, locks=True)
 
     def _check(self, queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
         receive.judge((yield call("receivable", queue.queue_id, handle, group)), queue, handle, group)

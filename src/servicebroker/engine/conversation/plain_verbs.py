@@ -17,6 +17,7 @@ from servicebroker.engine.catalog.catalog import Catalog, Labels, Queue
 from servicebroker.engine.conversation import (
     begin,
     end,
+    endpoints,
     failed_messages,
     move,
     multicast,
@@ -111,6 +112,11 @@ class Direct:
             "plain_verbs.drawn", f"select last_value from servicebroker.queue_{queue_id}_order", prepared=False
         )
         return int(rows[0][0])
+
+    @staticmethod
+    def keep_lock(group: UUID) -> Statement:
+        """The session keeps the lock of a group that its transaction has."""
+        return endpoints.keep_lock(group)
 
     # ------------------------------------------------------------ finding
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -57,16 +58,16 @@ def receive(
         )
     else:
         rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments)
-    received = yield from taken(rows)
+    received = yield from taken(rows, keep_lock)
     if received is None:
         yield from _check(queue, conversation_handle, conversation_group_id)
     return received or Received((), 0)
 
 
-def taken(rows: Rows) -> Steps[Received | None]:
+def taken(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Received | None]:
     """What the queue's function has returned; None where that is nothing at all.
 
-    A group that was locked under a savepoint is kept.
+    A group that was locked under a savepoint is kept, by the statement that `keep` makes.
     """
     if not rows:
         return None
@@ -74,7 +75,7 @@ def taken(rows: Rows) -> Steps[Received | None]:
         return Received((), 0)
     group, _, transaction_id, under_savepoint = rows[0][-4:]
     if under_savepoint:
-        yield keep_lock(group)
+        yield keep(group)
     return Received(rows, int.from_bytes(transaction_id, "big"))  # the driver leaves an xid8 as it came
 
 

@@ -16,6 +16,7 @@ from servicebroker.engine.diagnosis.findings import (
     DaemonFacts,
     DisputeFacts,
     Facts,
+    HolderFacts,
     NeighbourFacts,
     OldCopyFacts,
     PeerFacts,
@@ -37,6 +38,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import read_error
 from servicebroker.store import locks
 from servicebroker.store.expected_objects import changed, is_foreign
+from servicebroker.store.lock_functions import find_lock_rights, has_tables, is_able, is_owner
 from servicebroker.store.statements import Statement, Steps
 
 _MOST = 100
@@ -163,6 +165,18 @@ _LOCK_WORDS = {
     locks.MIGRATION: "the schema",
     locks.ROUTE_REQUEST: "a request for a route",
 }
+_ALL_LOCK_WORDS = _LOCK_WORDS | {  # those for which nobody waits, or T-SQL does by its own rules
+    locks.BROKER: "the daemon",
+    locks.ACTIVATION: "a queue monitor",
+    locks.TSQL_KEY: "a key of a T-SQL table",
+    locks.TSQL_APPLICATION: "sp_getapplock",
+    locks.TSQL_IDENTITY: "an IDENTITY",
+    locks.TSQL_SESSION: "a T-SQL session",
+}
+# what the functions of the fence take for a restricted role: these alone, or shared
+_FENCED_ALONE = (locks.GROUP, locks.MOVE)
+_FENCED_SHARED = (locks.DELIVERY, locks.SERVICE, locks.PIPELINE, locks.BEGIN, locks.BEGIN_IN)
+_IS_STRANGER = f"not r.rolsuper and not {is_owner('r.oid')} and not {has_tables('r.oid')}"
 
 
 def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
@@ -182,6 +196,8 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
         f"group by 1, 2, 3, 4 order by 6 limit {_MOST}",
         (now - LONG,),
     )
+    holders = yield from _find_holders()
+    able = yield from _find_able()
     snapshots = yield Statement(
         "facts.neighbours.find_snapshots",
         "select pid, usename::text, application_name, age(backend_xmin) from pg_stat_activity "
@@ -196,10 +212,47 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
     )
     return NeighbourFacts(
         [(one.role, ", ".join(one.direct[:3]), len(one.direct)) for one in rights if one.direct],
-        [BlockerFacts(*row) for row in blockers],
+        [one for one in map(BlockerFacts._make, blockers) if one.pid not in {holder.pid for holder in holders}],
         [SnapshotFacts(*row) for row in snapshots],
         ConnectionFacts(*connections[0]),
+        holders,
+        able,
+        (yield from find_lock_rights()),
     )
+
+
+def _find_holders() -> Steps[list[HolderFacts]]:
+    """Find who holds a lock of ours, or waits for one so that others wait behind, and takes none by what we do."""
+    words = ", ".join(f"({number}, '{word}')" for number, word in _ALL_LOCK_WORDS.items())
+    alone, shared = (", ".join(map(str, numbers)) for numbers in (_FENCED_ALONE, _FENCED_SHARED))
+    rows = yield Statement(
+        "facts.find_holders",
+        "select coalesce(l.pid, 0), coalesce(x.gid, ''), r.rolname::text, coalesce(a.application_name, ''), "
+        "count(*), string_agg(distinct k.word, ', ' order by k.word), min(coalesce(a.backend_start, x.prepared)) "
+        f"from pg_locks l join (values {words}) k (class, word) on k.class = l.classid::bigint "
+        "left join pg_stat_activity a on a.pid = l.pid "
+        "left join pg_locks t on l.pid is null and t.pid is null and t.locktype = 'transactionid' "
+        "  and t.virtualtransaction = l.virtualtransaction "
+        "left join pg_prepared_xacts x on x.transaction = t.transactionid "
+        "join pg_roles r on r.oid = a.usesysid or r.rolname = x.owner "
+        f"where l.locktype = 'advisory' and l.objsubid = 2 and {_HERE} and {_IS_STRANGER} "
+        "and not (exists (select from servicebroker.fenced_roles f join pg_roles o on o.rolname = f.postgres_role "
+        "  where pg_has_role(r.oid, o.oid, 'member')) "
+        f"  and (k.class in ({alone}) or k.class in ({shared}) and l.mode = 'ShareLock')) "
+        f"group by 1, 2, 3, 4 order by 7, 1 limit {_MOST}",
+    )
+    return [HolderFacts(*row) for row in rows]
+
+
+def _find_able() -> Steps[list[str]]:
+    """Find the roles that can connect and take a lock of ours, though nothing they do with us needs that."""
+    rows = yield Statement(
+        "facts.find_able",
+        f"select r.rolname::text from pg_roles r where r.rolcanlogin and {_IS_STRANGER} "
+        f"and has_database_privilege(r.oid, current_database(), 'connect') and {is_able('r.oid')} "
+        f"order by 1 limit {_MOST}",
+    )
+    return [role for (role,) in rows]
 
 
 def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[ConversationFacts]:

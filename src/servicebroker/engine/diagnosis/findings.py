@@ -17,6 +17,7 @@ from servicebroker.model.certificates import Facts as CertificateFacts
 from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
 from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
 from servicebroker.model.wording import counted
+from servicebroker.store.lock_functions import COMMAND, LockRights
 
 RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
 LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
@@ -102,6 +103,22 @@ class BlockerFacts(NamedTuple):
     since: datetime
 
 
+class HolderFacts(NamedTuple):
+    """A session of a role that has nothing to do with our locks and holds some, or waits for them.
+
+    With `prepared` no session has them, but the prepared transaction of that name. `since`, if we may see it, is when
+    the session began, or the transaction was prepared: PostgreSQL does not know when a lock was taken.
+    """
+
+    pid: int
+    prepared: str
+    role: str
+    application: str
+    locks: int
+    kinds: str
+    since: datetime | None
+
+
 class SnapshotFacts(NamedTuple):
     """A session whose transaction is old, by the number of transactions since; since when it is, we may not see."""
 
@@ -123,13 +140,17 @@ class ConnectionFacts(NamedTuple):
 class NeighbourFacts(NamedTuple):
     """What other roles and sessions of the PostgreSQL server do to the instance.
 
-    `trespassers` are the roles with rights on our tables, each with some of them and their number.
+    `trespassers` are the roles with rights on our tables, each with some of them and their number. `able` are roles
+    that can take our locks and need not, as `lock_rights` tells.
     """
 
     trespassers: Sequence[tuple[str, str, int]] = ()
     blockers: Sequence[BlockerFacts] = ()
     snapshots: Sequence[SnapshotFacts] = ()
     connections: ConnectionFacts = ConnectionFacts()
+    holders: Sequence[HolderFacts] = ()
+    able: Sequence[str] = ()
+    lock_rights: LockRights = LockRights(False, False, (), False, ())
 
 
 class PeerFacts(NamedTuple):
@@ -621,6 +642,7 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             f"{counted(one.waiting, 'session waits', 'sessions wait')}, the first for {_long(now - one.since)}.",
             f"See what that program does. select pg_terminate_backend({one.pid}) ends it.",
         )
+    yield from _locks(facts)
     for old in facts.snapshots:
         yield Finding(
             f"session {old.pid}",
@@ -659,6 +681,51 @@ def _blocking(one: BlockingPublication) -> Finding:
         f"publication {one.name}",
         f"{said}: PostgreSQL refuses to update and delete their rows.",
         advice,
+    )
+
+
+_MOST_NAMED = 5  # roles in one finding
+
+
+def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
+    """Say who takes our locks that need not, who can, and who cannot though it must."""
+    rights = facts.lock_rights
+    close = f"{COMMAND} takes the functions from others."
+    if not rights.may_close:
+        close = f"Let a superuser run what {COMMAND} --sql prints."
+    for one in facts.holders:
+        yield _holder(one, close)
+    if facts.able:
+        some = ", ".join(facts.able[:_MOST_NAMED])
+        more = f" and {counted(len(facts.able) - _MOST_NAMED, 'other')}" if len(facts.able) > _MOST_NAMED else ""
+        yield Finding(
+            "PostgreSQL",
+            f"{counted(len(facts.able), 'role')} ({some}{more}) can take our locks and need not: while somebody holds "
+            "them, BEGIN DIALOG, SEND and RECEIVE wait.",
+            f"{close} Or REVOKE CONNECT ON DATABASE ... FROM PUBLIC, and GRANT it to the roles that you trust.",
+        )
+    if rights.is_lacking and not rights.is_public:
+        yield Finding(
+            "PostgreSQL",
+            f"A role that needs our locks may not take them ({', '.join(rights.needing)}): its verbs are refused.",
+            f"{COMMAND} gives it the functions." if rights.may_close else close,
+        )
+
+
+def _holder(one: HolderFacts, close: str) -> Finding:
+    since = f" since {one.since:%Y-%m-%d %H:%M:%S} UTC" if one.since else ""
+    held = f"{counted(one.locks, 'lock')} of ours ({one.kinds}): whoever needs the same waits."
+    if one.prepared:
+        return Finding(
+            f"transaction {one.prepared}",
+            f"The role {one.role} has prepared it{since}, and it holds {held}",
+            f"As a superuser: rollback prepared '{one.prepared}'. {close}",
+        )
+    who = f"{one.role}, {one.application or 'no name'}{', connected' + since if since else ''}"
+    return Finding(
+        f"session {one.pid}",
+        f"It ({who}) is none of the broker's, and holds or waits for {held}",
+        f"As a superuser or a member of pg_signal_backend: select pg_terminate_backend({one.pid}). {close}",
     )
 
 

@@ -15,10 +15,9 @@ from servicebroker.engine.catalog.databases import find_database
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.permissions import DBO, DENY, GRANT, KIND_WORDS, PUBLIC, Kind
+from servicebroker.store.lock_functions import COMMAND, OWNER, closing, find_lock_rights, taking_from
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
-
-_OWNER = "(select nspowner from pg_namespace where nspname = 'servicebroker')"
 
 
 class Wanted(NamedTuple):
@@ -49,7 +48,7 @@ class RoleRights(NamedTuple):
 
 
 def granting(role: str, wanted: Wanted) -> Steps[list[Statement]]:
-    """The statements that let a role do the verbs, as a user of the database, and take any right on our tables from it.
+    """The statements that let a role do the verbs, as a user of the database, and take any right past them from it.
 
     RECEIVE on the queues; SEND on the services, and REFERENCES on their contracts and those that are named.
 
@@ -60,7 +59,7 @@ def granting(role: str, wanted: Wanted) -> Steps[list[Statement]]:
     """
     check_wanted(wanted)
     yield from _check_role(role)
-    statements = [*(yield from _taking_direct(role)), *_letting_in(role)]
+    statements = [*(yield from _taking_direct(role)), *(yield from taking_from(role)), *_letting_in(role)]
     if wanted.database is None:
         return statements
     database_id = yield from find_database(wanted.database)
@@ -97,6 +96,7 @@ def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
         fence = "servicebroker_fence"
         return [
             *(yield from _taking_direct(role)),
+            *(yield from taking_from(role)),
             Statement(
                 "role_rights.revoking.functions",
                 f"revoke all on all functions in schema {fence} from {quoted(role)}",
@@ -138,6 +138,21 @@ def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
     return [*statements, renew_versions()]
 
 
+def closing_locks(*, run_here: bool) -> Steps[list[Statement]]:
+    """The statements that leave our locks to those that run the verbs on our tables.
+
+    Raises:
+        InstanceError: they are to be run here, and this role may not.
+    """
+    rights = yield from find_lock_rights()
+    if run_here and not rights.may_close:
+        raise InstanceError(
+            "Only a superuser takes functions of PostgreSQL from everybody: let one run, in this database, what "
+            f"{COMMAND} --sql prints."
+        )
+    return closing(rights, for_all=True)
+
+
 _OF_ROLE = (
     "database_id = $1 and class = $2 and major_id = $3 and permission = $5 and grantee_id = (select principal_id "
     "from servicebroker.principals where database_id = $1 and postgres_role = $4)"
@@ -148,7 +163,7 @@ def _check_owner(role: str) -> Steps[None]:
     """Refuse who may not grant, and a role that is none."""
     rows = yield Statement(
         "role_rights.check_owner",
-        f"select pg_has_role({_OWNER}, 'usage'), exists (select from pg_roles where rolname = $1)",
+        f"select pg_has_role({OWNER}, 'usage'), exists (select from pg_roles where rolname = $1)",
         (names.checked("login", role),),
     )
     is_owner, is_there = rows[0]
@@ -163,7 +178,7 @@ def _check_role(role: str) -> Steps[None]:
     yield from _check_owner(role)
     rows = yield Statement(
         "role_rights.check_role",
-        f"select pg_has_role(oid, {_OWNER}, 'member') from pg_roles where rolname = $1",
+        f"select pg_has_role(oid, {OWNER}, 'member') from pg_roles where rolname = $1",
         (role,),
     )
     if rows[0][0]:
@@ -309,8 +324,8 @@ def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
     roles = yield Statement(
         "role_rights.rights_of",
         "select rolname::text, case when rolsuper then 'it is a superuser' "
-        f"when oid = {_OWNER} then 'it owns the schema' "
-        f"when pg_has_role(oid, {_OWNER}, 'member') then 'it is a member of ' || {_OWNER}::regrole else '' end, "
+        f"when oid = {OWNER} then 'it owns the schema' "
+        f"when pg_has_role(oid, {OWNER}, 'member') then 'it is a member of ' || {OWNER}::regrole else '' end, "
         "has_schema_privilege(oid, 'servicebroker_fence', 'usage') "
         "and exists (select from servicebroker.fenced_roles where postgres_role = rolname), "
         "exists (select from servicebroker.principals where postgres_role = rolname) "

@@ -3,7 +3,7 @@
 A change of the queue template (`store/queue.sql`), of the catalog views (`store/views.sql`), of the server's verbs
 (`store/verbs.sql`, `store/fence.sql`), of the triggers of audit and trail (`store/audit.sql`, `store/trail.sql`) or of
 what translated T-SQL calls (`store/tsql/`) ships with a migration, an empty one if need be, because what they make is
-made again whenever one was applied.
+made again whenever one was applied. Then the functions that take our locks are closed, too (`store/lock_functions.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from psycopg import sql
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
 from servicebroker.store.expected_objects import is_foreign, record, trust_queues
+from servicebroker.store.lock_functions import close_where_allowed
 from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute, run
+from servicebroker.store.server_errors import explain_lock_refusal
 from servicebroker.store.sql_verbs import audit, fence, trail, verbs
 from servicebroker.store.tsql import library
 
@@ -61,6 +63,8 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
                     run(connection, record())
                     run(connection, trust_queues())
     except psycopg.errors.InsufficientPrivilege as refused:
+        if locked_out := explain_lock_refusal(refused, connection.info.user):
+            raise InstanceError(locked_out) from None
         raise InstanceError(
             f"The PostgreSQL role may not make or use the schema of servicebroker ({refused.diag.message_primary}): "
             "grant it CREATE on the database, or the rights of the role that has made the schema."
@@ -138,6 +142,7 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
     connection.execute(sql.SQL(audit()))
     connection.execute(sql.SQL(trail()))
     connection.execute(sql.SQL(fence()))
+    run(connection, close_where_allowed())
 
 
 def mend(connection: psycopg.Connection[object]) -> None:
@@ -154,6 +159,8 @@ def mend(connection: psycopg.Connection[object]) -> None:
                 run(connection, record())
             run(connection, trust_queues())
     except psycopg.errors.InsufficientPrivilege as refused:
+        if locked_out := explain_lock_refusal(refused, connection.info.user):
+            raise InstanceError(locked_out) from None
         raise InstanceError(f"Only the owner of the schema can mend it ({refused.diag.message_primary}).") from None
 
 

@@ -1,0 +1,115 @@
+"""Who may take our advisory locks: in the database of an instance the functions are not everybody's (decision 425).
+
+A lock of ours has two keys (`store/locks.py`), which everybody can compute or read in pg_locks. So EXECUTE on the eight
+functions that take such locks is revoked from PUBLIC, and granted to the owner of the schema and to the roles that have
+our tables. Locks with one key can never be ours: their functions stay everybody's, and so do those that give back.
+
+Only a superuser can revoke it. A superuser who makes, upgrades or mends an instance does it in passing; for another
+owner `servicebroker rights locks --sql` prints the statements, and `servicebroker doctor` asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from servicebroker.store.queue import quoted
+from servicebroker.store.statements import Statement, Steps
+
+OWNER = "(select nspowner from pg_namespace where nspname = 'servicebroker')"
+FUNCTIONS = tuple(
+    f"pg_catalog.pg_{attempt}advisory_{scope}lock{mode}(integer, integer)"
+    for attempt in ("", "try_")
+    for scope in ("", "xact_")
+    for mode in ("", "_shared")
+)
+COMMAND = "servicebroker rights locks"
+
+ALL = ", ".join(FUNCTIONS)
+_OIDS = "array[" + ", ".join(f"'{function}'" for function in FUNCTIONS) + "]::regprocedure[]::oid[]"
+
+
+class LockRights(NamedTuple):
+    """Who has the functions in this database.
+
+    `may_close`: this role may take them from others. `needing` are the roles that take our locks by themselves, and
+    `is_lacking` says that one of these does not have the functions by a name. `strangers` have them by their names, and
+    need them not.
+    """
+
+    is_public: bool
+    may_close: bool
+    needing: Sequence[str]
+    is_lacking: bool
+    strangers: Sequence[str]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody has them by mistake, and nobody lacks them."""
+        return not (self.is_public or self.is_lacking)
+
+
+def find_lock_rights() -> Steps[LockRights]:
+    """Read from PostgreSQL's catalogs who has the functions, and whether this role may change that."""
+    rows = yield Statement(
+        "lock_functions.find_lock_rights",
+        "with functions as materialized (select p.oid as id, p.proowner, a.grantee from pg_proc p "
+        "  left join lateral aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a "
+        f"  on a.privilege_type = 'EXECUTE' where p.oid = any ({_OIDS})), "
+        "users as materialized (select r.oid, r.rolname::text as name from pg_roles r where not r.rolsuper "
+        f"  and r.oid >= 16384 and (r.oid = {OWNER} or not pg_has_role(r.oid, {OWNER}, 'usage') "
+        f"    and {has_tables('r.oid')})) "
+        "select coalesce((select bool_or(grantee = 0) from functions), false), "
+        "(select bool_and(pg_has_role(proowner, 'usage')) from functions), "
+        "array(select name from users order by 1), "
+        f"exists (select from users u, unnest({_OIDS}) f (id) where not exists (select from functions g "
+        "  where g.id = f.id and g.grantee <> 0 and pg_has_role(u.oid, g.grantee, 'usage'))), "
+        "array(select r.rolname::text from pg_roles r where r.oid in (select grantee from functions) and "
+        f"  not r.rolsuper and not {is_owner('r.oid')} and r.oid not in (select oid from users) order by 1)",
+        prepared=False,
+    )
+    return LockRights(*rows[0])
+
+
+def is_owner(role: str) -> str:
+    """The condition that a role has the rights of the schema's owner, or can take them."""
+    return f"pg_has_role({role}, {OWNER}, 'member')"
+
+
+def has_tables(role: str) -> str:
+    """The condition that a role runs the verbs on our tables, so that it takes our locks by itself."""
+    return f"has_table_privilege({role}, 'servicebroker.conversation_endpoints', 'update')"
+
+
+def is_able(role: str) -> str:
+    """The condition that a role has one of the functions, by whatever way."""
+    return f"exists (select from unnest({_OIDS}) f (id) where has_function_privilege({role}, f.id, 'execute'))"
+
+
+def closing(rights: LockRights, *, for_all: bool) -> list[Statement]:
+    """The statements that leave the functions to those that need them; `for_all`: to no stranger's name either."""
+    statements = []
+    if rights.needing:
+        statements.append(_change("grant", "to", *map(quoted, rights.needing)))
+    losing = ["public", *(map(quoted, rights.strangers) if for_all else ())]
+    return [*statements, _change("revoke", "from", *losing)]
+
+
+def close_where_allowed() -> Steps[None]:
+    """Take the functions from everybody where that is still to be done and this role may."""
+    rights = yield from find_lock_rights()
+    if rights.may_close and not rights.is_closed:
+        for statement in closing(rights, for_all=False):  # noqa: UP028 # a list takes no rows
+            yield statement
+
+
+def taking_from(role: str) -> Steps[list[Statement]]:
+    """The statements that take the functions from a role that was granted them by its name, where we may."""
+    rights = yield from find_lock_rights()
+    is_stranger = role in rights.strangers or role in rights.needing
+    return [_change("revoke", "from", quoted(role))] if rights.may_close and is_stranger else []
+
+
+def _change(verb: str, word: str, *roles: str) -> Statement:
+    text = f"{verb} execute on function {ALL} {word} {', '.join(roles)}"
+    return Statement("lock_functions.change", text, prepared=False)

@@ -1,0 +1,2 @@
+-- The functions that take the broker's advisory locks are taken from everybody (decision 425). What does it,
+-- `close_where_allowed` in store/lock_functions.py, runs after every migration.

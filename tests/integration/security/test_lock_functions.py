@@ -1,0 +1,414 @@
+"""A PostgreSQL role with nothing but CONNECT takes no lock of the broker's, and so stops nothing (decision 425)."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from mirrored_servers import Server
+from portal import deliver
+from servicebroker.cli.main import app as command
+from servicebroker.engine.diagnosis.facts import gather
+from servicebroker.engine.diagnosis.findings import Finding, judge
+from servicebroker.store import copies, locks, migrations
+from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.running import run
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    STOCK,
+    STOCK_QUEUE,
+    as_role,
+    bodies,
+    define_standard_set,
+    let_in,
+    query,
+)
+
+STRANGER, RESTRICTED, OWNER = "somebody", "lock_app", "lock_owner"
+FAMILIES = {name: number for name, number in vars(locks).items() if name.isupper()}
+TAKING = [
+    f"pg_{attempt}advisory_{scope}lock{mode}"
+    for attempt in ("", "try_")
+    for scope in ("", "xact_")
+    for mode in ("", "_shared")
+]
+SOURCES = Path(sb.__file__).parent
+PATIENCE_S = 2  # what the owner does waits for no lock
+
+
+class Town(NamedTuple):
+    """An instance of a superuser's, and the URLs of a role with nothing but CONNECT, and of one that has the verbs."""
+
+    database: sb.Database
+    stranger: str
+    restricted: str
+
+
+@pytest.fixture(scope="module")
+def roles(server: EmbeddedServer) -> Iterator[None]:
+    """The roles of the tests; what they have in databases goes with those."""
+    with let_in(server.url, STRANGER, RESTRICTED, OWNER), psycopg.connect(server.url, autocommit=True) as connection:
+        for role in (STRANGER, RESTRICTED, OWNER):
+            connection.execute(f"create role {role} login")  # type: ignore[call-overload]
+        yield
+
+
+@pytest.fixture(scope="module")
+def town(roles: None, make_instance_url: Callable[[int], str]) -> Iterator[Town]:
+    url = make_instance_url(1)
+    with sb.open(url, upkeep=None) as instance:
+        instance.grant_rights(RESTRICTED, database="Test", receive=[ORDERS_QUEUE], send=[STOCK])
+        yield Town(instance.database("Test"), as_role(url, STRANGER), as_role(url, RESTRICTED))
+        with instance.connection() as connection:
+            connection.execute(f"drop owned by {RESTRICTED}")  # type: ignore[call-overload]
+
+
+@pytest.fixture(scope="module")
+def plain(roles: None, make_url: Callable[[], str]) -> Iterator[Town]:
+    """An instance whose owner is no superuser, so that nobody has closed the functions."""
+    url = make_url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"grant create on database {connection.info.dbname} to {OWNER}")  # type: ignore[call-overload]
+        with sb.open(as_role(url, OWNER), upkeep=None) as instance:
+            database = define_standard_set(instance.database("Test", create=True))
+            yield Town(database, as_role(url, STRANGER), as_role(url, RESTRICTED))
+        connection.execute(f"drop owned by {OWNER} cascade")  # type: ignore[call-overload]
+
+
+def superuser(town: Town) -> psycopg.Connection[Any]:
+    return psycopg.connect(as_role(town.stranger, "servicebroker"), autocommit=True)
+
+
+def keys_of(database: sb.Database) -> list[tuple[str, int, int]]:
+    """Every lock that somebody can compute: its family and both keys."""
+    rows = query(
+        database,
+        "select 0 union select queue_id from servicebroker.queues where queue_id > 65535 union select service_id "
+        "from servicebroker.services union select hashtext(name) from servicebroker.services union select database_id "
+        "from servicebroker.databases union select uuid_hash(conversation_group_id) "
+        "from servicebroker.conversation_groups",
+    )
+    return [(name, number, key) for name, number in FAMILIES.items() for (key,) in rows]
+
+
+def round_trip(database: sb.Database, name: str) -> None:
+    """What an owner does, from definitions to END; none of it waits for a lock."""
+    with database.transaction() as transaction:
+        transaction.connection.execute(f"set local lock_timeout = '{PATIENCE_S}s'")
+        handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        transaction.send(handle, ORDER, b"tea")
+    with database.transaction() as transaction:
+        transaction.connection.execute(f"set local lock_timeout = '{PATIENCE_S}s'")
+        (message,) = transaction.receive(STOCK_QUEUE, conversation_handle=peer_of(database, handle))
+        assert message.message_body == b"tea"
+        transaction.end_conversation(message.conversation_handle)
+    database.end_conversation(handle)
+    assert database.define({"queues": {name: {}}}) == [f"create queue {name}"]
+    database.drop_queue(name)
+    with database.instance.connection() as connection:
+        connection.execute(f"set lock_timeout = '{PATIENCE_S}s'")
+        try:
+            deliver(connection, database.instance.clock())
+        finally:
+            connection.execute("reset lock_timeout")
+
+
+def peer_of(database: sb.Database, handle: object) -> Any:
+    text = "select far_handle from servicebroker.conversation_endpoints where conversation_handle = %s"
+    return query(database, text, handle)[0][0]
+
+
+def judged(town: Town) -> list[Finding]:
+    """What doctor says as the owner."""
+    with town.database.instance.connection() as connection:
+        return judge(run(connection, gather(town.database.instance.clock())))
+
+
+def of_locks(findings: list[Finding]) -> list[Finding]:
+    return [one for one in findings if "lock" in one.problem]
+
+
+def said(url: str, *arguments: str) -> str:
+    done = CliRunner().invoke(command, list(arguments), env={"SERVICEBROKER_INSTANCE": url})
+    assert done.exit_code == 0, done.output or done.exception
+    return done.output
+
+
+def give_functions(connection: psycopg.Connection[Any], *, to: str) -> None:
+    for name in TAKING:
+        connection.execute(f"grant execute on function {name}(integer, integer) to {to}")  # type: ignore[call-overload]
+
+
+# ---------------------------------------------------------------- the functions
+
+
+def test_every_lock_of_ours_has_two_keys() -> None:
+    """Locks with one key are others, whose functions are everybody's."""
+    found = 0
+    for file in (*SOURCES.rglob("*.py"), *SOURCES.rglob("*.sql")):
+        for call in re.finditer(
+            r"pg_(?:try_)?advisory_(?:xact_)?(?:un)?lock(?:_shared)?\(((?:[^()]|\([^()]*\))*)\)", file.read_text()
+        ):
+            found += 1
+            assert "," in call[1], (file, call[0])
+    assert found > 40
+
+
+def test_a_role_with_nothing_but_connect_takes_no_lock_of_ours(town: Town) -> None:
+    """By every function, each way to call one, and for every key that can be computed."""
+    keys = keys_of(town.database)
+    assert {name for name, _, _ in keys} == set(FAMILIES)
+    for url in (town.stranger, town.restricted):
+        with psycopg.connect(url, autocommit=True) as connection:
+            for name in TAKING:
+                for family, number, key in keys:
+                    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                        connection.execute(f"select {name}(%s, %s)", (number, key))  # type: ignore[call-overload]
+                        pytest.fail(f"{family} by {name}")
+                for text in (
+                    f"do $$ begin perform {name}({locks.DELIVERY}, 0); end $$",
+                    f"create temp table bait as select {name}({locks.DELIVERY}, 0)",
+                    f"declare bait cursor with hold for select {name}({locks.DELIVERY}, 0)",
+                    f"create function pg_temp.bait() returns void language plpgsql as "
+                    f"$$ begin perform {name}({locks.DELIVERY}, 0); end $$; select pg_temp.bait()",
+                ):
+                    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                        connection.execute(text)  # type: ignore[call-overload]
+            round_trip(town.database, f"While{url.count('lock_app')}")
+    assert query(town.database, "select from pg_locks where locktype = 'advisory'") == []
+
+
+def test_locks_with_one_key_and_giving_back_stay_everybodys(town: Town) -> None:
+    with psycopg.connect(town.stranger, autocommit=True) as connection:
+        for name in TAKING:
+            connection.execute(f"select {name}(%s)", (locks.DELIVERY << 32,))  # type: ignore[call-overload]
+        connection.execute(f"select pg_advisory_unlock({locks.DELIVERY}, 0), pg_advisory_unlock_all()")
+        connection.execute("select pg_advisory_lock(%s)", (locks.DELIVERY << 32,))
+        round_trip(town.database, "Beside")
+        assert of_locks(judged(town)) == []
+
+
+def test_a_restricted_role_keeps_its_verbs(town: Town) -> None:
+    """Beyond a savepoint the session keeps the lock of a group, and gives it back."""
+    handle = town.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    town.database.send(handle, ORDER, b"ask")
+    (asked,) = town.database.receive(STOCK_QUEUE)
+    town.database.send(asked.conversation_handle, "//test/Reply", b"answer")
+    with sb.open(town.restricted) as instance:
+        app = instance.database("Test")
+        with app.transaction() as transaction:
+            with transaction.savepoint():
+                assert bodies(transaction.receive(ORDERS_QUEUE)) == [b"answer"]
+            transaction.send(handle, ORDER, b"again")
+        app.end_conversation(handle)
+    assert query(town.database, "select from pg_locks where locktype = 'advisory'") == []
+    with town.database.instance.connection() as connection:
+        deliver(connection, town.database.instance.clock())
+    assert bodies(town.database.receive(STOCK_QUEUE)) == [b"again", None]
+    town.database.end_conversation(asked.conversation_handle)
+
+
+# ---------------------------------------------------------------- an owner who is no superuser
+
+
+def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town) -> None:
+    (able,) = of_locks(judged(plain))
+    assert STRANGER in able.problem
+    assert "servicebroker rights locks --sql" in able.advice
+    with psycopg.connect(plain.stranger, autocommit=True) as stranger:
+        stranger.execute("select pg_advisory_lock(%s, 0)", (locks.DELIVERY,))
+        with pytest.raises(sb.ServiceBrokerError, match="gave up waiting for a lock"):
+            round_trip(plain.database, "Held")
+        (holder,) = [one for one in of_locks(judged(plain)) if one.subject.startswith("session")]
+        assert holder.subject == f"session {stranger.info.backend_pid}"
+        assert STRANGER in holder.problem
+        assert "(delivery)" in holder.problem
+        assert "pg_terminate_backend" in holder.advice
+    done = CliRunner().invoke(command, ["rights", "locks"], env={"SERVICEBROKER_INSTANCE": plain.database.instance.url})
+    assert isinstance(done.exception, sb.InstanceError)
+    assert "superuser" in str(done.exception)
+    printed = said(plain.database.instance.url, "rights", "locks", "--sql")
+    with superuser(plain) as connection:
+        connection.execute(printed)  # type: ignore[call-overload]
+        connection.execute(printed)  # type: ignore[call-overload] # as often as one likes
+    assert of_locks(judged(plain)) == []
+    with (
+        psycopg.connect(plain.stranger, autocommit=True) as stranger,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        stranger.execute("select pg_advisory_lock(%s, 0)", (locks.DELIVERY,))
+    round_trip(plain.database, "Closed")
+
+
+def test_who_cannot_connect_is_not_named(plain: Town) -> None:
+    with superuser(plain) as connection:
+        give_functions(connection, to="public")
+        assert of_locks(judged(plain))
+        name = connection.info.dbname
+        connection.execute(f"revoke connect on database {name} from public")  # type: ignore[call-overload]
+        connection.execute(f"grant connect on database {name} to {OWNER}")  # type: ignore[call-overload]
+        assert of_locks(judged(plain)) == []
+        connection.execute(f"grant connect on database {name} to public")  # type: ignore[call-overload]
+        connection.execute(said(plain.database.instance.url, "rights", "locks", "--sql"))  # type: ignore[call-overload]
+
+
+def test_an_owner_without_the_functions_is_told_what_to_do(plain: Town) -> None:
+    """As after ALTER SCHEMA ... OWNER TO, or where another instance was in this database."""
+    with superuser(plain) as connection:
+        printed = said(plain.database.instance.url, "rights", "locks", "--sql")
+        for name in TAKING:
+            connection.execute(f"revoke execute on function {name}(integer, integer) from {OWNER}")  # type: ignore[call-overload]
+        try:
+            with pytest.raises(sb.InstanceError, match="servicebroker rights locks"):
+                plain.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+            assert any("may not take" in one.problem for one in of_locks(judged(plain)))
+            assert said(plain.database.instance.url, "rights", "locks", "--sql") == printed
+        finally:
+            connection.execute(printed)  # type: ignore[call-overload]
+    round_trip(plain.database, "Again")
+
+
+def test_a_new_instance_without_the_functions_is_told_what_to_do(roles: None, make_url: Callable[[], str]) -> None:
+    url = make_url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        for name in TAKING:
+            connection.execute(f"revoke execute on function {name}(integer, integer) from public")  # type: ignore[call-overload]
+        connection.execute(f"grant create on database {connection.info.dbname} to {OWNER}")  # type: ignore[call-overload]
+        with pytest.raises(sb.InstanceError, match=r"GRANT EXECUTE ON FUNCTION .* TO .lock_owner"):
+            sb.open(as_role(url, OWNER))
+
+
+# ---------------------------------------------------------------- how they become and stay closed
+
+
+def is_open(connection: psycopg.Connection[Any]) -> bool:
+    text = "select bool_or(has_function_privilege('public', f, 'execute')) from unnest(%s::regprocedure[]) f"
+    row = connection.execute(text, ([f"{name}(integer,integer)" for name in TAKING],)).fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
+def test_an_upgrade_and_check_mend_close_them(make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    url = make_url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        known = migrations.migrations()
+        with monkeypatch.context() as before:
+            before.setattr(migrations, "migrations", lambda: [step for step in known if step.number != 425])
+            migrations.migrate(connection)
+        give_functions(connection, to="public")
+        sb.open(url, upkeep=None).close()
+        assert not is_open(connection)
+        give_functions(connection, to="public")
+        said(url, "check", "--mend")
+        assert not is_open(connection)
+
+
+def test_who_has_our_tables_keeps_its_verbs_and_a_grant_by_name_stays(town: Town) -> None:
+    with superuser(town) as connection:
+        direct = (
+            "usage on schema servicebroker",
+            "all on all tables in schema servicebroker",
+            "usage, select on all sequences in schema servicebroker",
+            "execute on all functions in schema servicebroker",
+        )
+        for what in direct:
+            connection.execute(f"grant {what} to {OWNER}")  # type: ignore[call-overload]
+        town.database.create_user(OWNER, OWNER)
+        town.database.grant("CONTROL", OWNER)
+        give_functions(connection, to="public")
+        give_functions(connection, to=STRANGER)
+        said(town.database.instance.url, "check", "--mend")
+        assert not is_open(connection)
+        with sb.open(as_role(town.stranger, OWNER), upkeep=None) as instance:
+            instance.database("Test").begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        (able,) = of_locks(judged(town))
+        assert (STRANGER in able.problem, OWNER in able.problem) == (True, False)
+        said(town.database.instance.url, "rights", "locks")
+        assert of_locks(judged(town)) == []
+        connection.execute(f"drop owned by {OWNER}; drop owned by {STRANGER}")  # type: ignore[call-overload]
+
+
+def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(town: Town) -> None:
+    """It waits for SEND to be committed as any application does; other locks are none of its."""
+    with sb.open(town.restricted) as instance, instance.database("Test").transaction() as transaction:
+        handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        transaction.send(handle, ORDER, b"x")
+        assert of_locks(judged(town)) == []
+    with superuser(town) as connection, psycopg.connect(town.restricted, autocommit=True) as restricted:
+        give_functions(connection, to=RESTRICTED)
+        restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG,))
+        found = [one for one in of_locks(judged(town)) if one.subject.startswith("session")]
+        assert [RESTRICTED in one.problem and "(definitions)" in one.problem for one in found] == [True]
+        restricted.execute("select pg_advisory_unlock_all()")
+        town.database.instance.grant_rights(RESTRICTED)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG,))
+
+
+def test_a_copy_holds_no_rights_on_the_functions(town: Town, make_url: Callable[[], str], tmp_path: Path) -> None:
+    """They are those of the place, so that it need not have the roles of the original."""
+    with superuser(town) as connection:
+        connection.execute("create role lock_reader")
+        try:
+            give_functions(connection, to="lock_reader")
+            said(town.database.instance.url, "instance", "dump", str(tmp_path / "dump"))
+            assert "lock_reader" not in copies.read(tmp_path / "dump").roles
+            connection.execute("drop owned by lock_reader")
+        finally:
+            connection.execute("drop role lock_reader")
+    place = make_url()
+    said(place, "instance", "restore", str(tmp_path / "dump"), "--instance", place, "--identifier", "new")
+    with psycopg.connect(place) as connection:
+        assert not is_open(connection)
+
+
+def test_an_owner_who_is_no_superuser_restores_a_copy(
+    town: Town, plain: Town, make_url: Callable[[], str], tmp_path: Path
+) -> None:
+    """Of an instance whose functions are closed: here they are everybody's, and doctor says so."""
+    said(town.database.instance.url, "instance", "dump", str(tmp_path / "dump"))
+    url = make_url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"grant create on database {connection.info.dbname} to {OWNER}")  # type: ignore[call-overload]
+        connection.execute(f"grant all on schema public to {OWNER}")  # type: ignore[call-overload]
+        place = as_role(url, OWNER)
+        said(place, "instance", "restore", str(tmp_path / "dump"), "--instance", place, "--identifier", "new")
+        assert is_open(connection)
+        with sb.open(place, upkeep=None) as instance:
+            round_trip(instance.database("Test"), "Restored")
+
+
+def test_a_prepared_transaction_that_holds_a_lock_is_named(tmp_path: Path) -> None:
+    """No session has it any more, and no end of one gives the lock back."""
+    with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        server = Server(Path(folder, "server"))
+        server.make(synchronous="")
+        with (server.data / "postgresql.conf").open("a") as file:
+            file.write("max_prepared_transactions = 5\n")
+        server.start()
+        try:
+            with sb.open(server.url, upkeep=None) as instance, psycopg.connect(server.url, autocommit=True) as owner:
+                owner.execute("create role prepared login")
+                give_functions(owner, to="prepared")
+                with psycopg.connect(server.url.replace("user=servicebroker", "user=prepared")) as stranger:
+                    stranger.execute("select pg_advisory_xact_lock(%s, 0)", (locks.CATALOG,))
+                    stranger.execute("prepare transaction 'kept for ever'")
+                found = judge(run(owner, gather(instance.clock())))
+                (holder,) = [one for one in found if one.subject == "transaction kept for ever"]
+                assert "The role prepared has prepared it since" in holder.problem
+                assert "(definitions)" in holder.problem
+                owner.execute("rollback prepared 'kept for ever'")
+        finally:
+            server.close()
