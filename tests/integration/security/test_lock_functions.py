@@ -33,6 +33,7 @@ from support import (
     define_standard_set,
     let_in,
     query,
+    queue_number,
 )
 
 STRANGER, RESTRICTED, OWNER = "somebody", "lock_app", "lock_owner"
@@ -230,11 +231,21 @@ def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town)
         stranger.execute("select pg_advisory_lock(%s, 0)", (locks.DELIVERY,))
         with pytest.raises(sb.ServiceBrokerError, match="gave up waiting for a lock"):
             round_trip(plain.database, "Held")
-        (holder,) = [one for one in of_locks(judged(plain)) if one.subject.startswith("session")]
-        assert holder.subject == f"session {stranger.info.backend_pid}"
-        assert STRANGER in holder.problem
-        assert "(delivery)" in holder.problem
-        assert "pg_terminate_backend" in holder.advice
+        for number, key, how, word in (
+            (locks.DELIVERY, 0, "lock", "delivery"),
+            (locks.DELIVERY, 0, "lock_shared", "delivery"),
+            (locks.GROUP, 5, "lock", "a conversation group"),
+            (locks.PIPELINE, queue_number(plain.database, STOCK_QUEUE), "lock", "a pipeline"),
+            (locks.BROKER, 0, "lock", "the daemon"),
+        ):
+            stranger.execute("select pg_advisory_unlock_all()")
+            stranger.execute(f"select pg_advisory_{how}(%s, %s)", (number, key))  # type: ignore[call-overload]
+            (holder,) = [one for one in of_locks(judged(plain)) if one.subject.startswith("session")]
+            assert holder.subject == f"session {stranger.info.backend_pid}"
+            assert STRANGER in holder.problem
+            assert f"1 lock of ours ({word})" in holder.problem
+            assert "pg_terminate_backend" in holder.advice
+        stranger.execute("select pg_advisory_unlock_all()")
     done = CliRunner().invoke(command, ["rights", "locks"], env={"SERVICEBROKER_INSTANCE": plain.database.instance.url})
     assert isinstance(done.exception, sb.InstanceError)
     assert "superuser" in str(done.exception)
@@ -354,6 +365,21 @@ def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(town: Town) -> None
         town.database.instance.grant_rights(RESTRICTED)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG,))
+
+
+def test_what_a_function_of_the_owners_locks_for_a_stranger_is_no_strangers_lock(town: Town) -> None:
+    """As a trigger with SECURITY DEFINER does, whoever changes its table."""
+    with superuser(town) as connection, psycopg.connect(town.stranger) as stranger:
+        connection.execute(
+            "create function public.announce() returns uuid language plpgsql security definer as $$ "
+            f"declare handle uuid := servicebroker.begin_dialog('Test', '{ORDERS}', '{STOCK}', '{CONTRACT}'); "
+            f"begin perform servicebroker.send(handle, '{ORDER}', 'x'); return handle; end $$"
+        )
+        stranger.execute("select public.announce()")
+        held = "select from pg_locks where locktype = 'advisory' and pid = %s"
+        assert query(town.database, held, stranger.info.backend_pid)
+        assert of_locks(judged(town)) == []
+        stranger.rollback()
 
 
 def test_a_copy_holds_no_rights_on_the_functions(town: Town, make_url: Callable[[], str], tmp_path: Path) -> None:

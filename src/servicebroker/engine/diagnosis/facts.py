@@ -173,9 +173,9 @@ _ALL_LOCK_WORDS = _LOCK_WORDS | {  # those for which nobody waits, or T-SQL does
     locks.TSQL_IDENTITY: "an IDENTITY",
     locks.TSQL_SESSION: "a T-SQL session",
 }
-# what the functions of the fence take for a restricted role: these alone, or shared
-_FENCED_ALONE = (locks.GROUP, locks.MOVE)
-_FENCED_SHARED = (locks.DELIVERY, locks.SERVICE, locks.PIPELINE, locks.BEGIN, locks.BEGIN_IN)
+# what our functions take for a session of any role that calls them: exclusive locks, and shared ones
+_EXCLUSIVE_IN_VERBS = (locks.GROUP, locks.MOVE)
+_SHARED_IN_VERBS = (locks.DELIVERY, locks.SERVICE, locks.PIPELINE, locks.BEGIN, locks.BEGIN_IN)
 _IS_STRANGER = f"not r.rolsuper and not {is_owner('r.oid')} and not {has_tables('r.oid')}"
 
 
@@ -222,9 +222,13 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
 
 
 def _find_holders() -> Steps[list[HolderFacts]]:
-    """Find who holds a lock of ours, or waits for one so that others wait behind, and takes none by what we do."""
+    """Find who holds a lock of ours, or waits for one so that others wait behind, and has it from no function of ours.
+
+    Those lock our tables, too, which a role cannot that has no rights on them. A restricted role may have rolled that
+    back to a savepoint, and keeps the lock of a group.
+    """
     words = ", ".join(f"({number}, '{word}')" for number, word in _ALL_LOCK_WORDS.items())
-    alone, shared = (", ".join(map(str, numbers)) for numbers in (_FENCED_ALONE, _FENCED_SHARED))
+    exclusive, shared = (", ".join(map(str, numbers)) for numbers in (_EXCLUSIVE_IN_VERBS, _SHARED_IN_VERBS))
     rows = yield Statement(
         "facts.find_holders",
         "select coalesce(l.pid, 0), coalesce(x.gid, ''), r.rolname::text, coalesce(a.application_name, ''), "
@@ -236,9 +240,12 @@ def _find_holders() -> Steps[list[HolderFacts]]:
         "left join pg_prepared_xacts x on x.transaction = t.transactionid "
         "join pg_roles r on r.oid = a.usesysid or r.rolname = x.owner "
         f"where l.locktype = 'advisory' and l.objsubid = 2 and {_HERE} and {_IS_STRANGER} "
-        "and not (exists (select from servicebroker.fenced_roles f join pg_roles o on o.rolname = f.postgres_role "
-        "  where pg_has_role(r.oid, o.oid, 'member')) "
-        f"  and (k.class in ({alone}) or k.class in ({shared}) and l.mode = 'ShareLock')) "
+        f"and not ((k.class in ({exclusive}) or k.class in ({shared}) and l.mode = 'ShareLock') and ("
+        "  exists (select from servicebroker.fenced_roles f join pg_roles o on o.rolname = f.postgres_role "
+        "    where pg_has_role(r.oid, o.oid, 'member')) "
+        "  or exists (select from pg_locks o join pg_class c on c.oid = o.relation "
+        "    where o.virtualtransaction = l.virtualtransaction and o.database = l.database "
+        "    and c.relnamespace = 'servicebroker'::regnamespace))) "
         f"group by 1, 2, 3, 4 order by 7, 1 limit {_MOST}",
     )
     return [HolderFacts(*row) for row in rows]
