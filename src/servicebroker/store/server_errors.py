@@ -27,7 +27,7 @@ _SENTENCES: dict[str, str] = {
     "Begin it again, or raise that setting.",
     "53100": f"The disk of the PostgreSQL server is full ({{}}): {_UNDONE}. Free some space there and begin again.",
     "53200": f"The PostgreSQL server is out of memory ({{}}): {_UNDONE}. If it names max_locks_per_transaction, raise "
-    "that setting or do less in one transaction.",
+    "that setting or do less in one transaction; servicebroker doctor names a session that holds most of the locks.",
     "53300": "The PostgreSQL server has no connection left ({}): raise max_connections, or close what is not used.",
     "57014": f"PostgreSQL has cancelled the statement ({{}}): {_UNDONE}. Where it says statement timeout, raise "
     "statement_timeout or do less at once.",

@@ -415,26 +415,66 @@ def test_an_owner_who_is_no_superuser_restores_a_copy(
             round_trip(instance.database("Test"), "Restored")
 
 
-def test_a_prepared_transaction_that_holds_a_lock_is_named(tmp_path: Path) -> None:
-    """No session has it any more, and no end of one gives the lock back."""
+@pytest.fixture(scope="module")
+def small() -> Iterator[str]:
+    """The URL of a server with prepared transactions, and with little room for locks and notifications."""
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         server = Server(Path(folder, "server"))
         server.make(synchronous="")
         with (server.data / "postgresql.conf").open("a") as file:
-            file.write("max_prepared_transactions = 5\n")
+            file.write("max_prepared_transactions = 5\nmax_locks_per_transaction = 64\nmax_notify_queue_pages = 64\n")
         server.start()
-        try:
-            with sb.open(server.url, upkeep=None) as instance, psycopg.connect(server.url, autocommit=True) as owner:
-                owner.execute("create role prepared login")
-                give_functions(owner, to="prepared")
-                with psycopg.connect(server.url.replace("user=servicebroker", "user=prepared")) as stranger:
-                    stranger.execute("select pg_advisory_xact_lock(%s, 0)", (locks.CATALOG,))
-                    stranger.execute("prepare transaction 'kept for ever'")
-                found = judge(run(owner, gather(instance.clock())))
-                (holder,) = [one for one in found if one.subject == "transaction kept for ever"]
-                assert "The role prepared has prepared it since" in holder.problem
-                assert "(definitions)" in holder.problem
-                owner.execute("rollback prepared 'kept for ever'")
-        finally:
-            server.close()
+        with psycopg.connect(server.url) as connection:
+            connection.execute(f"create role {STRANGER} login")  # type: ignore[call-overload]
+        yield server.url
+        server.close()
+
+
+def test_a_prepared_transaction_that_holds_a_lock_is_named(small: str) -> None:
+    """No session has it any more, and no end of one gives the lock back."""
+    with sb.open(small, upkeep=None) as instance, psycopg.connect(small, autocommit=True) as owner:
+        give_functions(owner, to=STRANGER)
+        with psycopg.connect(as_role(small, STRANGER)) as stranger:
+            stranger.execute("select pg_advisory_xact_lock(%s, 0)", (locks.CATALOG,))
+            stranger.execute("prepare transaction 'kept for ever'")
+        found = judge(run(owner, gather(instance.clock())))
+        (holder,) = [one for one in found if one.subject == "transaction kept for ever"]
+        assert f"The role {STRANGER} has prepared it since" in holder.problem
+        assert "(definitions)" in holder.problem
+        owner.execute("rollback prepared 'kept for ever'")
+
+
+def test_who_fills_the_servers_room_for_locks_is_named(small: str) -> None:
+    """Any session can, by locks that are not ours, and in any database."""
+    elsewhere = as_role(small.replace("/postgres?", "/template1?"), STRANGER)
+    with (
+        sb.open(small, upkeep=None) as instance,
+        instance.connection() as owner,
+        psycopg.connect(elsewhere) as stranger,
+    ):
+        stranger.execute("select pg_advisory_lock(i) from generate_series(1, 2500) i")
+        found = judge(run(owner, gather(instance.clock())))
+        (hoarder,) = [one for one in found if "locks for which the server has room" in one.problem]
+        assert hoarder.subject == f"session {stranger.info.backend_pid}"
+        assert STRANGER in hoarder.problem
+
+
+def test_a_room_for_notifications_that_gets_full_is_told(small: str) -> None:
+    with sb.open(small, upkeep=None) as instance, instance.connection() as owner:
+        database = define_standard_set(instance.database("Test", create=True))
+        handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        with (
+            psycopg.connect(as_role(small, STRANGER)) as listener,
+            psycopg.connect(as_role(small, STRANGER), autocommit=True) as stranger,
+        ):
+            listener.execute("listen everything")
+            listener.commit()
+            listener.execute("select")
+            with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+                while True:
+                    stranger.execute("select pg_notify('everything', repeat('x', 7000) || random())")
+            found = judge(run(owner, gather(instance.clock())))
+            assert [one.subject for one in found if "room for notifications is taken" in one.problem] == ["PostgreSQL"]
+            with pytest.raises(psycopg.errors.ProgramLimitExceeded), database.transaction() as transaction:
+                transaction.connection.execute("select servicebroker.send(%s, %s, 'x')", (handle, ORDER))

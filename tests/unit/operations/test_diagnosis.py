@@ -9,10 +9,12 @@ from uuid import UUID
 import pytest
 
 from servicebroker.engine.diagnosis.findings import (
+    ConnectionFacts,
     ConversationFacts,
     DaemonFacts,
     DisputeFacts,
     Facts,
+    HoarderFacts,
     HolderFacts,
     NeighbourFacts,
     PeerFacts,
@@ -170,6 +172,14 @@ def test_all_is_well() -> None:
                 "pg_terminate_backend(4711)",
                 "rights locks --sql prints",
             ],
+        ),
+        (
+            {"neighbours": NeighbourFacts(hoarders=[HoarderFacts(7, "bob", "", 4000, 6400)])},
+            ["session 7: It (bob, no name) holds 4,000 of about 6,400 locks", "max_locks_per_transaction"],
+        ),
+        (
+            {"neighbours": NeighbourFacts(connections=ConnectionFacts(notifications=0.753))},
+            ["PostgreSQL: 75% of the room for notifications is taken", "the server's log names its process"],
         ),
         (
             {"neighbours": NeighbourFacts(holders=[HOLDER._replace(pid=0, prepared="x")])},

@@ -9,6 +9,7 @@ from servicebroker.engine.diagnosis.consistency import changes_of
 from servicebroker.engine.diagnosis.findings import (
     HOUR,
     LONG,
+    MUCH,
     TIMEOUTS,
     BlockerFacts,
     ConnectionFacts,
@@ -16,6 +17,7 @@ from servicebroker.engine.diagnosis.findings import (
     DaemonFacts,
     DisputeFacts,
     Facts,
+    HoarderFacts,
     HolderFacts,
     NeighbourFacts,
     OldCopyFacts,
@@ -207,7 +209,8 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
     )
     connections = yield Statement(
         "facts.neighbours.count_connections",
-        "select (sum(count(*)) over ())::int, current_setting('max_connections')::int, usename::text, count(*) "
+        "select (sum(count(*)) over ())::int, current_setting('max_connections')::int, usename::text, count(*), "
+        "pg_notification_queue_usage() "
         "from pg_stat_activity where backend_type = 'client backend' group by usename order by 4 desc limit 1",
     )
     return NeighbourFacts(
@@ -216,6 +219,7 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
         [SnapshotFacts(*row) for row in snapshots],
         ConnectionFacts(*connections[0]),
         holders,
+        (yield from _find_hoarders()),
         able,
         (yield from find_lock_rights()),
     )
@@ -249,6 +253,20 @@ def _find_holders() -> Steps[list[HolderFacts]]:
         f"group by 1, 2, 3, 4 order by 7, 1 limit {_MOST}",
     )
     return [HolderFacts(*row) for row in rows]
+
+
+def _find_hoarders() -> Steps[list[HoarderFacts]]:
+    """Find the sessions that have taken most of the server's room for locks; those of the fast path have their own."""
+    rows = yield Statement(
+        "facts.find_hoarders",
+        "with room (locks) as (select current_setting('max_locks_per_transaction')::int * "
+        "  (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int)) "
+        "select a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), count(*), room.locks "
+        "from pg_locks l join pg_stat_activity a using (pid), room where not l.fastpath "
+        "group by 1, 2, 3, room.locks having count(*) > room.locks * $1::float order by 4 desc",
+        (MUCH,),
+    )
+    return [HoarderFacts(*row) for row in rows]
 
 
 def _find_able() -> Steps[list[str]]:

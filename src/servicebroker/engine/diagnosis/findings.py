@@ -23,6 +23,7 @@ RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
 LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
 
 HOUR = timedelta(hours=1)  # so long a refusal is told
+MUCH = 0.5  # part of the server's room for locks, by one session, or for notifications that is worth a word
 ENOUGH = 2**30  # bytes that a disk has left; a twentieth of a small one
 REASONLESS = timedelta(seconds=10)  # messages that wait longer, and nobody says why, are worth one too
 OFTEN = 3  # times that connections with a peer break, lately within LONG, until the network is worth one; or that a
@@ -119,6 +120,16 @@ class HolderFacts(NamedTuple):
     since: datetime | None
 
 
+class HoarderFacts(NamedTuple):
+    """A session that has taken much of the room for locks, which all databases of the server share: both in locks."""
+
+    pid: int
+    role: str
+    application: str
+    taken: int
+    possible: int
+
+
 class SnapshotFacts(NamedTuple):
     """A session whose transaction is old, by the number of transactions since; since when it is, we may not see."""
 
@@ -129,12 +140,16 @@ class SnapshotFacts(NamedTuple):
 
 
 class ConnectionFacts(NamedTuple):
-    """How many connections the server has and can have, and the role with the most."""
+    """How many connections the server has and can have, and the role with the most.
+
+    `notifications` is the part of the room for notifications that is taken, of all databases.
+    """
 
     used: int = 0
     possible: int = 1
     role: str = ""
     of_role: int = 0
+    notifications: float = 0.0
 
 
 class NeighbourFacts(NamedTuple):
@@ -149,6 +164,7 @@ class NeighbourFacts(NamedTuple):
     snapshots: Sequence[SnapshotFacts] = ()
     connections: ConnectionFacts = ConnectionFacts()
     holders: Sequence[HolderFacts] = ()
+    hoarders: Sequence[HoarderFacts] = ()
     able: Sequence[str] = ()
     lock_rights: LockRights = LockRights(False, False, (), False, ())
 
@@ -643,6 +659,14 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             f"See what that program does. select pg_terminate_backend({one.pid}) ends it.",
         )
     yield from _locks(facts)
+    for hoarder in facts.hoarders:
+        yield Finding(
+            f"session {hoarder.pid}",
+            f"It ({hoarder.role}, {hoarder.application or 'no name'}) holds {hoarder.taken:,} of about "
+            f"{hoarder.possible:,} locks for which the server has room: when that is full, verbs fail.",
+            f"select pg_terminate_backend({hoarder.pid}) ends it. Do less in one transaction, or raise "
+            "max_locks_per_transaction.",
+        )
     for old in facts.snapshots:
         yield Finding(
             f"session {old.pid}",
@@ -658,6 +682,14 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             f"{connections.used} of {connections.possible} connections are in use, {connections.of_role} by the role "
             f"{connections.role}.",
             f"ALTER ROLE {connections.role} CONNECTION LIMIT ...; end sessions with pg_terminate_backend.",
+        )
+    if connections.notifications > MUCH:
+        yield Finding(
+            "PostgreSQL",
+            f"{connections.notifications:.0%} of the room for notifications is taken: when that is full, transactions "
+            "that wake a reader fail.",
+            "A session that listens keeps a transaction open: the server's log names its process. End it with "
+            "pg_terminate_backend.",
         )
 
 
