@@ -31,6 +31,7 @@ from support import (
     as_role,
     bodies,
     define_standard_set,
+    group_of,
     let_in,
     query,
     queue_number,
@@ -218,6 +219,44 @@ def test_a_restricted_role_keeps_its_verbs(town: Town) -> None:
         deliver(connection, town.database.instance.clock())
     assert bodies(town.database.receive(STOCK_QUEUE)) == [b"again", None]
     town.database.end_conversation(asked.conversation_handle)
+
+
+def test_a_restricted_roles_policy_puts_a_message_back(town: Town) -> None:
+    """The session keeps the lock of the group from the rollback until what has failed is noted."""
+    handle = town.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    town.database.send(handle, ORDER, b"ask")
+    (asked,) = town.database.receive(STOCK_QUEUE)
+    town.database.send(asked.conversation_handle, "//test/Reply", b"bad")
+
+    def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        raise ValueError("no")
+
+    def judged_failure(failure: sb.Failure) -> sb.Verdict:
+        return sb.Retry() if failure.count < 3 else sb.SetAside()
+
+    with sb.open(town.restricted) as instance:
+        assert instance.database("Test").process(ORDERS_QUEUE, fail, poison=judged_failure) == 3
+    (kept,) = town.database.set_aside_messages()
+    assert kept.message_body == b"bad"
+    assert query(town.database, "select from pg_locks where locktype = 'advisory'") == []
+    for one in (handle, asked.conversation_handle):
+        town.database.end_conversation(one)
+
+
+def test_a_restricted_role_keeps_the_lock_of_no_group_that_it_has_not(town: Town) -> None:
+    handle = town.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    group = group_of(town.database, handle)
+    with psycopg.connect(town.restricted, autocommit=True) as connection:
+        assert connection.execute("select servicebroker_fence.keep_lock(%s)", (group,)).fetchone() == (None,)
+        assert query(town.database, "select from pg_locks where locktype = 'advisory'") == []
+        assert town.database.send(handle, ORDER, b"x") == 0
+    with (
+        psycopg.connect(town.stranger, autocommit=True) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute("select servicebroker_fence.keep_lock(%s)", (group,))
+    town.database.end_conversation(handle, cleanup=True)
+    town.database.receive(STOCK_QUEUE)
 
 
 # ---------------------------------------------------------------- an owner who is no superuser
