@@ -12,8 +12,14 @@ from servicebroker.api.instance import Instance
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_document, say_json
-from servicebroker.engine.security.role_rights import RoleRights, Wanted, closing_locks, granting, revoking
-from servicebroker.engine.security.role_rights import apply as applying
+from servicebroker.engine.security.role_rights import (
+    RoleRights,
+    Wanted,
+    close_locks,
+    closing_locks,
+    granting,
+    revoking,
+)
 from servicebroker.store.running import in_transaction, run
 from servicebroker.store.statements import Statement, Steps
 
@@ -90,10 +96,10 @@ def locks(instance: InstanceOption = DEFAULT_INSTANCE, as_sql: SqlOption = False
     """As a superuser, take the functions that take the broker's locks from everybody but the roles that need them."""
     with open_existing(instance) as opened:
         if as_sql:
-            _print(opened, closing_locks(run_here=False))
+            _print(opened, closing_locks())
             return
         with opened.connection() as connection:
-            in_transaction(connection, applying(closing_locks(run_here=True)))
+            in_transaction(connection, close_locks())
     say("Only the schema's owner, and roles that may write its tables, take locks of the broker.")
 
 

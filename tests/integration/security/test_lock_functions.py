@@ -364,6 +364,20 @@ def test_an_upgrade_and_check_mend_close_them(make_url: Callable[[], str], monke
         assert not is_open(connection)
 
 
+def test_they_are_closed_while_a_stranger_holds_every_lock(town: Town) -> None:
+    with superuser(town) as connection, psycopg.connect(town.stranger, autocommit=True) as stranger:
+        give_functions(connection, to="public")
+        for number in FAMILIES.values():
+            stranger.execute("select pg_advisory_lock(%s, 0)", (number,))
+        said(town.database.instance.url, "rights", "locks")
+        assert not is_open(connection)
+        (holder,) = of_locks(judged(town))
+        assert holder.subject == f"session {stranger.info.backend_pid}"
+        connection.execute("select pg_terminate_backend(%s, 5000)", (stranger.info.backend_pid,))
+    round_trip(town.database, "AfterAll")
+    assert of_locks(judged(town)) == []
+
+
 def test_who_has_our_tables_keeps_its_verbs_and_a_grant_by_name_stays(town: Town) -> None:
     with superuser(town) as connection:
         direct = (

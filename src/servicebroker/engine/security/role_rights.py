@@ -138,19 +138,25 @@ def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
     return [*statements, renew_versions()]
 
 
-def closing_locks(*, run_here: bool) -> Steps[list[Statement]]:
-    """The statements that leave our locks to those that run the verbs on our tables.
+def closing_locks() -> Steps[list[Statement]]:
+    """The statements that leave our locks to those that run the verbs on our tables."""
+    return closing((yield from find_lock_rights()), for_all=True)
+
+
+def close_locks() -> Steps[None]:
+    """Run these statements; they wait for no lock of ours, since a stranger may hold all of them.
 
     Raises:
-        InstanceError: they are to be run here, and this role may not.
+        InstanceError: only a superuser may.
     """
     rights = yield from find_lock_rights()
-    if run_here and not rights.may_close:
+    if not rights.may_close:
         raise InstanceError(
             "Only a superuser takes functions of PostgreSQL from everybody: let one run, in this database, what "
             f"{COMMAND} --sql prints."
         )
-    return closing(rights, for_all=True)
+    for statement in closing(rights, for_all=True):  # noqa: UP028 # a list takes no rows
+        yield statement
 
 
 _OF_ROLE = (
