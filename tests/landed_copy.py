@@ -30,6 +30,11 @@ CREATE TRIGGER Added ON Orders AFTER INSERT AS PRINT 'one more';
 """
 
 
+def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+    """A procedure that cannot process what it gets."""
+    raise ValueError("cannot be processed")
+
+
 def fill(instance: sb.Instance) -> None:
     """What an instance may hold."""
     shop = instance.database(DATABASE, create=True)
@@ -58,6 +63,10 @@ def fill(instance: sb.Instance) -> None:
     shop.receive("StockQueue", top=1, conversation_group_id=None)
     shop.receive("KeptQueue")
     shop.begin_conversation_timer(handles[0], 3600)
+    far = shop.begin_dialog("//shop/Orders", "//elsewhere", contract="//shop/Contract", encryption=False)
+    shop.send(far, "//shop/Order", b"to another instance")
+    shop.send(handles[3], "//shop/Order", b"poison")
+    shop.process("KeptQueue", fail, poison=lambda failure: sb.SetAside())
     shop.create_user("Clerk")
     shop.create_role("Staff")
     shop.add_role_member("Staff", "Clerk")

@@ -263,7 +263,11 @@ def test_an_instance_of_the_last_landed_version_is_upgraded_with_all_it_holds(
             received += bodies(messages)
         assert received == [b"1", b"2", b"shared", b"<count>7</count>", b"shared"]
         states = "select state, count(*) from sys.conversation_endpoints where broker_database = 'Shop' group by 1"
-        assert dict(query(shop, states)) == {"CO": 7}
+        assert dict(query(shop, states)) == {"CO": 8}
+        assert query(shop, "select to_service_name from sys.transmission_queue where to_service_name = '//elsewhere'")
+        (aside,) = shop.set_aside_messages("KeptQueue")
+        shop.replay_message(aside.set_aside_id)
+        assert bodies(shop.receive("KeptQueue")) == [b"poison"]
         shop.create_service(landed_copy.LATE, "StockQueue", ["//shop/Contract"])
         assert bodies(shop.receive("StockQueue")) == [b"waits"]
         handle = shop.begin_dialog("//shop/Orders", landed_copy.KNOWN, contract="//shop/Contract", encryption=False)
@@ -273,7 +277,7 @@ def test_an_instance_of_the_last_landed_version_is_upgraded_with_all_it_holds(
         shop.send(handle, "//shop/Count", "<count>x</count>")
         (error,) = shop.receive("OrdersQueue")
         assert sb.read_error(error.message_body)[0] == -9615
-        assert query(shop, "select status from shop_dbo.keptqueue") == [(0,)]
+        assert query(shop, "select status from shop_dbo.keptqueue") == [(0,)] * 3
         clerk = instance.database(landed_copy.DATABASE, user="Clerk")
         assert clerk.receive("StockQueue", top=0) == []
         shop.open_master_key(landed_copy.PASSWORD)
