@@ -122,10 +122,6 @@ class Attachment:
                 "since is another queue, and needs a checkpoint of its own."
             ) from None
 
-    def keep_frontier(self) -> None:
-        """The frontier that `now` has told stays below us beyond a crash of the server."""
-        execute(self.connection, "attachment.keep_frontier", frontier.KEEP_FRONTIER)
-
     def page_end(self, start: Frontier, at_most: int | None, bytes_at_most: int | None = None) -> Frontier | None:
         """The end of the next page of the window of `start`, None when the window has no more rows.
 

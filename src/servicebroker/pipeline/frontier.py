@@ -125,6 +125,13 @@ def read_so_far(offset: Frontier) -> Slice | None:
     return Slice(offset.lo, offset.hi, 0, offset.queuing_order)
 
 
+def has_read(offset: Frontier, other: Frontier) -> bool:
+    """Whether a stream at `offset` has read all that one at `other` has."""
+    if (offset.lo, offset.hi) == (other.lo, other.hi):
+        return offset.queuing_order >= other.queuing_order
+    return offset.lo >= other.hi
+
+
 def divided(piece: Slice, parts: int) -> list[Slice]:
     """The slice in `parts` of about equally many numbers of arrival; fewer when it has fewer numbers."""
     length = piece.upto - piece.after

@@ -14,6 +14,7 @@ from servicebroker.pipeline import rows
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.frontier import Frontier, Now, Share, Slice, between, check_continuity, divided
 from servicebroker.pipeline.options import SourceOptions
+from servicebroker.pipeline.stream_offsets import StreamOffsets
 
 _log = logging.getLogger("servicebroker")
 LARGE = 10_000  # messages: a second connection is worth its while
@@ -41,8 +42,9 @@ class Budget(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The next batch of a queue: where it ends, and whether it may wait until there is more."""
+    """The next batch of a queue: from where to where, and whether it may wait until there is more."""
 
+    start: Frontier
     end: Frontier
     piece: Slice
     may_wait: bool
@@ -96,6 +98,7 @@ class QueueStream:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._queue: Attachment | None = None
+        self._offsets: StreamOffsets | None = None  # with the queue
         self._beside: Beside | None = None  # from the first large batch on
         self._acknowledged: Frontier | None = None
         self._planned: Frontier | None = None
@@ -124,6 +127,33 @@ class QueueStream:
     def stop_here(self) -> None:
         """What there is now is all that will be read. An open transaction holds the frontier back, as everywhere."""
         self._target = self._attached().now().frontier
+
+    def is_known(self, offset: dict[str, Any]) -> bool:
+        """Whether a stream at `offset` has read all that has left the queue.
+
+        Raises:
+            InstanceError: the offset belongs to another server, another queue or another time.
+        """
+        ours = [one.to_json() for one in (self._planned, self._acknowledged) if one is not None]
+        if self._is_done or offset in ours:
+            return True
+        queue = self._attached()
+        known = self._continued(Frontier.from_json(offset), queue.now())
+        return known is None or self._noted().is_known(known)
+
+    def planned_from(self, start: dict[str, Any] | None) -> Plan | None:
+        """The batch that was planned from `start` before and that nobody has acknowledged: it is planned again."""
+        if self._is_done:
+            return None
+        offset = Frontier.from_json(start or self.earliest)
+        end = self._noted().planned_from(offset)
+        if end is None or self._continued(offset, self._attached().now()) is None:
+            return None
+        self._settle()
+        self.acknowledge(offset)
+        piece = between(offset, end)
+        assert piece is not None
+        return Plan(offset, end, piece, may_wait=False)
 
     def plan(self, start: dict[str, Any] | None, budget: Budget) -> Plan | None:
         """The batch that follows `start`, None when there is nothing to read; without `start`, that before everything.
@@ -158,7 +188,7 @@ class QueueStream:
             return None
         piece = between(begins, end)
         assert piece is not None
-        return Plan(end, piece, may_wait)
+        return Plan(offset, end, piece, may_wait)
 
     def measure(self, piece: Slice) -> tuple[int, int]:
         """How many messages a batch has, and how many bytes their bodies. The last answer is remembered."""
@@ -171,8 +201,8 @@ class QueueStream:
         """The plan is carried out. Returns the offset that it ends at."""
         self._planned = plan.end
         self._count(plan.piece, plan.end)
-        if plan.may_wait:
-            self._attached().keep_frontier()
+        # Also keeps the frontier of a new window beyond a crash, as `frontier.KEEP_FRONTIER` does.
+        self._noted().note_planned(plan.start, plan.end)
         return plan.end.to_json()
 
     def parts(self, start: dict[str, Any], end: dict[str, Any], count: int) -> list[rows.Part]:
@@ -220,6 +250,8 @@ class QueueStream:
             return
         self._settle()
         queue = self._attached()
+        if not offset.is_initial:
+            self._noted().note_acknowledged(offset)
         rows = queue.look(offset, self._options.end_of_stream)
         is_large = self._measured is not None and self._measured[1][0] >= LARGE
         has_only_rows = rows is not None and rows.are_all and not queue.archives
@@ -273,7 +305,14 @@ class QueueStream:
         finally:
             if self._queue:
                 self._queue.close()
-            self._beside = self._queue = None
+            self._beside = self._queue = self._offsets = None
+
+    def _noted(self) -> StreamOffsets:
+        """What the queue has given, read when the queue is ours."""
+        if self._offsets is None:
+            queue = self._attached()
+            self._offsets = StreamOffsets(queue.connection, queue.queue_id, queue.initial)
+        return self._offsets
 
     def _attached(self) -> Attachment:
         """The queue, owned. Opened at the first use, since Spark also copies readers into other processes."""

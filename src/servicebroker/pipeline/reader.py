@@ -20,6 +20,7 @@ from servicebroker.pipeline.connecting import OpenDatabase
 from servicebroker.pipeline.frontier import between
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.pipeline.queue_stream import Budget, Plan, QueueStream, parts_of
+from servicebroker.pipeline.stream_offsets import digest, is_last_end, refuse_old
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,12 +90,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch; `start` itself when there is nothing to read.
 
         Raises:
-            InstanceError: the offset belongs to another server, another queue or another time.
+            InstanceError: the offset belongs to another server, another queue or another time, or to a checkpoint that
+                is older than what a queue has given.
         """
         before = self._split(start)
         streams = self._found()
         self._check_gone(before, streams)
-        plans = self._plans(before, streams, self._budget(limit))
+        self._check_old({name: one for name, one in before.items() if name in streams}, start)
+        plans = self._planned(before, streams) or self._plans(before, streams, self._budget(limit))
         if not plans or self._waits(plans, is_all=isinstance(limit, ReadAllAvailable)):
             return start
         self._waits_since = None
@@ -117,15 +120,21 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"version": SEVERAL, "queues": known, **_together([*known.values()])}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a batch, the same rows for the same offsets at any time."""
+        """The tasks of a batch, the same rows for the same offsets at any time.
+
+        Raises:
+            InstanceError: as `latestOffset`; the checkpoint is older than what a queue has given.
+        """
         before, after = self._split(start), self._split(end)
         changed = self._there([name for name, offset in after.items() if before.get(name) != offset])
+        self._check_old({name: after[name] for name in changed}, start, end)
         count = max(1, -(-self._options.min_partitions // max(1, len(changed))))
         found: list[rows.Part] = []
         for name in changed:
             stream = self._stream(name)
             found += stream.parts(before.get(name) or stream.earliest, after[name], count)
-        return found
+        source, end_digest = self._source, digest(end)
+        return [replace(part, source=source, end=end_digest) for part in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part, in a task."""
@@ -134,7 +143,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is with the sink; mostly acknowledged already by `latestOffset`."""
         offsets = self._split(end)
-        for name in self._there([*offsets]):
+        there = self._there([*offsets])
+        self._check_old({name: offsets[name] for name in there}, end)
+        for name in there:
             self._stream(name).commit(offsets[name])
 
     def stop(self) -> None:
@@ -193,6 +204,30 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "Messages of it may be lost: put it back, or go on without it with the option "
                 "'failOnDataLoss' = 'false'."
             )
+
+    @property
+    def _source(self) -> str:
+        """What tells this source from the others of its query, and stays the same from start to start."""
+        options = self._options
+        return digest(f"{options.database} {options.queue or options.queue_pattern}".lower())
+
+    def _check_old(self, offsets: Mapping[str, Any], *of_checkpoint: dict[str, Any]) -> None:
+        """Refuse offsets of queues that have given more since, unless the checkpoint's are the last of some query.
+
+        Raises:
+            InstanceError: the checkpoint is older than what a queue has given.
+        """
+        old = [name for name, offset in offsets.items() if not self._stream(name).is_known(offset)]
+        if not old:
+            return
+        connection = self._database().connection
+        if not any(is_last_end(connection, self._source, digest(offset)) for offset in of_checkpoint):
+            raise refuse_old(old[0])
+
+    def _planned(self, before: Mapping[str, Any], streams: Mapping[str, QueueStream]) -> dict[str, Plan]:
+        """The batch that was planned from this start before, of all its queues, where nobody has acknowledged it."""
+        found = {name: stream.planned_from(before.get(name)) for name, stream in streams.items()}
+        return {name: plan for name, plan in found.items() if plan is not None}
 
     def _plans(self, before: Mapping[str, Any], streams: Mapping[str, QueueStream], budget: Budget) -> dict[str, Plan]:
         """What each queue has for the next batch. What one does not need is for the others; each begins in its turn."""

@@ -16,6 +16,8 @@ from servicebroker.pipeline import frontier
 from servicebroker.pipeline.connecting import APPLICATION, OpenInstance
 from servicebroker.pipeline.frontier import Share, Slice
 from servicebroker.pipeline.message_columns import COLUMNS, PART
+from servicebroker.pipeline.spark_task import batch_of_task
+from servicebroker.pipeline.stream_offsets import BatchEnd, note_batch
 from servicebroker.store.connection import for_another_driver
 from servicebroker.store.statements import text_of
 
@@ -39,7 +41,8 @@ _LABELS = (
 class Part(InputPartition):
     """What one task reads: a share of the conversation groups in a slice of the queue.
 
-    `archived`: of its archive too; `system_messages`: EndDialog, Error and DialogTimer too.
+    `archived`: of its archive too; `system_messages`: EndDialog, Error and DialogTimer too. `source` and `end`: of the
+    stream's batch, as `stream_offsets.BatchEnd` has them.
     """
 
     instance: str
@@ -50,6 +53,8 @@ class Part(InputPartition):
     share: Share
     archived: bool
     system_messages: bool
+    source: str = ""
+    end: str = ""
 
     def to_text(self) -> str:
         """The part as a value of the column `part`."""
@@ -92,7 +97,8 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
     """The rows of `part`, ordered by queuing_order.
 
     Raises:
-        InstanceError: this is another server than the one that has planned it, and has not all of it.
+        InstanceError: this is another server than the one that has planned it, and has not all of it; the query has
+            read another batch under this number, or a later one.
         adbc_driver_manager.Error: PostgreSQL cannot be reached or gave up; Spark tries the task again.
     """
     from adbc_driver_postgresql import dbapi
@@ -105,6 +111,8 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
         cursor.execute(text_of("rows.read.pin_plans", frontier.PIN_PLANS))
         cursor.fetchall()
         _check_server(cursor, part.piece)
+        if part.source and (running := batch_of_task()):
+            note_batch(cursor, BatchEnd(part.source, *running, part.end))
         labels = [_labels(cursor, sql.format(database_id=part.database_id)) for sql in _LABELS]
         kinds = {"archived": part.archived, "system_messages": part.system_messages}
         text = frontier.rows(part.queue_id, part.piece, part.share, _WIRE, **kinds)

@@ -270,9 +270,10 @@ def test_an_archive_goes_with_its_queue(database):
 def test_a_conversation_is_not_moved_while_it_is_read_and_an_end_takes_what_is_not_read(feed, reader, database):
     feed.dialog(b"a", b"b")
     feed.dialog(b"c")
+    queue = QueueReader(source_options(feed.options))
+    rows = [row for part in queue.partitions() for batch in queue.read(part) for row in batch.to_pylist()]
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadMaxRows(1))
-    rows = [row for batch in batches(reader, start, reader.latestOffset(start, ALL)) for row in batch.to_pylist()]
     rows.sort(key=itemgetter("queuing_order"))  # of several partitions, whose order is that of random groups
     one = UUID(rows[0]["conversation_handle"])
     group = UUID(rows[2]["conversation_group_id"])

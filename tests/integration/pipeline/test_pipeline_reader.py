@@ -488,9 +488,10 @@ def test_an_end_while_the_bytes_of_a_batch_are_added_up_leaves_nothing_to_add(fe
     monkeypatch.setattr("servicebroker.pipeline.attachment.ROWS_AT_ONCE", 2)
     feed.dialog(b"a", b"b")
     feed.dialog(b"c", b"d")
+    queue = QueueReader(source_options(feed.options))
+    look = [row for part in queue.partitions() for batch in queue.read(part) for row in batch.to_pylist()]
     reader = attach(feed, maxBytesPerTrigger="1000")
     start = reader.initialOffset()
-    look = [row for batch in batches(reader, start, reader.latestOffset(start, ALL)) for row in batch.to_pylist()]
     look.sort(key=itemgetter("queuing_order"))
     handles = [UUID(look[place]["conversation_handle"]) for place in (0, 2)]
     fitting, asked = frontier.fitting, itertools.count()

@@ -6,7 +6,16 @@ from dataclasses import replace
 import pytest
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.frontier import Frontier, Now, Slice, between, check_continuity, divided, read_so_far
+from servicebroker.pipeline.frontier import (
+    Frontier,
+    Now,
+    Slice,
+    between,
+    check_continuity,
+    divided,
+    has_read,
+    read_so_far,
+)
 from servicebroker.pipeline.options import source_options
 
 pytest.importorskip("pyspark")
@@ -124,3 +133,21 @@ def test_options_have_defaults():
 def test_a_wrong_option_is_named(given, complaint):
     with pytest.raises(InstanceError, match=complaint):
         source_options(GIVEN | given)
+
+
+@pytest.mark.parametrize(
+    ("offset", "other", "is_read"),
+    [
+        ((5, 9, 7), (5, 9, 7), True),
+        ((5, 9, 8), (5, 9, 7), True),
+        ((5, 9, 6), (5, 9, 7), False),
+        ((9, 12, 1), (5, 9, 7), True),
+        ((12, 15, 1), (5, 9, 7), True),
+        ((1, 5, 99), (5, 9, 7), False),
+        ((5, 8, 99), (0, 9, 1), False),  # windows of two streams that overlap
+        ((8, 20, 99), (5, 9, 1), False),
+    ],
+)
+def test_an_offset_has_read_what_one_before_it_has(offset, other, is_read):
+    one, before = (Frontier("1", "q", *numbers) for numbers in (offset, other))
+    assert has_read(one, before) is is_read
