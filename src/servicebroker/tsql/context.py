@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+
+import psycopg
 
 from servicebroker.api import tracing
 from servicebroker.api.database import Database
@@ -25,10 +27,10 @@ from servicebroker.engine.security.principals import (
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Login, User
-from servicebroker.store.running import run, run_alone
-from servicebroker.store.statements import Steps, resumed
-from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.syntax import CommitTransaction
+from servicebroker.store.running import in_transaction, run, run_alone
+from servicebroker.store.statements import Statement, Steps, resumed
+from servicebroker.tsql.statement_errors import TsqlError, no_server
+from servicebroker.tsql.syntax import CommitTransaction, Name
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -41,6 +43,7 @@ Standing: TypeAlias = tuple["SessionDatabase", Who]
 
 MASTER = "master"
 _ALWAYS_THERE = frozenset({"master", "tempdb", "model"})
+_ENSURE_LOCK_TIMEOUT_MS = 1000  # long enough for another session's CREATE DATABASE, short for who waits for itself
 
 
 class SessionVerbs(JoinedTransaction):
@@ -279,11 +282,41 @@ class Context:
         if name.lower() == self.database.name.lower():
             return self.database
         machine, who = self._machine, self.who
-        if name.lower() in _ALWAYS_THERE and not machine.transactions.count:
-            with machine.instance.connection() as connection:
-                run_alone(connection, ensure_database(name.lower()))
+        if name.lower() in _ALWAYS_THERE:
+            self._ensure(name.lower())
         user = self.ask(_user_in(who, name, self._machine.frame.signers))
         return SessionDatabase(machine, user.database, user)
+
+    def _ensure(self, name: str) -> None:
+        """Make one of the system's databases at its first use, beside the open transaction, which may roll back.
+
+        A lock that the transaction itself may hold is not waited for long: then there is no such database yet.
+        """
+        machine = self._machine
+        if not machine.transactions.count:
+            with machine.instance.connection() as connection:
+                run_alone(connection, ensure_database(name))
+            return
+        with suppress(BrokerError):
+            self.ask(find_database(name))
+            return
+        with machine.instance.connection() as connection, suppress(psycopg.errors.LockNotAvailable):
+            in_transaction(connection, _ensured_soon(name))
+
+    @contextmanager
+    def within(self, database: SessionDatabase) -> Iterator[None]:
+        """Work in another database for one statement: what its name says before the schema.
+
+        A module may use without being asked what is dbo's in its own database, and not in the other one.
+        """
+        frame, outer = self._machine.frame, self.database
+        is_module = frame.is_module
+        self.database = database
+        frame.is_module = is_module and database.database_id == outer.database_id
+        try:
+            yield
+        finally:
+            self.database, frame.is_module = outer, is_module
 
     # ------------------------------------------------------------ EXECUTE AS
 
@@ -384,6 +417,12 @@ class Context:
         catalog.channels.clear()
 
 
+def _ensured_soon(name: str) -> Steps[int]:
+    """`ensure_database` that gives up where it would wait for a lock."""
+    yield Statement("context.ensured_soon", f"set local lock_timeout = {_ENSURE_LOCK_TIMEOUT_MS}", prepared=False)
+    return (yield from ensure_database(name))
+
+
 def _user_in(who: Who, name: str, signers: Sequence[bytes] = ()) -> Steps[User]:
     """Who somebody is in the database of that name; `signers` have signed the module that asks."""
     database_id = yield from find_database(name)
@@ -400,8 +439,15 @@ def _user_in(who: Who, name: str, signers: Sequence[bytes] = ()) -> Steps[User]:
     return user._replace(also=(yield from users_of(database_id, signers))) if signers and not user.is_dbo else user
 
 
-def database_of(machine: Machine, name: Any) -> SessionDatabase:
-    """The database that a name's first part says, else the current one."""
+def database_of(machine: Machine, name: Name) -> SessionDatabase:
+    """Return the database that a name begins with, or the current one.
+
+    Raises:
+        BrokerError: 911 no such database, 916 not for who works.
+        TsqlError: 7202 the name begins with a server.
+    """
+    if name.server:
+        raise no_server(name.server)
     if not name.database:
         return machine.context.database
     return machine.context.named(name.database)

@@ -36,8 +36,9 @@ from servicebroker.tsql.translation.values.expressions import condition_or_value
 
 __all__ = ["TEMPORARY", "Translated", "tables_of", "translate", "translate_expression"]
 
+_TEMPDB = r"(?:\[?tempdb\]?\s*\.\s*(?:\[?dbo\]?\s*)?\.\s*)?"  # which may stand before a temporary table
 # what makes a temporary table, whose name is in one of the groups
-TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
+TEMPORARY = re.compile(rf"\bINTO\s+{_TEMPDB}(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+{_TEMPDB}\[?(#[\w$#@]+)", re.IGNORECASE)
 _KEPT = 2000  # texts
 # what stands for CONTAINS, for example, is read as a call of a function, and so is the inside of {fn NOW()}
 _NO_CONDITION, _NO_FUNCTION = 4145, 195

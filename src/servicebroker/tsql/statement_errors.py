@@ -83,6 +83,11 @@ def no_condition(near: str = "") -> TsqlError:
     return TsqlError(4145, f"{text}, near '{near[-20:]}'." if near else f"{text}.", severity=15)
 
 
+def no_server(name: str) -> TsqlError:
+    """7202: a name of four parts is of another server."""
+    return TsqlError(7202, f"Could not find server '{name}' in sys.servers. Linked servers are not supported here.")
+
+
 SYNTAX = 102
 UNSUPPORTED = 40515
 

@@ -38,6 +38,11 @@ class Name:
         """The part before the schema, "" when it is left out."""
         return self.parts[-3] if len(self.parts) > 2 else ""
 
+    @property
+    def server(self) -> str:
+        """The part before the database, "" when it is left out."""
+        return self.parts[-4] if len(self.parts) > 3 else ""
+
     def __str__(self) -> str:
         return ".".join(self.parts)
 

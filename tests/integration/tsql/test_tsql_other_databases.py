@@ -1,4 +1,4 @@
-"""Statements that reach another database: its triggers, and the procedures of the system that it is named before."""
+"""Triggers of a table that a statement of another database changes: they fire in the database of the table."""
 
 from __future__ import annotations
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from servicebroker.engine.security.tsql_objects import Use
-from servicebroker.tsql.context import SessionDatabase
+from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter import user_types
 from servicebroker.tsql.interpreter.evaluation import evaluate, operand_value, text
 from servicebroker.tsql.interpreter.execute_as import working_as
-from servicebroker.tsql.interpreter.foresight import system_name
+from servicebroker.tsql.interpreter.foresight import CALLS, system_name
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import RUNNERS, Machine, ScopeEnd, check_nesting, runs
 from servicebroker.tsql.interpreter.modules import Module, find_procedure
@@ -52,14 +53,11 @@ def _execute(machine: Machine, statement: Execute) -> None:
     name = _name(machine, statement.procedure)
     if statement.returned is not None:
         machine.frame.type_of(statement.returned)
-    known = SYSTEM.get(system_name(name))
-    if known is not None:
-        machine.error = 0
-        code = known(machine, statement)
-        if statement.returned is not None:
-            machine.frame.assign(statement.returned, code or 0, INT)
+    if system_name(name) not in SYSTEM:
+        name = machine.queries.behind(name)
+    if system_name(name) in SYSTEM:
+        _execute_system(machine, statement, name)
         return
-    name = machine.queries.behind(name)
     found = find_procedure(machine, name)
     if found is None:
         raise TsqlError(2812, f"Could not find stored procedure '{name}'.", state=62)
@@ -68,6 +66,23 @@ def _execute(machine: Machine, statement: Execute) -> None:
     if not (is_dbos or module.is_temporary):
         machine.allow(Use("EXECUTE", name.schema or "dbo", name.own), database=database)
     call(machine, database, module, statement.arguments, statement.returned)
+
+
+def _execute_system(machine: Machine, statement: Execute, name: Name) -> None:
+    """Run a procedure that comes with the system, in the database that its name begins with.
+
+    Those that nothing stands behind are refused in every database, also in one that is not there.
+    """
+    called = system_name(name)
+    statement = replace(statement, procedure=Name((name.own,)))
+    if called in CALLS:
+        CALLS[called](statement)
+    database = database_of(machine, name)
+    machine.error = 0
+    with machine.context.within(database):
+        code = SYSTEM[called](machine, statement)
+    if statement.returned is not None:
+        machine.frame.assign(statement.returned, code or 0, INT)
 
 
 def _name(machine: Machine, procedure: Name | Variable) -> Name:
@@ -91,7 +106,7 @@ def call(
     """Run a procedure in its database, as whom it says, and give back its OUTPUT parameters and return code."""
     check_nesting(machine)
     frame = Frame(module.name, module.number, is_module=not module.is_temporary, signers=module.signers)
-    outputs = _bind(machine, frame, module, arguments)
+    outputs = _bind(machine, frame, module, arguments, database)
     with machine.inside(frame, database, working_as(machine, module.user)):
         _run(machine, module.procedure.body)
     caller = machine.frame
@@ -123,8 +138,13 @@ def _run(machine: Machine, body: Sequence[Statement]) -> None:
         machine.error = 266
 
 
-def _bind(machine: Machine, frame: Frame, module: Module, arguments: Sequence[Argument]) -> dict[str, str]:
-    """Give the parameters their values; which variable of the caller each OUTPUT goes to."""
+def _bind(
+    machine: Machine, frame: Frame, module: Module, arguments: Sequence[Argument], database: SessionDatabase
+) -> dict[str, str]:
+    """Give the parameters their values; which variable of the caller each OUTPUT goes to.
+
+    Arguments are the caller's; types and defaults are those of the module's `database`.
+    """
     parameters = {parameter.name: parameter for parameter in module.procedure.parameters}
     names = list(parameters)
     outputs: dict[str, str] = {}
@@ -152,13 +172,14 @@ def _bind(machine: Machine, frame: Frame, module: Module, arguments: Sequence[Ar
             if not isinstance(argument.value, Variable):
                 raise TsqlError(179, "Cannot use the OUTPUT option when passing a constant to a stored procedure.")
             outputs[name] = argument.value.name
-    for parameter in module.procedure.parameters:
-        if parameter.read_only:
-            user_types.lend(machine, frame, parameter, lent.get(parameter.name))
-            continue
-        frame.declare(parameter.name, machine.type_named(parameter.type))
-        value = _value(machine, module, parameter, given)
-        frame.assign(parameter.name, value.value, value.type)
+    with machine.context.within(database):
+        for parameter in module.procedure.parameters:
+            if parameter.read_only:
+                user_types.lend(machine, frame, parameter, lent.get(parameter.name))
+                continue
+            frame.declare(parameter.name, machine.type_named(parameter.type))
+            value = _value(machine, module, parameter, given)
+            frame.assign(parameter.name, value.value, value.type)
     return outputs
 
 
@@ -244,7 +265,7 @@ def _sp_executesql(machine: Machine, statement: Execute) -> int:
     if len(arguments) > 1:
         declared = _declared(str(values[1].value or "") if values[1] else "")
         module = Module(declared, None, "sp_executesql")
-        outputs = _bind(machine, frame, module, arguments[2:])
+        outputs = _bind(machine, frame, module, arguments[2:], machine.context.database)
     run_text(machine, "" if script is None else str(script), frame)
     for parameter, variable in outputs.items():
         machine.frame.assign(variable, frame.values[parameter], frame.types[parameter])

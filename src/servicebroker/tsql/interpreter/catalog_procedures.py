@@ -8,6 +8,7 @@ from typing import NamedTuple
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
+from servicebroker.tsql.context import database_of
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.calls import named_arguments, system
 from servicebroker.tsql.interpreter.evaluation import operand_value
@@ -81,8 +82,7 @@ def found_object(machine: Machine, said: str) -> Shown:
         name = name_in(said)
     except TsqlError:
         raise _missing(machine, said) from None
-    if name.database and name.database.lower() != machine.database.name.lower():
-        raise _elsewhere()
+    check_here(machine, name.database)
     shown = find_object(machine, name)
     if shown is None:
         raise _missing(machine, said)
@@ -96,10 +96,20 @@ def _missing(machine: Machine, said: str) -> TsqlError:
     )
 
 
-def _elsewhere() -> TsqlError:
-    return TsqlError(
-        15250, "The database name component of the object qualifier must be the name of the current database."
-    )
+def database_in(said: str) -> str:
+    """The database that a name begins with, "" where it has none or is no name."""
+    try:
+        return name_in(said).database
+    except TsqlError:
+        return ""
+
+
+def check_here(machine: Machine, database: str | None) -> None:
+    """Raises: TsqlError: 15250 a name begins with another database than the current one."""
+    if database and database.lower() != machine.database.name.lower():
+        raise TsqlError(
+            15250, "The database name component of the object qualifier must be the name of the current database."
+        )
 
 
 def _as_datetime(moment: datetime | None) -> datetime | None:
@@ -120,11 +130,17 @@ _DONE = "DBCC execution completed. If DBCC printed error messages, contact your 
 
 @defines("DBCC", "CHECKIDENT")
 def _check_identity(machine: Machine, statement: Definition) -> None:
-    """Where the values of an IDENTITY column go on, and have it go on elsewhere.
+    """Tell where the values of an IDENTITY column go on, and have it go on elsewhere, in the table's database.
 
     Raises:
+        BrokerError: 911 no such database, 916 not for who works.
         TsqlError: 2501 there is no such table, 7997 it has no IDENTITY column, 2560 it shall go on at NULL.
     """
+    with machine.context.within(database_of(machine, statement.name)):
+        _check_identity_here(machine, statement)
+
+
+def _check_identity_here(machine: Machine, statement: Definition) -> None:
     machine.transactions.check()
     name = statement.name
     shown = find_object(machine, name)
@@ -132,7 +148,7 @@ def _check_identity(machine: Machine, statement: Definition) -> None:
         raise TsqlError(2501, f'Cannot find a table or object with the name "{name}". Check the system catalog.')
     machine.allow(Use("ALTER TABLE", shown.schema, shown.name))
     own = f"[{shown.schema.replace(']', ']]')}].[{shown.name.replace(']', ']]')}]"
-    rows = fetch(machine.connection, "catalog_procedures.check_identity", _IDENTITY, (
+    rows = fetch(machine.connection, "catalog_procedures.check_identity_here", _IDENTITY, (
         machine.database.name, own, shown.number
     ))  # fmt: skip
     if not rows:
@@ -146,7 +162,7 @@ def _check_identity(machine: Machine, statement: Definition) -> None:
             raise TsqlError(2560, "Parameter 3 is incorrect for this DBCC statement.")
         ((least,),) = fetch(
             machine.connection,
-            "catalog_procedures.check_identity.find_least",
+            "catalog_procedures.check_identity_here.find_least",
             "select seqmin from pg_sequence where seqrelid = $1::regclass",
             (sequence,),
         )
@@ -203,7 +219,7 @@ def _sp_columns(machine: Machine, statement: Execute) -> None:
     """Without the numbers that ODBC has for types."""
     parameters = ("@table_name", "@table_owner", "@table_qualifier", "@column_name")
     table, owner, qualifier, column = text_arguments(machine, statement, parameters, 1)
-    _check_qualifier(machine, qualifier)
+    check_here(machine, qualifier)
     rows = fetch(
         machine.connection,
         "catalog_procedures.sp_columns",
@@ -225,7 +241,7 @@ def _sp_columns(machine: Machine, statement: Execute) -> None:
 def _sp_tables(machine: Machine, statement: Execute) -> None:
     parameters = ("@table_name", "@table_owner", "@table_qualifier", "@table_type")
     table, owner, qualifier, kinds = text_arguments(machine, statement, parameters)
-    _check_qualifier(machine, qualifier)
+    check_here(machine, qualifier)
     rows = fetch(
         machine.connection,
         "catalog_procedures.sp_tables",
@@ -238,12 +254,6 @@ def _sp_tables(machine: Machine, statement: Execute) -> None:
     )
     names = ("TABLE_QUALIFIER", "TABLE_OWNER", "TABLE_NAME", "TABLE_TYPE", "REMARKS")
     machine.say(ResultSet(names, [tuple(row) for row in rows]))
-
-
-def _check_qualifier(machine: Machine, said: str | None) -> None:
-    """Raises: TsqlError: 15250 it is another database."""
-    if said and said.lower() != machine.database.name.lower():
-        raise _elsewhere()
 
 
 @system("sp_databases")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from servicebroker.store.running import fetch
-from servicebroker.tsql.interpreter.evaluation import integer
+from servicebroker.tsql.context import SessionDatabase
+from servicebroker.tsql.interpreter.evaluation import integer, operand
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import Message, TsqlError
-from servicebroker.tsql.syntax import Definition
+from servicebroker.tsql.syntax import Definition, Operand
 
 _OLDEST = """
 select t.session_id, a.name, to_char(a.transaction_begin_time at time zone 'UTC', 'Mon DD YYYY HH12:MI:SS:MSAM')
@@ -28,11 +29,27 @@ def _open_transaction(machine: Machine, statement: Definition) -> None:
     """The oldest transaction that has changed something.
 
     Raises:
+        BrokerError: 911 no such database, 916 not for who works.
         TsqlError: 2571 not for who works.
     """
+    with machine.context.within(_database_given(machine, statement.clauses["given"])):
+        _tell_oldest(machine, statement)
+
+
+def _database_given(machine: Machine, given: list[Operand]) -> SessionDatabase:
+    """The database that a command names, also by its number; the current one for none and for 0."""
+    name = operand(machine, given[0]) if given else None
+    if not name:
+        return machine.context.database
+    if isinstance(name, int):
+        name = machine.queries.scalar(f"DB_NAME({name})").value or name
+    return machine.context.named(str(name))
+
+
+def _tell_oldest(machine: Machine, statement: Definition) -> None:
     _demand_owner(machine, "DBCC OPENTRAN")
     _ = machine.spid  # which gives the session its number
-    rows = fetch(machine.connection, "console_commands.open_transaction", _OLDEST)
+    rows = fetch(machine.connection, "console_commands.tell_oldest", _OLDEST)
     if statement.clauses["shows_table"]:
         names = ("OLDACT_SPID", "OLDACT_NAME", "OLDACT_STARTTIME")
         machine.say(ResultSet(("REC", "VALUE"), list(zip(names, map(str, rows[0]), strict=True)) if rows else []))

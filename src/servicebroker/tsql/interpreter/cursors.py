@@ -20,9 +20,13 @@ FETCHED, BEYOND = 0, -1  # @@FETCH_STATUS
 
 @dataclass
 class Cursor:
-    """A cursor of the session. `found` is None while it is closed; `place` is that of the current row, from 0."""
+    """A cursor of the session. `found` is None while it is closed; `place` is that of the current row, from 0.
+
+    `database` is where it was declared: its query is read there, wherever it is opened.
+    """
 
     query: str
+    database: str
     is_updatable: bool = False
     is_fixed: bool = False  # which rows it has is settled when it is opened, and SET ROWCOUNT counts
     found: ResultSet | None = None
@@ -35,7 +39,7 @@ def _declare(machine: Machine, statement: DeclareCursor) -> None:
     cursors = machine.cursors
     if statement.name in cursors and not statement.is_variable:
         raise TsqlError(16915, f"A cursor with the name '{statement.name}' already exists.")
-    cursors[statement.name] = Cursor(statement.query, statement.is_updatable, statement.is_fixed)
+    cursors[statement.name] = Cursor(statement.query, machine.database.name, statement.is_updatable, statement.is_fixed)
     machine.done()
 
 
@@ -45,7 +49,8 @@ def _step(machine: Machine, statement: CursorStep) -> None:
     if statement.verb == "OPEN":
         if cursor.found is not None:
             raise TsqlError(16905, "The cursor is already open.")
-        cursor.found, cursor.rows = _taken(machine, cursor)
+        with machine.context.within(machine.context.named(cursor.database)):
+            cursor.found, cursor.rows = _taken(machine, cursor)
         cursor.place = -1
         machine.cursor_rows = len(cursor.found.rows)
     elif statement.verb == "CLOSE":

@@ -14,6 +14,7 @@ from servicebroker.engine.catalog.event_notifications import is_told_of, post_dd
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model.event_instances import Element, EventInstance
 from servicebroker.model.event_types import EVENTS, is_of_the_server
+from servicebroker.tsql.context import database_of
 from servicebroker.tsql.syntax import Definition, Function, Name, Permission, Procedure, Trigger
 from servicebroker.tsql.tokens import tokenize, unquoted
 
@@ -31,7 +32,7 @@ def tell_of_definition(machine: Machine, statement: Definition) -> None:
     """CREATE, ALTER or DROP of one of the broker's objects, and of principals and databases, was done."""
     if statement.kind in _MODULES:
         if statement.clauses.get("by_table"):
-            _tell(machine, machine.database, "ALTER_TABLE", statement.name, "TABLE", statement.text)
+            _tell(machine, database_of(machine, statement.name), "ALTER_TABLE", statement.name, "TABLE", statement.text)
         return
     event = f"{statement.verb}_{statement.kind}".replace(" ", "_")
     kind = "SQL USER" if statement.kind == "USER" else statement.kind
@@ -45,9 +46,10 @@ def tell_of_definition(machine: Machine, statement: Definition) -> None:
         if clause in statement.clauses:
             event, names = changed, [statement.clauses[clause]]
             kind, more = "SQL USER", [("RoleName", statement.name.own)]
+    queue = statement.clauses.get("queue") if statement.kind == "EVENT NOTIFICATION" else None
     for name in names:
         own = name if isinstance(name, Name) else Name((name,))
-        _tell(machine, machine.database, event, own, kind, statement.text, more)
+        _tell(machine, database_of(machine, queue or own), event, own, kind, statement.text, more)
 
 
 def tell_of_permission(machine: Machine, statement: Permission, *, of_the_instance: bool) -> None:

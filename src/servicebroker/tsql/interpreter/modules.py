@@ -154,6 +154,11 @@ def _sign(
 
 @runs(Procedure)
 def _procedure(machine: Machine, statement: Procedure) -> None:
+    with machine.context.within(database_of(machine, statement.name)):
+        _make_procedure(machine, statement)
+
+
+def _make_procedure(machine: Machine, statement: Procedure) -> None:
     for parameter in statement.parameters:
         user_types.check_parameter(machine, parameter)
     refuse_unrunnable(statement, machine.queries.user_types)
@@ -165,6 +170,11 @@ def _procedure(machine: Machine, statement: Procedure) -> None:
 
 @runs(Trigger)
 def _trigger(machine: Machine, statement: Trigger) -> None:
+    with machine.context.within(database_of(machine, statement.name)):
+        _make_trigger(machine, statement)
+
+
+def _make_trigger(machine: Machine, statement: Trigger) -> None:
     refuse_unrunnable(statement, machine.queries.user_types)
     name = statement.name
     on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.own, shown=str(name))

@@ -19,7 +19,7 @@ from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.parser.words import words
 from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.statement_errors import SYNTAX, Message, TsqlError, unsupported
-from servicebroker.tsql.syntax import Definition
+from servicebroker.tsql.syntax import Definition, Name
 from servicebroker.tsql.types import NVARCHAR
 
 Definer = Callable[[Machine, Definition], None]
@@ -90,6 +90,17 @@ def drop(statement: Definition, work: Callable[[], object]) -> None:
         raise NothingThere from None
 
 
+def _written_here(machine: Machine, kind: str, name: Name) -> str:
+    """The name of something that must be in the current database, as the API wants it.
+
+    Raises:
+        BrokerError: 9609 it is said to be in another database.
+    """
+    if name.database and name.database.lower() != machine.database.name.lower():
+        raise BrokerError(9609, kind, str(name), 1)
+    return written(name)
+
+
 def _given(statement: Definition, *names: str) -> dict[str, Any]:
     return {name: statement.clauses[name] for name in names if name in statement.clauses}
 
@@ -103,7 +114,7 @@ def _create_message_type(machine: Machine, statement: Definition) -> None:
     machine.database.create_message_type(
         statement.name.own,
         clauses.get("validation", "NONE"),
-        schema_collection=_collection(clauses),
+        schema_collection=_collection(machine, clauses),
         authorization=clauses.get("authorization"),
     )
 
@@ -112,13 +123,13 @@ def _create_message_type(machine: Machine, statement: Definition) -> None:
 def _alter_message_type(machine: Machine, statement: Definition) -> None:
     clauses = statement.clauses
     machine.database.alter_message_type(
-        statement.name.own, clauses["validation"], schema_collection=_collection(clauses)
+        statement.name.own, clauses["validation"], schema_collection=_collection(machine, clauses)
     )
 
 
-def _collection(clauses: Any) -> str | None:
+def _collection(machine: Machine, clauses: Any) -> str | None:
     name = clauses.get("schema_collection")
-    return None if name is None else written(name)
+    return None if name is None else _written_here(machine, "XML schema collection", name)
 
 
 @defines("DROP", "MESSAGE TYPE")
@@ -178,7 +189,7 @@ def _create_service(machine: Machine, statement: Definition) -> None:
     clauses = statement.clauses
     machine.database.create_service(
         statement.name.own,
-        written(clauses["queue"]),
+        _written_here(machine, "queue", clauses["queue"]),
         clauses.get("contracts", ()),
         authorization=clauses.get("authorization"),
     )
@@ -189,7 +200,7 @@ def _alter_service(machine: Machine, statement: Definition) -> None:
     queue = statement.clauses.get("queue")
     machine.database.alter_service(
         statement.name.own,
-        queue=None if queue is None else written(queue),
+        queue=None if queue is None else _written_here(machine, "queue", queue),
         **_given(statement, "add_contracts", "drop_contracts"),
     )
 
@@ -204,17 +215,24 @@ def _drop_service(machine: Machine, statement: Definition) -> None:
 
 @defines("CREATE", "XML SCHEMA COLLECTION")
 def _create_collection(machine: Machine, statement: Definition) -> None:
-    machine.database.create_xml_schema_collection(written(statement.name), _schemas(machine, statement))
+    database_of(machine, statement.name).create_xml_schema_collection(
+        written(statement.name), _schemas(machine, statement)
+    )
 
 
 @defines("ALTER", "XML SCHEMA COLLECTION")
 def _alter_collection(machine: Machine, statement: Definition) -> None:
-    machine.database.alter_xml_schema_collection(written(statement.name), _schemas(machine, statement))
+    database_of(machine, statement.name).alter_xml_schema_collection(
+        written(statement.name), _schemas(machine, statement)
+    )
 
 
 @defines("DROP", "XML SCHEMA COLLECTION")
 def _drop_collection(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: machine.database.drop_xml_schema_collection(written(statement.name)))
+    drop(
+        statement,
+        lambda: database_of(machine, statement.name).drop_xml_schema_collection(written(statement.name)),
+    )
 
 
 def _schemas(machine: Machine, statement: Definition) -> str:

@@ -18,7 +18,7 @@ from servicebroker.tsql.interpreter.ddl_events import tell_of_permission
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines, drop, refuses
 from servicebroker.tsql.interpreter.transport import check_endpoint_permission, connect_on_endpoint
-from servicebroker.tsql.statement_errors import Message, unsupported
+from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Name, Permission
 from servicebroker.tsql.translation.text_writer import string
 
@@ -253,12 +253,24 @@ def _one(database: Any, statement: Permission, permission: str, principal: str, 
 
 
 def _target(machine: Machine, statement: Permission) -> dict[str, str]:
+    """What the permission is on.
+
+    Raises:
+        TsqlError: 4610 something of another database.
+    """
     kind, name = statement.kind, statement.name
     if name is None or kind == "DATABASE":
         return {}
+    if _is_elsewhere(machine, name):
+        raise TsqlError(4610, "You can only grant or revoke permissions on objects in the current database.")
     if kind == "OBJECT":
         return {"queue" if _is_queue(machine, name) else "tsql_object": written(name)}
     return {_OBJECTS[kind]: name.own}
+
+
+def _is_elsewhere(machine: Machine, name: Name) -> bool:
+    """Whether a name begins with another database than the current one."""
+    return name.database.lower() not in ("", machine.database.name.lower())
 
 
 def _is_queue(machine: Machine, name: Name) -> bool:
@@ -294,5 +306,7 @@ def _alter_authorization(machine: Machine, statement: Definition) -> None:
         machine.context.ask(authorize(user, "ALTER AUTHORIZATION ON DATABASE", subject=subject))
         machine.say(Message(f"ALTER AUTHORIZATION ON {kind} changes nothing: dbo works for the owner.", 0, 0))
         return
+    if _is_elsewhere(machine, statement.name):
+        raise BrokerError(15151, "find", "object", str(statement.name))
     target = {"queue" if kind == "OBJECT" else _OBJECTS[kind]: written(statement.name)}
     machine.database.alter_authorization(owner, **target)

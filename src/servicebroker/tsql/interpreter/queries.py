@@ -34,6 +34,7 @@ from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
 from servicebroker.tsql.syntax import Name, Relational
+from servicebroker.tsql.translation.definitions.defined_names import database_of_definition
 from servicebroker.tsql.translation.reading.text_to_tree import LONG
 from servicebroker.tsql.translation.rows.current_rows import CURRENT_OF
 from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, schema_of, string
@@ -47,6 +48,7 @@ _ASKS = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IG
 _SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE)
 _VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # of the catalog, also behind a synonym
 _PARAMETERS = 20_000  # of one statement; PostgreSQL takes 65,535
+_DEFINING = ("CREATE ", "ALTER ")  # how statements begin whose own name says where they run
 _SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch", "FeatureNotSupported")
 _STALE = "cached plan must not change result type"
 
@@ -570,4 +572,8 @@ def _searched(pattern: re.Pattern[str], text: str) -> bool:
 
 @runs(Relational)
 def _relational(machine: Machine, statement: Relational) -> None:
-    machine.queries.run(statement.text)
+    """Run a statement; CREATE and ALTER in the database that they name, where types, keys and defaults are found."""
+    name = database_of_definition(statement.text) if statement.verb.startswith(_DEFINING) else ""
+    database = machine.context.named(name) if name else machine.context.database
+    with machine.context.within(database):
+        machine.queries.run(statement.text)

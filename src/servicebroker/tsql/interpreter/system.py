@@ -6,6 +6,7 @@ from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.calls import named_arguments, system
+from servicebroker.tsql.interpreter.catalog_procedures import check_here, database_in
 from servicebroker.tsql.interpreter.evaluation import operand_value
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.principals import change_member
@@ -76,6 +77,7 @@ def _sp_helptext(machine: Machine, statement: Execute) -> None:
         raise TsqlError(
             201, "Procedure or function 'sp_helptext' expects parameter '@objname', which was not supplied."
         )
+    check_here(machine, database_in(names[0]))
     rows = fetch(
         machine.connection,
         "system.sp_helptext",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from servicebroker.model.errors import RULES
 from servicebroker.tsql.parser.token_reader import Reader
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import (
@@ -14,6 +15,7 @@ from servicebroker.tsql.syntax import (
     Expression,
     GetConversationGroup,
     MoveConversation,
+    Name,
     Operand,
     Receive,
     ReceiveItem,
@@ -35,16 +37,16 @@ class Dialogs(Reader):
         self.take("CONVERSATION")
         handle = self.variable()
         self.expect("FROM", "SERVICE")
-        from_service = self.operand()
+        from_service = self._own_operand("service")
         self.expect("TO", "SERVICE")
-        to_service = self.operand()
+        to_service = self._own_operand("service")
         clauses: dict[str, Any] = {}
         if self.take(","):
             clauses["broker_instance"] = (
                 Constant("CURRENT DATABASE") if self.take("CURRENT", "DATABASE") else self.operand()
             )
         if self.take("ON", "CONTRACT"):
-            clauses["contract"] = self._default_or_operand()
+            clauses["contract"] = self._default_or_operand("contract")
         if self.take("WITH"):
             self._dialog_options(clauses)
         return BeginDialog(line, handle, from_service, to_service, **clauses)
@@ -81,17 +83,28 @@ class Dialogs(Reader):
             handles.append(self.operand())
             while self.take(","):
                 handles.append(self.operand())
-        message_type = self._default_or_operand() if self.take("MESSAGE", "TYPE") else None
+        message_type = self._default_or_operand("message type") if self.take("MESSAGE", "TYPE") else None
         body: Expression | None = None
         if self.take("("):
             body = self.expression()
             self.expect(")")
         return Send(line, tuple(handles), message_type, body)
 
-    def _default_or_operand(self) -> Operand:
+    def _default_or_operand(self, kind: str) -> Operand:
         if self.word == "DEFAULT":
             return self.own_name()
-        return self.operand()
+        return self._own_operand(kind)
+
+    def _own_operand(self, kind: str) -> Operand:
+        """An operand; a name among them has one part, since these objects belong to the current database.
+
+        Raises:
+            TsqlError: 9609 the name has more parts.
+        """
+        line, given = self.line, self.operand()
+        if isinstance(given, Name) and len(given.parts) > 1:
+            raise TsqlError(9609, RULES[9609].text.format(kind, given, 0), line=line)
+        return given
 
     def receive(self, line: int) -> Receive:
         """RECEIVE TOP (n) list, * in it, FROM queue INTO @table WHERE column = value."""

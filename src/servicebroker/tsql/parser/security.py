@@ -21,6 +21,7 @@ _SECURABLES = (
     "MESSAGE TYPE", "REMOTE SERVICE BINDING", "XML SCHEMA COLLECTION", "SYMMETRIC KEY", "ASYMMETRIC KEY", "SERVICE",
     "CONTRACT", "ROUTE", "OBJECT", "SCHEMA", "DATABASE", "ENDPOINT", "CERTIFICATE", "LOGIN", "USER", "ROLE", "TYPE",
 )  # fmt: skip
+_IN_SCHEMAS = ("OBJECT", "TYPE", "XML SCHEMA COLLECTION")  # whose names have more than one part
 _OTHER_SECURABLES = (
     "APPLICATION ROLE", "ASSEMBLY", "AVAILABILITY GROUP", "CREDENTIAL", "DATABASE SCOPED CREDENTIAL", "EVENT SESSION",
     "EXTERNAL LANGUAGE", "EXTERNAL LIBRARY", "FULLTEXT CATALOG", "FULLTEXT STOPLIST", "SEARCH PROPERTY LIST",
@@ -481,7 +482,7 @@ class Securing(Functions):
         for kind in _SECURABLES:
             words = (*kind.split(), "::")
             if self.take(*words):
-                return kind, self.name() if self.is_identifier() else self.own_name()
+                return kind, self.name() if kind in _IN_SCHEMAS and self.is_identifier() else self.own_name()
         for kind in _OTHER_SECURABLES:
             if self.take(*kind.split(), "::"):
                 self.refuse(f"A permission on {kind}", "Leave it out.")

@@ -18,7 +18,7 @@ from servicebroker.model.zero_character import ZERO
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope, UserType
-from servicebroker.tsql.statement_errors import TsqlError, no_condition
+from servicebroker.tsql.statement_errors import TsqlError, no_condition, no_server
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import BINARIES, DATES, NUMBERS, STRINGS, SqlType, parse_type, postgres_type, type_key
 
@@ -184,9 +184,7 @@ class Writer:
         if base is None:
             return None
         if len(base.parts) > 3:
-            raise TsqlError(
-                7202, f"Could not find server '{base.parts[0]}' in sys.servers. Linked servers are not supported here."
-            )
+            raise no_server(base.parts[0])
         whole = Name((base.database or database, base.schema or "dbo", base.own))
         if self._base(*whole.parts) is not None:
             raise TsqlError(

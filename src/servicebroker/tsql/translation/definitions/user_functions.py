@@ -8,7 +8,7 @@ from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import UserFunction
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError, no_server
 from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.text_writer import (
     Source,
@@ -91,7 +91,7 @@ def _name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
         if not parts:
             raise TsqlError(227, f'"{_own(call)}" is not a valid function, property, or field.', severity=15)
     if len(parts) > 2:
-        raise TsqlError(7202, f"Could not find server '{parts[0]}' in sys.servers.")
+        raise no_server(parts[0])
     database = parts[0] if len(parts) == 2 else writer.scope.database
     schema = parts[-1] if parts else ""  # which a function in FROM may leave out
     own = shown = _own(call)

@@ -11,7 +11,7 @@ from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.function_table import wrong_count
 from servicebroker.tsql.scope import Column
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError, no_server
 from servicebroker.tsql.translation.definitions.user_functions import table_call
 from servicebroker.tsql.translation.queries.pivots import pivoted
 from servicebroker.tsql.translation.queries.results import check_named, columns_of, write_query
@@ -262,9 +262,7 @@ def object_name(node: exp.Table) -> ObjectName:
     if isinstance(own, exp.Parameter):
         return ObjectName("@" + own.name)
     if isinstance(own, exp.Dot):
-        raise TsqlError(
-            7202, f"Could not find server '{node.catalog}' in sys.servers. Linked servers are not supported here."
-        )
+        raise no_server(node.catalog)
     sign = "#" if own.args.get("temporary") else "##" if own.args.get("global_") else ""
     return ObjectName(sign + own.name, node.db, node.catalog)
 

@@ -1,0 +1,34 @@
+"""What a definition of a table, a view, an index or a sequence is of: read before the translation, which needs it."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.syntax import Name
+from servicebroker.tsql.translation.reading.piece_reader import PieceReader
+from servicebroker.tsql.translation.reading.text_to_tree import read
+
+
+def database_of_definition(text: str) -> str:
+    """Return the database that CREATE or ALTER names before its object; of an index that of the table.
+
+    "" means the current database. It is also the answer for a text that cannot be read, which the translation refuses,
+    and for temporary tables, which belong to no database.
+    """
+    try:
+        name = _name(PieceReader(read(text)))
+    except TsqlError:
+        return ""
+    return "" if name is None or name.server or name.own.startswith("#") else name.database
+
+
+def _name(reader: PieceReader) -> Name | None:
+    reader.at = 1
+    reader.take("OR", "ALTER")
+    if reader.take_any("TABLE", "VIEW", "SEQUENCE"):
+        return reader.name()
+    while reader.take_any("UNIQUE", "CLUSTERED", "NONCLUSTERED"):
+        pass
+    if not reader.take("INDEX"):
+        return None
+    reader.identifier()
+    return reader.name() if reader.take("ON") else None
