@@ -33,6 +33,7 @@ from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what 
     help_procedures,
     objects,
     own_rights,
+    owners,
     principals,
     printing,
     renaming,

@@ -169,6 +169,22 @@ def find_impersonated_login(person: Login, name: str) -> Steps[Login]:
     return Login(own, login_id)
 
 
+def find_owning_login(person: Login, name: str) -> Steps[None]:
+    """Check the login that AUTHORIZATION names: one that somebody may act as.
+
+    Raises:
+        BrokerError: 15151 no such login, or none that the other may act as.
+    """
+    if name.lower() == person.name.lower():
+        return
+    try:
+        yield from find_impersonated_login(person, name)
+    except BrokerError as refused:
+        if refused.number != 15406:
+            raise
+        raise BrokerError(15151, "find", "login", name) from None
+
+
 def _mapped(database_id: int, is_own: str, is_administrator: str, values: tuple[object, ...] = ()) -> Steps[User]:
     rows = yield Statement(
         "principals.mapped",
@@ -321,7 +337,7 @@ def drop_role(user: User, name: str) -> Steps[None]:
         BrokerError: 15151, 15150 public or a fixed role, 15144 it has members, 15138, 15284.
     """
     yield from demand(user, "DROP ROLE", "role", name)
-    role = yield from _find_role("drop", user.database_id, name)
+    role = yield from find_role("drop", user.database_id, name)
     if role.principal_id in _FIXED:
         raise BrokerError(15150, "drop", "role", role.name)
     members = yield Statement(
@@ -374,7 +390,7 @@ def drop_role_member(user: User, role: str, member: str) -> Steps[None]:
 
 def _find_both(user: User, role_name: str, member_name: str) -> Steps[tuple[Principal, Principal]]:
     yield from demand(user, "ALTER ROLE", "role", role_name)
-    role = yield from _find_role("alter", user.database_id, role_name)
+    role = yield from find_role("alter", user.database_id, role_name)
     if role.principal_id == PUBLIC:
         raise BrokerError(15081)
     if role.principal_id in _FIXED:
@@ -382,7 +398,12 @@ def _find_both(user: User, role_name: str, member_name: str) -> Steps[tuple[Prin
     return role, (yield from find_principal("find", user.database_id, member_name))
 
 
-def _find_role(action: str, database_id: int, name: str) -> Steps[Principal]:
+def find_role(action: str, database_id: int, name: str) -> Steps[Principal]:
+    """Return the role of that name, compared without case.
+
+    Raises:
+        BrokerError: 15151 when there is none.
+    """
     role = yield from find_principal(action, database_id, name, "role")
     if not role.is_role:
         raise BrokerError(15151, action, "role", name)

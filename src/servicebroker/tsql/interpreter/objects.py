@@ -8,6 +8,7 @@ from typing import Any
 
 from servicebroker.engine.activation.clause import Activation
 from servicebroker.engine.security.authorization import authorize
+from servicebroker.engine.security.principals import find_owning_login
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import SERVER, events_of
 from servicebroker.tsql.context import SessionDatabase, check_alone, database_of
@@ -343,7 +344,9 @@ def _endpoint_clauses(machine: Machine, statement: Definition) -> dict[str, Any]
     check_alone(machine, f"{statement.verb} ENDPOINT")
     _demand(machine, statement)
     clauses = dict(statement.clauses)
-    clauses.pop("authorization", None)
+    owner = clauses.pop("authorization", None)
+    if owner is not None:  # the instance owns endpoints, whoever is named
+        machine.context.ask(find_owning_login(machine.context.person, owner))
     return clauses
 
 

@@ -17,6 +17,7 @@ from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.ddl_events import tell_of_permission
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines, drop, refuses
+from servicebroker.tsql.interpreter.owners import check_authorization, tell_of_owner
 from servicebroker.tsql.interpreter.transport import check_endpoint_permission, connect_on_endpoint
 from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Name, Permission
@@ -108,7 +109,9 @@ def _drop_user(machine: Machine, statement: Definition) -> None:
 
 @defines("CREATE", "ROLE")
 def _create_role(machine: Machine, statement: Definition) -> None:
+    check_authorization(machine, statement)
     machine.database.create_role(statement.name.own)
+    tell_of_owner(machine, "role", statement.clauses.get("authorization"))
 
 
 @defines("ALTER", "ROLE")
@@ -134,10 +137,12 @@ def _drop_role(machine: Machine, statement: Definition) -> None:
 def _create_schema(machine: Machine, statement: Definition) -> None:
     name, database = statement.name.own, machine.context.database
     machine.transactions.check()
+    check_authorization(machine, statement)
     with machine.whole():
         schema = machine.context.ask(create_schema(database.user, name))
         own = quoted(schema)
         machine.queries.define(f"create schema if not exists {own}; comment on schema {own} is {string(name)}")
+    tell_of_owner(machine, "schema", statement.clauses.get("authorization"))
 
 
 @defines("DROP", "SCHEMA")
@@ -289,24 +294,3 @@ def _not_kept(machine: Machine, statement: Permission) -> None:
     what = f"{statement.verb} {', '.join(statement.permissions)}"
     what += f" ON {statement.kind}::{statement.name}" if statement.kind else ""
     machine.say(Message(f"{what} changes nothing: nothing here asks for this permission.", 0, 0))
-
-
-@refuses("ALTER", "AUTHORIZATION")
-def _only_of_what_is_owned(statement: Definition) -> None:
-    kind = statement.clauses["kind"]
-    if kind not in ("OBJECT", "DATABASE", "SCHEMA", "ENDPOINT", "ROLE", *_OBJECTS) or kind == "USER":
-        raise unsupported(f"ALTER AUTHORIZATION ON {kind}", "Leave it out.", statement.line)
-
-
-@defines("ALTER", "AUTHORIZATION")
-def _alter_authorization(machine: Machine, statement: Definition) -> None:
-    kind, owner = statement.clauses["kind"], statement.clauses["owner"]
-    if kind in ("DATABASE", "SCHEMA", "ENDPOINT", "ROLE"):
-        user, subject = machine.context.database.user, (kind.lower(), statement.name.own)
-        machine.context.ask(authorize(user, "ALTER AUTHORIZATION ON DATABASE", subject=subject))
-        machine.say(Message(f"ALTER AUTHORIZATION ON {kind} changes nothing: dbo works for the owner.", 0, 0))
-        return
-    if _is_elsewhere(machine, statement.name):
-        raise BrokerError(15151, "find", "object", str(statement.name))
-    target = {"queue" if kind == "OBJECT" else _OBJECTS[kind]: written(statement.name)}
-    machine.database.alter_authorization(owner, **target)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from servicebroker.engine.security.principals import find_owner
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, check_alone
 from servicebroker.tsql.conversion import convert
@@ -30,8 +31,11 @@ def create_certificate(machine: Machine, statement: Definition, private_key: dic
     check_alone(machine, "CREATE CERTIFICATE in master")
     machine.context.demand("CREATE CERTIFICATE IN MASTER")
     clauses, name = statement.clauses, statement.name.own
+    owner = clauses.get("authorization")
+    if owner is not None:  # the instance owns its own certificates, whoever is named
+        machine.context.ask(find_owner(machine.database.user, owner))
     if "file" in clauses:
-        login = None if private_key else _login_of(machine, clauses.get("authorization"))
+        login = None if private_key else _login_of(machine, owner)
         machine.instance.create_certificate(name, file=clauses["file"], authorization=login, **private_key)
         return
     given: dict[str, Any] = dates(machine, clauses)

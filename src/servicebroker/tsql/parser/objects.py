@@ -19,7 +19,7 @@ class Objects(Securing):
     def message_type(self, line: int, verb: str) -> Statement:
         """`validation` and `schema_collection`, `authorization`."""
         name, if_exists = self.object_name(verb)
-        clauses = self.authorization()
+        clauses = self.authorization(verb)
         if verb != "DROP" and self.take("VALIDATION"):
             self.expect("=")
             clauses["validation"] = self.expect_any("NONE", "EMPTY", "WELL_FORMED_XML", "VALID_XML")
@@ -33,7 +33,7 @@ class Objects(Securing):
     def contract(self, line: int, verb: str) -> Statement:
         """`sent_by`: pairs of a message type and INITIATOR, TARGET or ANY."""
         name, if_exists = self.object_name(verb)
-        clauses = self.authorization()
+        clauses = self.authorization(verb)
         if verb == "ALTER":
             self.refuse("ALTER CONTRACT", "A contract never changes: create another one, or use ALTER AUTHORIZATION.")
         if verb == "CREATE":
@@ -121,7 +121,7 @@ class Objects(Securing):
     def service(self, line: int, verb: str) -> Statement:
         """`queue`, `contracts`; of ALTER `queue`, `add_contracts`, `drop_contracts`."""
         name, if_exists = self.object_name(verb)
-        clauses = self.authorization()
+        clauses = self.authorization(verb)
         if verb == "DROP":
             return Definition(line, verb, "SERVICE", name, clauses, if_exists)
         if verb == "CREATE" or self.word == "ON":
@@ -143,7 +143,7 @@ class Objects(Securing):
     def route(self, line: int, verb: str) -> Statement:
         """`service_name`, `broker_instance`, `lifetime`, `address`, `mirror_address`."""
         name, if_exists = self.object_name(verb)
-        clauses = self.authorization()
+        clauses = self.authorization(verb)
         if verb != "DROP":
             self.expect("WITH")
             self._settings(clauses, "SERVICE_NAME", "BROKER_INSTANCE", "LIFETIME", "ADDRESS", "MIRROR_ADDRESS")
@@ -160,7 +160,7 @@ class Objects(Securing):
     def remote_service_binding(self, line: int, verb: str) -> Statement:
         """`service`, `user`, `anonymous`."""
         name, if_exists = self.object_name(verb)
-        clauses = self.authorization()
+        clauses = self.authorization(verb)
         if verb == "CREATE":
             self.expect("TO", "SERVICE")
             clauses["service"] = self.operand()
@@ -244,7 +244,7 @@ class Objects(Securing):
     def endpoint(self, line: int, verb: str) -> Statement:
         """`state`, `authorization`, and what TCP and SERVICE_BROKER say in their parentheses."""
         name, if_exists = self.object_name(verb)
-        clauses = self.authorization()
+        clauses = self.authorization(verb)
         if verb == "DROP":
             return Definition(line, verb, "ENDPOINT", name, clauses, if_exists)
         if self.take("STATE", "="):
@@ -357,6 +357,6 @@ class Objects(Securing):
         if_exists = self.if_exists(verb)
         return self.own_name(), if_exists
 
-    def authorization(self) -> Clauses:
-        """AUTHORIZATION owner, where it stands here."""
-        return {"authorization": self.own_name().own} if self.take("AUTHORIZATION") else {}
+    def authorization(self, verb: str) -> Clauses:
+        """AUTHORIZATION owner of CREATE, where it stands here."""
+        return {"authorization": self.own_name().own} if verb == "CREATE" and self.take("AUTHORIZATION") else {}
