@@ -87,6 +87,9 @@ def draw_limits(random: Random) -> Limits:
         window=window,
         message_cost=10,
         kept_cost=30,
+        unfinished_bytes=window,
+        unfinished_idle=80.0,
+        unfinished_idle_full=70.0,
         ahead_messages=random.choice((3, 10, 1_000)),
         ahead_bytes=random.choice((200, 2 * window, 100_000)),
     )

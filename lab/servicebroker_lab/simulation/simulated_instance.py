@@ -297,6 +297,7 @@ class Instance:
         self.world = world
         self.index = index
         self.tables = Tables(broker, world.loop.random)
+        self.tables.limits = world.limits
         self.tables.is_held = self._is_held
         self._grips: dict[UUID, float] = {}  # rows that an application has, and until when
         self.tables.master_key = master_key()

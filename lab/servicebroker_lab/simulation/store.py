@@ -44,9 +44,11 @@ from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Even
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Part
-from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep, Kept
+from servicebroker.protocol.incoming import Batch, Begun, Complete, Deliver, Discard, Keep, Kept
+from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, Route, RoutingTable, Site, parse_address
+from servicebroker.protocol.unfinished import Stored
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -97,6 +99,7 @@ class Endpoint:
     token: bytes | None = None  # of the last message that has arrived in order
     failure: tuple[int, str] | None = None  # what the peer is told
     kept: dict[int, dict[int, Keep]] = field(default_factory=dict)  # arrived fragments
+    kept_owner: str = ""  # of the peer that has brought them
     queue: list[tuple[Content, bytes]] = field(default_factory=list)  # all that its application was given
 
     @property
@@ -149,6 +152,7 @@ class Tables:
         self.unfinished: set[int] = set()  # transactions
         self.next_xact = 1
         self.open: list[MemoryStore] = []  # whose transactions are
+        self.limits = LIMITS
         self.is_held: Callable[[UUID], bool] = lambda handle: False  # somebody else has its row
         self.on_wake: Callable[[], None] = lambda: None
 
@@ -526,7 +530,7 @@ class MemoryStore(Store):
         tables.insert(one)
         return one.handle
 
-    def store(self, batches: Mapping[UUID, Batch]) -> Result:
+    def store(self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str]) -> Result:
         result = Result([], [], set(self._gone(batches)), [], {}, set())
         for handle, batch in batches.items():
             if handle in result.gone:
@@ -542,7 +546,34 @@ class MemoryStore(Store):
                 result.failures[handle] = Failed(*one.failure)
             if self._store(one, batch):
                 result.queues.add(QUEUE)
+            if any(isinstance(step, Keep) for step in batch.steps):
+                one.kept_owner = owners.get(handle, "")
         return result
+
+    def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
+        tables, found = self._tables, []
+        for handle, one in tables.endpoints.items():
+            kept = {number: _kept(list(steps.values())) for number, steps in one.kept.items() if number >= one.next}
+            is_asked = handles is None or handle in handles
+            if not kept or not is_asked or not self.division.has(one.conversation):
+                continue
+            current = kept.pop(one.next, None)
+            begun = Begun(
+                one.next,
+                0 if current is None else current.fragments * tables.limits.fragment_size,
+                0 if current is None else current.cost(tables.limits),
+                sum(early.cost(tables.limits) for early in kept.values()),
+            )
+            found.append(Stored(handle, one.kept_owner, begun, 0.0))
+        return found
+
+    def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
+        dropped = []
+        for handle in handles:
+            if (one := self._to_write(handle)) is not None:
+                one.kept = {number: steps for number, steps in one.kept.items() if number < one.next}
+                dropped.append(handle)
+        return dropped
 
     def _store(self, one: Endpoint, batch: Batch) -> bool:
         """One batch; whether there is something to read."""

@@ -17,6 +17,7 @@ from servicebroker.broker.charges import Charges
 from servicebroker.broker.conversations import Conversations, Entry
 from servicebroker.broker.dialog_security import Denied, DialogSecurity
 from servicebroker.broker.links import Arrival, Link
+from servicebroker.broker.quotas import Quotas
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.conversation.traces import Traced
 from servicebroker.engine.remote import arriving
@@ -265,10 +266,11 @@ class Settling:
     """
 
     def __init__(
-        self, conversations: Conversations, charges: Charges, seconds: Callable[[], float], budget: int
+        self, conversations: Conversations, charges: Charges, quotas: Quotas, seconds: Callable[[], float], budget: int
     ) -> None:
         self._conversations = conversations
         self._charges = charges
+        self._quotas = quotas
         self._seconds = seconds
         self._budget = budget
         self._traces = ArrivedTraces()
@@ -297,7 +299,8 @@ class Settling:
         self._traces.note(handle, header)
         number = entry.dialog.to_recall(header)
         recalled = None if number is None else store.read_token(handle, number)
-        for event in entry.dialog.arrived(header, payload, recalled):
+        allowance = self._quotas.allowance(link, handle, header)
+        for event in entry.dialog.arrived(header, payload, recalled, allowance):
             match event:
                 case Acknowledged():
                     self._acknowledged[handle] = event
@@ -313,6 +316,8 @@ class Settling:
                     journal.undeliverable(event, header, link)
                     if event.number == 11224 and entry.session is not None:
                         refuse(link, header, BrokerFailure(-8495, RULES[8495].text), entry.session)
+        if isinstance(payload, tuple):
+            self._quotas.note(link, handle, entry)
         self._conversations.halt(entry)
 
     def store(self, store: Store, touched: set[UUID]) -> arriving.Result | None:
@@ -329,7 +334,7 @@ class Settling:
             self._traces.take({}, ())  # what only comes again does not pile up
             return None
         self._happens(batches, BatchEvent.GIVEN)
-        result = store.store(batches)
+        result = store.store(batches, self._quotas.owners(batches))
         self._happens(result.postponed, BatchEvent.ROW_HELD)
         stored = {handle: batches[handle] for handle in result.stored}
         if traced := self._traces.take(stored, {*result.postponed, *late}):
@@ -360,6 +365,7 @@ class Settling:
             load, many = load - loads[handle], many - 1
             del self._postponed[handle]
             self._happens([handle], BatchEvent.NO_ROOM)
+            self._quotas.renote(handle)
 
     def _is_known(self, handle: UUID) -> bool:
         """Whether its batch is still that of its dialog; else the peer sends it again."""
@@ -382,6 +388,7 @@ class Settling:
                 _tell(entry.endpoint, batch)
         if result.queues:
             store.wake(result.queues)
+        self._quotas.forget((*result.gone, *result.closed))
         for handle in result.gone:
             self._conversations.forget(handle)
         self._happens(result.stored, BatchEvent.COMMITTED)

@@ -77,6 +77,12 @@ def undeliverable(dropped: Dropped, header: Header, link: Link) -> None:
     _tell_of_message(UNDELIVERABLE, dropped.text, header, _subclass(header))
 
 
+def expired(owner: str, handle: UUID) -> None:
+    """What was kept of a conversation's unfinished messages was deleted, since nothing more of them came."""
+    whose = owner or "a peer without certificate"
+    _log.warning("Deleted unfinished messages of %s, conversation %s: nothing more of them came.", whose, handle)
+
+
 SEQUENCED, UNSEQUENCED = "Sequenced Message", "Unsequenced Message"
 
 

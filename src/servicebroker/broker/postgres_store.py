@@ -25,6 +25,7 @@ from servicebroker.engine.remote import (
     remote_endpoints,
     remote_opening,
     site,
+    unfinished_arrivals,
 )
 from servicebroker.engine.remote.admission import Target
 from servicebroker.engine.remote.departing import Claimed, Leaving, OutgoingLook, Reading, Settled, Snapshot
@@ -43,6 +44,7 @@ from servicebroker.protocol.envelope import BrokerFailure, Header
 from servicebroker.protocol.incoming import Batch
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, RoutingTable
+from servicebroker.protocol.unfinished import Stored
 from servicebroker.store.direct import Ahead, DirectConnection, run_command
 from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
@@ -197,8 +199,14 @@ class PostgresStore(Store):
     def insert_target(self, header: Header, home: Home, security: str, keys: Keys | None) -> UUID | None:
         return self._do(remote_opening.insert_target(header, home, security, keys, self._clock()))
 
-    def store(self, batches: Mapping[UUID, Batch]) -> arriving.Result:
-        return self._do(arriving.store(self._catalog, batches, self._clock()))
+    def store(self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str]) -> arriving.Result:
+        return self._do(arriving.store(self._catalog, batches, owners, self._clock()))
+
+    def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
+        return self._do_lazily(unfinished_arrivals.find_unfinished(self.division, handles))
+
+    def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
+        return self._do(unfinished_arrivals.drop_unfinished(handles))
 
     def store_traces(self, traced: Sequence[Traced]) -> None:
         self._execute(traces.arrived(traced, self._clock()))

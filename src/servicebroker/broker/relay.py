@@ -23,6 +23,7 @@ from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.matching import Matching
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.peers import Peers
+from servicebroker.broker.quotas import Quotas
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.trust import Trust
 from servicebroker.engine.remote.departing import Snapshot
@@ -84,7 +85,8 @@ class Relay:
         self._waiting = WaitingOpenings(seconds)
         self._trust = Trust(self._links, self._peers, self._waiting, self._here, clock, seconds)
         self._reception = Reception(self._conversations, self._waiting, security, self._chance)
-        self._settling = Settling(self._conversations, self._charges, seconds, self._budget // shares)
+        self._quotas = Quotas(self._conversations, seconds, self._limits, shares)
+        self._settling = Settling(self._conversations, self._charges, self._quotas, seconds, self._budget // shares)
         self._finding = Finding(self._conversations, security, seconds)
         self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
         self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, self._budget, shares)
@@ -106,6 +108,7 @@ class Relay:
         with store.transaction():
             if self.snapshot is None:  # who is entered from here on lacks nothing that this look has seen
                 self.snapshot = store.look(None).snapshot
+                self._quotas.load(store)
             touched = self._take(store, list(arrivals))
             stored = self._settling.store(store, touched)
             settled, ended = self._settling.settle(store, is_traced=self._is_traced)
@@ -118,10 +121,12 @@ class Relay:
             touched |= self._finding.find(store, look.waiting)
             self._matching.match(store, touched)
             touched |= self._readahead.offer(store, touched)
+            expired = self._quotas.expire(store)
         self.snapshot, self._routes, self._is_traced = look.snapshot, look.routes, look.traced
         self._settling.count(len(touched), began)
         if stored is not None:
             self._settling.committed(store, stored)
+        self._quotas.expired(expired)
         for handle, event in settled.items():
             if entry := self._conversations.get(handle):
                 entry.dialog.deleted(event)
@@ -147,7 +152,7 @@ class Relay:
     @property
     def wake_at(self) -> float:
         """When the next round has something to do, if nothing arrives and nothing is sent."""
-        arriving = self._waiting, self._settling
+        arriving = self._waiting, self._settling, self._quotas
         leaving = self._conversations, self._finding, self._readahead, self.forwarding
         at = min(part.wake_at for part in (*arriving, *leaving))
         return min(at, self.mirrors.wake_at) if self.mirrors.are_used else at

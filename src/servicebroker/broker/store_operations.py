@@ -28,6 +28,7 @@ from servicebroker.protocol.envelope import BrokerFailure, Header
 from servicebroker.protocol.incoming import Batch
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, RoutingTable
+from servicebroker.protocol.unfinished import Stored
 
 
 class Store(Protocol):
@@ -133,8 +134,17 @@ class Store(Protocol):
     def insert_target(self, header: Header, home: Home, security: str, keys: Keys | None) -> UUID | None:
         """Make the target endpoint, with its keys; None when both sides of that conversation are in this instance."""
 
-    def store(self, batches: Mapping[UUID, Batch]) -> arriving.Result:
-        """Store what has arrived for these endpoints: of each its whole batch, or nothing."""
+    def store(self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str]) -> arriving.Result:
+        """Store what has arrived for these endpoints: of each its whole batch, or nothing.
+
+        `owners` are those of the peers that have brought what is kept of messages that are not complete.
+        """
+
+    def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
+        """What is kept of messages that are not complete, of this share; only of these conversations, if given."""
+
+    def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
+        """Delete it, of these conversations. Returns those of which nothing is kept now."""
 
     def store_traces(self, traced: Sequence[Traced]) -> None:
         """Store the trace contexts that came with messages."""

@@ -15,6 +15,7 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOpti
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.cli.texts import blocks
+from servicebroker.engine.diagnosis.findings import megabytes, peer_with
 from servicebroker.engine.diagnosis.history import Course, courses
 from servicebroker.engine.diagnosis.queue_counts import (
     COUNT_LIMIT,
@@ -25,11 +26,13 @@ from servicebroker.engine.diagnosis.queue_counts import (
     refusals,
 )
 from servicebroker.engine.diagnosis.totals import StatementTotal, statement_totals
+from servicebroker.engine.remote.unfinished_arrivals import sum_by_peer
 from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
 SERVICES_SHOWN = 3  # of one queue; --json has all
+PEERS_SHOWN = 20  # with most of what is not complete
 
 
 def status(
@@ -78,6 +81,7 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
         serving = run(connection, processes())
         links, refused = run(connection, connections()), run(connection, refusals())
         mirrors = run(connection, is_standby())
+        unfinished = run(connection, sum_by_peer(PEERS_SHOWN))
         expiring = [one for one in run(connection, certificates_in_use(now)) if one.is_expiring(now)]
     if as_json:
         told = {
@@ -87,6 +91,7 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
             "processes": [one._asdict() for one in serving],
             "connections": [link._asdict() for link in links],
             "refused_connections": [one._asdict() for one in refused],
+            "unfinished_messages": [one._asdict() for one in unfinished],
             "expiring_certificates": [one._asdict() for one in expiring],
         }
         say_json(told)
@@ -121,6 +126,12 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
     for one in refused:
         why = f"{one.number}, the last from {one.last_peer}: {one.text or 'see servicebroker doctor.'}"
         say(f"{counted(one.times, 'connection')} refused with {why}")
+    for begun in unfinished:
+        say(
+            f"Not complete of {peer_with(begun.owner)}: {counted(begun.messages, 'message')} of "
+            f"{counted(begun.conversations, 'conversation')}, {megabytes(begun.bytes)} MB, "
+            f"the last of it {_age(begun.last_time, now)} ago"
+        )
     for old in expiring:
         over = "has expired" if old.expires <= now else "expires"
         where = f" of {old.user} in {old.database}" if old.database else ""

@@ -27,7 +27,17 @@ from servicebroker.protocol.envelope import (
     Part,
     Payload,
 )
-from servicebroker.protocol.incoming import Batch, Incoming, Kept, Progress, Verdict, impossible
+from servicebroker.protocol.incoming import (
+    FREE,
+    Allowance,
+    Batch,
+    Begun,
+    Incoming,
+    Kept,
+    Progress,
+    Verdict,
+    impossible,
+)
 from servicebroker.protocol.limits import LIMITS, Limits
 from servicebroker.protocol.outgoing import NEVER, Cut, Outgoing
 
@@ -68,6 +78,7 @@ TRANSITIONS: dict[tuple[Sending, Happening], Sending] = {
 SENDS = frozenset({Sending.FLOWING, Sending.ENDING})
 _KEEPS = frozenset({Sending.FLOWING, Sending.HELD})  # nothing that was sent is dropped
 GONE = BrokerFailure(-8462, RULES[8462].text)
+OVER_QUOTA = "Its peer has as many unfinished messages as are kept of one."
 STATUS = {Sending.HELD: RULES[9779].text, Sending.FAILED: RULES[9784].text}
 
 
@@ -394,10 +405,13 @@ class Dialog:
             return None
         return ack.below - 1
 
-    def arrived(self, header: Header, payload: Payload, recalled: bytes | None = None) -> list[Event]:
+    def arrived(
+        self, header: Header, payload: Payload, recalled: bytes | None = None, allowance: Allowance = FREE
+    ) -> list[Event]:
         """A frame whose integrity is proven. What is new in it comes with the next `batch`.
 
         `recalled` is the token of the message that `to_recall` has named; None where it has none, or is gone.
+        `allowance` is what the quota of the peer lets be kept.
         """
         strange = self._strange(header)
         if strange is not None:
@@ -414,7 +428,7 @@ class Dialog:
         if payload is None:
             return events
         if self._failure is None or self._repeats(header, payload):
-            return [*events, *self._take(header, payload)]
+            return [*events, *self._take(header, payload, allowance)]
         self._is_refusing = True
         return [*events, _dropped(11212)]
 
@@ -433,6 +447,25 @@ class Dialog:
     def arriving(self) -> int:
         """Bytes that have come and are not stored yet."""
         return self._incoming.load
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether something that has come waits for a commit."""
+        return self._incoming.is_busy
+
+    @property
+    def begun(self) -> Begun | None:
+        """What is kept of messages that are not complete, or is to be with the next batch; None for nothing."""
+        return self._incoming.begun
+
+    def forget_kept(self) -> None:
+        """The store has deleted what is kept of messages that are not complete: the peer sends it again.
+
+        Raises:
+            ValueError: something waits for a commit.
+        """
+        self._incoming.forget_kept()
+        self.dirty = True
 
     def rolled_back(self) -> None:
         """The batch was not stored: the peer will send it again, and what has come behind it."""
@@ -492,14 +525,14 @@ class Dialog:
         self._failure = GONE
         return [Failed(failure)]
 
-    def _take(self, header: Header, parts: tuple[Part, ...]) -> list[Event]:
+    def _take(self, header: Header, parts: tuple[Part, ...], allowance: Allowance) -> list[Event]:
         if header.fragments == 1 and self._incoming.arrived_run(header.number, parts):
             return []
         events: list[Event] = []
         verdicts: set[Verdict] = set()
         for place, part in enumerate(parts):
             number = header.number + place
-            verdict = self._incoming.arrived(number, header.fragment, header.fragments, part)
+            verdict = self._incoming.arrived(number, header.fragment, header.fragments, part, allowance)
             if verdict not in verdicts and verdict not in (Verdict.NEW, Verdict.PENDING):
                 verdicts.add(verdict)
                 events.append(self._explain(verdict, number))
@@ -515,6 +548,8 @@ class Dialog:
                 return _dropped(11218)
             case Verdict.TOO_FAR:
                 return _dropped(11217, self._incoming.seen.next, number)
+            case Verdict.OVER_QUOTA:
+                return Dropped(11217, f"{_dropped(11217, self._incoming.seen.next, number).text} {OVER_QUOTA}")
             case Verdict.AFTER_END:
                 return _dropped(11212)
             case Verdict.MISSHAPEN:

@@ -87,6 +87,30 @@ class Verdict(Enum):
     AFTER_END = "after the end"
     INCONSISTENT = "inconsistent"
     MISSHAPEN = "misshapen"  # no sender cuts a message like that
+    OVER_QUOTA = "over quota"  # of its peer, in all of its conversations; the sender's retry brings it again
+
+
+class Allowance(NamedTuple):
+    """What the quota of a peer lets be kept: fragments of the message next in order, and what comes before its turn."""
+
+    current: bool = True
+    ahead: bool = True
+
+
+FREE = Allowance()
+
+
+class Begun(NamedTuple):
+    """What is kept of one conversation.
+
+    `number` is its message next in order, which says to have `declared` bytes, 0 while nothing of it has come, and
+    counts for `current`. `ahead` is what later messages count for.
+    """
+
+    number: int
+    declared: int
+    current: int
+    ahead: int
 
 
 class Kept(NamedTuple):
@@ -353,9 +377,9 @@ class Incoming:
         self.load += size + len(parts) * self._limits.message_cost
         return True
 
-    def arrived(self, number: int, fragment: int, fragments: int, part: Part) -> Verdict:
+    def arrived(self, number: int, fragment: int, fragments: int, part: Part, allowance: Allowance = FREE) -> Verdict:
         """One whole message, or one fragment of one."""
-        verdict = self._judge(number, fragment, fragments, part)
+        verdict = self._judge(number, fragment, fragments, part, allowance)
         if verdict is Verdict.NEW:
             self._steps += self.seen.add(number, fragment, fragments, part)
             size = len(part.body or b"")
@@ -365,7 +389,7 @@ class Incoming:
             self.is_ack_due = True
         return verdict
 
-    def _judge(self, number: int, fragment: int, fragments: int, part: Part) -> Verdict:
+    def _judge(self, number: int, fragment: int, fragments: int, part: Part, allowance: Allowance) -> Verdict:
         if fragments > 1 and not self._is_shaped(fragment, fragments, len(part.body or b"")):
             return Verdict.MISSHAPEN
         if self.seen.has(number, fragment):
@@ -377,7 +401,12 @@ class Incoming:
             return Verdict.INCONSISTENT
         if kept is not None and not kept.has_room(fragment, self._limits):
             return Verdict.TOO_FAR
-        return Verdict.NEW if self._has_room(number, fragments, part) else Verdict.TOO_FAR
+        if not self._has_room(number, fragments, part):
+            return Verdict.TOO_FAR
+        is_current = number == self.seen.next
+        is_kept = fragments > 1 or not (is_current or part.content is Content.ERROR)
+        is_allowed = allowance.current if is_current else allowance.ahead
+        return Verdict.OVER_QUOTA if is_kept and not is_allowed else Verdict.NEW
 
     def _is_shaped(self, fragment: int, fragments: int, size: int) -> bool:
         """Whether a sender cuts a fragment like that: all are full but the last."""
@@ -414,6 +443,29 @@ class Incoming:
         self.stored, self._committing = self._committing, None
         self.load = self._waiting + _fragments(self._steps) * self._limits.message_cost
         self.is_ack_due = True
+
+    @property
+    def begun(self) -> Begun | None:
+        """What is kept, or is to be with the next batch; None for nothing."""
+        seen = self.seen
+        if not seen.kept:
+            return None
+        current = seen.kept.get(seen.next)
+        declared = 0 if current is None else current.fragments * self._limits.fragment_size
+        return Begun(seen.next, declared, seen.held - seen.ahead, seen.ahead)
+
+    def forget_kept(self) -> None:
+        """What is kept was deleted.
+
+        Raises:
+            ValueError: something waits for a commit.
+        """
+        if self.is_busy:
+            raise ValueError("what is kept is being stored")
+        stored = self.stored
+        final = stored.final if stored.is_closed else None  # else it is the number of what was kept
+        self.stored = Progress(stored.next, None, final, stored.token, stored.limits)
+        self.seen = self.stored.copy()
 
     def rolled_back(self) -> None:
         """The batch was not stored: it, and what came after it, is as if it had never arrived."""

@@ -309,7 +309,7 @@ def test_what_is_stored_while_the_background_delivers_what_waits_beside_a_queue_
     _, target = kept_beside(pair)
     late = Batch(4, 5, [Deliver(4, (Part(ORDER, Content.DATA, b"4", b"t" * 8),))], b"t" * 8)
     with psycopg.connect(pair.east.instance.url) as daemon:
-        assert run(daemon, store(Catalog(), {target: late}, pair.east.clock())).stored == [target]
+        assert run(daemon, store(Catalog(), {target: late}, {}, pair.east.clock())).stored == [target]
         background = in_thread(left_over, pair.east)
         wait([background], timeout=1)  # it is done, or has come as far as it can
     background.result(timeout=30)

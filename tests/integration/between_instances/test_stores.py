@@ -23,10 +23,11 @@ from servicebroker.model.messages import error_body
 from servicebroker.model.states import EndpointState
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Kind, Opening, Part
-from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Incoming, Keep, Progress
+from servicebroker.protocol.incoming import Batch, Begun, Complete, Deliver, Discard, Incoming, Keep, Progress
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Address, Elsewhere, Route
+from servicebroker.protocol.unfinished import Stored
 from servicebroker.store.connection import connect
 from servicebroker_lab.simulation.store import Endpoint, MemoryStore, Tables
 from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, Clock, query, standard_database
@@ -192,7 +193,7 @@ class Both:
 
         def store_all(store: Store) -> Any:
             with store.transaction():
-                result = store.store(batches)
+                result = store.store(batches, {handle: f"owner of {handle}" for handle in batches})
             return result._replace(queues={0} if result.queues else set())
 
         self.same(store_all)
@@ -222,6 +223,18 @@ class Both:
     def set_statuses(self) -> None:
         texts = {handle: self.chance.choice(("", "it waits")) for handle in self.some()}
         self.same(lambda store: store.set_statuses(texts))
+
+    def unfinished(self) -> None:
+        handles = self.chance.choice((None, self.some()))
+
+        def found(store: Store) -> list[Any]:
+            rows = store.unfinished() if handles is None else store.unfinished(handles)
+            return sorted(one._replace(idle=0.0) for one in rows)
+
+        self.same(found)
+        if self.chance.random() < 0.2:
+            some = self.some()
+            self.same(lambda store: sorted(store.drop_unfinished([one for one in some if one in self.handles])))
 
     def read(self) -> None:
         wanted = {
@@ -326,8 +339,8 @@ def test_memory_does_what_postgresql_does(
 
 def _operate(both: Both, count: int) -> None:
     actions = [both.send, both.store, both.claim, both.acknowledge, both.end, both.close_conversation, both.fail]
-    actions += [both.part, both.set_statuses, both.read, both.page, both.look, both.round]
-    weights = [8, 8, 3, 4, 2, 4, 1, 1, 2, 2, 1, 2, 3]
+    actions += [both.part, both.set_statuses, both.read, both.page, both.look, both.round, both.unfinished]
+    weights = [8, 8, 3, 4, 2, 4, 1, 1, 2, 2, 1, 2, 3, 2]
     for _ in range(count):
         if len([one for one in both.tables.endpoints.values() if not one.is_over]) < HANDLES:
             both.chance.choice((both.begin, both.open_target))()
@@ -341,13 +354,15 @@ def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(b
     (one,) = both.tables.endpoints.values()
     whole, half = (Part(ORDER, Content.DATA, b"abcd", bytes([number] * 8)) for number in range(2))
     kept = Batch(0, 0, [Keep(0, 0, 2, half), Keep(1, 0, 1, whole)])
-    assert both.same(lambda store: store.store({one.handle: kept}).stored) == [one.handle]
+    assert both.same(lambda store: store.store({one.handle: kept}, {one.handle: "shop"}).stored) == [one.handle]
+    found = both.same(lambda store: [stored._replace(idle=0.0) for stored in store.unfinished()])
+    assert found == _plain([Stored(one.handle, "shop", Begun(0, 2 * LIMITS.fragment_size, 404, 404), 0.0)])
     both.same(lambda store: store.part({one.handle: Apart(False, "it differs")}))
     both.database.end_conversation(one.handle)
     both.tables.end(one)
     late = Batch(0, 2, [Keep(0, 1, 2, half), Complete(0), Complete(1)], b"t" * 8)
     with both.real.transaction(), both.double.transaction():
-        real, double = (store.store({one.handle: late}) for store in (both.real, both.double))
+        real, double = (store.store({one.handle: late}, {}) for store in (both.real, both.double))
     assert real.stored == double.stored == real.closed == double.closed == [one.handle]
     assert not real.queues
     assert not double.queues
@@ -370,7 +385,7 @@ def test_what_becomes_complete_before_an_error_keeps_its_body(both: Both, *, is_
     )
     for batch in (begun, ended):
         with both.real.transaction():
-            assert both.real.store({one.handle: batch}).stored == [one.handle]
+            assert both.real.store({one.handle: batch}, {}).stored == [one.handle]
     if is_off:
         both.database.alter_queue(queue, status=True)
     assert [body for is_data, body in both.shown()[1][one.handle] if is_data] == [b"01"]

@@ -32,6 +32,7 @@ from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import Refused
+from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model import waiting
 from servicebroker.model.errors import RULES
@@ -48,6 +49,7 @@ BROKEN = Refused(True, "TCP://far:4022", 9753, 3, AGO, NOW - timedelta(seconds=9
 SESSION = SessionFacts(4711, "reports", "idle in transaction", AGO, "select 1", 3)
 HOLDER = HolderFacts(4711, "", "bob", "psql", 1, "delivery", AGO)
 CLOSED = LockRights(is_public=False, may_close=False, needing=["shop"], is_lacking=False, strangers=[])
+UNFINISHED = UnfinishedOfPeer("certificate mallory", "mallory", 99, 9_900, 327_000_000, AGO, AGO)
 PEER = PeerFacts("certificate mallory", "messages", 40, AGO, "//shop", "mallory")
 TALK = ConversationFacts(
     NOW, UUID(int=7), "CO", "//far", NOW + timedelta(days=1), "Shop.dbo.Q", True, 0, None, 0, "", "Shop.dbo.P", 0, [],
@@ -95,6 +97,8 @@ def test_all_is_well() -> None:
     assert said(sessions=[SESSION._replace(since=NOW)]) == []
     assert said(certificates=[InUse("", "", "a", True, NOW + timedelta(days=31))]) == []
     assert said(peers=[PEER._replace(last=NOW - timedelta(days=2))]) == []  # long ago
+    young = UNFINISHED._replace(bytes=10**6, last_time=NOW - timedelta(minutes=4))
+    assert said(unfinished=[young]) == []  # it may come yet
     assert said(endpoint="STARTED", encryption="REQUIRED") == []
 
 
@@ -218,6 +222,19 @@ def test_all_is_well() -> None:
         (
             {"peers": [PEER._replace(claim="instance", detail="it is that of shop")]},
             ["claims to be an instance that is another's", "servicebroker certificate accept mallory", "drop mallory"],
+        ),
+        (
+            {"unfinished": [UNFINISHED]},
+            ["certificate mallory: 9,900 messages of 99 conversations", "are not complete, 311.9 MB, the last of it"],
+        ),
+        ({"unfinished": [UNFINISHED]}, ["all that is kept of one peer", "certificate drop mallory"]),
+        (
+            {"unfinished": [UNFINISHED._replace(bytes=400)]},
+            ["are not complete, 0.0 MB, the last of it at 2030-01-01 11:50:00 UTC. See there whether it still sends"],
+        ),
+        (
+            {"unfinished": [UNFINISHED._replace(owner="", certificate=None, messages=1, conversations=1, bytes=400)]},
+            ["a peer without certificate: 1 message of 1 conversation began to come and is not complete, 0.0 MB"],
         ),
         ({"peers": [PEER._replace(claim="standing")]}, ["who is the principal", "drop mallory"]),
         (

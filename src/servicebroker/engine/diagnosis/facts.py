@@ -32,6 +32,7 @@ from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, processes, 
 from servicebroker.engine.diagnosis.wrong_clocks import find_wrong_clocks
 from servicebroker.engine.remote.domain_state import find_membership
 from servicebroker.engine.remote.refusals import find_refusals
+from servicebroker.engine.remote.unfinished_arrivals import sum_by_peer
 from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.engine.security.logins import find_connect
 from servicebroker.engine.security.role_rights import rights_of
@@ -142,6 +143,7 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         (yield from find_wrong_clocks(_MOST)),
         (yield from processes()),
         (yield from find_blocking(_MOST)),
+        (yield from sum_by_peer(_MOST)),
     )
 
 

@@ -12,15 +12,18 @@ from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import BROKE, FAILED, Refused
+from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model.certificates import Facts as CertificateFacts
 from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
 from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
 from servicebroker.model.wording import counted
 from servicebroker.store.lock_functions import COMMAND, LockRights
+from servicebroker.protocol.limits import LIMITS
 
 RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
 LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
+IDLE = timedelta(seconds=LIMITS.unfinished_idle_full)  # without a fragment of a message: a sender has tried often
 
 HOUR = timedelta(hours=1)  # so long a refusal is told
 MUCH = 0.5  # part of the server's room for locks, by one session, or for notifications that is worth a word
@@ -230,6 +233,7 @@ class Facts(NamedTuple):
     clocks: Sequence[WrongClock] = ()
     processes: Sequence[ProcessStatus] = ()
     publications: Sequence[BlockingPublication] = ()
+    unfinished: Sequence[UnfinishedOfPeer] = ()
 
 
 class ConversationFacts(NamedTuple):
@@ -276,6 +280,7 @@ def judge(facts: Facts) -> list[Finding]:
         *(_dispute(one) for one in facts.disputes),
         *(_peer(one) for one in facts.peers if facts.now - one.last < RECENTLY),
         *(_old_copy(one) for one in facts.old_copies if facts.now - one.last < RECENTLY),
+        *(_unfinished(one) for one in facts.unfinished if is_much(one) or facts.now - one.last_time > IDLE),
         *(_certificate(one, facts.now) for one in facts.certificates if one.is_expiring(facts.now)),
         *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
         *_neighbours(facts.neighbours, facts.now),
@@ -582,6 +587,35 @@ def _dispute(one: DisputeFacts) -> Finding:
         f"Say which one is: servicebroker certificate accept {' | '.join(one.certificates)}. Where both are of one "
         "peer, drop one and import it with the same --login as the other.",
     )
+
+
+def is_much(one: UnfinishedOfPeer) -> bool:
+    """Whether a peer has used up its quota."""
+    return one.bytes >= LIMITS.unfinished_bytes
+
+
+def _unfinished(one: UnfinishedOfPeer) -> Finding:
+    """Messages that a peer has begun to send."""
+    begun = (
+        f"{counted(one.messages, 'message')} of {counted(one.conversations, 'conversation')} began to come and "
+        f"{'is' if one.messages == 1 else 'are'} not complete, {megabytes(one.bytes)} MB, the last of it at "
+        f"{one.last_time:%Y-%m-%d %H:%M:%S} UTC."
+    )
+    full = " That is all that is kept of one peer: more is taken only as these are completed." if is_much(one) else ""
+    advice = "See there whether it still sends; what brings nothing for an hour is deleted, and comes again."
+    if one.certificate:
+        advice += f" If it means harm: servicebroker certificate drop {one.certificate}."
+    return Finding(peer_with(one.owner), begun + full, advice)
+
+
+def peer_with(owner: str) -> str:
+    """Name a peer by the owner of its certificate."""
+    return f"peer with {owner}" if owner != NOBODY else "a peer without certificate"
+
+
+def megabytes(count: int) -> str:
+    """Write a number of bytes in megabytes."""
+    return f"{count / 2**20:,.1f}"
 
 
 def _old_copy(one: OldCopyFacts) -> Finding:

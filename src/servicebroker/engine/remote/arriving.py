@@ -120,8 +120,10 @@ _CONTROL = {
 }
 
 
-def store(catalog: Catalog, batches: Mapping[UUID, Batch], now: datetime) -> Steps[Result]:
+def store(catalog: Catalog, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], now: datetime) -> Steps[Result]:
     """Store what has arrived for these endpoints: of each its whole batch, or nothing.
+
+    `owners` are those of the peers that have brought what is kept of messages that are not complete.
 
     Raises:
         InstanceError: somebody else has stored messages of the same conversations. Roll back, and look again.
@@ -136,7 +138,7 @@ def store(catalog: Catalog, batches: Mapping[UUID, Batch], now: datetime) -> Ste
     for endpoint in endpoints:
         plans.append((yield from _plan(catalog, endpoint, batches[endpoint.conversation_handle])))
     plans = yield from _lock_changing(plans)
-    yield from _keep(plans)
+    yield from _keep(plans, owners)
     yield from _advance(plans)
     yield from _deliver(plans)
     for plan in plans:
@@ -294,7 +296,7 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
 # ---------------------------------------------------------------- writing
 
 
-def _keep(plans: list[Plan]) -> Steps[None]:
+def _keep(plans: list[Plan], owners: Mapping[UUID, str]) -> Steps[None]:
     """Fragments and what came too early; what an Error has overtaken goes."""
     takes = [plan for plan in plans if plan.endpoint.state != EndpointState.CLOSED]
     kept = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
@@ -304,10 +306,10 @@ def _keep(plans: list[Plan]) -> Steps[None]:
         yield Statement(
             "arriving.keep.insert_fragments",
             "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
-            "fragments, message_type_name, content, message_body, token) "
+            "fragments, message_type_name, content, message_body, token, owner) "
             "select * "
             "from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::smallint[], $7::bytea[], "
-            "  $8::bytea[])",
+            "  $8::bytea[], $9::text[])",
             (
                 [handle for handle, _ in keeps],
                 [step.number for _, step in keeps],
@@ -317,6 +319,7 @@ def _keep(plans: list[Plan]) -> Steps[None]:
                 [int(step.part.content) for _, step in keeps],
                 Bodies(step.part.body for _, step in keeps),
                 Bodies(step.part.token for _, step in keeps),
+                [owners.get(handle, "") for handle, _ in keeps],
             ),
         )
     if discards:

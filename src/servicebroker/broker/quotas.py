@@ -1,0 +1,101 @@
+"""What peers have begun to send and not finished, in step with the store: counted, bounded, and forgotten when idle.
+
+The rules are those of `protocol/unfinished.py`. The accounts are in memory, and begin with what the store has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from uuid import UUID
+
+from servicebroker.broker import journal
+from servicebroker.broker.conversations import Conversations, Entry
+from servicebroker.broker.links import Link
+from servicebroker.broker.store_operations import Store
+from servicebroker.protocol.envelope import Header
+from servicebroker.protocol.incoming import Allowance
+from servicebroker.protocol.limits import Limits
+from servicebroker.protocol.on_its_way import Storing
+from servicebroker.protocol.unfinished import UnfinishedMessages
+
+
+class Quotas:
+    """The quotas of the peers of one share, of so many."""
+
+    def __init__(
+        self, conversations: Conversations, seconds: Callable[[], float], limits: Limits, shares: int = 1
+    ) -> None:
+        self._conversations = conversations
+        self._seconds = seconds
+        self._unfinished = UnfinishedMessages(limits, shares)
+
+    @property
+    def wake_at(self) -> float:
+        """When to look for what is idle."""
+        return self._unfinished.wake_at
+
+    def load(self, store: Store) -> None:
+        """Count what the store has."""
+        self._unfinished.load(store.unfinished(), self._seconds())
+
+    def allowance(self, link: Link, handle: UUID, header: Header) -> Allowance:
+        """Return what may be kept of what a link brings."""
+        return self._unfinished.allowance(link.owner, handle, header.fragments)
+
+    def note(self, link: Link, handle: UUID, entry: Entry) -> None:
+        """A link has brought messages of a conversation, or fragments."""
+        begun = entry.dialog.begun
+        if begun is not None:
+            self._unfinished.note(link.owner, handle, begun, self._seconds())
+        elif handle in self._unfinished:
+            self._unfinished.forget(handle)
+
+    def renote(self, handle: UUID) -> None:
+        """What had come for a conversation was not stored, and counts no more."""
+        owner, entry = self._unfinished.owner(handle), self._conversations.get(handle)
+        if owner is None or entry is None:
+            return
+        begun = entry.dialog.begun
+        if begun is None:
+            self._unfinished.forget(handle)
+        else:
+            self._unfinished.note(owner, handle, begun, self._seconds())
+
+    def forget(self, handles: Iterable[UUID]) -> None:
+        """These conversations are over."""
+        for handle in handles:
+            if handle in self._unfinished:
+                self._unfinished.forget(handle)
+
+    def owners(self, handles: Iterable[UUID]) -> dict[UUID, str]:
+        """Who has brought what is kept of these, as far as something is."""
+        found = {handle: self._unfinished.owner(handle) for handle in handles}
+        return {handle: owner for handle, owner in found.items() if owner is not None}
+
+    def expire(self, store: Store) -> list[UUID]:
+        """Delete what has been idle for too long. Returns of which conversations, for `expired` after the commit.
+
+        What applications have ended since then is not counted any more: they do so without a word to this side.
+        """
+        now = self._seconds()
+        if not self._unfinished.is_due(now):
+            return []
+        quiet = [handle for handle in self._unfinished.quiet(now) if self._is_at_rest(handle)]
+        if quiet:
+            self.forget(set(quiet) - {one.conversation_handle for one in store.unfinished(quiet)})
+        idle = [handle for handle in self._unfinished.idle(now) if self._is_at_rest(handle)]
+        return store.drop_unfinished(idle) if idle else []
+
+    def _is_at_rest(self, handle: UUID) -> bool:
+        entry = self._conversations.get(handle)
+        return entry is None or (entry.storing is Storing.NOTHING and not entry.dialog.is_storing)
+
+    def expired(self, handles: Iterable[UUID]) -> None:
+        """What was deleted is not acknowledged any more."""
+        for handle in handles:
+            owner = self._unfinished.owner(handle)
+            if owner is not None:
+                journal.expired(owner, handle)
+                self._unfinished.forget(handle)
+            if entry := self._conversations.get(handle):
+                entry.dialog.forget_kept()

@@ -1,0 +1,102 @@
+"""What is kept of messages from elsewhere that are not complete: whose it is, how much, and since when nothing came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.protocol.division import WHOLE, Division
+from servicebroker.protocol.incoming import Begun
+from servicebroker.protocol.limits import LIMITS
+from servicebroker.protocol.unfinished import Stored
+from servicebroker.store.statements import Statement, Steps
+
+MOST_ROWS = 200_000  # that a summary counts: beside a queue that is off there may be any number
+_ROWS = "servicebroker.arrived_fragments"
+# What a kept message counts for, as `incoming.Kept.cost` has it.
+_COST = f"{LIMITS.kept_cost} + {LIMITS.message_cost} * count(*) + sum(coalesce(octet_length(f.message_body), 0))"
+
+
+def _messages(rows: str = _ROWS, condition: str = "") -> str:
+    """Each message above what was delivered or waits beside its queue. A body is not read for its length."""
+    return (
+        "select f.conversation_handle, f.message_sequence_number as number, coalesce(a.receive_sequence, 0) as due, "
+        f"max(f.fragments) as fragments, ({_COST})::bigint as cost, max(f.owner) as owner, "
+        "min(f.enqueue_time) as first_time, max(f.enqueue_time) as last_time "
+        f"from {rows} f left join servicebroker.arrivals a using (conversation_handle) "
+        f"where f.message_sequence_number >= coalesce(a.receive_sequence, 0) {condition} group by 1, 2, 3"
+    )
+
+
+_OF_THESE = "and f.conversation_handle = any ($1)"
+_FIND = (
+    "select conversation_handle, conversation_id, max(owner), due, "
+    "coalesce(max(fragments) filter (where number = due), 0)::bigint, "
+    "coalesce(sum(cost) filter (where number = due), 0)::bigint, "
+    "coalesce(sum(cost) filter (where number > due), 0)::bigint, "
+    "greatest(0, extract(epoch from clock_timestamp() - max(last_time)))::float8 "
+    "from ({0}) m join servicebroker.conversation_endpoints e using (conversation_handle) group by 1, 2, due"
+)
+
+
+class UnfinishedOfPeer(NamedTuple):
+    """What one peer has begun to send and not finished, in sum; `certificate` is the name of one of its owner's."""
+
+    owner: str
+    certificate: str | None
+    conversations: int
+    messages: int
+    bytes: int
+    first_time: datetime
+    last_time: datetime
+
+
+def sum_by_peer(most: int) -> Steps[list[UnfinishedOfPeer]]:
+    """The peers with most of it."""
+    rows = yield Statement(
+        "unfinished_arrivals.sum_by_peer",
+        "select owner, (select c.name from servicebroker.transport_certificates c where c.owner = m.owner "
+        "and not c.is_own order by c.certificate_id desc limit 1), count(distinct conversation_handle), count(*), "
+        "sum(cost)::bigint, min(first_time), max(last_time) "
+        f"from ({_messages(f'(select * from {_ROWS} limit {MOST_ROWS})')}) m group by 1 order by 5 desc limit $1",
+        (most,),
+    )
+    return [UnfinishedOfPeer(*row) for row in rows]
+
+
+def find_unfinished(division: Division = WHOLE, handles: Sequence[UUID] | None = None) -> Steps[list[Stored]]:
+    """What is kept, by conversation, of one share; only of these conversations, if given."""
+    if handles is None:
+        rows = yield Statement("unfinished_arrivals.find_unfinished.all", _FIND.format(_messages()))
+    else:
+        text = _FIND.format(_messages(condition=_OF_THESE))
+        rows = yield Statement("unfinished_arrivals.find_unfinished.some", text, (list(handles),))
+    return [
+        Stored(handle, owner, Begun(number, fragments * LIMITS.fragment_size, current, ahead), idle)
+        for handle, conversation, owner, number, fragments, current, ahead, idle in rows
+        if division.has(conversation)
+    ]
+
+
+def drop_unfinished(handles: Sequence[UUID]) -> Steps[list[UUID]]:
+    """Delete what is kept of messages that are not complete. Returns the conversations of which nothing is left.
+
+    Nobody is waited for: rows that somebody else deletes stay for another time.
+    """
+    yield Statement(
+        "unfinished_arrivals.drop_unfinished.delete_fragments",
+        "delete from servicebroker.arrived_fragments where ctid = any (array("
+        "select f.ctid from servicebroker.arrived_fragments f "
+        "where f.conversation_handle = any ($1) and f.message_sequence_number >= coalesce((select receive_sequence "
+        "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle), 0) "
+        "for update skip locked))",
+        (list(handles),),
+    )
+    left = yield Statement(
+        "unfinished_arrivals.drop_unfinished.find_left",
+        f"select distinct conversation_handle from ({_messages(condition=_OF_THESE)}) m",
+        (list(handles),),
+    )
+    return sorted(set(handles) - {handle for (handle,) in left})

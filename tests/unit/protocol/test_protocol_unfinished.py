@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servicebroker.protocol.incoming import FREE, Allowance, Begun
+from servicebroker.protocol.limits import Limits
+from servicebroker.protocol.outgoing import NEVER
+from servicebroker.protocol.unfinished import LOOK_S, Stored, UnfinishedMessages
+
+QUOTA = 1_000
+LIMITS = Limits(fragment_size=100, unfinished_bytes=QUOTA, unfinished_idle=3_600, unfinished_idle_full=300)
+SHOP, MALLORY = "certificate shop", "certificate mallory"
+NOTHING = Allowance(current=False, ahead=False)
+CURRENT = Allowance(current=True, ahead=False)
+
+
+def conversation(number: int) -> UUID:
+    return UUID(int=number)
+
+
+def begun(current: int = 0, *, fragments: int = 0, ahead: int = 0, number: int = 0) -> Begun:
+    return Begun(number, 100 * fragments, current, ahead)
+
+
+@pytest.fixture
+def messages() -> UnfinishedMessages:
+    return UnfinishedMessages(LIMITS)
+
+
+def fill(messages: UnfinishedMessages, owner: str = MALLORY, *, now: float = 0.0) -> None:
+    """Ten messages of 600 bytes, of each 200 have come: one is reserved, the others share the quota and more."""
+    for number in range(10):
+        messages.note(owner, conversation(number), begun(200, fragments=6), now)
+
+
+def test_what_fits_the_quota_is_free(messages: UnfinishedMessages) -> None:
+    messages.note(SHOP, conversation(1), begun(900, fragments=10), 0.0)
+    messages.note(SHOP, conversation(2), begun(900, fragments=100), 0.0)
+    messages.note(SHOP, conversation(3), begun(ahead=99), 0.0)
+    for number in range(5):
+        assert messages.allowance(SHOP, conversation(number), 6) == FREE
+
+
+def test_a_peer_that_has_used_up_its_quota_finishes_what_came_first(messages: UnfinishedMessages) -> None:
+    fill(messages)
+    assert messages.allowance(MALLORY, conversation(0), 6) == CURRENT
+    for number in range(1, 11):
+        assert messages.allowance(MALLORY, conversation(number), 6) == NOTHING
+    assert messages.allowance(SHOP, conversation(11), 6) == FREE
+
+
+def test_the_next_one_is_finished_when_the_first_is_complete(messages: UnfinishedMessages) -> None:
+    fill(messages)
+    messages.note(MALLORY, conversation(2), begun(201, fragments=6), 1.0)  # no fragment makes it younger
+    for number in range(5):
+        assert messages.allowance(MALLORY, conversation(number), 6) == CURRENT
+        messages.forget(conversation(number))
+    assert messages.allowance(MALLORY, conversation(6), 6) == FREE  # less is kept than the quota
+
+
+def test_as_many_are_finished_at_a_time_as_fit_the_quota(messages: UnfinishedMessages) -> None:
+    for number in range(20):
+        messages.note(SHOP, conversation(number), begun(90, fragments=4), 0.0)
+    allowances = [messages.allowance(SHOP, conversation(number), 4) for number in range(20)]
+    assert allowances == [CURRENT] * 2 + [NOTHING] * 18
+
+
+def test_a_message_larger_than_the_quota_is_finished_when_it_is_the_first(messages: UnfinishedMessages) -> None:
+    messages.note(SHOP, conversation(1), begun(500, fragments=6), 0.0)
+    messages.note(SHOP, conversation(2), begun(1_000, fragments=90), 0.0)
+    messages.note(SHOP, conversation(3), begun(100, fragments=1), 0.0)  # behind it, though it would fit
+    assert [messages.allowance(SHOP, conversation(number), 6) for number in (1, 2, 3)] == [CURRENT, NOTHING, NOTHING]
+    messages.forget(conversation(1))
+    assert messages.allowance(SHOP, conversation(3), 6) == FREE
+    messages.note(SHOP, conversation(3), begun(1_000, fragments=20), 0.0)
+    assert [messages.allowance(SHOP, conversation(number), 6) for number in (2, 3)] == [CURRENT, NOTHING]
+
+
+def test_what_comes_before_its_turn_is_never_reserved(messages: UnfinishedMessages) -> None:
+    messages.note(SHOP, conversation(1), begun(100, fragments=6, ahead=999), 0.0)
+    assert messages.allowance(SHOP, conversation(1), 6) == FREE
+    messages.note(SHOP, conversation(1), begun(100, fragments=6, ahead=1_000), 0.0)
+    assert messages.allowance(SHOP, conversation(1), 6) == CURRENT
+
+
+def test_the_next_message_of_a_conversation_waits_for_its_turn_like_others(messages: UnfinishedMessages) -> None:
+    fill(messages)
+    messages.note(MALLORY, conversation(0), begun(200, fragments=6, number=1), 0.0)
+    assert messages.allowance(MALLORY, conversation(0), 6) == NOTHING
+    assert messages.allowance(MALLORY, conversation(1), 6) == CURRENT
+
+
+def test_several_shares_divide_the_quota() -> None:
+    messages = UnfinishedMessages(LIMITS, shares=2)
+    messages.note(SHOP, conversation(1), begun(ahead=500), 0.0)
+    assert messages.allowance(SHOP, conversation(1), 6) == CURRENT
+
+
+def test_what_is_idle_is_found(messages: UnfinishedMessages) -> None:
+    messages.note(SHOP, conversation(1), begun(100, fragments=6), 0.0)
+    messages.note(SHOP, conversation(2), begun(100, fragments=6), 1_000.0)
+    assert messages.idle(3_599.0) == []
+    assert messages.idle(3_600.0) == [conversation(1)]
+    messages.note(SHOP, conversation(1), begun(200, fragments=6), 3_600.0)
+    assert messages.idle(4_600.0) == [conversation(2)]
+
+
+def test_of_a_peer_that_has_used_up_its_quota_it_is_found_sooner(messages: UnfinishedMessages) -> None:
+    fill(messages)
+    messages.note(SHOP, conversation(20), begun(100, fragments=6), 0.0)
+    messages.note(MALLORY, conversation(5), begun(200, fragments=6), 200.0)
+    assert messages.idle(299.0) == []
+    assert messages.idle(300.0) == [conversation(number) for number in range(10) if number != 5]
+
+
+def test_when_to_look(messages: UnfinishedMessages) -> None:
+    assert (messages.wake_at, messages.is_due(10.0**9)) == (NEVER, False)
+    messages.note(SHOP, conversation(1), begun(100, fragments=6), 100.0)
+    messages.note(SHOP, conversation(2), begun(100, fragments=6), 120.0)
+    assert messages.wake_at == 100.0 + LOOK_S
+    assert not messages.is_due(129.0)
+    assert messages.is_due(130.0)
+    assert messages.wake_at == 130.0 + LOOK_S
+    assert messages.quiet(130.0) == [conversation(1)]
+    messages.forget(conversation(1))
+    messages.forget(conversation(2))
+    messages.forget(conversation(3))
+    assert messages.wake_at == NEVER
+
+
+def test_a_start_begins_with_what_is_stored(messages: UnfinishedMessages) -> None:
+    rows = [Stored(conversation(number), MALLORY, begun(200, fragments=6), float(number)) for number in range(10)]
+    messages.load(rows, 1_000.0)
+    assert messages.owner(conversation(3)) == MALLORY
+    assert messages.owner(conversation(30)) is None
+    allowances = [messages.allowance(MALLORY, conversation(number), 6) for number in range(10)]
+    assert allowances == [NOTHING] * 9 + [CURRENT]
+    assert messages.idle(1_299.0) == [conversation(number) for number in (9, 8, 7, 6, 5, 4, 3, 2, 1)]
+
+
+steps = st.tuples(
+    st.sampled_from((SHOP, MALLORY)), st.integers(0, 9), st.integers(0, 20), st.integers(0, 300), st.integers(0, 300)
+)
+
+
+@given(st.lists(steps, max_size=60))
+def test_the_accounts_are_the_sum_of_what_is_kept(taken: list[tuple[str, int, int, int, int]]) -> None:
+    messages, kept = UnfinishedMessages(LIMITS), {}
+    for now, (owner, number, fragments, current, ahead) in enumerate(taken):
+        handle = conversation(number)
+        one = begun(current if fragments else 0, fragments=fragments if current else 0, ahead=ahead, number=now // 20)
+        messages.note(owner, handle, one, float(now))
+        kept.pop(handle, None)
+        if one.current or one.ahead:
+            kept[handle] = owner, one
+        assert {handle for handle in map(conversation, range(10)) if handle in messages} == set(kept)
+        shared, reserved, waiting = defaultdict(int), defaultdict(int), defaultdict(int)
+        for place, (whose, begins) in kept.items():
+            is_reserved = messages._conversations[place].is_reserved
+            shared[whose] += begins.ahead + (0 if is_reserved else begins.current)
+            reserved[whose] += begins.declared if is_reserved else 0
+            waiting[whose] += not is_reserved and begins.declared > 0
+        accounts = {whose: (a.shared, a.reserved, len(a.waiting)) for whose, a in messages._accounts.items()}
+        assert accounts == {whose: (shared[whose], reserved[whose], waiting[whose]) for whose, _ in kept.values()}
+        assert all(waiting[whose] == 0 or reserved[whose] > 0 for whose in accounts)
