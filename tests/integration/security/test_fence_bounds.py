@@ -10,14 +10,16 @@ from uuid import UUID
 import psycopg
 import pytest
 from psycopg.sql import SQL
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
+from servicebroker.dashboard import Dashboard
 from servicebroker.store.clamped_times import EARLIEST, LATEST
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.sql_verbs import COUNTED_AT_MOST, ERROR_KEPT, MAXIMUM_FAILURES
-from support import as_role, let_in, query
+from support import as_role, far_handle, let_in, query
 
 ROLE = "bounded"
 TIMES = ["infinity", "-infinity", "11533-01-01", "9999-12-31 23:59:59.999999+00", "1969-01-01", "4000-01-01 BC", None]
@@ -169,6 +171,48 @@ def test_commands_show_rows_with_impossible_times(spoiled: Fence, line: str) -> 
     assert result.exit_code in ((0, 1) if words[0] == "doctor" else (0,)), result.output
     if words[:2] == ["poison", "list"] or "--json" in words:
         assert "9999-12-31" in result.output
+
+
+@pytest.mark.parametrize("page", ["poison", "queues", "queue?database=Bounds&queue=dbo.Own", "conversations"])
+def test_pages_show_rows_with_impossible_times(spoiled: Fence, page: str) -> None:
+    dashboard = Dashboard([spoiled.database.instance.url], token=None)
+    try:
+        shown = TestClient(dashboard, base_url="http://127.0.0.1").get(f"/i/0/{page}")
+    finally:
+        dashboard.close()
+    assert shown.status_code == 200
+    assert "timestamp too" not in shown.text
+    if page == "poison":
+        assert "9999-12-31" in shown.text
+
+
+def test_a_reader_goes_on_after_an_impossible_time(fence: Fence) -> None:
+    """The policy is told of it, and it is stored again."""
+    database, seen = fence.database, list[tuple[int, datetime]]()
+
+    def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        raise ValueError("no")
+
+    def judge(failure: sb.Failure) -> sb.Verdict:
+        seen.append((failure.count, failure.first_failed_at))
+        return sb.Retry() if len(seen) == 1 else sb.SetAside()
+
+    database.create_queue("Read")
+    database.create_service("//read", "Read", ["DEFAULT"])
+    handle = database.begin_dialog("//read", "//read")
+    database.send(handle, sb.DEFAULT, b"x")
+    query(
+        database,
+        "insert into servicebroker.failed_messages (conversation_handle, queue_id, conversation_group_id, priority, "
+        "message_sequence_number, message_type_id, failures, first_failed_at, last_failed_at, first_error, last_error) "
+        "select conversation_handle, queue_id, conversation_group_id, priority, 0, 14, 4, 'infinity', now(), 'x', 'x' "
+        "from servicebroker.conversation_endpoints where conversation_handle = %s returning 1",
+        far_handle(database, handle),
+    )
+    assert database.process("Read", fail, poison=judge) == 2
+    assert seen == [(5, LATEST), (6, LATEST)]
+    ((kept,),) = query(database, "delete from servicebroker.set_aside_messages returning first_failed_at")
+    assert kept == LATEST
 
 
 def test_methods_return_rows_with_impossible_times(spoiled: Fence) -> None:
