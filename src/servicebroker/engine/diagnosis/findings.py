@@ -18,8 +18,8 @@ from servicebroker.model.certificates import Facts as CertificateFacts
 from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
 from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
 from servicebroker.model.wording import counted
-from servicebroker.store.lock_functions import COMMAND, LockRights
 from servicebroker.protocol.limits import LIMITS
+from servicebroker.store.lock_functions import COMMAND, LockRights
 
 RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
 LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
