@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -28,6 +27,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.event_instances import read_event
 from servicebroker.model.event_types import QUEUE_ACTIVATION
 from servicebroker.model.messages import Message
+from servicebroker.model.toml import parse_toml
 
 _log = logging.getLogger("servicebroker.activator")
 
@@ -59,8 +59,8 @@ def read_config(path: Path) -> Config:
         InstanceError: it cannot be read, or says something else than a configuration; the message says what.
     """
     try:
-        given = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        given = parse_toml(path.read_text())
+    except (OSError, ValueError) as problem:  # also what is not in UTF-8
         said = getattr(problem, "strerror", None) or problem
         raise InstanceError(f"The configuration '{path}' cannot be read: {said}.") from None
     where = f"The configuration '{path}'"

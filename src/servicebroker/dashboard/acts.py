@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -157,7 +158,7 @@ def _number(fields: Fields, name: str) -> int:
 
 
 def _whole(text: str, name: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise BrokerError(402, name, repr(text), "a number") from None
+    if not re.fullmatch(r"[-+]?[0-9]{1,18}", text.strip()):
+        shown = repr(text if len(text) <= 40 else text[:40] + "…")
+        raise BrokerError(402, name, shown, "a number of at most 18 digits")
+    return int(text)

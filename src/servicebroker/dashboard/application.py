@@ -18,6 +18,7 @@ import psycopg
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
@@ -58,6 +59,15 @@ _PAGES: dict[str, tuple[Callable[[Observed, pages.Asked], Callable[[Any], Any]],
     "audit": (pages.audit, "Audit"),
 }
 _NEEDED = {"queue": ("database", "queue"), "conversation": ("handle",)}
+
+
+class _PlaceConvertor(IntegerConvertor):
+    """A place in a list, in a path: a path with more digits than Python reads is none of ours."""
+
+    regex = "[0-9]{1,6}"
+
+
+register_url_convertor("place", _PlaceConvertor())
 
 
 class Notice(NamedTuple):
@@ -104,9 +114,9 @@ class Dashboard:
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
             Route("/pipelines", self._pipelines),
-            Route("/pipelines/{pipeline:int}/replay", self._replay, methods=["POST"]),
-            Route("/i/{instance:int}/act/{act}", self._act, methods=["POST"]),
-            Route("/i/{instance:int}/{page}", self._page),
+            Route("/pipelines/{pipeline:place}/replay", self._replay, methods=["POST"]),
+            Route("/i/{instance:place}/act/{act}", self._act, methods=["POST"]),
+            Route("/i/{instance:place}/{page}", self._page),
             Mount("/static", StaticFiles(packages=[("servicebroker.dashboard", "static")])),
         ]
         self._door = Door(Starlette(routes=routes, lifespan=self._lifespan), self._sessions, hosts)

@@ -133,7 +133,7 @@ def read(given: object) -> Application:
         return given if isinstance(given, Application) else msgspec.convert(given, Application)
     except OSError as problem:
         raise InstanceError(f"{where} cannot be read: {problem.strerror}.") from None
-    except (msgspec.MsgspecError, ValueError) as problem:  # also of names that no file has
+    except (msgspec.MsgspecError, ValueError, RecursionError) as problem:  # also of names that no file has
         raise InstanceError(f"{where} cannot be used: {problem}.") from None
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.toml import parse_toml
 from servicebroker.pipeline.decoding import FORMATS, UTF_8, Column
 from servicebroker.pipeline.decoding.columns import check_kind, digits
 from servicebroker.pipeline.definition import (
@@ -61,7 +61,7 @@ def read_pipeline(path: Path) -> Pipeline:
     except DefinitionError as problem:
         line = line_of(text, problem.place)
         raise InstanceError(f"{path}:{line}: {_way(problem.place)}{problem}.") from None
-    except tomllib.TOMLDecodeError as problem:
+    except ValueError as problem:
         raise InstanceError(f"{path}: {problem}.") from None
 
 
@@ -69,10 +69,10 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
     """The pipeline that a text describes, with paths relative to `folder`.
 
     Raises:
-        tomllib.TOMLDecodeError: it is no TOML.
+        ValueError: it is no TOML.
         DefinitionError: it describes no pipeline.
     """
-    document = Table(tomllib.loads(text))
+    document = Table(parse_toml(text))
     head = document.table("pipeline")
     pipeline: dict[str, Any] = {
         "name": head.text("name"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from math import isfinite, isinf
 from typing import Any
 from uuid import UUID
 
@@ -177,7 +178,10 @@ def _to_bytes(value: object, source: SqlType | None) -> bytes:
         return value.bytes_le
     if isinstance(value, int):
         size = _SIZES.get(source.name if source else "int", 4)
-        return int(value).to_bytes(size, "big", signed=size > 1)
+        try:
+            return int(value).to_bytes(size, "big", signed=size > 1)
+        except OverflowError:
+            raise _too_large("varbinary") from None
     raise _clash(source, "varbinary")
 
 
@@ -207,6 +211,8 @@ def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
         size = _SIZES[target.name]
         number = int.from_bytes(bytes(value)[-size:].rjust(size, b"\0"), "big", signed=size > 1)
     elif isinstance(value, int | float | Decimal):
+        if isinstance(value, float) and not isfinite(value):
+            raise _overflow(value, source, target)
         number = int(value)
     elif isinstance(value, datetime):
         number = round((value - _BASE) / timedelta(days=1))
@@ -228,10 +234,14 @@ def _overflow(value: object, source: SqlType | None, target: SqlType) -> TsqlErr
             248 if name == "int" else 244,
             f"The conversion of the {of} value '{value[:60]}' overflowed an {kind} column.{more}",
         )
-    if isinstance(value, float):
+    if isinstance(value, float) and isfinite(value):
         return TsqlError(232, f"Arithmetic overflow error for type {name}, value = {value:.6f}.")
     if isinstance(value, int) and name in ("tinyint", "smallint"):
         return TsqlError(220, f"Arithmetic overflow error for data type {name}, value = {value}.", state=2)
+    return _too_large(name)
+
+
+def _too_large(name: str) -> TsqlError:
     return TsqlError(8115, f"Arithmetic overflow error converting expression to data type {name}.", state=2)
 
 
@@ -283,8 +293,9 @@ def _to_money(value: object, source: SqlType | None, target: SqlType) -> Decimal
         value = written[1] + (written[2].replace(",", "") or "0")
     number = _number(value, source, target)
     low, high = number_bounds.MONEY[target.name]
-    if not number.is_finite() or not low <= (rounded := _at_scale(number, 4)) <= high:
-        raise TsqlError(8115, f"Arithmetic overflow error converting expression to data type {target.name}.", state=2)
+    is_near = number.is_finite() and low - 1 <= number <= high + 1  # what has more digits cannot be rounded
+    if not is_near or not low <= (rounded := _at_scale(number, 4)) <= high:
+        raise _too_large(target.name)
     return rounded
 
 
@@ -294,9 +305,14 @@ def _to_float(value: object, source: SqlType | None, target: SqlType) -> float:
         if not _WRITTEN_FLOAT.fullmatch(value):
             raise _not_converted(source, target.name)
     try:
-        return float(value)  # type: ignore[arg-type]
+        made = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise _too_large(target.name) from None
     except (TypeError, ValueError):
         raise _not_converted(source, target.name) from None
+    if isinf(made) and not (isinstance(value, float) and isinf(value)):
+        raise _too_large(target.name)
+    return made
 
 
 def _to_identifier(value: object, source: SqlType | None, target: SqlType) -> UUID:
@@ -319,9 +335,7 @@ def _to_time(value: object, source: SqlType | None, target: SqlType) -> object:
         made = _read_time(value.strip(), target)
     elif isinstance(value, int | float | Decimal) and target.name in _OLD:
         if not -53690 <= value < 2958464:
-            raise TsqlError(
-                8115, f"Arithmetic overflow error converting expression to data type {target.name}.", state=2
-            )
+            raise _too_large(target.name)
         made = _BASE + timedelta(days=float(value))
     else:
         raise _clash(source, target.name)

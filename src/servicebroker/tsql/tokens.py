@@ -97,7 +97,7 @@ def tokenize(source: str) -> Tokens:
     return _batch(source, lines, 0, separate=False)[0]
 
 
-_GO = re.compile(r"[ \t]*+(\d++)?+[ \t]*+;?+[ \t]*+(?:--[^\n]*+)?+\r?+(?:\n|\Z)")
+_GO = re.compile(r"[ \t]*+([0-9]{1,9}+)?+[ \t]*+;?+[ \t]*+(?:--[^\n]*+)?+\r?+(?:\n|\Z)")
 
 
 def _batch(source: str, lines: list[int], place: int, *, separate: bool = True) -> tuple[Tokens, int, int]:

@@ -136,7 +136,10 @@ GOOD = "database = 'D'\nqueue = 'Q'\n[[program]]\ndatabase = 'D'\nqueue = 'W'\nc
         (GOOD.replace("['x']", "'x'"), "no command"),
         (GOOD + GOOD[GOOD.index("[[") :], "two programs"),
         (GOOD + "schema = 3\n", "schema"),
+        (GOOD + f"max = {'9' * 5000}\n", "a number has too many digits"),
+        (GOOD + f"max = {'[' * 100_000}\n", "it is nested too deeply"),
     ],
+    ids=lambda value: value[-30:],
 )
 def test_a_wrong_configuration_is_said(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "c.toml").write_text(text)

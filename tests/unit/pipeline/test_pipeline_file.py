@@ -160,6 +160,17 @@ def test_what_is_wrong_is_said_with_its_line(write, old, new, line, complaint):
     assert str(refused.value).startswith(f"{path}:{line}: ") or "[queue]" in new
 
 
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [("9" * 5000, "a number has too many digits"), ("[" * 100_000, "it is nested too deeply")],
+    ids=["digits", "depth"],
+)
+def test_what_python_does_not_read_is_no_pipeline(write, value, complaint):
+    path = write(f"{WHOLE}\n[other]\nn = {value}\n")
+    with pytest.raises(InstanceError, match=complaint):
+        read_pipeline(path)
+
+
 @pytest.mark.parametrize("name", ["utf-8", "UTF-8", "utf8", "UTF_8"])
 def test_utf_8_may_be_said_where_there_is_no_other(write, name):
     path = write(WHOLE.replace('format = "json"', f'format = "json"\nencoding = "{name}"', 1))

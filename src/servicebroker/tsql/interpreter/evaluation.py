@@ -73,8 +73,6 @@ def operand_value(machine: Machine, given: Operand) -> Value:
             return Value(machine.frame.value_of(name), machine.frame.types[name])
         case Constant(None):
             return Value(None, None)
-        case Constant(int() as value):
-            return Value(value, INT)
         case Constant(value):
             return Value(value, type_of(value))
         case Name():

@@ -18,7 +18,8 @@ _LOG = logging.getLogger("servicebroker.tsql")
 _LONGEST = 4000  # characters of PRINT
 _LONGEST_ERROR = 2047
 _PLACE = re.compile(
-    r"%(?P<flags>[-+ 0#]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d+))?(?:h|l|I64)?(?P<kind>[diosuxXsS%])"
+    r"%(?P<flags>[-+ 0#]*)(?P<width>\*|[0-9]{1,9})?(?:\.(?P<precision>\*|[0-9]{1,9}))?(?:h|l|I64)?"
+    r"(?P<kind>[diosuxXsS%])"
 )
 
 
@@ -116,10 +117,11 @@ def formatted(text: str, values: list[Value]) -> str:
 
 
 def _star(said: str | None, left: list[Value]) -> int | None:
+    """A width or a precision, at most as long as the text of an error can be."""
     if said == "*":
         value = left.pop(0).value if left else 0
-        return value if isinstance(value, int) else 0
-    return None if said is None else int(said)
+        return min(value, _LONGEST_ERROR) if isinstance(value, int) else 0
+    return None if said is None else min(int(said), _LONGEST_ERROR)
 
 
 def _integer(value: int, kind: str, flags: str, precision: int | None) -> str:

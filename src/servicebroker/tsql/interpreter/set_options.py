@@ -10,6 +10,7 @@ from servicebroker.tsql.parser.grammar import SET_OPTIONS
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.syntax import Expression, SetOption
 from servicebroker.tsql.types import INT, SqlType
+from servicebroker.tsql.whole_numbers import is_whole, whole_number
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -123,7 +124,7 @@ def _check_one(option: str, value: str, statement: SetOption) -> None:
 
 
 def _number(value: str, least: int) -> int:
-    number = int(value) if value.lstrip("-").isdecimal() else None
+    number = whole_number(value) if is_whole(value) else None
     if number is None or number < least or number > 2**31 - 1:
         raise syntax_error(value, 0)
     return number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from math import isinf
 from typing import NoReturn
 
 from servicebroker.tsql.parser.extent import expression_end
@@ -11,6 +12,7 @@ from servicebroker.tsql.parser.words import RESERVED
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Variable
 from servicebroker.tsql.tokens import NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens, string_value, tokenize, unquoted
+from servicebroker.tsql.whole_numbers import is_whole, whole_number
 
 MAXIMUM_PARTS = 4
 _TEMPLATE = re.compile(r"<([^<>,\n]+),[^<>\n]*>")  # name, type and value, as tools have them filled in
@@ -159,10 +161,10 @@ class Reader:
     def integer(self) -> int:
         """A number without a point."""
         text = self.tokens.text(self.at)
-        if self.tokens.kinds[self.at] != NUMBER or not text.isdecimal():
+        if self.tokens.kinds[self.at] != NUMBER or not is_whole(text):
             self.fail()
         self.at += 1
-        return int(text[:30])
+        return whole_number(text, self.tokens.line(self.at - 1))
 
     def constant(self) -> Constant:
         """A string, a number with or without a minus, or NULL."""
@@ -260,14 +262,29 @@ def name_in(text: str) -> Name:
 
 
 def number(text: str) -> int | Decimal | float | bytes:
-    """The value of a number literal: 0x... is binary, with an exponent a float, with a point a decimal."""
+    """The value of a number literal: 0x... is binary, with an exponent a float, with a point a decimal.
+
+    Raises:
+        TsqlError: 1007 a whole number of more than 38 digits, 168 a float that is too large.
+    """
     if text[:2] in ("0x", "0X"):
         digits = text[2:]
         return bytes.fromhex(digits if len(digits) % 2 == 0 else "0" + digits)
     if not text[0].isdigit() and text[0] != ".":  # a sign of a currency
         text = text[1:]
     if "e" in text or "E" in text:
-        return float(text)
+        return _float(text)
     if "." in text:
         return Decimal(text if text != "." else "0")
-    return int(text or "0") if len(text) < 40 else int(Decimal(text))
+    return whole_number(text or "0")
+
+
+def _float(text: str) -> float:
+    found = float(text)
+    if isinf(found):
+        raise TsqlError(
+            168,
+            f"The floating point value '{text[:40]}' is out of the range of computer representation (8 bytes).",
+            severity=15,
+        )
+    return found

@@ -29,6 +29,7 @@ from servicebroker.tsql.translation.text_writer import (
 )
 from servicebroker.tsql.translation.values.conversions import converted
 from servicebroker.tsql.types import INTEGERS, PADDED, ROWVERSIONS, SqlType, column_type, counting
+from servicebroker.tsql.whole_numbers import is_whole, whole_number
 
 _TABLE_WORDS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "INDEX", "PERIOD", "DEFAULT")
 
@@ -194,9 +195,9 @@ def _seed(reader: PieceReader) -> tuple[int, int]:
     if reader.word != "(":
         return 1, 1
     numbers = [each.text.replace(" ", "") for each in reader.inside().split()]
-    if len(numbers) != 2 or not all(number.lstrip("-+").isdigit() for number in numbers):
+    if len(numbers) != 2 or not all(is_whole(number) for number in numbers):
         raise syntax_error("IDENTITY", reader.piece.line())
-    start, step = (int(number) for number in numbers)
+    start, step = (whole_number(number) for number in numbers)
     if step == 0:
         raise TsqlError(1010, "Identity increment must not be zero.")
     return start, step

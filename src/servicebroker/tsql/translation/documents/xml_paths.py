@@ -34,6 +34,7 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
     parse,
 )
 from servicebroker.tsql.translation.text_writer import Writer, kind_of, refused
+from servicebroker.tsql.whole_numbers import is_whole, whole_number
 
 _SIGNS = {"=": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _BINARIES = frozenset({"xs:hexBinary", "xs:base64Binary"})  # a variable's bytes are written so, not read
@@ -161,8 +162,8 @@ def _place(predicate: Expression) -> int:
     match predicate:
         case Call("last", ()):
             return -1
-        case Literal(text, True) if text.isdigit() and int(text) > 0:
-            return int(text) - 1
+        case Literal(text, True) if is_whole(text) and (place := whole_number(text)) > 0:
+            return place - 1
     raise NotPlain
 
 

@@ -37,6 +37,7 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
     Test,
 )
 from servicebroker.tsql.translation.text_writer import Sql, Writer, kind_of, refused, string, write_value
+from servicebroker.tsql.whole_numbers import is_whole, whole_number
 
 NOTHING = "'[]'::jsonb"
 _SIGNS = frozenset(COMPARISONS.values())
@@ -263,8 +264,8 @@ class Compiler:
 
     def _filtered(self, items: str, predicate: Expression, within: Within) -> str:
         match predicate:
-            case Literal(text, True) if text.isdigit() and int(text) > 0:
-                return f"tsql.xq_of(({items}) -> {int(text) - 1})"
+            case Literal(text, True) if is_whole(text) and (place := whole_number(text)) > 0:
+                return f"tsql.xq_of(({items}) -> {place - 1})"
             case Call("last", ()):
                 return f"tsql.xq_of(({items}) -> -1)"
         one = self._alias()

@@ -17,6 +17,7 @@ from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, refused, string
 from servicebroker.tsql.types import column_type, counting, parse_type
+from servicebroker.tsql.whole_numbers import is_whole, whole_number
 
 TEMPORARY = 'pg_temp."{}"'  # where a temporary table stands that the session has not named
 
@@ -135,9 +136,9 @@ def _counted(node: exp.Expression) -> tuple[_Counted | None, exp.Expression]:
     call, alias = _identity(node.expressions[places[0]]), node.expressions[places[0]].alias
     assert call is not None
     of, *numbers = (each.sql("tsql") for each in call.expressions)
-    if not alias or len(numbers) not in (0, 2) or not all(each.lstrip("-").isdigit() for each in numbers):
+    if not alias or len(numbers) not in (0, 2) or not all(is_whole(each) for each in numbers):
         raise TsqlError(177, "The IDENTITY function can only be used when the SELECT statement has an INTO clause.")
-    start, step = (int(each) for each in numbers) if numbers else (1, 1)
+    start, step = (whole_number(each) for each in numbers) if numbers else (1, 1)
     rest = node.copy()
     others = [each for place, each in enumerate(rest.expressions) if place != places[0]]
     rest.set("expressions", others or [exp.alias_(exp.Literal.number(start), alias)])

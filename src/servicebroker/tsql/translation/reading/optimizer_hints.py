@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from servicebroker.tsql.parser.words import words
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import Tokens, closing_place
+from servicebroker.tsql.whole_numbers import is_whole, whole_number
 
 # the first words of what OPTION may say
 _OPTIONS = words(
@@ -19,6 +20,7 @@ HINTS = words(
     "HOLDLOCK NOEXPAND NOLOCK NOWAIT PAGLOCK READCOMMITTED READCOMMITTEDLOCK READPAST READUNCOMMITTED REPEATABLEREAD "
     "ROWLOCK SERIALIZABLE TABLOCK TABLOCKX UPDLOCK XLOCK"
 )
+
 _BEHIND_HINT = HINTS | {")", ","}
 _WITH_ARGUMENTS = words("INDEX FORCESEEK FASTFIRSTROW SPATIAL_WINDOW_MAX_CELLS")
 HIGHEST = 32_767  # levels that MAXRECURSION may say
@@ -64,8 +66,8 @@ def most_levels(tokens: Tokens) -> int:
         TsqlError: 310 that is more than may be said.
     """
     for at, word in enumerate(tokens.words[:-1]):
-        if word == "MAXRECURSION" and tokens.text(at + 1).isdecimal():
-            said = int(tokens.text(at + 1))
+        if word == "MAXRECURSION" and is_whole(tokens.text(at + 1)):
+            said = whole_number(tokens.text(at + 1))
             if said > HIGHEST:
                 raise TsqlError(
                     310,

@@ -18,6 +18,7 @@ from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.rows.outputs import Outputs, into, outputs_of, returning
 from servicebroker.tsql.translation.rows.targets import counted_on, into_column, into_column_alone
 from servicebroker.tsql.translation.text_writer import Source, Sql, Writer, identifier, label, refused, write_value
+from servicebroker.tsql.whole_numbers import is_whole, whole_number
 
 _SOURCES = ("VALUES", "SELECT", "DEFAULT", "EXEC", "EXECUTE", "WITH")
 
@@ -231,7 +232,7 @@ def _most(writer: Writer, top: Top | None) -> int | None:
     if top is None:
         return writer.scope.most or None
     said = rows_taken(writer, top, "")
-    return int(said) if said.isdigit() else None
+    return whole_number(said) if is_whole(said) else None
 
 
 def _returned(

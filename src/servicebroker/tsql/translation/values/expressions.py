@@ -42,6 +42,7 @@ from servicebroker.tsql.types import (
     SqlType,
     postgres_type,
 )
+from servicebroker.tsql.whole_numbers import whole_number
 
 CONDITION = SqlType("boolean")  # of no value
 ONE = Sql("1", INT)
@@ -57,7 +58,7 @@ def _literal(writer: Writer, node: exp.Literal) -> Sql:
     if "." in digits:
         whole, fraction = digits.split(".")
         return Sql(digits, SqlType("decimal", None, max(1, len(whole.lstrip("0") + fraction)), len(fraction)))
-    if int(digits) < 2**31:
+    if whole_number(digits) < 2**31:
         return Sql(digits, INT)
     return Sql(f"{digits}::numeric", SqlType("decimal", None, min(38, len(digits)), 0))
 

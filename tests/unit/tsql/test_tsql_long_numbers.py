@@ -1,0 +1,106 @@
+"""Numbers of a script that are longer than Python reads (4,300 digits), or whose digits are of another script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from servicebroker.tsql.check import check
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.parser.token_reader import number
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.tokens import batches
+from servicebroker.tsql.types import NVARCHAR, parse_type
+from servicebroker.tsql.whole_numbers import MAXIMUM_DIGITS, is_whole, whole_number
+
+GRAMMAR = Path(__file__).parents[2] / "grammar"
+LONG = "9" * 5000
+FORMS = {
+    "whole": LONG,
+    "decimal": f"{LONG}.5",
+    "fraction": f"0.{LONG}",
+    "float": f"1e{LONG}",
+    "binary": f"0x{LONG}F",
+    "signs": "-+5",
+    "arabic": "\u0663",
+    "superscript": "\u00b2",
+}
+
+
+def with_another_number(form: str) -> Iterator[str]:
+    """The sentences of the whole grammar, each number in turn as another one."""
+    for file in sorted(GRAMMAR.glob("*.sql")):
+        for batch in batches(file.read_text()):
+            tokens = batch.tokens
+            text = tokens.source[tokens.starts[0] : tokens.ends[-2]]
+            for found in re.finditer(r"(?<![\w.#@$])\d+(?!\w)", text):
+                yield text[: found.start()] + form + text[found.end() :]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_number_of_the_grammar_ends_the_reader(form: str) -> None:
+    """`tsql check` parses and translates; what cannot be read is an error of the statement, not of Python."""
+    count = 0
+    for text in with_another_number(FORMS[form]):
+        count += 1
+        for found in check(text):
+            assert found.statement
+    assert count > 1000
+
+
+def test_a_whole_number_has_38_digits() -> None:
+    most = "9" * MAXIMUM_DIGITS
+    assert whole_number(most) == int(most)
+    assert whole_number(f"-000{most}") == -int(most)
+    for text in (f"9{most}", f"-9{most}", LONG, "1" + "0" * 4400):
+        with pytest.raises(TsqlError, match="maximum precision 38") as refused:
+            whole_number(text, 7)
+        assert (refused.value.number, refused.value.severity, refused.value.line) == (1007, 15, 7)
+    assert whole_number("0" * 5000 + "7") == 7
+
+
+@pytest.mark.parametrize("text", ["", "-", "+", "--5", "-+5", "5-", "1_000", " 5", "\u0663", "\u00b2", "1.5", "1e5"])
+def test_what_is_no_whole_number(text: str) -> None:
+    assert not is_whole(text)
+
+
+@pytest.mark.parametrize(("text", "refusal"), [(LONG, 1007), ("1e400", 168), (f"1e{LONG}", 168)])
+def test_a_literal_that_is_too_large(text: str, refusal: int) -> None:
+    with pytest.raises(TsqlError) as refused:
+        number(text)
+    assert refused.value.number == refusal
+    assert len(refused.value.text) < 200
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "refusal"),
+    [
+        (LONG, "int", 248),
+        (LONG, "bigint", 8115),
+        (LONG, "decimal(38, 0)", 8115),
+        (LONG, "money", 8115),
+        (LONG, "smallmoney", 8115),
+        (f"-{LONG}", "money", 8115),
+        (LONG, "float", 8115),
+        (LONG, "real", 8115),
+        (f"1e{LONG}", "float", 8115),
+        (LONG, "bit", 248),
+        (LONG, "datetime", 241),
+        (LONG, "time", 241),
+        (LONG, "uniqueidentifier", 8169),
+        (1e300, "int", 232),
+        (1e300, "money", 8115),
+        (1e300, "decimal(38, 0)", 8115),
+        (1e300, "datetime", 8115),
+        (float("inf"), "int", 8115),
+        (float("inf"), "datetime", 8115),
+        (10**30, "varbinary(8)", 8115),
+    ],
+)
+def test_a_value_that_does_not_fit(value: object, target: str, refusal: int) -> None:
+    with pytest.raises(TsqlError) as refused:
+        convert(value, NVARCHAR if isinstance(value, str) else None, parse_type(target))
+    assert refused.value.number == refusal
