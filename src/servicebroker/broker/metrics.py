@@ -5,7 +5,6 @@ One registry. What the daemon counts is told where it is logged (broker/journal.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator
 
@@ -170,7 +169,8 @@ class StoredCounters(Collector):
             with connect(self._url) as connection:
                 found = run(connection, counters())
         except (InstanceError, psycopg.Error) as problem:
-            _log.warning("The metrics cannot be read: %s", one_line(problem))
+            fields = {"event": "Metrics", "subclass": "Database"}  # the log counts them: whoever asks causes them
+            _log.warning("The metrics cannot be read: %s", one_line(problem), extra={"fields": fields})
         yield GaugeMetricFamily(PREFIX + "up", "1 when the instance's PostgreSQL answers.", value=bool(found))
         for counter in found:
             kind = CounterMetricFamily if counter.rises else GaugeMetricFamily
@@ -178,25 +178,6 @@ class StoredCounters(Collector):
             for labels, value in counter.values:
                 family.add_metric(labels, float(value))
             yield family
-
-
-@contextlib.contextmanager
-def served(url: str, host: str, port: int) -> Iterator[int]:
-    """Answer /metrics there as long as the block runs; yields the port, which is a free one for 0.
-
-    Raises:
-        InstanceError: nothing can listen there.
-    """
-    try:
-        server, thread = prometheus_client.start_http_server(port, host or "0.0.0.0", registry(url))
-    except OSError as problem:
-        raise InstanceError(f"The metrics cannot be served at {host}:{port}: {problem.strerror or problem}.") from None
-    try:
-        yield int(server.server_port)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def registry(url: str) -> prometheus_client.CollectorRegistry:

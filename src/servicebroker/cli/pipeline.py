@@ -17,6 +17,7 @@ from rich.text import Text
 
 from servicebroker.cli import stopping
 from servicebroker.cli.log import log_to_standard_error
+from servicebroker.cli.metrics_server import served
 from servicebroker.cli.options import JsonOption
 from servicebroker.cli.output import line, say, say_json
 from servicebroker.cli.tables import Listing, Terminal
@@ -68,7 +69,7 @@ def run(
         log_to_standard_error(as_json=as_json)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # of a Java that has ended we tell ourselves
     pipeline = _read(file)
-    from servicebroker.pipeline.metrics import Metrics, served
+    from servicebroker.pipeline.metrics import Metrics
     from servicebroker.pipeline.run import LOOK, Run, running
 
     over = threading.Event()
@@ -86,7 +87,7 @@ def run(
     found = Run([])
     try:
         with (
-            served(metrics, metrics_port, metrics_host),
+            nullcontext() if metrics_port is None else served(metrics.registry, metrics_host, metrics_port),
             console.status("Starting Spark") if shows else nullcontext() as live,
             running(pipeline, once=once, master=master) as found,
         ):

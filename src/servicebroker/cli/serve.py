@@ -19,12 +19,13 @@ from servicebroker.activation.output import captured
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.broker.daemon import Daemon
-from servicebroker.broker.metrics import count_event, served
+from servicebroker.broker.metrics import count_event, registry
 from servicebroker.broker.shares import are_many_cores
 from servicebroker.cli import stopping
 from servicebroker.cli.descriptors import raise_limit
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.log import log_to_standard_error
+from servicebroker.cli.metrics_server import served
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption, PatienceOption
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
@@ -137,7 +138,7 @@ def _measured(instance: Instance, metrics: str | None) -> Iterator[None]:
         return
     host, port = parse_address("--metrics", metrics)
     instance.events.subscribe(count_event)
-    with served(instance.url, host, port) as found:
+    with served(registry(instance.url), host, port) as found:
         _log.info("Metrics are served at http://%s:%s/metrics.", host or "0.0.0.0", found)
         yield
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.queue_run import QueueRun, State
 
 if TYPE_CHECKING:
@@ -63,27 +61,3 @@ class Metrics:
 
 def _is_up(run: QueueRun) -> float:
     return float(run.state is State.RUNS)
-
-
-@contextmanager
-def served(metrics: Metrics, port: int | None, host: str = "127.0.0.1") -> Iterator[None]:
-    """The metrics at http://host:port/metrics; nothing without a port.
-
-    Raises:
-        InstanceError: the port is taken.
-    """
-    if port is None:
-        yield
-        return
-    from prometheus_client import start_http_server
-
-    try:
-        server, thread = start_http_server(port, host, metrics.registry)
-    except OSError as problem:
-        raise InstanceError(f"The metrics cannot be served on {host}:{port}: {problem.strerror}.") from None
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

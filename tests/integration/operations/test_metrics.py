@@ -15,6 +15,7 @@ import servicebroker as sb
 from forked import Command, ran
 from remote_support import Wire
 from servicebroker.broker import journal, metrics
+from servicebroker.cli.metrics_server import served
 from servicebroker.model.events import ACTIVATION, QUEUE_DISABLED, Events
 from servicebroker.protocol.wire_errors import CorruptedMessage
 from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, eventually, refused, undone
@@ -112,9 +113,9 @@ def test_a_database_that_is_down_is_said_and_not_raised() -> None:
 def test_a_port_that_is_taken(fresh_database: sb.Database) -> None:
     url = fresh_database.instance.url
     with (
-        metrics.served(url, "127.0.0.1", 0) as port,
+        served(metrics.registry(url), "127.0.0.1", 0) as port,
         pytest.raises(sb.InstanceError, match="cannot be served"),
-        metrics.served(url, "127.0.0.1", port),
+        served(metrics.registry(url), "127.0.0.1", port),
     ):
         pass
 

@@ -1,0 +1,118 @@
+"""The HTTP server of /metrics: a scrape costs a thread and a connection to PostgreSQL, so there are only so many.
+
+A connection that has not asked anything holds one of a few places (protocol/admission.py); the oldest gives way. A
+request that has come whole is answered while its network has fewer than its share of scrapes, and with 503 otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.protocol.admission import Admission, Places, network_of
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+UNASKED = Places(in_all=16, of_network=8)  # connections whose request has not come whole
+SCRAPES = Places(in_all=16, of_network=4)  # that are answered at a time
+READ_TIMEOUT_S = 10.0
+
+_log = logging.getLogger("servicebroker.broker")
+
+
+@contextmanager
+def served(registry: CollectorRegistry, host: str, port: int) -> Iterator[int]:
+    """Answer /metrics there as long as the block runs; yields the port, which is a free one for 0.
+
+    Raises:
+        InstanceError: nothing can listen there.
+    """
+    from prometheus_client import make_wsgi_app
+
+    shown = host or "0.0.0.0"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(shown, port, type=socket.SOCK_STREAM)[0]
+        server = _Server(family, address)
+    except OSError as problem:
+        raise InstanceError(f"The metrics cannot be served at {host}:{port}: {problem.strerror or problem}.") from None
+    server.set_app(make_wsgi_app(registry))
+    thread = threading.Thread(target=server.serve_forever, name="servicebroker metrics", daemon=True)
+    thread.start()
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(WSGIRequestHandler):
+    """One request. Nothing is said of it on standard error."""
+
+    server: _Server
+    timeout = READ_TIMEOUT_S
+
+    def parse_request(self) -> bool:
+        """Read the head of the request, and see whether it is answered now."""
+        if not super().parse_request():
+            return False
+        if self.server.begin_scrape(self.connection):
+            return True
+        self.send_error(503, "Too many scrapes at once")
+        return False
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, family: socket.AddressFamily, address: Any) -> None:
+        self.address_family = family
+        self._unasked: Admission[socket.socket] = Admission(UNASKED)
+        self._scrapes: dict[socket.socket, str] = {}  # the network that each is from
+        self._lock = threading.Lock()
+        super().__init__(address[:2], _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Read the request in a thread."""
+        with self._lock:
+            displaced = self._unasked.expect(request, client_address[0], float("inf"))
+        if displaced is not None:
+            with suppress(OSError):  # it has gone
+                displaced.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def begin_scrape(self, request: socket.socket) -> bool:
+        """Count a request that has come whole; False where too many are answered now."""
+        with suppress(OSError), self._lock:
+            network = network_of(request.getpeername()[0])
+            self._unasked.leave(request)
+            of_networks = Counter(self._scrapes.values())
+            if of_networks.total() < SCRAPES.in_all and of_networks[network] < SCRAPES.of_network:
+                self._scrapes[request] = network
+                return True
+        return False
+
+    def shutdown_request(self, request: Any) -> None:
+        """The request is over."""
+        with self._lock:
+            self._unasked.leave(request)
+            self._scrapes.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A scrape has failed: mostly the other side has gone, or says nothing. The log counts those."""
+        fields = {"event": "Metrics", "subclass": "Scrape", "peer": f"{client_address[0]}:"}
+        _log.info("A scrape from %s has failed.", client_address[0], extra={"fields": fields})

@@ -1,0 +1,103 @@
+"""The server of /metrics, while strangers hold connections to it or ask all the time."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from urllib.error import HTTPError
+
+import prometheus_client
+import pytest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from servicebroker.cli import metrics_server
+from servicebroker.cli.metrics_server import served
+from support import eventually
+
+
+class Held(Collector):
+    """A metric that is looked up as long as `is_held`."""
+
+    def __init__(self) -> None:
+        self.is_held = threading.Event()
+        self.is_held.set()
+        self.asked = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.asked += 1
+        self.is_held.wait(20)
+        yield GaugeMetricFamily("up", "1", value=1)
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def port(held: Held) -> Iterator[int]:
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(held)
+    held.asked = 0
+    with served(registry, "127.0.0.1", 0) as found:
+        yield found
+        held.is_held.set()
+
+
+def ask(port: int) -> int:
+    """The status of the answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            assert b"up 1.0" in answer.read()
+            return int(answer.status)
+    except HTTPError as refused:
+        refused.close()
+        return refused.code
+
+
+def threads(before: int) -> Callable[[], bool]:
+    return lambda: threading.active_count() - before <= metrics_server.UNASKED.of_network
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\nx: "], ids=["nothing", "half a request"])
+def test_silent_connections_take_a_few_threads_and_keep_nobody_out(port: int, said: bytes) -> None:
+    before = threading.active_count()
+    with ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), 5))).sendall(said)
+        eventually(threads(before))
+        assert ask(port) == 200
+    eventually(lambda: threading.active_count() == before)
+
+
+def test_as_many_scrapes_are_answered_at_a_time_as_may_be(port: int, held: Held) -> None:
+    held.is_held.clear()
+    with ThreadPoolExecutor(12) as asking:
+        answers = [asking.submit(ask, port) for _ in range(12)]
+        eventually(lambda: sum(answer.done() for answer in answers) == 12 - metrics_server.SCRAPES.of_network)
+        assert held.asked == metrics_server.SCRAPES.of_network
+        held.is_held.set()
+        assert Counter(answer.result() for answer in answers) == {200: 4, 503: 8}
+    assert ask(port) == 200
+
+
+def test_who_resets_a_connection_writes_nothing_on_standard_error(
+    port: int, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = threading.active_count()
+    caplog.set_level("INFO")
+    for _ in range(20):
+        with closing(socket.create_connection(("127.0.0.1", port), 5)) as connected:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() is a reset
+            connected.sendall(b"GET /metrics HTTP/1.1\r\n")
+    eventually(lambda: threading.active_count() == before)
+    assert ask(port) == 200
+    assert capsys.readouterr().err == ""
+    assert {record.getMessage() for record in caplog.records} <= {"A scrape from 127.0.0.1 has failed."}
