@@ -298,7 +298,7 @@ class Stream(asyncio.Protocol):
         assert self._transport is not None
         event = "timeout" if why is Why.LATE else "newer connections"
         text = BrokerError(28029, event, self.phase).text
-        if why is Why.LATE:
+        if why is Why.LATE and self.phase is not Phase.CLOSED:
             self.shut(28029, text)
             return
         self._transport.abort()
@@ -489,7 +489,7 @@ class Stream(asyncio.Protocol):
                 self._let_it_read(self._transport)
             else:
                 self._transport.close()
-                self._loop.call_later(CLOSING_TIME, self._transport.abort)
+            self._loop.call_later(CLOSING_TIME, self._transport.abort)
         if is_refusal:
             journal.login(journal.AUDITED[closed.number], self.where, self._certificate, error)
             if self.address is None:

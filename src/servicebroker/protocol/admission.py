@@ -28,7 +28,6 @@ class Places(NamedTuple):
 
 class _Place(NamedTuple):
     network: str
-    entered: int  # counts entrances
     deadline: float
 
 
@@ -39,7 +38,7 @@ class Admission(Generic[Key]):
         self._places = places
         self._taken: dict[Key, _Place] = {}
         self._networks: dict[str, dict[Key, None]] = {}  # the oldest first
-        self._entered = 0
+        self._by_count: dict[int, dict[str, None]] = {}  # the networks that have so many places
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -54,9 +53,10 @@ class Admission(Generic[Key]):
         displaced = self._displaced(network)
         if displaced is not None:
             self.leave(displaced)
-        self._entered += 1
-        self._taken[key] = _Place(network, self._entered, deadline)
-        self._networks.setdefault(network, {})[key] = None
+        self._taken[key] = _Place(network, deadline)
+        of_network = self._networks.setdefault(network, {})
+        of_network[key] = None
+        self._sort(network, len(of_network) - 1, len(of_network))
         return displaced
 
     def leave(self, key: Key) -> None:
@@ -65,15 +65,16 @@ class Admission(Generic[Key]):
         if place is not None:
             of_network = self._networks[place.network]
             del of_network[key]
+            self._sort(place.network, len(of_network) + 1, len(of_network))
             if not of_network:
                 del self._networks[place.network]
 
     def oldest(self) -> Key | None:
         """Return the connection to close when descriptors run short: the oldest of the network with most places."""
-        if not self._networks:
+        if not self._by_count:
             return None
-        oldest = map(_first, self._networks.values())
-        return max(oldest, key=lambda key: (len(self._networks[self._taken[key].network]), -self._taken[key].entered))
+        network = next(iter(self._by_count[max(self._by_count)]))
+        return _first(self._networks[network])
 
     def overdue(self, now: float) -> list[Key]:
         """Return the connections whose step has taken too long."""
@@ -84,6 +85,15 @@ class Admission(Generic[Key]):
         if len(of_network) >= self._places.of_network:
             return _first(of_network)
         return self.oldest() if len(self._taken) >= self._places.in_all else None
+
+    def _sort(self, network: str, before: int, after: int) -> None:
+        """Note how many places a network has: among those with as many it is the last."""
+        if before:
+            del self._by_count[before][network]
+            if not self._by_count[before]:
+                del self._by_count[before]
+        if after:
+            self._by_count.setdefault(after, {})[network] = None
 
 
 def network_of(host: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
+
 import pytest
 
 from servicebroker.protocol.admission import Admission, Places, network_of
@@ -62,3 +65,27 @@ def test_each_step_has_its_deadline_and_the_place_its_age() -> None:
 )
 def test_the_network_of_an_address(host: str, network: str) -> None:
     assert network_of(host) == network
+
+
+def test_no_network_has_more_than_its_share_and_the_one_with_most_loses(seeded_random: Random) -> None:
+    places = Places(in_all=12, of_network=5)
+    admission: Admission[int] = Admission(places)
+    held: dict[int, str] = {}
+    for number in range(3_000):
+        if held and seeded_random.random() < 0.3:
+            left = seeded_random.choice(list(held))
+            admission.leave(left)
+            del held[left]
+            continue
+        host = f"10.0.0.{min(seeded_random.randrange(30), seeded_random.randrange(30))}"
+        before = Counter(held.values())
+        displaced = admission.expect(number, host, 1.0)
+        if displaced is not None:
+            network = held.pop(displaced)
+            is_full = before[host] == places.of_network
+            assert network == host if is_full else before[network] == max(before.values())
+        else:
+            assert len(held) < places.in_all
+        held[number] = host
+        assert len(admission) == len(held) <= places.in_all
+        assert max(Counter(held.values()).values()) <= places.of_network
