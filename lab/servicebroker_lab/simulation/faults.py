@@ -88,6 +88,7 @@ def draw_limits(random: Random) -> Limits:
         message_cost=10,
         kept_cost=30,
         unfinished_bytes=window,
+        unfinished_cost=50,
         unfinished_idle=80.0,
         unfinished_idle_full=70.0,
         ahead_messages=random.choice((3, 10, 1_000)),

@@ -557,12 +557,12 @@ class MemoryStore(Store):
             is_asked = handles is None or handle in handles
             if not kept or not is_asked or not self.division.has(one.conversation):
                 continue
-            current = kept.pop(one.next, None)
+            current, limits = kept.pop(one.next, None), tables.limits
             begun = Begun(
                 one.next,
-                0 if current is None else current.fragments * tables.limits.fragment_size,
-                0 if current is None else current.cost(tables.limits),
-                sum(early.cost(tables.limits) for early in kept.values()),
+                0 if current is None else current.fragments * limits.fragment_size,
+                0 if current is None else current.cost(limits) + limits.unfinished_cost,
+                sum(early.cost(limits) + limits.unfinished_cost for early in kept.values()),
             )
             found.append(Stored(handle, one.kept_owner, begun, 0.0))
         return found

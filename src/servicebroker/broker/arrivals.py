@@ -16,6 +16,7 @@ from servicebroker.broker import journal, metrics
 from servicebroker.broker.charges import Charges
 from servicebroker.broker.conversations import Conversations, Entry
 from servicebroker.broker.dialog_security import Denied, DialogSecurity
+from servicebroker.broker.inboxes import line_of
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.quotas import Quotas
 from servicebroker.broker.store_operations import Store
@@ -50,7 +51,7 @@ from servicebroker.protocol.on_its_way import BatchEvent, Storing
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
-KEPT_OF_LINK = 250  # of these
+KEPT_OF_PEER = 250  # of these, on all of its links
 MAX_TRACES = 10_000  # trace contexts that wait for the messages they came with
 MAX_TRACES_PER_CONVERSATION = 2_500  # of them; a peer may send what is never taken
 
@@ -92,7 +93,7 @@ class WaitingOpenings:
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
         self._kept: list[Came] = []
-        self._of_link: Counter[Link] = Counter()
+        self._of_peer: Counter[object] = Counter()
         self._bytes = 0
         self._again = Again()
 
@@ -105,9 +106,10 @@ class WaitingOpenings:
         """Whether there is room for it."""
         if len(self._kept) >= KEPT or self._bytes + len(came.body) > KEPT_BYTES:
             return False
-        if self._of_link[came.link] >= KEPT_OF_LINK:
+        peer = line_of(came.link)
+        if self._of_peer[peer] >= KEPT_OF_PEER:
             return False
-        self._of_link[came.link] += 1
+        self._of_peer[peer] += 1
         self._kept.append(came)
         self._bytes += len(came.body)
         return True
@@ -117,7 +119,7 @@ class WaitingOpenings:
         if not self._again.has_come(self._seconds()):
             return []
         taken, self._kept, self._bytes = self._kept, [], 0
-        self._of_link.clear()
+        self._of_peer.clear()
         return taken
 
     def hurry(self) -> None:

@@ -450,9 +450,11 @@ class Incoming:
         seen = self.seen
         if not seen.kept:
             return None
-        current = seen.kept.get(seen.next)
-        declared = 0 if current is None else current.fragments * self._limits.fragment_size
-        return Begun(seen.next, declared, seen.held - seen.ahead, seen.ahead)
+        current, each = seen.kept.get(seen.next), self._limits.unfinished_cost
+        if current is None:
+            return Begun(seen.next, 0, 0, seen.held + each * len(seen.kept))
+        declared, ahead = current.fragments * self._limits.fragment_size, seen.ahead
+        return Begun(seen.next, declared, seen.held - ahead + each, ahead + each * (len(seen.kept) - 1))
 
     def forget_kept(self) -> None:
         """What is kept was deleted.

@@ -356,7 +356,7 @@ def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(b
     kept = Batch(0, 0, [Keep(0, 0, 2, half), Keep(1, 0, 1, whole)])
     assert both.same(lambda store: store.store({one.handle: kept}, {one.handle: "shop"}).stored) == [one.handle]
     found = both.same(lambda store: [stored._replace(idle=0.0) for stored in store.unfinished()])
-    assert found == _plain([Stored(one.handle, "shop", Begun(0, 2 * LIMITS.fragment_size, 404, 404), 0.0)])
+    assert found == _plain([Stored(one.handle, "shop", Begun(0, 2 * LIMITS.fragment_size, 2_004, 2_004), 0.0)])
     both.same(lambda store: store.part({one.handle: Apart(False, "it differs")}))
     both.database.end_conversation(one.handle)
     both.tables.end(one)

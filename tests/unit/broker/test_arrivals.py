@@ -10,14 +10,21 @@ from uuid import UUID, uuid4
 import pytest
 
 from remote_support import Wire
-from servicebroker.broker.arrivals import MAX_TRACES, MAX_TRACES_PER_CONVERSATION, ArrivedTraces
+from servicebroker.broker.arrivals import (
+    KEPT_OF_PEER,
+    MAX_TRACES,
+    MAX_TRACES_PER_CONVERSATION,
+    ArrivedTraces,
+    Came,
+    WaitingOpenings,
+)
 from servicebroker.broker.conversations import CAPACITY
 from servicebroker.broker.departures import BUDGET
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.conversation.traces import Traced
 from servicebroker.protocol.dialog import Dialog
-from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
+from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode, parse
 from servicebroker.protocol.incoming import Batch, Deliver, Keep
 from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.limits import LIMITS
@@ -95,6 +102,15 @@ def test_no_more_conversations_wait_for_rows_than_have_room_in_memory() -> None:
     for one in senders:
         here.take([one], 1)
     assert [here.tables.endpoints[handle].conversation for handle in here.relay._settling._postponed] == senders[3:]
+
+
+def test_a_peer_with_many_links_has_no_more_openings_wait_than_with_one() -> None:
+    waiting = WaitingOpenings(lambda: 0.0)
+    body = _message(uuid4(), 0)
+    mallory = [Came(Wire(owner="certificate mallory"), parse(body), body, None, 0.0) for _ in range(2 * KEPT_OF_PEER)]
+    assert [waiting.keep(came) for came in mallory].count(True) == KEPT_OF_PEER
+    assert waiting.keep(mallory[0]._replace(link=Wire(owner="certificate shop")))
+    assert waiting.keep(mallory[0]._replace(link=Wire()))
 
 
 class Charged(Wire):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servicebroker.protocol.incoming import FREE, Allowance, Begun
+from servicebroker.protocol.envelope import Content, Part
+from servicebroker.protocol.incoming import FREE, Allowance, Begun, Incoming, Progress
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.unfinished import LOOK_S, Stored, UnfinishedMessages
@@ -141,6 +142,19 @@ def test_a_start_begins_with_what_is_stored(messages: UnfinishedMessages) -> Non
     allowances = [messages.allowance(MALLORY, conversation(number), 6) for number in range(10)]
     assert allowances == [NOTHING] * 9 + [CURRENT]
     assert messages.idle(1_299.0) == [conversation(number) for number in (9, 8, 7, 6, 5, 4, 3, 2, 1)]
+
+
+def test_each_message_that_is_kept_counts_for_its_memory_too() -> None:
+    limits = Limits(fragment_size=100)
+    into = Incoming(Progress(limits=limits))
+    assert into.begun is None
+    for number in (1, 2, 5):
+        into.arrived(number, 0, 1, Part("t", Content.DATA, b"x"))
+    each = limits.unfinished_cost + limits.kept_cost + limits.message_cost
+    assert into.begun == Begun(0, 0, 0, 3 * (each + 1))
+    for fragment in (0, 3):
+        into.arrived(0, fragment, 9, Part("t", Content.DATA, bytes(100)))
+    assert into.begun == Begun(0, 900, each + limits.message_cost + 200, 3 * (each + 1))
 
 
 steps = st.tuples(

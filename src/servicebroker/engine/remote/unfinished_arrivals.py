@@ -13,10 +13,13 @@ from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.unfinished import Stored
 from servicebroker.store.statements import Statement, Steps
 
-MOST_ROWS = 200_000  # that a summary counts: beside a queue that is off there may be any number
+MOST_ROWS = 100_000  # that a summary counts: beside a queue that is off there may be any number
 _ROWS = "servicebroker.arrived_fragments"
-# What a kept message counts for, as `incoming.Kept.cost` has it.
-_COST = f"{LIMITS.kept_cost} + {LIMITS.message_cost} * count(*) + sum(coalesce(octet_length(f.message_body), 0))"
+# What a kept message counts for, as `Incoming.begun` has it.
+_COST = (
+    f"{LIMITS.unfinished_cost + LIMITS.kept_cost} + {LIMITS.message_cost} * count(*) "
+    "+ sum(coalesce(octet_length(f.message_body), 0))"
+)
 
 
 def _messages(rows: str = _ROWS, condition: str = "") -> str:
