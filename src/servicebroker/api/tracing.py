@@ -5,22 +5,28 @@ process with a tracer provider that finds such contexts makes one of kind CONSUM
 with links to those of the others; it lives as long as the transaction and is the parent of what that sends.
 
 opentelemetry-api is not imported here: a process that has not imported it traces nothing.
+
+Samplers and span processors are the application's own, and run within our verbs. What they raise is told in the log,
+and changes nothing of what becomes of messages.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.messages import Message
-from servicebroker.model.wording import safe_text
+from servicebroker.model.reporting import report
+from servicebroker.model.wording import safe_text, told
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
 
+_LOG = logging.getLogger("servicebroker")
 _NAME = "servicebroker"
 _SYSTEM = {"messaging.system": "servicebroker"}
 _NO_SPAN = nullcontext()
@@ -29,15 +35,33 @@ _NO_SPAN = nullcontext()
 def _trace() -> Any:
     """The module opentelemetry.trace, where this process has it and a tracer provider is set."""
     trace = sys.modules.get("opentelemetry.trace")
-    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+    if trace is None:
         return None
-    return trace
+    with _unharmed():
+        none = trace.ProxyTracerProvider | trace.NoOpTracerProvider
+        return None if isinstance(trace.get_tracer_provider(), none) else trace
+    return None
+
+
+@contextlib.contextmanager
+def _unharmed() -> Iterator[None]:
+    """What the application's tracing raises in the block is told, and ends no verb."""
+    try:
+        yield
+    except Exception as problem:
+        report(_LOG, logging.WARNING, "messages are not traced: %s", told(problem))
 
 
 def begin_send(within: Span | None, message_type: str, many: int) -> Span | None:
     """The span of a SEND, when there is a sampled one above it: that of the caller, else `within`."""
     if "opentelemetry.trace" not in sys.modules or (trace := _trace()) is None:
         return None
+    with _unharmed():
+        return _begin_send(trace, within, message_type, many)
+    return None
+
+
+def _begin_send(trace: Any, within: Span | None, message_type: str, many: int) -> Span | None:
     parent = trace.get_current_span()
     if within is not None and parent.get_span_context().trace_id != within.get_span_context().trace_id:
         parent = within
@@ -66,7 +90,12 @@ def begin_receive(queue: str, messages: Sequence[Message], contexts: Sequence[by
     """The span of what becomes of these messages; None when they bring no contexts."""
     if not contexts or (trace := _trace()) is None:
         return None
-    found = list(dict.fromkeys(contexts))
+    with _unharmed():
+        return _begin_receive(trace, queue, messages, list(dict.fromkeys(contexts)))
+    return None
+
+
+def _begin_receive(trace: Any, queue: str, messages: Sequence[Message], found: Sequence[bytes]) -> Span:
     first, *others = (_unpacked(trace, context) for context in found)
     span: Span = trace.get_tracer(_NAME).start_span(
         f"process {queue}",
@@ -95,9 +124,11 @@ def current(span: Span | None) -> AbstractContextManager[object]:
 
 def fail(span: Span | None, problem: BaseException) -> None:
     """What the span stands for has failed."""
-    if span is not None:
-        with contextlib.suppress(Exception):  # the text of an exception may fail, and so may the application's exporter
-            span.record_exception(problem)
+    if span is None:
+        return
+    with contextlib.suppress(Exception):  # the text of an exception may fail, and so may the application's exporter
+        span.record_exception(problem)
+    with _unharmed():
         span.set_status(sys.modules["opentelemetry.trace"].StatusCode.ERROR, safe_text(problem))
 
 
@@ -105,7 +136,8 @@ def end(span: Span, problem: BaseException | None = None) -> None:
     """The span is over, with that problem."""
     if problem is not None:
         fail(span, problem)
-    span.end()
+    with _unharmed():
+        span.end()
 
 
 def packed(span: Span) -> bytes:

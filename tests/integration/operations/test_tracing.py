@@ -63,10 +63,18 @@ class Traced:
 
 
 class Failing(SpanProcessor):
-    """One that cannot."""
+    """One that cannot, when a span begins or when it ends."""
+
+    def __init__(self, at: str = "start") -> None:
+        self._at = at
 
     def on_start(self, span: object, parent_context: object = None) -> None:
-        raise ValueError("no")
+        if self._at == "start":
+            raise ValueError("no")
+
+    def on_end(self, span: object) -> None:
+        if self._at == "end":
+            raise ValueError("no")
 
 
 @pytest.fixture
@@ -174,6 +182,32 @@ def test_a_receive_whose_tracer_fails_returns_its_messages(
     trace.get_tracer_provider().add_span_processor(Failing())  # type: ignore[attr-defined]
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
     assert "are not traced" in caplog.text
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_a_processor_that_fails_costs_no_message(database: sb.Database, traced: Traced, at: str) -> None:
+    """A handler has run once and its work is committed; no queue is switched off, no connection is left open."""
+    done: list[bytes | None] = []
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(ORDER)
+    def order(tx: sb.Transaction, message: sb.Message) -> None:
+        done.append(message.message_body)
+
+    with traced.tracer.start_as_current_span("order"):
+        for number in range(7):
+            database.send(begin(database), ORDER, str(number))
+    trace.get_tracer_provider().add_span_processor(Failing(at))  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="no"), traced.tracer.start_as_current_span("the application's own"):
+        pass
+    for _ in range(5):
+        with database.transaction() as tx:
+            done += bodies(tx.receive(STOCK_QUEUE))
+            tx.send(begin(tx), ORDER, b"on")  # type: ignore[arg-type]
+    with database.working(worker):
+        eventually(lambda: len(done) == 12)
+    assert sorted(body for body in done if body != b"on") == [str(number).encode() for number in range(7)]
+    assert database.receive(STOCK_QUEUE) == []
 
 
 def test_a_refused_send_is_seen_and_leaves_nothing(database: sb.Database, traced: Traced) -> None:
