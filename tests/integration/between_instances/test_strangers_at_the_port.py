@@ -29,7 +29,9 @@ def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathF
         yield both
 
 
-@pytest.mark.parametrize("said", [b"", HANDSHAKE], ids=["nothing", "half a handshake"])
+@pytest.mark.parametrize(
+    "said", [pytest.param(b"", marks=pytest.mark.full), HANDSHAKE], ids=["nothing", "half a handshake"]
+)
 def test_half_open_connections_keep_no_peer_out(two: Two, said: bytes) -> None:
     east, before = two.east.daemon, len(two.east.daemon.lines)
     with strangers(two.east.port, 3_000, said):
