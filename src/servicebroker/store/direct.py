@@ -95,14 +95,15 @@ class PreparedStatements:
     def described_steps(self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]) -> PQGen[Result]:
         """The same, with the names of the columns and the number of rows; prepared at its second use.
 
-        Most texts of a long script come once.
+        Most texts of a long script come once. Times that Python cannot represent are an error here: they are values of
+        the application's.
         """
         result, transformer = yield from self._result_steps(connection, sql, parameters, is_rare=True)
         count = result.command_tuples or 0
         if result.status != ExecStatus.TUPLES_OK:
             return Result(None, [], count)
         columns = tuple((result.fname(n) or b"").decode(connection.info.encoding) for n in range(result.nfields))
-        return Result(columns, _load(connection, result, transformer), count)
+        return Result(columns, transformer.load_rows(0, result.ntuples, tuple), count)
 
     def before(self, connection: AnyConnection) -> PQGen[None]:
         """The protocol's steps of all that is to be done before the next statement."""
