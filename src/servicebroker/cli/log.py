@@ -14,7 +14,8 @@ import threading
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from servicebroker.cli.output import block, log_handler
+from servicebroker.cli import stopping
+from servicebroker.cli.output import block, errors_into, log_handler
 from servicebroker.model.wording import cleaned, counted
 
 AGAIN = 60.0  # seconds until the same is told again
@@ -27,7 +28,10 @@ _LONGEST_KIND = 100  # characters by which lines of libraries are alike
 
 
 def log_to_standard_error(*, as_json: bool) -> None:
-    """Say what the broker does, and what anybody else warns of."""
+    """Say what the broker does, and what anybody else warns of; `as_json`: nothing but JSON is written there.
+
+    Warnings of libraries are records of the log, and so is, as JSON, what the command says on standard error.
+    """
     handler = log_handler()
     handler.setFormatter(_Json() if as_json else Lines("{time} {level} {text}"))
     repeats = Repeats(handler)
@@ -35,6 +39,18 @@ def log_to_standard_error(*, as_json: bool) -> None:
     atexit.register(repeats.sum_up)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("servicebroker").setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    if as_json:
+        errors_into(logging.getLogger("servicebroker").error)
+        stopping.say_in_json()
+
+
+def say_errors_in_json() -> None:
+    """Say what goes to standard error as a log in JSON does, in a process that has no log."""
+    handler = log_handler()
+    handler.setFormatter(_Json())
+    logging.basicConfig(handlers=[handler], force=True)
+    errors_into(logging.getLogger("servicebroker").error)
 
 
 class Kind(NamedTuple):

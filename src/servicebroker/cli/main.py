@@ -1,4 +1,7 @@
-"""`servicebroker` and its commands. Exit code 0, 1 for an error said in one sentence, 2 for wrong usage."""
+"""`servicebroker` and its commands. Exit code 0, 1 for an error said in one sentence, 2 for wrong usage.
+
+All of them: docs/reference/cli.md, "Exit codes".
+"""
 
 from __future__ import annotations
 
@@ -229,7 +232,10 @@ def warnings_of_our_own() -> None:
 
 @contextmanager
 def said_in_one_sentence() -> Iterator[None]:
-    """What is expected to go wrong ends the program with one sentence and exit code 1, never a traceback."""
+    """What is expected to go wrong ends the program with one sentence, never a traceback.
+
+    The exit code is 1, or the one that the error names.
+    """
     try:
         yield
     except Exception as problem:
@@ -240,7 +246,7 @@ def said_in_one_sentence() -> Iterator[None]:
         if not isinstance(problem, ServiceBrokerError | OSError | Error):
             raise
         say(f"servicebroker: {_sentence(problem)}", error=True)
-        sys.exit(1)
+        sys.exit(getattr(problem, "exit_code", 1))
 
 
 def _sentence(problem: Exception) -> str:

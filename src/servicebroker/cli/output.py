@@ -7,7 +7,8 @@ as they are, they could move the cursor, set the clipboard, or look like a line 
    U+FFFD.
 2. Text of several lines goes through `say_block`, which indents every line after the first, unless a script of the
    operator has printed it.
-3. JSON escapes for itself (`say_json`). Only `say_document` writes text unchanged, and only where no terminal reads.
+3. JSON escapes for itself (`say_json`). Where standard error is a log in JSON (`errors_into`), each text that is said
+   there becomes one object of it. Only `say_document` writes text unchanged, and only where no terminal reads.
 
 `tables.py` is the same for what rich draws. The linter refuses print, typer.echo, sys.stdout, sys.stderr, rich.console
 and handlers of logging in all other modules (`banned-api` in pyproject.toml).
@@ -19,12 +20,22 @@ import logging
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 
 import typer
 
 from servicebroker.cli.texts import as_json_text
 from servicebroker.model.wording import cleaned
+
+
+class _StandardError:
+    """Where text for standard error goes: to the stream, or into a log whose lines are JSON."""
+
+    log: Callable[[str], None] | None = None
+
+
+_standard_error = _StandardError()
 
 HANGING = "  "  # begins each further line of a text from outside: no line of ours begins so where one could be forged
 
@@ -42,12 +53,24 @@ def block(text: str, *, hanging: str = HANGING) -> str:
 
 def say(*lines: object, error: bool = False) -> None:
     """Print each argument as one line; `error` prints on standard error."""
+    if error and _standard_error.log:
+        for one in lines:
+            _standard_error.log(line(one))
+        return
     typer.echo("\n".join(map(line, lines)), err=error)
 
 
 def say_block(text: str, *, hanging: str = HANGING, error: bool = False) -> None:
     """Print text of several lines, as `block` returns it."""
+    if error and _standard_error.log:
+        _standard_error.log(block(text, hanging=hanging))
+        return
     typer.echo(block(text, hanging=hanging), err=error)
+
+
+def errors_into(log: Callable[[str], None] | None) -> None:
+    """Give what is said on standard error to a log from now on: each line, and each text of several lines."""
+    _standard_error.log = log
 
 
 def say_json(told: object) -> None:

@@ -6,7 +6,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +54,10 @@ def run(
     metrics_host: Annotated[
         str, typer.Option(metavar="HOST", help="The address of that port; 0.0.0.0 for all of this machine.")
     ] = "127.0.0.1",
+    fails_on_quarantine: Annotated[
+        bool,
+        typer.Option("--fail-on-quarantine", help="Exit code 3 when a message of this run went into quarantine."),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print the result as one JSON object on standard output, the log as JSON lines."),
@@ -59,7 +65,8 @@ def run(
 ) -> None:
     """Land messages in the pipeline's tables, each once.
 
-    A terminal shows a live line; elsewhere each start, batch, restart and end is a line of the log.
+    A terminal shows a live line; elsewhere each start, batch, restart and end is a line of the log. Exit code 3 when
+    more messages went into quarantine than may.
     """
     console = Terminal(error=True)
     shows = console.is_terminal and not as_json
@@ -74,9 +81,10 @@ def run(
 
     over = threading.Event()
     stopping.at_signal(over.set, stopping.kill_all)
-    _warn(pipeline, console)
+    tell = console.print if shows else _log.info
+    _warn(pipeline, tell)
     for table, change in _changes(pipeline):
-        console.print(line(f"The table {table} {change}."))
+        tell(line(f"The table {table} {change}."))
     metrics = Metrics(pipeline.name)
     names = ", ".join(queue.label for queue in pipeline.queues)
     _log.info(
@@ -89,7 +97,7 @@ def run(
         with (
             nullcontext() if metrics_port is None else served(metrics.registry, metrics_host, metrics_port),
             console.status("Starting Spark") if shows else nullcontext() as live,
-            running(pipeline, once=once, master=master) as found,
+            running(pipeline, once=once, master=master, fails_on_quarantine=fails_on_quarantine) as found,
         ):
             metrics.queues = found.queues
             while not found.is_over and not over.is_set():
@@ -104,16 +112,16 @@ def run(
         _told_end(pipeline, found)
         _tell(found.queues, as_json)
     if over.is_set():
-        say("Stopped. Nothing is lost: run the same command again and it goes on from here.", error=True)
+        tell("Stopped. Nothing is lost: run the same command again and it goes on from here.")
         raise typer.Exit(130)
 
 
 def _log_above(console: Terminal) -> None:
-    """What the pipeline says goes above the live line, but for its batches, which the line shows."""
+    """What the pipeline says goes above the live line, but for batches without quarantine, which the line shows."""
 
     class Above(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if getattr(record, "fields", {}).get("event") != "batch":
+            if record.levelno > logging.INFO or getattr(record, "fields", {}).get("event") != "batch":
                 console.print(line(record.getMessage()))
 
     logging.basicConfig(handlers=[Above()], level=logging.WARNING, force=True)
@@ -123,19 +131,20 @@ def _log_above(console: Terminal) -> None:
 def _shown(one: QueueRun) -> str:
     """A queue in the live line."""
     behind = one.behind.get("messagesBehind", 0)
-    told = f"{one.label}: {one.messages:,} messages, {behind:,} behind"
+    bad = f", {one.quarantined.total():,} in quarantine" if one.quarantined else ""
+    told = f"{one.label}: {one.messages:,} messages{bad}, {behind:,} behind"
     return told if one.state == "runs" else f"{told} ({one.state})"
 
 
 def _told_end(pipeline: Pipeline, found: Run) -> None:
-    totals = {
-        key: sum(one.totals()[key] for one in found.queues) for key in ("batches", "messages", "bytes", "restarts")
-    }
+    kinds = ("batches", "messages", "bytes", "quarantined", "restarts")
+    totals = {key: sum(one.totals()[key] for one in found.queues) for key in kinds}
     _log.info(
-        "The pipeline '%s' ends: %s in %s, %s.",
+        "The pipeline '%s' ends: %s in %s, %s in quarantine, %s.",
         pipeline.name,
         counted(totals["messages"], "message"),
         counted(totals["batches"], "batch", "batches"),
+        f"{totals['quarantined']:,}",
         counted(totals["restarts"], "restart"),
         extra={"fields": {"event": "run ends", "pipeline": pipeline.name, **totals}},
     )
@@ -143,12 +152,12 @@ def _told_end(pipeline: Pipeline, found: Run) -> None:
 
 def _tell(runs: list[QueueRun], as_json: bool) -> None:
     if as_json:
-        told = [{"queue": one.label, **one.totals(), "state": one.state, "reason": one.reason} for one in runs]
+        told = [{"queue": one.label, **one.figures(), "state": one.state, "reason": one.reason} for one in runs]
         say_json({"queues": told})
         return
     for one in runs:
         again = f", {counted(one.restarts, 'restart')}" if one.restarts else ""
-        say(f"{one.label}: {one.messages:,} messages in {one.batches:,} batches{again}")
+        say(f"{one.label}: {one.landed()}{again}")
 
 
 @app.command()
@@ -174,7 +183,7 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
         queues = [queue.queue for queue in found.queues]
         say_json({"pipeline": pipeline.name, "queues": queues, "changes": told, "unknown_types": unknown})
         return
-    _warn(pipeline, Terminal(error=True))
+    _warn(pipeline, partial(say, error=True))
     for message_type in unknown:
         say(
             f"Warning: no database of its queues has the message type '{message_type}': its rule reads nothing.",
@@ -343,9 +352,9 @@ def _changes(pipeline: Pipeline) -> list[tuple[str, str]]:
     ]
 
 
-def _warn(pipeline: Pipeline, console: Terminal) -> None:
+def _warn(pipeline: Pipeline, tell: Callable[[str], None]) -> None:
     if pipeline.format == "parquet":
-        console.print(
+        tell(
             "Warning: tables of Parquet files show a batch in part while it lands, and a lost checkpoint doubles rows; "
             "Delta does neither.",
         )

@@ -28,6 +28,7 @@ _LOOK = 0.02  # seconds between two looks whether the killed ones have gone
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _AT_ONCE = b"!"  # what the guard is told to kill the command now
+_IN_JSON = b"{"  # what it is told when standard error is a log in JSON
 
 _guarded: int | None = None  # the descriptor that the guard of this process reads at the other end
 _guard = 0  # its process
@@ -61,6 +62,12 @@ def at_signal(ask: Callable[[], None], hurry: Callable[[], None], *, patience: f
 
     for number in _SIGNALS:
         signal.signal(number, handle)
+
+
+def say_in_json() -> None:
+    """Tell the guard that standard error is a log in JSON."""
+    if _guarded is not None:
+        os.write(_guarded, _IN_JSON)
 
 
 def kill_all() -> NoReturn:
@@ -117,6 +124,11 @@ class _Guard:
         if _AT_ONCE in told:
             self._deadline = time.monotonic()
             return
+        if _IN_JSON in told:
+            from servicebroker.cli.log import say_errors_in_json  # no other command is to load it for this
+
+            say_errors_in_json()
+            told = told.replace(_IN_JSON, b"")
         for line in told.translate(None, bytes(_SIGNALS)).split():
             self._patience = float(line)
         for _ in [byte for byte in told if byte in _SIGNALS]:

@@ -83,6 +83,7 @@ class MessageRule:
         message: full name of the Protobuf message.
         maximum_body: bytes; what is longer is not read.
         registry: URL of the schema registry that has the schemas which bodies name; "" for bodies that name none.
+        maximum_quarantined: messages of the type that may go into quarantine in one run; None for any number.
     """
 
     message_type: str
@@ -98,6 +99,7 @@ class MessageRule:
     message: str = ""
     maximum_body: int = MAXIMUM_BODY
     registry: str = ""
+    maximum_quarantined: int | None = None
 
     def decoder(self) -> Decoder:
         """What reads the bodies.

@@ -147,6 +147,7 @@ def _message(table: Table, folder: Path) -> MessageRule:
         table.text("message", ""),
         int(table.number("maximum_body", MAXIMUM_BODY, 1)),
         _registry(table),
+        table.count("maximum_quarantined"),
     )
     table.done()
     return rule
@@ -234,6 +235,16 @@ class Table:
         if isinstance(value, bool) or not lowest <= value < math.inf:
             raise DefinitionError(f"'{key}' must be a number from {lowest:g} on", *self.place, key)
         return float(value)
+
+    def count(self, key: str) -> int | None:
+        """A whole number from 0 on; None when it is not there."""
+        if key not in self.values:
+            self.used.add(key)
+            return None
+        value = self._value(key, int, "a whole number", 0)
+        if isinstance(value, bool) or value < 0:
+            raise DefinitionError(f"'{key}' must be a whole number from 0 on", *self.place, key)
+        return int(value)
 
     def flag(self, key: str) -> bool:
         """true or false; false when it is not there."""

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 from servicebroker.model.wording import counted
 from servicebroker.pipeline.definition import Pipeline
+from servicebroker.pipeline.quarantine_counts import in_words as in_words_of
 from servicebroker.pipeline.queue_run import QueueRun
 
 NAME = "_last_run.json"
@@ -60,7 +62,7 @@ class LastRun:
             "ended": ended,
             "error": error or None,
             "queues": [
-                {"queue": one.label, "state": str(one.state), **one.totals(), "reason": one.reason or None}
+                {"queue": one.label, "state": str(one.state), **one.figures(), "reason": one.reason or None}
                 for one in self.queues
             ],
         }
@@ -101,11 +103,25 @@ def in_words(run: dict[str, Any] | None) -> list[str]:
     else:
         lines = [f"It runs since {run['began']}, as process {run['process']} of {run['host']}."]
     for queue in run["queues"]:
+        if queue.get("quarantined"):  # not there in notes of earlier versions
+            lines.append(_quarantined(queue))
         if queue["reason"]:
             lines.append(
                 f"{queue['queue']} {queue['state']}, {counted(queue['restarts'], 'restart')}: {queue['reason']}"
             )
     return lines
+
+
+def _quarantined(queue: dict[str, Any]) -> str:
+    counts = Counter(
+        {
+            (message_type, reason): number
+            for message_type, reasons in queue["quarantined_by_rule"].items()
+            for reason, number in reasons.items()
+        }
+    )
+    of_all = f"{counts.total():,} of {counted(queue['messages'], 'message')}"
+    return f"{queue['queue']}: {of_all} went into quarantine ({in_words_of(counts)})."
 
 
 def _lives(process: int) -> bool:

@@ -57,6 +57,14 @@ class Metrics:
                 for run in self.queues:
                     family.add_metric((self._pipeline, run.label), value(run))
                 yield family
+        text = "Messages that went into quarantine since the start"
+        quarantined = CounterMetricFamily(
+            "servicebroker_pipeline_quarantined", text, labels=("pipeline", "queue", "type", "reason")
+        )
+        for run in self.queues:
+            for key, number in run.quarantined.items():
+                quarantined.add_metric((self._pipeline, run.label, *key), number)
+        yield quarantined
 
 
 def _is_up(run: QueueRun) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
 from servicebroker.pipeline.definition import QueueRule
+from servicebroker.pipeline.quarantine_counts import Counts, in_words, nested
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -56,6 +58,8 @@ class QueueRun:
         reason: why it was, or why it has failed.
         behind: what the source says of how far behind it is (`Attachment.progress`).
         hear: is called with each event.
+        noted: returns what the sink has noted of the quarantine since the run began.
+        quarantined: of the messages, those in quarantine; they may be known before Spark reports their batch.
     """
 
     queue: QueueRule
@@ -71,12 +75,15 @@ class QueueRun:
     reason: str = ""
     behind: dict[str, Any] = field(default_factory=dict)
     hear: Hear = lambda one, event: None
+    noted: Callable[[], Counts] = Counter
+    quarantined: Counts = field(default_factory=Counter)
     _started: Started | None = None
     _due: float = 0.0
     _failures: int = 0  # since the last batch
     _batch: int = -1
     _read: tuple[int, int] = (0, 0)  # messages and bytes that the reader of this start has counted
     _latest: object = None
+    _told: Counts = field(default_factory=Counter)  # of the quarantined, those of batches that were told
 
     @property
     def label(self) -> str:
@@ -115,13 +122,14 @@ class QueueRun:
         is_active = query.isActive  # asked first: a query that breaks in between is seen at the next look
         problem = query.exception()
         self._take_in(query)
+        self.take_quarantined()
         if problem is not None:
             self._clear()
             self._fail(reason(problem), final=is_final(problem))
         elif not is_active:
             self._clear()
             self.state = State.ENDED
-            self._tell(logging.INFO, "queue ended", f"has nothing more: {self._landed()}", **self.totals())
+            self._tell(logging.INFO, "queue ended", f"has nothing more: {self.landed()}", **self.figures())
 
     def stop(self) -> None:
         """End the query, if it runs."""
@@ -133,10 +141,26 @@ class QueueRun:
 
     def totals(self) -> dict[str, int]:
         """What has landed since the run began."""
-        return {"batches": self.batches, "messages": self.messages, "bytes": self.bytes, "restarts": self.restarts}
+        return {
+            "batches": self.batches,
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "quarantined": self.quarantined.total(),
+            "restarts": self.restarts,
+        }
 
-    def _landed(self) -> str:
-        return f"{counted(self.messages, 'message')} in {counted(self.batches, 'batch', 'batches')}"
+    def figures(self) -> dict[str, Any]:
+        """The totals, and what is in quarantine by message type and reason."""
+        return self.totals() | {"quarantined_by_rule": nested(self.quarantined)}
+
+    def landed(self) -> str:
+        """What has landed since the run began, in words."""
+        read = f"{counted(self.messages, 'message')} in {counted(self.batches, 'batch', 'batches')}"
+        return read + _in_quarantine(self.quarantined)
+
+    def take_quarantined(self) -> None:
+        """Take in what the sink has noted."""
+        self.quarantined = self.noted()
 
     def _clear(self) -> None:
         if self._started is not None:
@@ -188,14 +212,22 @@ class QueueRun:
         self.seconds = seconds
         read = f"{counted(messages, 'message')}, {size:,} bytes" if messages else "again after a start"
         lag = {key: self.behind.get(key, 0) for key in ("messagesBehind", "oldestMessageSeconds")}
+        self.take_quarantined()
+        quarantined, self._told = self.quarantined - self._told, self.quarantined
         said = (
-            f"batch {self._batch}: {read}, {seconds:.1f} s, "
+            f"batch {self._batch}: {read}{_in_quarantine(quarantined)}, {seconds:.1f} s, "
             f"{lag['messagesBehind']:,} behind, the oldest of them {lag['oldestMessageSeconds']} s"
         )
         figures = {"batch": self._batch, "messages": messages, "bytes": size, "seconds": seconds}
-        self._tell(logging.INFO, "batch", said, **figures, **lag)
+        bad = {"quarantined": quarantined.total(), "quarantined_by_rule": nested(quarantined)}
+        self._tell(logging.WARNING if quarantined else logging.INFO, "batch", said, **figures, **bad, **lag)
 
     def _tell(self, level: int, event: str, said: str, **fields: Any) -> None:
         told = {"event": event, "queue": self.label, **fields}
         _log.log(level, "The queue '%s' %s", self.label, f"{said}.".replace("..", "."), extra={"fields": told})
         self.hear(self, event)
+
+
+def _in_quarantine(counts: Counts) -> str:
+    """How many messages are in quarantine, behind the number of all; "" where none is."""
+    return f", {counts.total():,} in quarantine ({in_words(counts)})" if counts else ""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from servicebroker.pipeline.last_run import LastRun
 from servicebroker.pipeline.lineage import lineage
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.planners import end_planners, planners
+from servicebroker.pipeline.quarantine_counts import Counts, check_limits, forget, limits_of, place, read_noted
 from servicebroker.pipeline.queue_run import QueueRun, Started, State
 from servicebroker.pipeline.spark_session import how_java_ended, is_running, register_formats, spark_session
 
@@ -36,9 +38,18 @@ _log = logging.getLogger("servicebroker.pipeline")
 
 @dataclass
 class Run:
-    """The queries of a pipeline. Whoever has it looks, again and again, until it is over."""
+    """The queries of a pipeline. Whoever has it looks, again and again, until it is over.
+
+    Attributes:
+        limits: of message types: messages that may go into quarantine.
+        fails_on_quarantine: none may.
+        quarantine: name of the table.
+    """
 
     queues: list[QueueRun]
+    limits: Mapping[str, int] = field(default_factory=dict)
+    fails_on_quarantine: bool = False
+    quarantine: str = "quarantine"
 
     @property
     def is_over(self) -> bool:
@@ -50,6 +61,7 @@ class Run:
 
         Raises:
             InstanceError: Java has ended, and all queries with it.
+            TooManyQuarantined: of queries that go on: more messages went into quarantine than may.
         """
         from py4j.protocol import Py4JError
 
@@ -64,12 +76,15 @@ class Run:
                 f"Java, in which Spark runs, {how_java_ended(problem)}. Nothing is lost: run the same command again "
                 "and it goes on from there."
             ) from problem
+        if not all(one.once for one in self.queues):
+            self.check_quarantine()
 
     def wait(self) -> None:
         """Look until it is over.
 
         Raises:
             InstanceError: Java has ended, or a queue is not read any more.
+            TooManyQuarantined: more messages went into quarantine than may.
         """
         while not self.is_over:
             self.look()
@@ -77,20 +92,33 @@ class Run:
         self.check()
 
     def check(self) -> None:
-        """Tell which queues are not read any more.
+        """Tell which queues are not read any more, then whether too much is in quarantine.
 
         Raises:
             InstanceError: some are not; with the reason of each.
+            TooManyQuarantined: more messages went into quarantine than may.
         """
         failed = [one for one in self.queues if one.state is State.FAILED]
         if failed:
             raise InstanceError(
                 " ".join(f"The queue '{one.label}' is not read any more: {one.reason.rstrip('.')}." for one in failed)
             )
+        self.check_quarantine()
+
+    def check_quarantine(self) -> None:
+        """Look whether too much is in quarantine.
+
+        Raises:
+            TooManyQuarantined: more messages went there than may.
+        """
+        counts: Counts = sum((one.quarantined for one in self.queues), Counter())
+        check_limits(counts, self.limits, self.quarantine, allows_none=self.fails_on_quarantine)
 
 
 @contextmanager
-def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Iterator[Run]:
+def running(
+    pipeline: Pipeline, *, once: bool, master: str | None = None, fails_on_quarantine: bool = False
+) -> Iterator[Run]:
     """The pipeline's queries: with `once` they end when they have read what was there. Stopped at the end.
 
     A session of Spark that was there before goes on; ours ends. How the run stands is noted beside the checkpoints
@@ -108,8 +136,12 @@ def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Ite
         checkpoints = Checkpoints(pipeline)
         starts = [partial(_start, spark, pipeline, checkpoints, queue, once=once) for queue in pipeline.queues]
         hear = lineage(pipeline)
-        pairs = zip(pipeline.queues, starts, strict=True)
-        run = Run([QueueRun(queue, start, once, hear=hear) for queue, start in pairs])
+        queries = []
+        for queue, start in zip(pipeline.queues, starts, strict=True):
+            notes = place(pipeline, queue)
+            forget(notes)
+            queries.append(QueueRun(queue, start, once, hear=hear, noted=partial(read_noted, notes)))
+        run = Run(queries, limits_of(pipeline), fails_on_quarantine, pipeline.quarantine)
         noted.queues = run.queues
         try:
             yield run

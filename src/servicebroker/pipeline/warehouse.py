@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, MutableMapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.parquet import DataFile
+from servicebroker.pipeline.quarantine_counts import Counts, count, note, place
 from servicebroker.pipeline.sorting import Bad, Sorter, now_in_utc
 from servicebroker.pipeline.spark_task import query_id
 
@@ -28,11 +30,15 @@ FULL = 128 * 1024 * 1024  # bytes of rows that a task keeps for one table before
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task hands to the commit: for whom, the files of each table, and the conversations to end."""
+    """What one task hands to the commit: for whom, the files of each table, and the conversations to end.
+
+    `quarantined`: messages that are in the files of the quarantine.
+    """
 
     query_id: str
     files: dict[str, list[DataFile]]
     bad: list[Bad]
+    quarantined: Counts = field(default_factory=Counter)
 
 
 class WarehouseSink(DataSource):
@@ -89,6 +95,7 @@ def sort_rows(pipeline: Pipeline, queue: QueueRule, query: str, batches: Iterato
     files: dict[str, list[DataFile]] = {}
     waiting: dict[str, list[pa.Table]] = {}
     bad: list[Bad] = []
+    quarantined: Counts = Counter()
 
     def write(table: str) -> None:
         rows = pa.concat_tables(waiting.pop(table))
@@ -100,12 +107,14 @@ def sort_rows(pipeline: Pipeline, queue: QueueRule, query: str, batches: Iterato
         found = sorter.sort(batch, now_in_utc())
         bad += found.bad
         for table, rows in found.tables.items():
+            if table == pipeline.quarantine:
+                quarantined += count(rows)
             waiting.setdefault(table, []).append(rows)
             if sum(part.nbytes for part in waiting[table]) > FULL:
                 write(table)
     for table in list(waiting):
         write(table)
-    return Written(query, files, bad)
+    return Written(query, files, bad, quarantined)
 
 
 def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Written], batch_id: int) -> None:
@@ -120,6 +129,9 @@ def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Written], batc
         if files:
             fills = table == pipeline.quarantine
             target(pipeline, table).land(files, written[0].query_id, batch_id, fills=fills)
+    quarantined: Counts = sum((one.quarantined for one in written), Counter())
+    if quarantined:
+        note(place(pipeline, queue), batch_id, quarantined)
     bad = {one.conversation_handle: one for part in written for one in part.bad}
     if bad:
         _end(queue, list(bad.values()))

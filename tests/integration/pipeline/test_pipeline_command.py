@@ -83,9 +83,9 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     assert "could run: 2 queues, 3 tables" in pipeline("check", path).stdout
 
     done = told("run", path, "--once")
-    assert {queue["queue"]: queue["messages"] for queue in done["queues"]} == {
-        f"Warehouse.{feed.queue}": 20,
-        f"Warehouse.{other.queue}": 7,
+    assert {queue["queue"]: (queue["messages"], queue["quarantined"]) for queue in done["queues"]} == {
+        f"Warehouse.{feed.queue}": (20, 0),
+        f"Warehouse.{other.queue}": (7, 4),
     }
     assert sorted(row["id"] for row in rows(path, "lines")) == [*range(20), 100, 200]
     assert len(rows(path, "bronze")) == 27
@@ -126,6 +126,58 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     assert told("status", path)["quarantined"] == {
         f"{LINE}: {reason}": 1 for reason in ("wrong encoding", "empty", "too large", "duplicate key")
     }
+
+
+def in_json(text):
+    """The objects of a log in JSON, which has nothing else."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.spark
+def test_what_goes_into_quarantine_is_told_and_fails_the_run_where_it_is_to(feed, write):
+    feed.dialog(*(b'{"id": %d}' % number for number in range(10)), *[b"?"] * 50)
+    path = write(feed)
+    done = pipeline("run", path, "--once", "--json", "--fail-on-quarantine", code=3)
+    (line,) = done.stdout.splitlines()
+    (result,) = json.loads(line)["queues"]
+    by_rule = {LINE: {"malformed": 50}}
+    assert (result["messages"], result["quarantined"], result["quarantined_by_rule"]) == (60, 50, by_rule)
+    log = in_json(done.stderr)
+    batch = until(iter(log), "batch")
+    assert (batch["level"], batch["quarantined"], batch["quarantined_by_rule"]) == ("WARNING", 50, by_rule)
+    assert (
+        f"60 messages in 1 batch, 50 in quarantine ({LINE}: malformed 50)" in until(iter(log), "queue ended")["message"]
+    )
+    assert until(iter(log), "run ends")["quarantined"] == 50
+    assert log[-1]["level"] == "ERROR"
+    assert f"50 messages went into quarantine in this run ({LINE}: malformed 50)" in log[-1]["message"]
+    assert (len(rows(path, "lines")), len(rows(path, "quarantine")), feed.left()) == (10, 50, 0)
+    standing = told_status(path)["run"]
+    assert standing["queues"][0]["quarantined_by_rule"] == by_rule
+    assert "50 messages went into quarantine" in standing["error"]
+    shown = " ".join(pipeline("status", path).stdout.split())
+    assert f"50 of 60 messages went into quarantine ({LINE}: malformed 50)." in shown
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_a_run_that_goes_on_ends_when_a_rule_has_more_in_quarantine_than_it_allows(feed, write):
+    feed.dialog(b"?", b"?", b'{"id": 1}')
+    path = write(feed, rule="maximum_quarantined = 1")
+    over = pipeline("run", path, code=3)
+    assert f"2 messages of the type '{LINE}' went into quarantine in this run, and its rule allows 1" in over.stderr
+    assert (len(rows(path, "lines")), len(rows(path, "quarantine"))) == (1, 2)
+    pipeline("run", path, "--once")  # what has landed is not read again
+    assert len(rows(path, "quarantine")) == 2
+
+
+def test_the_log_in_json_has_nothing_else_when_a_run_does_not_begin(feed, write):
+    path = write(feed)
+    path.write_text(path.read_text().replace(feed.queue, "Nowhere"))
+    done = pipeline("run", path, "--json", code=1)
+    assert [one["level"] for one in in_json(done.stderr)] == ["INFO", "INFO", "ERROR"]
+    assert "Nowhere" in in_json(done.stderr)[-1]["message"]
+    assert json.loads(done.stdout) == {"queues": []}
 
 
 @pytest.mark.full
@@ -223,10 +275,10 @@ def test_a_java_that_is_killed_is_said_also_by_the_status(feed, write):
         until(events, "queue started")
         (java,) = (pid for pid, name in family(run.pid) if name == "java")
         os.kill(java, signal.SIGKILL)
-        list(events)
+        *_, last = events
         assert run.wait(timeout=60) == 1
-    assert len(said) == 1, said
-    assert "Java, in which Spark runs, was killed (signal 9)" in said[0]
+        assert "Java, in which Spark runs, was killed (signal 9)" in last["message"]
+    assert said == []
     assert "was killed (signal 9)" in told_status(path)["run"]["error"]
     assert "has failed: Java" in pipeline("status", path).stdout
 

@@ -5,25 +5,29 @@ from __future__ import annotations
 import io
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 
 import pytest
 
 from servicebroker.broker import journal
 from servicebroker.cli import log as process_log
+from servicebroker.cli.output import errors_into, say, say_block
 from support import eventually
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What a process says on standard error, a minute being a moment."""
+def said(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
+    """What a process says on standard error, a minute being a moment; in JSON with a parameter."""
     stream = io.StringIO()
     monkeypatch.setattr(process_log, "AGAIN", 1.0)
     monkeypatch.setattr("sys.stderr", stream)
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    process_log.log_to_standard_error(as_json=False)
+    process_log.log_to_standard_error(as_json=hasattr(request, "param"))
     yield stream
+    errors_into(None)
+    logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -80,3 +84,21 @@ def test_no_peer_steers_the_terminal(said: io.StringIO, caplog: pytest.LogCaptur
     assert len(lines(said)) == 2
     fields = caplog.records[0].fields  # type: ignore[attr-defined]  # for whoever logs otherwise
     assert "\\u0000" not in json.dumps(fields)
+
+
+@pytest.mark.parametrize("said", ["in JSON"], indirect=True)
+def test_in_json_every_line_is_an_object(said: io.StringIO) -> None:
+    """What libraries warn of and what the command says, too."""
+    logging.getLogger("servicebroker.broker").info("100%% of it")
+    logging.getLogger("somebody").warning("theirs")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("PySpark does not yet fully support that.", UserWarning, stacklevel=1)
+    say("servicebroker: it has failed.", "Twice.", error=True)
+    say_block("Traceback\n  of several\nlines", error=True)
+    told = [json.loads(line) for line in lines(said)]
+    assert len(told) == 6
+    assert [one["level"] for one in told] == ["INFO", "WARNING", "WARNING", "ERROR", "ERROR", "ERROR"]
+    assert "does not yet fully support" in told[2]["message"]
+    assert told[3]["message"] == "servicebroker: it has failed."
+    assert told[5]["message"].splitlines()[0] == "Traceback"

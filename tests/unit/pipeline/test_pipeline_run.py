@@ -2,12 +2,14 @@
 
 import json
 import logging
+import warnings
 
 import pytest
 
 pytest.importorskip("pyspark")
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.pandas.utils import require_minimum_pandas_version
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import run as pipeline_run
@@ -146,7 +148,7 @@ def test_batches_are_told_and_counted_over_restarts(caplog):
     for _ in range(3):
         queries.look()
         queries.now += 1
-    assert queries.run.totals() == {"batches": 4, "messages": 10, "bytes": 56, "restarts": 1}
+    assert queries.run.totals() == {"batches": 4, "messages": 10, "bytes": 56, "quarantined": 0, "restarts": 1}
     told = [record for record in caplog.records if record.fields["event"] == "batch"]
     assert [(one.fields["batch"], one.fields["messages"], one.fields["bytes"]) for one in told] == [
         (0, 3, 30),
@@ -189,3 +191,10 @@ def test_each_query_registers_the_formats_before_it_is_defined(monkeypatch):
         with pytest.raises(InstanceError, match="seen"):
             pipeline_run._start(Spark(), None, Unseen(), QueueRule("url", "Shop", "StockQueue"), once=True)
     assert told == ["registered", "defined"] * 2
+
+
+def test_pyspark_says_nothing_of_the_installed_pandas():
+    """It warns on standard error, in each process, where pandas is one that it does not know yet."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        require_minimum_pandas_version()

@@ -1,0 +1,171 @@
+"""How many messages of a run are in quarantine: counted where they land, noted, told, and judged."""
+
+import logging
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pipeline_tables import QUEUE, batch, message, order, pipeline
+from servicebroker.pipeline.definition import DefinitionError, Pipeline
+from servicebroker.pipeline.file import parse_pipeline
+from servicebroker.pipeline.last_run import LastRun, in_words, last_run
+from servicebroker.pipeline.metrics import Metrics
+from servicebroker.pipeline.quarantine_counts import (
+    TooManyQuarantined,
+    check_limits,
+    forget,
+    limits_of,
+    nested,
+    note,
+    place,
+    read_noted,
+)
+from servicebroker.pipeline.queue_run import QueueRun, State
+from servicebroker.pipeline.run import Run
+from servicebroker.pipeline.warehouse import land_rows, sort_rows
+
+BAD = {("Order", "malformed"): 2, ("Order", "wrong type"): 1, ("Strange", "unconfigured type"): 1}
+
+
+def land(pipe, number, *messages):
+    """A batch in two tasks, the messages in turn."""
+    tasks = [sort_rows(pipe, QUEUE, "query", iter([batch(*these)])) for these in (messages[::2], messages[1::2])]
+    land_rows(pipe, QUEUE, tasks, number)
+
+
+def bad_ones():
+    return [
+        order(0),
+        message(1, b"?"),
+        message(2, b"{"),
+        message(3, b'{"id": "x"}'),
+        message(4, b"x", kind="Strange"),
+        order(5),
+    ]
+
+
+def test_what_lands_in_quarantine_is_noted_by_type_and_reason(tmp_path):
+    pipe = pipeline(tmp_path, unconfigured="quarantine")
+    notes = place(pipe, QUEUE)
+    assert read_noted(notes) == Counter()
+    land(pipe, 0, order(100), order(101))
+    assert not notes.exists()
+    land(pipe, 1, *bad_ones())
+    assert read_noted(notes) == BAD
+    assert nested(read_noted(notes)) == {
+        "Order": {"malformed": 2, "wrong type": 1},
+        "Strange": {"unconfigured type": 1},
+    }
+    land(pipe, 1, *bad_ones())  # as after a failure between the table and the checkpoint
+    assert read_noted(notes) == BAD
+    land(pipe, 2, message(6, b"?"))
+    assert read_noted(notes) == BAD | {("Order", "malformed"): 3}
+    forget(notes)
+    assert read_noted(notes) == Counter()
+
+
+def test_a_batch_that_comes_again_takes_the_place_of_its_first_try(tmp_path):
+    notes = tmp_path / "notes.json"
+    note(notes, 0, Counter({("A", "empty"): 1}))
+    note(notes, 1, Counter({("A", "empty"): 4, ("B", "malformed"): 2}))
+    note(notes, 1, Counter({("A", "empty"): 3}))
+    assert read_noted(notes) == {("A", "empty"): 4}
+
+
+def queue_run(counts, once=True):
+    run = QueueRun(QUEUE, lambda: None, once, noted=lambda: Counter(counts))
+    run.messages, run.batches = 60, 1
+    return run
+
+
+def test_a_run_tells_what_is_in_quarantine(caplog, tmp_path):
+    caplog.set_level(logging.INFO, "servicebroker.pipeline")
+    run = queue_run({("Order", "malformed"): 50})
+    run._landed_batch(60, 600, 1.0)
+    (told,) = caplog.records
+    assert (told.levelname, told.fields["quarantined"]) == ("WARNING", 50)
+    assert told.fields["quarantined_by_rule"] == {"Order": {"malformed": 50}}
+    assert "60 messages, 600 bytes, 50 in quarantine (Order: malformed 50), 1.0 s" in told.getMessage()
+    run._landed_batch(1, 10, 1.0)
+    assert (caplog.records[-1].levelname, caplog.records[-1].fields["quarantined"]) == ("INFO", 0)
+    assert run.figures()["quarantined"] == 50
+    assert run.figures()["quarantined_by_rule"] == {"Order": {"malformed": 50}}
+    assert run.landed() == "60 messages in 3 batches, 50 in quarantine (Order: malformed 50)"
+    metrics = Metrics("orders")
+    metrics.queues = [run]
+    labels = {"pipeline": "orders", "queue": QUEUE.label, "type": "Order", "reason": "malformed"}
+    assert metrics.registry.get_sample_value("servicebroker_pipeline_quarantined_total", labels) == 50
+
+
+def test_the_last_run_says_what_went_into_quarantine(tmp_path):
+    pipe = pipeline(tmp_path)
+    run = queue_run({("Order", "malformed"): 50})
+    run.take_quarantined()
+    with pytest.raises(TooManyQuarantined), LastRun.noted(pipe) as noted:
+        noted.queues = [run]
+        Run([run], fails_on_quarantine=True).check()
+    told = last_run(pipe)
+    assert told["queues"][0]["quarantined_by_rule"] == {"Order": {"malformed": 50}}
+    assert in_words(told)[1:] == ["Shop.Stock: 50 of 60 messages went into quarantine (Order: malformed 50)."]
+    assert "50 messages went into quarantine in this run" in in_words(told)[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "allows_none", "said"),
+    [
+        ({}, False, None),
+        ({"Order": 3}, False, None),
+        ({"Other": 0}, False, None),
+        ({"Order": 2}, False, "3 messages of the type 'Order' went into quarantine in this run, and its rule allows 2"),
+        ({"Strange": 0, "Order": 9}, False, "1 message of the type 'Strange' .* its rule allows 0"),
+        ({"Order": 9}, True, r"4 messages went into quarantine in this run \(Order: malformed 2, Order: wrong type 1"),
+    ],
+)
+def test_more_than_may_be_is_refused(limits, allows_none, said):
+    if said is None:
+        check_limits(Counter(BAD), limits, "quarantine", allows_none=allows_none)
+        return
+    with pytest.raises(TooManyQuarantined, match=said) as refusal:
+        check_limits(Counter(BAD), limits, "quarantine", allows_none=allows_none)
+    assert refusal.value.exit_code == 3
+    assert "Look at the table 'quarantine', mend the rule" in str(refusal.value)
+
+
+def test_nothing_in_quarantine_is_always_allowed():
+    check_limits(Counter(), {"Order": 0}, "quarantine", allows_none=True)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_run_that_goes_on_ends_at_once_and_one_that_ends_lands_the_rest(once):
+    run = queue_run({("Order", "malformed"): 1}, once=once)
+    run.take_quarantined()
+    run.state = State.ENDED
+    runs = Run([run], {"Order": 0})
+    if once:
+        runs.look()
+        with pytest.raises(TooManyQuarantined):
+            runs.check()
+    else:
+        with pytest.raises(TooManyQuarantined):
+            runs.look()
+
+
+def written(line):
+    return parse_pipeline(
+        '[pipeline]\nname = "p"\nwarehouse = "t"\n[[queue]]\ninstance = "i"\ndatabase = "d"\nqueue = "q"\n'
+        f'[[message]]\ntype = "Order"\nformat = "text"\ntable = "orders"\n{line}\n',
+        Path(),
+    )
+
+
+def test_a_rule_says_how_many_messages_may_be_in_quarantine():
+    assert limits_of(written("")) == {}
+    pipe = written("maximum_quarantined = 10")
+    assert limits_of(pipe) == limits_of(Pipeline.from_text(pipe.to_text())) == {"Order": 10}
+    assert limits_of(written("maximum_quarantined = 0")) == {"Order": 0}
+    for wrong in ("-1", "1.5", "true", '"some"'):
+        with pytest.raises(DefinitionError, match="'maximum_quarantined' must be a whole number"):
+            written(f"maximum_quarantined = {wrong}")
