@@ -163,7 +163,10 @@ class _Reporter(logging.Handler):
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._report(log=self.format(record), level=record.levelno)
+        try:
+            self._report(log=self.format(record), level=record.levelno)
+        except Exception:  # such as values that do not fit the text: no reason for the procedure to end
+            self.handleError(record)
 
 
 def main(descriptor: int) -> None:

@@ -32,9 +32,11 @@ from servicebroker.engine.activation import monitors
 from servicebroker.engine.activation.monitors import NO_DEFINITIONS, Definition
 from servicebroker.engine.catalog.event_notifications import drop_broken, post
 from servicebroker.model import names
-from servicebroker.model.errors import BrokerError, ServiceBrokerError
+from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.event_types import QUEUE_ACTIVATION
 from servicebroker.model.events import ACTIVATION
+from servicebroker.model.reporting import report
+from servicebroker.model.wording import told
 from servicebroker.protocol.queue_monitor import (
     INTERVAL,
     NEW,
@@ -101,6 +103,7 @@ class Host:
         self._patience = patience
         self._deadline = 0.0  # until when calls in progress may go on, once it is stopped
         self._outage = Outage(_log, "Activation has lost the database, and looks for it again")
+        self._unresolved = Outage(_log, "A resolver of activation procedures has failed")
         self._changed, self._bell, self._stopped = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="servicebroker activation", daemon=True)
 
@@ -158,6 +161,10 @@ class Host:
                     return
             except (psycopg.Error, ServiceBrokerError) as problem:
                 self._outage.lost(problem)
+                self._forget()
+                self._stopped.wait(RECONNECT)
+            except BaseException as problem:  # in a thread of ours nobody asks us to end by an exception
+                report(_log, logging.ERROR, "Activation begins anew: %s", told(problem), exc_info=problem)
                 self._forget()
                 self._stopped.wait(RECONNECT)
         self._drain()
@@ -302,7 +309,15 @@ class Host:
             database = self.instance.database(database_name)
         except BrokerError:
             return None
-        return next((found for resolve in self._resolvers if (found := resolve(database, name))), None)
+        return next((found for resolve in self._resolvers if (found := self._ask(resolve, database, name))), None)
+
+    def _ask(self, resolve: Resolver, database: Database, name: str) -> Procedure | None:
+        """What a resolver says; one that fails has found nothing: other queues have nothing to do with that."""
+        try:
+            return resolve(database, name)
+        except BaseException as problem:
+            self._unresolved.lost(InstanceError(f"{name}: {told(problem)}"))
+            return None
 
     def _forget(self) -> None:
         """The leases are lost with the session; tasks that still run count for their queue when it is ours again."""
@@ -387,12 +402,15 @@ class Host:
         order, stop = Order.of(watched.definition), Stop()
 
         def work() -> None:
-            outcome = Outcome.ABORTED
+            outcome = Outcome.DIED
             try:
                 if isinstance(procedure, PythonProcedure) and procedure.worker == "process":
                     outcome = run_in_process(self.instance, order, procedure, stop)
                 else:
                     outcome = run_task(self.instance, order, procedure, stop, self._coroutines)
+            except BaseException as problem:  # nobody else hears of it
+                said = "The reader %s of %s has ended: %s"
+                report(_log, logging.ERROR, said, order.procedure, order.queue, told(problem), exc_info=problem)
             finally:
                 self._ended.append((watched, thread, outcome))
                 self._bell.set()

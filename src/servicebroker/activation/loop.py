@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -14,10 +15,13 @@ from servicebroker.api.aio.database import AsyncDatabase
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
 from servicebroker.engine.activation import monitors
+from servicebroker.model.reporting import report
 from servicebroker.store.aio.connection import connect
 from servicebroker.store.aio.running import run
 
 Work = Callable[[AsyncDatabase], Awaitable[None]]
+
+_LOG = logging.getLogger("servicebroker.activation")
 
 
 class AsyncTasks:
@@ -28,6 +32,7 @@ class AsyncTasks:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: AsyncInstance | None = None
+        self._is_closed = False
 
     def run(self, order: Order, observed: Observed, work: Work, stop: Stop) -> None:
         """Run the work in a session of its own, and wait for its end."""
@@ -35,11 +40,20 @@ class AsyncTasks:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="servicebroker procedures", daemon=True
+                    target=self._keep_running, args=(self._loop,), name="servicebroker procedures", daemon=True
                 )
                 self._thread.start()
             loop = self._loop
         asyncio.run_coroutine_threadsafe(self._run(order, observed, work, stop), loop).result()
+
+    def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the loop until it is closed: sys.exit or KeyboardInterrupt in one coroutine stops it for all of them."""
+        while not self._is_closed:
+            try:
+                loop.run_forever()
+            except BaseException as problem:
+                text = "The event loop of activated procedures goes on: one of them has ended by %s."
+                report(_LOG, logging.ERROR, text, type(problem).__name__)
 
     def close(self) -> None:
         """End the loop; nothing runs in it any more."""
@@ -47,10 +61,11 @@ class AsyncTasks:
             return
         if self._opened is not None:
             asyncio.run_coroutine_threadsafe(self._opened.close(), self._loop).result()
+        self._is_closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._loop = None
+        self._loop, self._is_closed = None, False
 
     async def _run(self, order: Order, observed: Observed, work: Work, stop: Stop) -> None:
         connection = await connect(self._instance.url, application_name=order.application_name)

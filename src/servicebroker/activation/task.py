@@ -20,6 +20,10 @@ from servicebroker.api.instance import Instance
 from servicebroker.broker import metrics
 from servicebroker.engine.activation import monitors
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.handlers import as_exception
+from servicebroker.model.reporting import report
+from servicebroker.model.wording import told
+from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run
 
@@ -90,13 +94,15 @@ def _loop(
     order: Order, procedure: Procedure, call: Call, session: ActivatedSession, stop: Stop, receives: int
 ) -> Outcome:
     observed = session.observed
+    stops = StopDetector(exits=True)  # in a process of its own, sys.exit ends that
     while True:
         observed.begin()
         metrics.INVOKED.inc()
         try:
             procedure(call)
-        except Exception as problem:
-            if _is_undone(stop, problem):
+        except BaseException as raised:
+            problem = as_exception(raised)
+            if stops.is_stop(raised) or _is_undone(stop, problem):
                 raise
             return _failed(order, session, problem)
         if session.is_lent:
@@ -146,13 +152,9 @@ def say_not_started(order: Order, problem: Exception) -> None:
 
 def _fail(order: Order, problem: Exception) -> None:
     """What a procedure raised: to the log, with the traceback, and why its task has ended."""
-    text = f"{type(problem).__name__}: {problem}"
+    text = told(problem)
     number, state = (problem.number, problem.state) if isinstance(problem, BrokerError) else (0, 1)
     expected = isinstance(problem, ServiceBrokerError)
-    _LOG.error(
-        "%s",
-        BrokerError(9724, order.procedure, order.queue, text),
-        exc_info=None if expected else problem,
-        extra=of(order),
-    )
-    _LOG.error("%s", BrokerError(28088, number, state), extra=of(order))
+    said = BrokerError(9724, order.procedure, order.queue, text)
+    report(_LOG, logging.ERROR, "%s", said, exc_info=None if expected else problem, extra=of(order))
+    report(_LOG, logging.ERROR, "%s", BrokerError(28088, number, state), extra=of(order))

@@ -450,6 +450,78 @@ def test_a_user_that_is_gone_is_tried_again(active: sb.Database, seen: Seen, cap
     eventually(lambda: seen.bodies == [b"x"])
 
 
+def _exit_once(seen: Seen, problem: type[BaseException]) -> None:
+    seen.calls += 1
+    if seen.calls == 1:
+        raise problem
+
+
+@pytest.mark.parametrize("problem", [SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_procedure_that_exits_has_failed_and_others_go_on(
+    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture, *, problem: type[BaseException], is_async: bool
+) -> None:
+    """Also all coroutines that run in the same event loop, which such an exception stops."""
+
+    def stock(database: sb.Database) -> None:
+        with database.transaction() as tx:
+            messages = tx.receive(STOCK_QUEUE)
+            _exit_once(seen, problem)
+            seen.bodies += bodies(messages)
+
+    async def stock_async(database: sb.AsyncDatabase) -> None:
+        async with database.transaction() as tx:
+            messages = await tx.receive(STOCK_QUEUE)
+            _exit_once(seen, problem)
+            seen.bodies += bodies(messages)
+
+    sb.procedure(PROCEDURE, form="database")(stock_async if is_async else stock)  # type: ignore[type-var]
+    send(active, "x")
+    switch_on(active)
+    eventually(lambda: seen.bodies == [b"x"], 30)
+    assert said(caplog, 28088) == 1
+    assert "sys.exit" in caplog.text or problem.__name__ in caplog.text
+
+
+def test_a_resolver_that_fails_stops_no_other_queue(
+    database: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    def resolve(_: sb.Database, name: str) -> Procedure | None:
+        if "usp_Other" in name:
+            raise LookupError("no register of procedures")
+        return None
+
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.bodies.append(message.message_body)
+
+    database.create_queue("OtherQueue", activation=ON._replace(procedure_name="usp_Other"))
+    switch_on(database)
+    with sb.activate(database.instance, resolvers=[resolve], interval=0.2):
+        eventually(lambda: "no register of procedures" in caplog.text, 30)
+        send(database, "x")
+        eventually(lambda: seen.bodies == [b"x"], 30)
+
+
+LOGS = """
+import logging, pathlib
+import servicebroker as sb
+
+@sb.procedure("usp_Stock", worker="process")
+def stock(transaction, message):
+    logging.getLogger("shop").warning("%d items", "no number")
+    pathlib.Path(__file__).with_name("got").write_bytes(message.message_body)
+"""
+
+
+def test_a_record_that_cannot_be_formatted_ends_no_process(active: sb.Database, tmp_path: Path) -> None:
+    (tmp_path / "logs.py").write_text(LOGS)
+    procedures.load([str(tmp_path / "logs.py")])
+    send(active, "x")
+    switch_on(active)
+    eventually((tmp_path / "got").exists, 30)
+
+
 @pytest.mark.feature(175)
 @pytest.mark.parametrize("how", ["never left", "begun on the connection"])
 def test_an_open_transaction_at_the_end_is_undone(
