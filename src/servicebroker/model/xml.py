@@ -34,11 +34,15 @@ _CONTENT = "body"  # what surrounds content while it is parsed; the parser's mes
 _DTD = re.compile(
     r"\ufeff?(?:\s|<!--.*?-->|<\?.*?\?>)*+<!DOCTYPE", re.DOTALL
 )  # what was passed once is not tried again
-# markup of a document that is known to be well-formed: no element, an end tag (1), a start tag or an empty one (2)
+# markup of a document that is known to be well-formed: no element, an end tag (1), a start tag or an empty one (2);
+# what is not closed goes to the end, so that no text is passed twice
 _MARKUP = re.compile(
-    rb"""<(?:!--.*?-->|!\[CDATA\[.*?\]\]>|\?.*?\?>|(/)[^>]*>|([^!?/>"'][^>"']*+(?:"[^"]*"[^>"']*+|'[^']*'[^>"']*+)*+)>)""",
+    rb"""<(?:!--.*?(?:-->|\Z)|!\[CDATA\[.*?(?:\]\]>|\Z)|\?.*?(?:\?>|\Z)|(/)[^>]*+>?|"""
+    rb"""([^!?/>"'][^>"']*+(?:"[^"]*+"?[^>"']*+|'[^']*+'?[^>"']*+)*+)>?)""",
     re.DOTALL,
 )
+_DECLARED = re.compile(rb"""<\?xml\s[^>]*?\sencoding\s*=\s*["']([^"'>]*)""")
+_ASCII = bytes(range(128))
 
 
 def parse(content: bytes) -> etree._Element:
@@ -53,8 +57,8 @@ def parse(content: bytes) -> etree._Element:
 class NotXml(ValueError):
     """What the type xml does not take.
 
-    `number` is its error: 9400, 9420 for a character that XML has not, 6359 for a DTD, 6335 nested too deeply, 6365 too
-    large.
+    `number` is its error: 9400, 9402 for an encoding, 9420 for a character that XML has not, 6359 for a DTD, 6335
+    nested too deeply, 6365 too large.
     """
 
     def __init__(self, number: int, problem: str) -> None:
@@ -68,7 +72,8 @@ def parse_content(body: bytes) -> etree._Element:
     The encoding is found as by `parse`. Returns an element that has the content inside.
 
     Raises:
-        NotXml: it is not well-formed, has a DTD, is too large, or elements are nested more than 128 deep.
+        NotXml: it is not well-formed, has a DTD or another encoding than `check_size` takes, is too large, or elements
+            are nested more than 128 deep.
     """
     coding = _coding(body)
     check_size(body, attributes=True)
@@ -123,11 +128,16 @@ def check_size(body: bytes, *, attributes: bool) -> None:
     """Refuse what would cost too much memory or time, by counting bytes. `attributes`: those of a tree cost memory too.
 
     Raises:
-        NotXml: 6365 it has too many bytes, tags, or attributes.
+        NotXml: 6365 it has too many bytes, tags, or attributes; 9402 it declares an encoding in which they are not
+            counted so, as UTF-7, where other bytes than < begin a tag.
     """
     if len(body) > MAX_XML_BYTES:
         raise NotXml(6365, f"It has more than {MAX_XML_BYTES:,} bytes, the most that is validated.")
-    codec = _coding(body).codec
+    coding = _coding(body)
+    if coding.unsupported:
+        said = cleaned(coding.unsupported, 40)
+        raise NotXml(9402, f"The encoding '{said}' is not supported, or not the one it is written in: use UTF-8.")
+    codec = coding.codec
     tags = body.count("<".encode(codec))
     if tags > MAX_TAGS:
         raise NotXml(6365, f"It has more than {MAX_TAGS:,} tags, the most that is validated.")
@@ -317,16 +327,20 @@ def _has_dtd(root: etree._Element) -> bool:
 
 
 class _Coding(NamedTuple):
-    """How a body writes ASCII: the codec, the length of its byte order mark, and what tells the parser without one."""
+    """How a body writes ASCII: the codec, the length of its byte order mark, and what tells the parser without one.
+
+    `unsupported`: the encoding that the body declares, where its tags cannot be counted in its bytes.
+    """
 
     codec: str
     mark: int = 0
     unmarked: str | None = None
+    unsupported: str = ""
 
     @property
     def is_ascii(self) -> bool:
-        """Whether markup is written in the bytes of ASCII."""
-        return not self.codec.startswith("utf-16")
+        """Whether each byte of ASCII is that character, and not a part of another one."""
+        return self.codec in ("utf-8", "latin-1", "ascii") or self.codec.startswith(("iso8859", "cp125"))
 
 
 _MARKED = {
@@ -344,12 +358,30 @@ def _coding(body: bytes) -> _Coding:
             return coding
     if body[1:2] == b"\0":
         return _Coding("utf-16-le", unmarked="UTF-16LE")
-    return _Coding("utf-16-be", unmarked="UTF-16BE") if body[:1] == b"\0" else _Coding("latin-1")
+    if body[:1] == b"\0":
+        return _Coding("utf-16-be", unmarked="UTF-16BE")
+    declaration = _DECLARED.match(body)
+    if declaration is None:
+        return _Coding("latin-1")
+    declared = declaration[1].decode("latin-1")
+    codec = _codec(declared)
+    return _Coding("latin-1", unsupported=declared) if codec is None else _Coding(codec)
+
+
+@functools.lru_cache(maxsize=100)
+def _codec(encoding: str) -> str | None:
+    """Python's name of an encoding that writes ASCII in its bytes, at any place; None for others."""
+    try:
+        codec = codecs.lookup(re.sub("^windows-", "cp", encoding.lower())).name
+        is_extended = _ASCII.decode(codec) == _ASCII.decode("ascii") and not codec.startswith("iso2022")
+    except (LookupError, UnicodeError):
+        return None
+    return codec if is_extended else None
 
 
 def _begin(body: bytes, coding: _Coding) -> int:
     """Where content begins: behind the mark, and behind a declaration."""
-    codec, mark, _ = coding
+    codec, mark = coding.codec, coding.mark
     declaration, end = "<?xml".encode(codec), "?>".encode(codec)
     behind = mark + len(declaration)
     if not body.startswith(declaration, mark) or not body[behind : behind + 2].decode(codec, "ignore")[:1].isspace():

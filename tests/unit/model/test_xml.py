@@ -105,8 +105,8 @@ def test_xml_refuses_what_is_no_content(body: str, number: int, problem: str, en
         (b"\xef\xbb\xbf\xe9", "line 1"),
         ("<a/>".encode("utf-32"), "line 1"),
         (b"\xff\xfe<", "line 1"),
-        (b'<?xml version="1.0" encoding="no-such"?><a/>', "no-such, line 1, column 39"),
-        (b'<?xml version="1.0" encoding="utf-16"?><a/>', "line 1, column 38"),
+        (b'<?xml version="1.0" encoding="no-such"?><a/>', "The encoding 'no-such' is not supported"),
+        (b'<?xml version="1.0" encoding="utf-16"?><a/>', "The encoding 'utf-16' is not supported"),
     ],
 )
 def test_xml_refuses_what_is_not_in_its_encoding(body: bytes, problem: str) -> None:
@@ -169,6 +169,27 @@ def test_the_encodings_of_unicode_need_no_declaration(encoding: str) -> None:
 def test_what_a_document_declares_of_its_encoding(declared: str, encoded: str, fails: bool) -> None:
     body = f'<?xml version="1.0" encoding="{declared}"?><a>é</a>'.encode(encoded)
     assert bool(validation_failure("X", body)) is fails
+
+
+@pytest.mark.parametrize("encoding", ["UTF-7", "HZ", "ISO-2022-KR", "ISO-2022-JP", "C99", "JAVA"])
+def test_an_encoding_whose_tags_cannot_be_counted_is_refused(encoding: str) -> None:
+    body = f"<?xml version=\"1.0\"\n encoding = '{encoding}'?><a/>".encode()
+    assert "is not supported" in (validation_failure("X", body) or "")
+
+
+@pytest.mark.parametrize(
+    "encoding", ["shift_jis", "big5", "gb18030", "euc-jp", "koi8-r", "windows-1251", "windows-874"]
+)
+def test_depth_is_found_in_encodings_that_extend_ascii(encoding: str) -> None:
+    deep = f'<?xml version="1.0" encoding="{encoding}"?>' + "<a>" * 129 + "</a>" * 129
+    assert "128 deep" in (validation_failure("X", deep.encode()) or "")
+
+
+def test_a_bracket_within_a_character_ends_no_section() -> None:
+    inner = "<![CDATA[\u30be]>" + "</a>" * 100 + "]]>" + "<a>" * 100 + "</a>" * 100
+    body = '<?xml version="1.0" encoding="shift_jis"?>' + "<a>" * 100 + inner + "</a>" * 100
+    assert b"\x83]]>" in body.encode("shift_jis")
+    assert "128 deep" in (validation_failure("X", body.encode("shift_jis")) or "")
 
 
 # ---------------------------------------------------------------- schema collections
@@ -356,12 +377,15 @@ def test_what_is_read_in_pieces_is_judged_as_a_tree_is(text: str, encoding: str)
     assert judged[0] == judged[1]
 
 
+UTF_7 = b'<?xml version="1.0" encoding="UTF-7"?>'
 LARGE = {
     "elements": (b"<r>" + b"<a/>" * 26_000_000 + b"</r>", "tags"),
     "tags": (b"<r>" + b"<a></a>" * 1_100_000 + b"</r>", "tags"),
     "bytes": (b"<r>" + b"<a>" + b"x" * (xml.MAX_XML_BYTES + 1), "bytes"),
     "attributes of one element": (b"<r " + b" ".join(b'a%d="1"' % i for i in range(1_000_000)) + b"/>", "limit"),
     "deep": (b"<a>" * 200_000, "depth"),
+    "hidden tags": (UTF_7 + b"<r>" + b"+ADw-a/+AD4-" * 9_000_000 + b"</r>", "not supported"),
+    "hidden ends of comments": (UTF_7 + b"<a></a>" * 130 + b"<!----+AD4-" * 50_000, "not supported"),
     "not closed": (b"<r>" + b"<a/>" * 900_000, "mismatch"),
 }
 

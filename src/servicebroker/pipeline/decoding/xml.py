@@ -45,7 +45,7 @@ class XmlDecoder:
         try:
             check_size(body, attributes=True)
         except NotXml as problem:
-            raise Undecodable("too many values", str(problem)) from None
+            raise Undecodable("wrong encoding" if problem.number == 9402 else "too many values", str(problem)) from None
         try:
             root = parse(body)
         except (etree.XMLSyntaxError, ValueError) as problem:
