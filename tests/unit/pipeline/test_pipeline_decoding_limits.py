@@ -102,6 +102,13 @@ ATTACKS = {
     "json, arrays in each other": (JSON, b'{"a":' + b"[" * 900_000, "too deep"),
     "xml, many elements": (XML, b"<r>" + b"<b/>" * 3_000_000 + b"<a>1</a></r>", "too many values"),
     "xml, many attributes": (XML, b"<r>" + b'<b c="1" d="2"/>' * 1_000_000 + b"<a>1</a></r>", "too many values"),
+    "xml, elements in UTF-7": (
+        XML, b'<?xml version="1.0" encoding="UTF-7"?><r>' + b"+ADw-b/+AD4-" * 3_000_000 + b"</r>", "wrong encoding"
+    ),
+    "json, a key twice behind many": (
+        JSON, b'{"a":1' + b"".join(b',"%d":1' % number for number in range(400_000)) + b',"399999":1}', "duplicate key"
+    ),
+    "json, a text of quotes that does not end": (JSON, b'{"a":"' + b'\\"' * 1_000_000, "malformed"),
     "json, a number of a million digits": (JSON, b'{"a":' + b"1" * 1_000_000 + b"}", "malformed"),
 }  # fmt: skip
 

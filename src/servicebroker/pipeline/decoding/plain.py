@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -56,9 +57,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose keys are there once: which of two values counts, each reader of JSON decides for itself."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Undecodable("duplicate key", f"'{twice}' is there {names.count(twice)} times in one object")
+        ((twice, times),) = Counter(name for name, _ in pairs).most_common(1)
+        raise Undecodable("duplicate key", f"'{twice}' is there {times} times in one object")
     return found
 
 
@@ -72,7 +72,7 @@ def _no_constant(name: str) -> Any:
 
 _reader = partial(json.JSONDecoder, object_pairs_hook=_object, parse_float=Number, parse_constant=_no_constant)
 _READER = _reader()
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # one that is not closed goes to the end, and is passed once
 _MINUS_ZERO = re.compile("-0(?![0-9.eE])")  # seldom there, and each whole number would pay for a look
 _READER_OF_MINUS_ZERO = _reader(parse_int=_whole)
 
