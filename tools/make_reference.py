@@ -69,10 +69,23 @@ def found(module: griffe.Module, path: str) -> Any:
 def made_of_steps(module: griffe.Module, thing: Any) -> griffe.Function:
     """The method as its caller sees it that is made of steps: `drop_role = defined(principals.drop_role)`."""
     steps = found(module, thing.value.arguments[0].canonical_path.removeprefix("servicebroker."))
-    own = list(steps.parameters)[str(thing.value).startswith("defined(") :]  # without the user that its object works as
+    own = list(_spelled(module, steps))[str(thing.value).startswith("defined(") :]  # without the user it works as
     method = griffe.Function(steps.name, parameters=griffe.Parameters(*own), returns="None", parent=steps.parent)
     method.docstring = steps.docstring
     return method
+
+
+def _spelled(module: griffe.Module, steps: Any) -> Iterator[griffe.Parameter]:
+    """The parameters of a function; each key of an unpacked TypedDict is one, which may be left out."""
+    for parameter in steps.parameters:
+        if parameter.kind is not griffe.ParameterKind.var_keyword:
+            yield parameter
+            continue
+        keys = found(module, parameter.annotation.slice.canonical_path.removeprefix("servicebroker."))
+        for name, key in keys.attributes.items():
+            yield griffe.Parameter(
+                name, annotation=key.annotation, kind=griffe.ParameterKind.keyword_only, default="None"
+            )
 
 
 def _is_made(thing: Any) -> bool:

@@ -155,6 +155,9 @@ def test_what_cannot_change_its_owner(database: sb.Database, app: sb.Database) -
         database.alter_authorization(APP)
     with refused(402):
         database.alter_authorization(APP, service=STOCK, queue=STOCK_QUEUE)
+    for kind in ("user", "schema", "table"):  # these have no owner of their own, or are no keyword at all
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{kind}'"):
+            database.alter_authorization(APP, **{kind: "x"})
 
 
 def test_a_user_that_has_granted_something_stays(database: sb.Database, app: sb.Database) -> None:
@@ -222,6 +225,8 @@ def test_whom_nothing_is_granted_to(database: sb.Database, app: sb.Database) -> 
             verb(5, APP, service=STOCK)
         with refused(402):
             verb("SEND", APP, service=STOCK, queue=STOCK_QUEUE)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'table'"):
+            verb("SEND", APP, table="x")
     database.grant("CONTROL", APP, service=STOCK)
     for verb in (app.grant, app.deny, app.revoke):
         with refused(4624):

@@ -6,8 +6,8 @@ import functools
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, get_args, get_type_hints
 from uuid import UUID
 
 from servicebroker.api.aio.giving_way import MOMENTS, RISING
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Method = TypeVar("Method", bound=Callable[..., object])
 
 
 def defined(steps: Callable[Concatenate[User, P], Steps[object]]) -> Callable[Concatenate[Any, P], Awaitable[None]]:
@@ -38,11 +37,12 @@ def defined(steps: Callable[Concatenate[User, P], Steps[object]]) -> Callable[Co
     """
 
     async def method(definer: Any, /, *given: P.args, **named: P.kwargs) -> None:
+        signature.bind(definer, *given, **named)
         await definer._alone(steps(definer.user, *given, **named))
 
-    whole = inspect.signature(steps)
-    _user, *theirs = whole.parameters.values()
-    return _described(method, steps, theirs)
+    _user, *theirs = _parameters(steps)
+    signature = _describe(method, steps, theirs)
+    return method
 
 
 def administered(steps: Callable[P, Steps[object]]) -> Callable[Concatenate[Any, P], Awaitable[None]]:
@@ -51,16 +51,30 @@ def administered(steps: Callable[P, Steps[object]]) -> Callable[Concatenate[Any,
     async def method(instance: Any, /, *given: P.args, **named: P.kwargs) -> None:
         await instance._administer(steps(*given, **named))
 
-    return _described(method, steps, inspect.signature(steps).parameters.values())
+    _describe(method, steps, _parameters(steps))
+    return method
 
 
-def _described(method: Method, steps: Callable[..., object], parameters: Iterable[inspect.Parameter]) -> Method:
-    """The method with the words of its steps, for `help`, and with these parameters."""
+def _describe(
+    method: Callable[..., object], steps: Callable[..., object], parameters: Iterable[inspect.Parameter]
+) -> inspect.Signature:
+    """Give the method the words of its steps, for `help`, and these parameters. Return its signature."""
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     functools.update_wrapper(method, steps)
     signature = inspect.signature(steps).replace(parameters=[itself, *parameters], return_annotation=None)
     method.__signature__ = signature  # type: ignore[attr-defined]
-    return method
+    return signature
+
+
+def _parameters(steps: Callable[..., object]) -> Iterator[inspect.Parameter]:
+    """The parameters of the steps; each key of an unpacked TypedDict is one, which may be left out."""
+    for parameter in inspect.signature(steps).parameters.values():
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            yield parameter
+            continue
+        (keys,) = get_args(get_type_hints(steps)[parameter.name])
+        for name, hint in keys.__annotations__.items():
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
 
 
 class AsyncDefinitions(ABC):

@@ -5,11 +5,14 @@ Each of them renews the catalog version of every queue: what clients remember of
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from servicebroker.engine.catalog.alter import renew_versions
+from servicebroker.engine.security import authorization
 from servicebroker.engine.security.authorization import Lookup, authorize, find_rights, forget_permissions
 from servicebroker.engine.security.principals import OWNED, Principal, find_owner, find_principal
+from servicebroker.engine.security.tsql_objects import registered
 from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
@@ -32,12 +35,31 @@ from servicebroker.store.statements import Statement, Steps
 
 _FIXED_ROLES = {one.principal_id for one in FIXED_PRINCIPALS if one.is_role and one.principal_id != PUBLIC}
 
-
 # whom it echoes for, and who may read and name what is built in, is up to who looks after the database
 _ON_BUILT_IN = frozenset({"SEND", "RECEIVE", "REFERENCES"})
 
 
-class Target(NamedTuple):
+class OwnedObject(TypedDict, total=False):
+    """The name of an object that can be handed to another owner, under the keyword of its kind."""
+
+    service: str | None
+    queue: str | None
+    contract: str | None
+    message_type: str | None
+    route: str | None
+    remote_service_binding: str | None
+    certificate: str | None
+
+
+class PermissionObject(OwnedObject, total=False):
+    """The name of an object that a permission is on. Without any the permission is on the database."""
+
+    user: str | None
+    schema: str | None
+    tsql_object: str | None
+
+
+class _Target(NamedTuple):
     """What a statement is about: an object that was named, or the database, which has no lookup."""
 
     kind: Kind
@@ -45,17 +67,54 @@ class Target(NamedTuple):
     lookup: Lookup | None = None
 
 
+_LOOKUPS: dict[str, tuple[Kind, Callable[[str], Lookup]]] = {
+    "service": (Kind.SERVICE, authorization.service),
+    "queue": (Kind.QUEUE, authorization.queue),
+    "contract": (Kind.CONTRACT, lambda name: authorization.contracts([name])),
+    "message_type": (Kind.MESSAGE_TYPE, lambda name: authorization.message_types([name])),
+    "route": (Kind.ROUTE, authorization.route),
+    "remote_service_binding": (Kind.REMOTE_SERVICE_BINDING, authorization.remote_service_binding),
+    "certificate": (Kind.CERTIFICATE, authorization.certificate),
+    "user": (Kind.USER, authorization.user_named),
+    "schema": (Kind.SCHEMA, authorization.schema),
+    "tsql_object": (Kind.OBJECT, registered),
+}
+
+
+def _find_target(named: Mapping[str, Any]) -> _Target:
+    """Return what the statement names, or the database.
+
+    Raises:
+        BrokerError: 402 more than one object.
+    """
+    targets = [
+        _Target(kind, name, lookup(name))
+        for keyword, (kind, lookup) in _LOOKUPS.items()
+        if (name := named.get(keyword)) is not None
+    ]
+    if len(targets) > 1:
+        raise BrokerError(402, "the object", "more than one", "one service, queue, contract or whatever it is")
+    return targets[0] if targets else _Target(Kind.DATABASE, "")
+
+
 def grant(
-    user: User, permission: str, principal: str, target: Target, *, with_grant_option: bool = False
+    user: User,
+    /,
+    permission: str,
+    principal: str,
+    *,
+    with_grant_option: bool = False,
+    **target: Unpack[PermissionObject],
 ) -> Steps[None]:
-    """GRANT permission ON target TO principal [WITH GRANT OPTION]. It takes back a DENY of the same.
+    """GRANT permission ON object TO principal [WITH GRANT OPTION]; it takes back a DENY.
 
     Raises:
         BrokerError: 4606 no such permission on such an object, 15151 unknown names or no right to grant, 4613 no
-            right to grant on the database, 4617 fixed roles, 4624 dbo, the owner or oneself, 9663 built-in object.
+            right to grant on the database, 4617 fixed roles, 4624 dbo, the owner or oneself, 9663 built-in object,
+            402 more than one object.
     """
     check_switch("WITH GRANT OPTION", with_grant_option)
-    given = yield from _prepare(user, permission, principal, target)
+    given = yield from _prepare(user, permission, principal, _find_target(target))
     yield _delete(given, f"state = '{DENY}'", [given.grantee_id])
     yield Statement(
         "grants.grant",
@@ -73,14 +132,18 @@ def grant(
     yield renew_versions()
 
 
-def deny(user: User, permission: str, principal: str, target: Target, *, cascade: bool = False) -> Steps[None]:
-    """DENY permission ON target TO principal [CASCADE: and to all to whom that has granted it].
+def deny(
+    user: User, /, permission: str, principal: str, *, cascade: bool = False, **target: Unpack[PermissionObject]
+) -> Steps[None]:
+    """DENY permission ON object TO principal: counts more than any GRANT, to it or to a role that it is in.
+
+    With `cascade` also to all to whom the principal has granted the permission.
 
     Raises:
-        BrokerError: as `grant`; 4611 the principal may grant it to others and CASCADE was not given.
+        BrokerError: as `grant`, and 4611 the principal may grant it and `cascade` is not set.
     """
     check_switch("CASCADE", cascade)
-    given = yield from _prepare(user, permission, principal, target)
+    given = yield from _prepare(user, permission, principal, _find_target(target))
     holders = yield from _holders(given, cascade)
     yield _delete(given, "true", holders)
     yield Statement(
@@ -94,23 +157,25 @@ def deny(user: User, permission: str, principal: str, target: Target, *, cascade
 
 def revoke(
     user: User,
+    /,
     permission: str,
     principal: str,
-    target: Target,
     *,
     cascade: bool = False,
     grant_option_for: bool = False,
+    **target: Unpack[PermissionObject],
 ) -> Steps[None]:
-    """REVOKE [GRANT OPTION FOR] permission ON target FROM principal [CASCADE: and from all to whom that granted it].
+    """REVOKE [GRANT OPTION FOR] permission ON object FROM principal, granted or denied; nothing there is no error.
 
-    Whoever has CONTROL revokes what anybody granted or denied, another only what it has granted itself.
+    With `cascade` also from all to whom the principal has granted the permission. Whoever has CONTROL revokes what
+    anybody granted or denied, another only what it has granted itself.
 
     Raises:
         BrokerError: as `deny`.
     """
     check_switch("CASCADE", cascade)
     check_switch("GRANT OPTION FOR", grant_option_for)
-    given = yield from _prepare(user, permission, principal, target)
+    given = yield from _prepare(user, permission, principal, _find_target(target))
     holders = yield from _holders(given, cascade)
     if grant_option_for:
         yield Statement(
@@ -125,25 +190,26 @@ def revoke(
     yield renew_versions()
 
 
-def alter_authorization(user: User, target: Target, new_owner: str) -> Steps[None]:
-    """ALTER AUTHORIZATION ON target TO new_owner. All permissions on the object are dropped.
+def alter_authorization(user: User, /, owner: str, **target: Unpack[OwnedObject]) -> Steps[None]:
+    """ALTER AUTHORIZATION ON object TO owner. All permissions on the object are dropped.
 
     Raises:
-        BrokerError: 15151 unknown names or no right, 15405 public or guest, 9663 built-in object.
+        BrokerError: 15151 unknown names or no right, 9663 built-in, 15405 public or guest, 402 no object given.
     """
-    if target.lookup is None:
+    named = _find_target(target)
+    if named.lookup is None:
         raise BrokerError(402, "ALTER AUTHORIZATION", "the database", "an object of it")
-    names.checked("user", new_owner)
-    securable = yield from _find(user, target)
-    yield from authorize(user, "ALTER AUTHORIZATION", target.lookup)
-    owner_id = yield from find_owner(user, new_owner)
-    column = {Kind.CONTRACT: "service_contract_id"}.get(target.kind, f"{target.kind.name.lower()}_id")
+    names.checked("user", owner)
+    securable = yield from _find(user, named)
+    yield from authorize(user, "ALTER AUTHORIZATION", named.lookup)
+    owner_id = yield from find_owner(user, owner)
+    column = {Kind.CONTRACT: "service_contract_id"}.get(named.kind, f"{named.kind.name.lower()}_id")
     yield Statement(
         "grants.alter_authorization",
-        f"update servicebroker.{OWNED[target.kind]} set owner_id = $3 where database_id = $1 and {column} = $2",
+        f"update servicebroker.{OWNED[named.kind]} set owner_id = $3 where database_id = $1 and {column} = $2",
         (user.database_id, securable.major_id, owner_id),
     )
-    yield forget_permissions(user.database_id, target.kind, securable.major_id)
+    yield forget_permissions(user.database_id, named.kind, securable.major_id)
     yield renew_versions()
 
 
@@ -163,7 +229,7 @@ class _Given(NamedTuple):
         return self.database_id, self.kind.value, self.major_id
 
 
-def _prepare(user: User, permission: str, principal: str, target: Target) -> Steps[_Given]:
+def _prepare(user: User, permission: str, principal: str, target: _Target) -> Steps[_Given]:
     """Refuse what cannot be granted, to whom, or by whom."""
     if not isinstance(permission, str):
         raise BrokerError(402, "the permission", type(permission).__name__, "str")
@@ -197,7 +263,7 @@ def _refuse_grantee(user: User, grantee: Principal, securable: Securable) -> Non
         raise BrokerError(4624)
 
 
-def _find(user: User, target: Target, *, takes_built_in: bool = False) -> Steps[Securable]:
+def _find(user: User, target: _Target, *, takes_built_in: bool = False) -> Steps[Securable]:
     if target.lookup is None:
         return Securable(Kind.DATABASE, 0, DBO, user.database)
     found = yield from target.lookup(user)
