@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -62,13 +63,7 @@ def grant(
     as_sql: SqlOption = False,
 ) -> None:
     """Let a role do the verbs, as a user of the broker database; any right on our tables is taken from it."""
-    wanted = Wanted(database, send, receive, contract)
-    with open_existing(instance) as opened:
-        if as_sql:
-            _print(opened, granting(role, wanted))
-            return
-        opened.grant_rights(role, database=database, send=send, receive=receive, contracts=contract)
-        _show(opened.show_rights(role))
+    _change(instance, role, Wanted(database, send, receive, contract), granting, Instance.grant_rights, as_sql=as_sql)
 
 
 @app.command()
@@ -82,13 +77,7 @@ def revoke(
     as_sql: SqlOption = False,
 ) -> None:
     """Take permissions back: those that are named, all in the database, or without one every right of the role."""
-    wanted = Wanted(database, send, receive, contract)
-    with open_existing(instance) as opened:
-        if as_sql:
-            _print(opened, revoking(role, wanted))
-            return
-        opened.revoke_rights(role, database=database, send=send, receive=receive, contracts=contract)
-        _show(opened.show_rights(role))
+    _change(instance, role, Wanted(database, send, receive, contract), revoking, Instance.revoke_rights, as_sql=as_sql)
 
 
 @app.command()
@@ -116,6 +105,24 @@ def show(
         say_json({"roles": [one._asdict() for one in found]})
     else:
         _show(found)
+
+
+def _change(
+    instance: str,
+    role: str,
+    wanted: Wanted,
+    plan: Callable[[str, Wanted], Steps[list[Statement]]],
+    change: Callable[..., None],
+    *,
+    as_sql: bool,
+) -> None:
+    """Change what a role may do and show what it can do then; with `as_sql` only print the statements of `plan`."""
+    with open_existing(instance) as opened:
+        if as_sql:
+            _print(opened, plan(role, wanted))
+        else:
+            change(opened, role, **wanted._asdict())
+            _show(opened.show_rights(role))
 
 
 def _print(opened: Instance, plan: Steps[list[Statement]]) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
+from servicebroker.api.database import Database
 from servicebroker.cli.existing import find_database, open_database, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
+from servicebroker.engine.catalog.routes import Clauses
 from servicebroker.protocol.explanation import Explanation, words
 from servicebroker.protocol.routing import Decision
 from servicebroker.store.running import execute
@@ -80,16 +83,8 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """CREATE ROUTE; what waits for it goes at once."""
-    with open_database(instance, database) as opened:
-        opened.create_route(
-            name,
-            service_name=service,
-            broker_instance=broker_instance,
-            lifetime=lifetime,
-            address=address,
-            mirror_address=mirror_address,
-        )
-    _done("created", name, database, as_json=as_json)
+    clauses = Clauses(service, broker_instance, lifetime, address, mirror_address)
+    _change(Database.create_route, "created", name, instance, database, as_json, **clauses._asdict())
 
 
 @app.command()
@@ -105,16 +100,8 @@ def alter(
     as_json: JsonOption = False,
 ) -> None:
     """ALTER ROUTE: what is given changes. A lifetime counts from now and revives an expired route."""
-    with open_database(instance, database) as opened:
-        opened.alter_route(
-            name,
-            service_name=service,
-            broker_instance=broker_instance,
-            lifetime=lifetime,
-            address=address,
-            mirror_address=mirror_address,
-        )
-    _done("altered", name, database, as_json=as_json)
+    clauses = Clauses(service, broker_instance, lifetime, address, mirror_address)
+    _change(Database.alter_route, "altered", name, instance, database, as_json, **clauses._asdict())
 
 
 @app.command()
@@ -125,9 +112,7 @@ def drop(
     as_json: JsonOption = False,
 ) -> None:
     """DROP ROUTE: conversations that would have taken it wait for another one."""
-    with open_database(instance, database) as opened:
-        opened.drop_route(name)
-    _done("dropped", name, database, as_json=as_json)
+    _change(Database.drop_route, "dropped", name, instance, database, as_json)
 
 
 @app.command()
@@ -161,7 +146,12 @@ def explain(
         say(*sentences)
 
 
-def _done(done: str, name: str, database: str, *, as_json: bool) -> None:
+def _change(
+    change: Callable[..., None], done: str, name: str, instance: str, database: str, as_json: bool, **clauses: object
+) -> None:
+    """Change a route, and say so."""
+    with open_database(instance, database) as opened:
+        change(opened, name, **clauses)
     if as_json:
         say_json({"route": name, "database": database, "done": done})
     else:
