@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -37,7 +38,43 @@ T = TypeVar("T")
 File = str | os.PathLike[str]
 
 
-class Certificates(MasterKeys):
+class CertificateBackup(ABC):
+    """BACKUP CERTIFICATE, of a database and of the instance."""
+
+    @abstractmethod
+    def _find_to_back_up(self, name: str, password: str | None, *, with_key: bool) -> tuple[Facts, PrivateKey | None]:
+        """A certificate and, where it is wanted, its private key, which the password opens."""
+
+    def backup_certificate(
+        self,
+        name: str,
+        file: File,
+        *,
+        private_key_file: File | None = None,
+        encryption_password: str | None = None,
+        decryption_password: str | None = None,
+    ) -> None:
+        """BACKUP CERTIFICATE name TO FILE = ... [WITH PRIVATE KEY (FILE = ..., ENCRYPTION BY PASSWORD = ...)].
+
+        The certificate alone is for others to import; the private key is for nobody else. `decryption_password` is
+        that of a private key which is kept under a password. Both files are written, or none.
+
+        Raises:
+            BrokerError: 15151 no such certificate, 15240 a file is there already or cannot be written, 15556 the
+                private key is not here, 15465 wrong password, 15116 the password is too short, 402; of a database
+                15581 there is no master key, or it is not open; of the instance 15313 the private key lies under no
+                password, 15247.
+        """
+        if (private_key_file is None) != (encryption_password is None):
+            raise BrokerError(402, "WITH PRIVATE KEY", "half given", "a file and the password that encrypts it")
+        if encryption_password is not None:
+            checked_password("ENCRYPTION BY PASSWORD", encryption_password, is_new=True)
+        with_key = private_key_file is not None
+        facts, key = self._find_to_back_up(name, decryption_password, with_key=with_key)
+        in_thread(_write_backup, file, facts, private_key_file, key, encryption_password)
+
+
+class Certificates(CertificateBackup, MasterKeys):
     """CREATE, ALTER, DROP and BACKUP CERTIFICATE: who a user of the database is in secure conversations.
 
     A private key is encrypted by the master key of the database, or by a password; the broker can use only the former.
@@ -136,28 +173,9 @@ class Certificates(MasterKeys):
 
     drop_certificate = defined(user_certificates.drop_certificate)
 
-    def backup_certificate(
-        self,
-        name: str,
-        file: File,
-        *,
-        private_key_file: File | None = None,
-        encryption_password: str | None = None,
-        decryption_password: str | None = None,
-    ) -> None:
-        """BACKUP CERTIFICATE name TO FILE = ... [WITH PRIVATE KEY (FILE = ..., ENCRYPTION BY PASSWORD = ...)].
-
-        The certificate alone is for others; the private key is for nobody else. `decryption_password` is that of a
-        private key which is kept under a password.
-
-        Raises:
-            BrokerError: 15151 no such certificate, 15240 a file is there already or cannot be written, 15556 there is
-                no private key, 15465, 15581, 15116, 402.
-        """
-        check_backup(private_key_file, encryption_password)
+    def _find_to_back_up(self, name: str, password: str | None, *, with_key: bool) -> tuple[Facts, PrivateKey | None]:
         found = self._find_certificate("BACKUP CERTIFICATE", name)
-        key = None if private_key_file is None else self._open(found, decryption_password)
-        in_thread(write_backup, file, found.facts, private_key_file, key, encryption_password)
+        return found.facts, self._open(found, password) if with_key else None
 
     def sign_with_certificate(self, name: str, text: bytes, *, decryption_password: str | None = None) -> bytes:
         """The signature of a text by the private key of a certificate: ECDSA or RSA-PSS, with SHA-256.
@@ -212,26 +230,9 @@ class Certificates(MasterKeys):
         return load_key(der)
 
 
-def check_backup(private_key_file: File | None, encryption_password: str | None) -> None:
-    """That a private key is to be written under a password, or none at all.
-
-    Raises:
-        BrokerError: 402, 15116 the password is too short.
-    """
-    if (private_key_file is None) != (encryption_password is None):
-        raise BrokerError(402, "WITH PRIVATE KEY", "half given", "a file and the password that encrypts it")
-    if encryption_password is not None:
-        checked_password("ENCRYPTION BY PASSWORD", encryption_password, is_new=True)
-
-
-def write_backup(
+def _write_backup(
     file: File, facts: Facts, private_key_file: File | None, key: PrivateKey | None, password: str | None
 ) -> None:
-    """A certificate, and its private key encrypted by that password; both files, or none.
-
-    Raises:
-        BrokerError: 15240 a file is there already or cannot be written.
-    """
     write_file(file, as_pem(facts.der))
     if private_key_file is not None and key is not None:
         try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from servicebroker.api.aio.certificates import File, after, check_backup, read_file, write_backup
+from servicebroker.api.aio.certificates import AsyncCertificateBackup, File, after, read_file
 from servicebroker.api.aio.definitions import administered
 from servicebroker.engine.catalog import network_endpoints
 from servicebroker.engine.catalog.alter import lock_catalog
@@ -30,7 +30,7 @@ from servicebroker.store.x509_certificates import DAYS, SKEW, PrivateKey, as_pem
 T = TypeVar("T")
 
 
-class AsyncNetwork(ABC):
+class AsyncNetwork(AsyncCertificateBackup):
     """CREATE, ALTER and DROP ENDPOINT; the certificates of the transport; logins, and what is granted to them.
 
     All of it is for roles of PostgreSQL with the rights of the schema's owner (15247). `servicebroker serve` follows
@@ -77,13 +77,7 @@ class AsyncNetwork(ABC):
                 may not say.
         """
         clauses = network_endpoints.Clauses(
-            listener_port,
-            listener_ip,
-            state,
-            authentication,
-            encryption,
-            message_forwarding,
-            message_forward_size,
+            listener_port, listener_ip, state, authentication, encryption, message_forwarding, message_forward_size
         )
         in_domain = await in_thread(is_in_domain, await self.key_folder())
         steps = network_endpoints.create_endpoint(name, clauses, self.clock(), in_domain=in_domain)
@@ -110,13 +104,7 @@ class AsyncNetwork(ABC):
             BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
         """
         clauses = network_endpoints.Clauses(
-            listener_port,
-            listener_ip,
-            state,
-            authentication,
-            encryption,
-            message_forwarding,
-            message_forward_size,
+            listener_port, listener_ip, state, authentication, encryption, message_forwarding, message_forward_size
         )
         return await self._administer(network_endpoints.alter_endpoint(name, clauses, self.clock()))
 
@@ -268,28 +256,11 @@ class AsyncNetwork(ABC):
         if by_password:  # the daemon opens no such file: it is told first
             await in_thread(folder.write, found.facts.thumbprint, pem)
 
-    async def backup_certificate(
-        self,
-        name: str,
-        file: File,
-        *,
-        private_key_file: File | None = None,
-        encryption_password: str | None = None,
-        decryption_password: str | None = None,
-    ) -> None:
-        """BACKUP CERTIFICATE name TO FILE = ... [WITH PRIVATE KEY (FILE = ..., ENCRYPTION BY PASSWORD = ...)].
-
-        The certificate alone is for others to import; the private key is for nobody else. `decryption_password` is
-        that of a private key which is kept under a password.
-
-        Raises:
-            BrokerError: 15151 no such certificate, 15240 a file is there already or cannot be written, 15556 the
-                private key is not here, 15465, 15313, 15116, 15247, 402.
-        """
-        check_backup(private_key_file, encryption_password)
+    async def _find_to_back_up(
+        self, name: str, password: str | None, *, with_key: bool
+    ) -> tuple[Facts, PrivateKey | None]:
         found = await self._administer(transport_certificates.find_certificate("find", name))
-        key = None if private_key_file is None else await self._open(found, decryption_password)
-        await in_thread(write_backup, file, found.facts, private_key_file, key, encryption_password)
+        return found.facts, await self._open(found, password) if with_key else None
 
     async def drop_certificate(self, name: str) -> None:
         """DROP CERTIFICATE: of a peer, it is let in no more; of this instance, its key is removed too.
