@@ -13,10 +13,9 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal, metrics
-from servicebroker.broker.charges import Charges
 from servicebroker.broker.conversations import Conversations, Entry
 from servicebroker.broker.dialog_security import Denied, DialogSecurity
-from servicebroker.broker.inboxes import line_of
+from servicebroker.broker.inboxes import Charges, line_of
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.quotas import Quotas
 from servicebroker.broker.store_operations import Store
@@ -48,6 +47,7 @@ from servicebroker.protocol.envelope import (
 from servicebroker.protocol.forwarding import Passage, unwrap
 from servicebroker.protocol.incoming import Batch, Deliver
 from servicebroker.protocol.on_its_way import BatchEvent, Storing
+from servicebroker.protocol.unfinished import UnfinishedMessages
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
@@ -268,11 +268,17 @@ class Settling:
     """
 
     def __init__(
-        self, conversations: Conversations, charges: Charges, quotas: Quotas, seconds: Callable[[], float], budget: int
+        self,
+        conversations: Conversations,
+        charges: Charges,
+        unfinished: UnfinishedMessages,
+        seconds: Callable[[], float],
+        budget: int,
     ) -> None:
         self._conversations = conversations
         self._charges = charges
-        self._quotas = quotas
+        self._unfinished = unfinished
+        self.quotas = Quotas(conversations, unfinished, seconds)
         self._seconds = seconds
         self._budget = budget
         self._traces = ArrivedTraces()
@@ -301,7 +307,7 @@ class Settling:
         self._traces.note(handle, header)
         number = entry.dialog.to_recall(header)
         recalled = None if number is None else store.read_token(handle, number)
-        allowance = self._quotas.allowance(link, handle, header)
+        allowance = self._unfinished.allowance(link.owner, handle, header.fragments)
         for event in entry.dialog.arrived(header, payload, recalled, allowance):
             match event:
                 case Acknowledged():
@@ -318,8 +324,8 @@ class Settling:
                     journal.undeliverable(event, header, link)
                     if event.number == 11224 and entry.session is not None:
                         refuse(link, header, BrokerFailure(-8495, RULES[8495].text), entry.session)
-        if isinstance(payload, tuple):
-            self._quotas.note(link, handle, entry)
+        if isinstance(payload, tuple) and (entry.dialog.begun is not None or handle in self._unfinished):
+            self.quotas.note(link, handle, entry)
         self._conversations.halt(entry)
 
     def store(self, store: Store, touched: set[UUID]) -> arriving.Result | None:
@@ -336,7 +342,7 @@ class Settling:
             self._traces.take({}, ())  # what only comes again does not pile up
             return None
         self._happens(batches, BatchEvent.GIVEN)
-        result = store.store(batches, self._quotas.owners(batches))
+        result = store.store(batches, self.quotas.owners(batches) if self._unfinished else {})
         self._happens(result.postponed, BatchEvent.ROW_HELD)
         stored = {handle: batches[handle] for handle in result.stored}
         if traced := self._traces.take(stored, {*result.postponed, *late}):
@@ -367,7 +373,7 @@ class Settling:
             load, many = load - loads[handle], many - 1
             del self._postponed[handle]
             self._happens([handle], BatchEvent.NO_ROOM)
-            self._quotas.renote(handle)
+            self.quotas.renote(handle)
 
     def _is_known(self, handle: UUID) -> bool:
         """Whether its batch is still that of its dialog; else the peer sends it again."""
@@ -390,7 +396,8 @@ class Settling:
                 _tell(entry.endpoint, batch)
         if result.queues:
             store.wake(result.queues)
-        self._quotas.forget((*result.gone, *result.closed))
+        if result.gone or result.closed:
+            self.quotas.forget((*result.gone, *result.closed))
         for handle in result.gone:
             self._conversations.forget(handle)
         self._happens(result.stored, BatchEvent.COMMITTED)

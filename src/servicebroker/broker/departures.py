@@ -9,9 +9,9 @@ from uuid import UUID
 from msgspec import structs
 
 from servicebroker.broker import journal, metrics
-from servicebroker.broker.charges import Charges
 from servicebroker.broker.conversations import MATCH_AGAIN, Conversations, Entry
 from servicebroker.broker.dialog_security import DialogSecurity
+from servicebroker.broker.inboxes import Charges
 from servicebroker.broker.links import Link
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import NOTHING, Leaving, Reading, WaitingConversation

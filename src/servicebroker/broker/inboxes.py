@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import NamedTuple
+from uuid import UUID
 
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.protocol.division import share_of
@@ -31,6 +32,7 @@ RECENT = 0.2  # how much the last round says of what a peer has lately done
 LIGHT = 0.5  # who has lately had less than this part of what all have on average is not to wait for the others
 VAIN = 0.1  # who has brought a larger part for nothing has its turn in any case
 NOISE = 200  # frames for nothing of one peer that are read between two ticks of the network
+LEAST_S = 0.0005  # charged to a link in a round: what is less is divided among all by their frames
 WASTE = 2.0  # who has brought more waits as long as its turn took; so much longer when that was for nothing
 
 
@@ -344,6 +346,43 @@ class Inboxes:
 
     def __len__(self) -> int:
         return sum(len(inbox) for inbox in self.shares)
+
+
+class Charges:
+    """The measured time of the round that runs, by the link that has brought what it went to.
+
+    What a stranger brings may take longer than its number of frames says: messages with many gaps, for instance. So
+    time is measured where it depends on what was brought, and told to the link, whose inbox has that peer rest as long.
+    """
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._of_link: defaultdict[Link, float] = defaultdict(float)
+        self._brought_by: dict[UUID, Link] = {}
+
+    def begin(self) -> None:
+        """Begin another round."""
+        self._of_link.clear()
+        self._brought_by.clear()
+
+    def note_bringer(self, handle: UUID, link: Link) -> None:
+        """Charge that link for the conversation, in this round."""
+        self._brought_by[handle] = link
+
+    def charge(self, link: Link, since: float) -> None:
+        """Charge a link for the time since then."""
+        self._of_link[link] += self._seconds() - since
+
+    def charge_for(self, handle: UUID, since: float) -> None:
+        """Charge whoever has brought something for that conversation in this round, if anybody has."""
+        if (link := self._brought_by.get(handle)) is not None:
+            self.charge(link, since)
+
+    def tell(self) -> None:
+        """Tell the links, at the end of the round."""
+        for link, seconds in self._of_link.items():
+            if seconds >= LEAST_S:
+                link.charge(seconds)
 
 
 def share_for(arrival: Arrival, count: int) -> int:

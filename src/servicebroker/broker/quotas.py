@@ -12,35 +12,23 @@ from servicebroker.broker import journal
 from servicebroker.broker.conversations import Conversations, Entry
 from servicebroker.broker.links import Link
 from servicebroker.broker.store_operations import Store
-from servicebroker.protocol.envelope import Header
-from servicebroker.protocol.incoming import Allowance
-from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.on_its_way import Storing
 from servicebroker.protocol.unfinished import UnfinishedMessages
 
 
 class Quotas:
-    """The quotas of the peers of one share, of so many."""
+    """The quotas of the peers of one share. It is asked only where something is kept, or is to be."""
 
     def __init__(
-        self, conversations: Conversations, seconds: Callable[[], float], limits: Limits, shares: int = 1
+        self, conversations: Conversations, unfinished: UnfinishedMessages, seconds: Callable[[], float]
     ) -> None:
         self._conversations = conversations
+        self._unfinished = unfinished
         self._seconds = seconds
-        self._unfinished = UnfinishedMessages(limits, shares)
-
-    @property
-    def wake_at(self) -> float:
-        """When to look for what is idle."""
-        return self._unfinished.wake_at
 
     def load(self, store: Store) -> None:
         """Count what the store has."""
         self._unfinished.load(store.unfinished(), self._seconds())
-
-    def allowance(self, link: Link, handle: UUID, header: Header) -> Allowance:
-        """Return what may be kept of what a link brings."""
-        return self._unfinished.allowance(link.owner, handle, header.fragments)
 
     def note(self, link: Link, handle: UUID, entry: Entry) -> None:
         """A link has brought messages of a conversation, or fragments."""
@@ -78,8 +66,6 @@ class Quotas:
         What applications have ended since then is not counted any more: they do so without a word to this side.
         """
         now = self._seconds()
-        if not self._unfinished.is_due(now):
-            return []
         quiet = [handle for handle in self._unfinished.quiet(now) if self._is_at_rest(handle)]
         if quiet:
             self.forget(set(quiet) - {one.conversation_handle for one in store.unfinished(quiet)})

@@ -14,16 +14,15 @@ from uuid import UUID
 
 from servicebroker.broker import journal
 from servicebroker.broker.arrivals import Came, Reception, Settling, WaitingOpenings, parsed
-from servicebroker.broker.charges import Charges
 from servicebroker.broker.conversations import CAPACITY, Conversations
 from servicebroker.broker.departures import BUDGET, Finding, Frames, Readahead
 from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.forwarding import Forwarding
+from servicebroker.broker.inboxes import Charges
 from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.matching import Matching
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.peers import Peers
-from servicebroker.broker.quotas import Quotas
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.trust import Trust
 from servicebroker.engine.remote.departing import Snapshot
@@ -32,6 +31,7 @@ from servicebroker.protocol.limits import LIMITS, Limits
 from servicebroker.protocol.mirroring import Standing
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Decision
+from servicebroker.protocol.unfinished import UnfinishedMessages
 from servicebroker.protocol.wire_errors import CorruptedMessage
 from servicebroker.store.key_files import KeyFolder
 
@@ -85,8 +85,8 @@ class Relay:
         self._waiting = WaitingOpenings(seconds)
         self._trust = Trust(self._links, self._peers, self._waiting, self._here, clock, seconds)
         self._reception = Reception(self._conversations, self._waiting, security, self._chance)
-        self._quotas = Quotas(self._conversations, seconds, self._limits, shares)
-        self._settling = Settling(self._conversations, self._charges, self._quotas, seconds, self._budget // shares)
+        self._unfinished = UnfinishedMessages(self._limits, shares)
+        self._settling = Settling(self._conversations, self._charges, self._unfinished, seconds, self._budget // shares)
         self._finding = Finding(self._conversations, security, seconds)
         self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
         self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, self._budget, shares)
@@ -108,7 +108,7 @@ class Relay:
         with store.transaction():
             if self.snapshot is None:  # who is entered from here on lacks nothing that this look has seen
                 self.snapshot = store.look(None).snapshot
-                self._quotas.load(store)
+                self._settling.quotas.load(store)
             touched = self._take(store, list(arrivals))
             stored = self._settling.store(store, touched)
             settled, ended = self._settling.settle(store, is_traced=self._is_traced)
@@ -121,12 +121,13 @@ class Relay:
             touched |= self._finding.find(store, look.waiting)
             self._matching.match(store, touched)
             touched |= self._readahead.offer(store, touched)
-            expired = self._quotas.expire(store)
+            expired = self._settling.quotas.expire(store) if self._unfinished.is_due(self._seconds()) else []
         self.snapshot, self._routes, self._is_traced = look.snapshot, look.routes, look.traced
         self._settling.count(len(touched), began)
         if stored is not None:
             self._settling.committed(store, stored)
-        self._quotas.expired(expired)
+        if expired:
+            self._settling.quotas.expired(expired)
         for handle, event in settled.items():
             if entry := self._conversations.get(handle):
                 entry.dialog.deleted(event)
@@ -152,7 +153,7 @@ class Relay:
     @property
     def wake_at(self) -> float:
         """When the next round has something to do, if nothing arrives and nothing is sent."""
-        arriving = self._waiting, self._settling, self._quotas
+        arriving = self._waiting, self._settling, self._unfinished
         leaving = self._conversations, self._finding, self._readahead, self.forwarding
         at = min(part.wake_at for part in (*arriving, *leaving))
         return min(at, self.mirrors.wake_at) if self.mirrors.are_used else at

@@ -74,6 +74,9 @@ class UnfinishedMessages:
         self._conversations: OrderedDict[UUID, _Conversation] = OrderedDict()  # who has brought nothing longest first
         self._look_at = NEVER
 
+    def __len__(self) -> int:
+        return len(self._conversations)
+
     def __contains__(self, handle: UUID) -> bool:
         return handle in self._conversations
 

@@ -215,5 +215,5 @@ def test_the_price_of_a_message_is_the_same_in_the_store(pair: Pair, mallory: St
     for relay in (pair.east.relay, new_relay(pair.east)):
         pair.east.relay = relay
         pair.east.round([])
-        begun.append({one.begun for one in relay._quotas._unfinished._conversations.values()})
+        begun.append({one.begun for one in relay._unfinished._conversations.values()})
     assert begun[0] == begun[1]
