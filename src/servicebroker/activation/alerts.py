@@ -12,6 +12,7 @@ import logging
 import shlex
 import subprocess
 import threading
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from servicebroker.api.instance import Instance
 from servicebroker.engine.activation.poison_detection import Alarm, alarms, alerted
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import NAMES, QUEUE_DISABLED
+from servicebroker.model.reporting import report
+from servicebroker.model.wording import told
 from servicebroker.store.running import run
 
 LOOK = 0.5  # seconds between looks
@@ -60,7 +63,7 @@ def alerts(instance: Instance, alert: Alert | None) -> Iterator[None]:
 
 
 def _check(alert: Alert) -> None:
-    if alert.webhook is not None and not alert.webhook.startswith(("http://", "https://")):
+    if alert.webhook is not None and not _is_address(alert.webhook):
         raise BrokerError(402, "the webhook", repr(alert.webhook), "an http:// or https:// address")
     if alert.command is not None:
         try:
@@ -69,6 +72,16 @@ def _check(alert: Alert) -> None:
             parts = []
         if not parts:
             raise BrokerError(402, "the command", repr(alert.command), "a command line")
+
+
+def _is_address(webhook: str) -> bool:
+    """Whether a request can be sent there: with a host, in ASCII, and without blanks."""
+    try:
+        parts = urllib.parse.urlsplit(webhook)
+        is_complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port, or brackets
+        return False
+    return is_complete and all("!" <= character <= "~" for character in webhook)
 
 
 def _watch(instance: Instance, alert: Alert, over: threading.Event) -> None:
@@ -84,8 +97,9 @@ def _watch(instance: Instance, alert: Alert, over: threading.Event) -> None:
                     run(connection, alerted(alarm))
         except (psycopg.Error, InstanceError) as problem:
             _log.debug("alerts: %s", problem)
-        except (OSError, subprocess.SubprocessError) as problem:
-            _log.error("The alert hook failed, and is tried again in %g seconds: %s", RETRY, problem)
+        except Exception as problem:  # also what the other side says, which may be no HTTP
+            said = "The alert hook failed, and is tried again in %g seconds: %s"
+            report(_log, logging.ERROR, said, RETRY, told(problem))
             pause = RETRY
 
 
@@ -93,7 +107,7 @@ def tell(alert: Alert, alarm: Alarm) -> None:
     """Hand the event to the hook.
 
     Raises:
-        OSError: the webhook cannot be reached, or refuses.
+        OSError, http.client.HTTPException: the webhook cannot be reached, refuses, or its answer is no HTTP.
         subprocess.SubprocessError: the command fails, or takes too long.
     """
     text = json.dumps(

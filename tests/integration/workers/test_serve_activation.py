@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +17,8 @@ import pytest
 
 import servicebroker as sb
 from daemons import Served, Site
-from support import ORDER, REPLY, STOCK_QUEUE, begin, bodies, eventually, query, queue_number, undone
+from servicebroker.activation import alerts
+from support import ORDER, REPLY, STOCK_QUEUE, begin, bodies, eventually, query, queue_number, refused, undone
 
 PROCEDURES = """
 import os, time
@@ -137,6 +140,42 @@ def test_a_queue_that_is_switched_off_alerts(site: Site, tmp_path: Path, webhook
             assert transaction.receive(STOCK_QUEUE)
     serve(site, tmp_path, "--alert-webhook", url)
     eventually(lambda: len(told) == 2)
+
+
+@pytest.mark.parametrize("nonsense", [b"no HTTP", b"HTTP/1.1 302 Found\r\nLocation: http://[::/"])
+def test_a_webhook_that_answers_nonsense_is_tried_again(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch, nonsense: bytes
+) -> None:
+    """What is no HTTP had ended the thread of the alerts, without a word."""
+    monkeypatch.setattr(alerts, "RETRY", 0.1)
+    for _ in range(5):
+        with undone(database) as transaction:
+            transaction.send(begin(transaction), ORDER, b"x")  # type: ignore[arg-type]
+            transaction.receive(STOCK_QUEUE)
+    tried = threading.Semaphore(0)
+
+    def answer_all() -> None:
+        with contextlib.suppress(OSError):  # the listener is closed
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(nonsense + b"\r\n\r\n")
+                tried.release()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer_all, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        with alerts.alerts(database.instance, alerts.Alert(webhook=url)):
+            assert tried.acquire(timeout=20)
+            assert tried.acquire(timeout=20)
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://a b/", "http://[::/", "http://a:99999/", "http://a/\xe9"])
+def test_an_address_that_no_request_can_be_sent_to_is_refused(database: sb.Database, url: str) -> None:
+    with refused(402, "http"), alerts.alerts(database.instance, alerts.Alert(webhook=url)):
+        raise AssertionError
 
 
 @pytest.mark.feature(186)
