@@ -85,3 +85,23 @@ def test_a_lifetime_that_is_over_on_the_server_is_over(make_instance_url: Callab
         with pytest.raises(sb.BrokerError) as refused:
             database.send(handle, ORDER, b"x")
         assert refused.value.number == 8429
+
+
+def test_a_clock_that_fails_once_ends_no_upkeep(
+    make_instance_url: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is raised there: timers that nobody looks at still fire."""
+    failures = iter([OSError("no time")])
+
+    def now() -> datetime:
+        if "upkeep" in threading.current_thread().name:
+            for failure in failures:
+                raise failure
+        return datetime.now(UTC)
+
+    with sb.open(make_instance_url(1), clock=now, upkeep=0.05) as instance:
+        eventually(lambda: "upkeep begins anew: OSError: no time" in caplog.text)
+        database = standard_database(instance)
+        database.begin_conversation_timer(begin(database), 1)
+        text = "select from servicebroker.conversation_endpoints where dialog_timer is not null"
+        eventually(lambda: not query(database, text), 20)

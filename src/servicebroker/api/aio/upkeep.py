@@ -36,6 +36,8 @@ from servicebroker.engine.diagnosis.trail import briefly, changes, partitions
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.model.reporting import report
+from servicebroker.model.wording import told
 from servicebroker.store.aio.concurrency import Background, Event
 from servicebroker.store.aio.connection import connect
 from servicebroker.store.aio.direct import AsyncDirectConnection
@@ -55,6 +57,7 @@ _STATEMENTS = 30.0  # the same of statements, which an idle process has too: its
 _SOON, _LATER = 0.02, 1.0  # seconds until the next look at what somebody is at: ever longer
 _TRIES = 10  # one in each tick
 _DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
+_AFTER_FAULT = 5.0  # seconds until it begins anew
 _PROMOTION = 5.0  # seconds between looks at whether a standby was promoted
 _ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
 
@@ -126,6 +129,10 @@ class Upkeep:
                 held = time.monotonic() - began > self._interval
                 pause = _TICK if held else 2 * pause
                 await self._closed.wait(min(pause, self._interval))
+            except Exception as problem:  # a fault of ours, or of the application's clock: timers fire nevertheless
+                report(_LOG, logging.ERROR, "upkeep begins anew: %s", told(problem), exc_info=problem)
+                pause = _TICK
+                await self._closed.wait(min(_AFTER_FAULT, self._interval))
             finally:
                 self._connection = None
 
