@@ -33,6 +33,7 @@ from servicebroker.api.processing import process
 from servicebroker.model import names
 from servicebroker.model.arguments import check_policy, check_wait
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.handlers import check_kind, check_result, is_async
 from servicebroker.model.poison import Policy
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ class PythonProcedure:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is a coroutine function."""
-        return inspect.iscoroutinefunction(self.function)
+        """Whether the function is a coroutine function, or an object whose calls are such."""
+        return is_async(self.function)
 
     @property
     def source(self) -> str:
@@ -111,10 +112,10 @@ class PythonProcedure:
         if self.is_async:
             call.run_async(lambda database: self._run_async(database, call))
         elif self.form == "database":
-            self.function(call.database)
+            check_result(self.function(call.database))
         elif self.form == "transaction":
             with call.database.transaction() as transaction:
-                self.function(transaction)
+                check_result(self.function(transaction))
         else:
             process(
                 call.database,
@@ -128,10 +129,10 @@ class PythonProcedure:
 
     async def _run_async(self, database: AsyncDatabase, call: Call) -> None:
         if self.form == "database":
-            await self.function(database)
+            check_result(await self.function(database))
         elif self.form == "transaction":
             async with database.transaction() as transaction:
-                await self.function(transaction)
+                check_result(await self.function(transaction))
         else:
             await process_async(
                 database,
@@ -179,7 +180,8 @@ def procedure(
         worker: "thread", or "process" for one of its own, which a crash of the procedure does not share.
 
     Raises:
-        BrokerError: 9653 the function does not take what its form gives, 9609 name, 402 other arguments.
+        BrokerError: 9653 the function does not take what its form gives, 9609 name, 402 a generator function, and
+            other arguments.
     """
     if callable(name):
         raise BrokerError(402, "procedure", repr(name), 'the name of the procedure: @procedure("name")')
@@ -195,6 +197,7 @@ def procedure(
         raise BrokerError(402, "poison", "a policy", 'None, unless the form is "message" or "batch"')
 
     def register(function: F) -> F:
+        check_kind("procedure", function, may_be_async=True)
         called = function.__name__ if name is None else name
         key = tuple(part.lower() for part in names.name_parts("procedure", called, 3))
         _check_signature(called, function, 1 if form in ("transaction", "database") else 2)

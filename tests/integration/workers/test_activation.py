@@ -503,6 +503,52 @@ def test_a_resolver_that_fails_stops_no_other_queue(
         eventually(lambda: seen.bodies == [b"x"], 30)
 
 
+@pytest.mark.parametrize("form", ["message", "batch", "transaction", "database"])
+def test_a_generator_function_is_no_procedure(form: Any) -> None:
+    def stock(*_: object) -> Iterator[None]:
+        yield
+
+    def of_one(_: object) -> Iterator[None]:
+        yield
+
+    with refused(402, "generator"):
+        sb.procedure(PROCEDURE, form=form)(of_one if form in ("transaction", "database") else stock)
+
+
+def test_a_result_that_is_work_not_done_undoes_the_transaction(
+    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The messages had been received and committed, and the coroutine had never run."""
+
+    async def work(messages: list[sb.Message]) -> None:
+        seen.bodies += bodies(messages)
+
+    @sb.procedure(PROCEDURE, form="transaction")
+    def stock(transaction: sb.Transaction) -> Any:
+        messages = transaction.receive(STOCK_QUEUE)
+        seen.calls += 1
+        if seen.calls == 1:
+            return work(messages)
+        seen.bodies += bodies(messages)
+        return None
+
+    send(active, "x")
+    switch_on(active)
+    eventually(lambda: seen.bodies == [b"x"], 30)
+    assert "its work is not done" in caplog.text
+
+
+def test_an_object_with_an_async_call_is_awaited(active: sb.Database, seen: Seen) -> None:
+    class Stock:
+        async def __call__(self, transaction: sb.AsyncTransaction, message: sb.Message) -> None:
+            seen.bodies.append(message.message_body)
+
+    sb.procedure(PROCEDURE)(Stock())
+    send(active, "x")
+    switch_on(active)
+    eventually(lambda: seen.bodies == [b"x"], 30)
+
+
 LOGS = """
 import logging, pathlib
 import servicebroker as sb
