@@ -177,6 +177,11 @@ def _next_step(verdict: Verdict) -> str:
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
     """Where an exception came from, without what stands between our reader and the handler."""
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals["__name__"].startswith(_OURS):
+    while trace is not None and trace.tb_next is not None and _is_ours(trace):
         trace = trace.tb_next
     return trace
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    name: str = trace.tb_frame.f_globals.get("__name__", "")  # none where `exec` has made the function
+    return name.startswith(_OURS)

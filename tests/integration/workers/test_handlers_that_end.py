@@ -27,6 +27,7 @@ from support import (
     errors,
     eventually,
     query,
+    queue_number,
     refused,
 )
 
@@ -451,3 +452,22 @@ def test_a_reply_that_a_late_rollback_undoes_is_not_sent(database: sb.Database, 
         eventually(lambda: len(database.set_aside_messages()) == 1)
         time.sleep(0.1)
     assert database.receive(ORDERS_QUEUE) == []
+
+
+def test_a_handler_of_a_namespace_without_name_has_its_policy(database: sb.Database) -> None:
+    """As `exec` makes it: where the exception came from is found out for the log only."""
+    space: dict[str, Any] = {"fail": raising, "problem": ValueError("no")}
+    exec("def inner():\n    fail(problem)\ndef order(tx, message):\n    inner()", space)
+    del space["__builtins__"]
+    judged: list[sb.Failure] = []
+
+    def judge(failure: sb.Failure) -> sb.Verdict:
+        judged.append(failure)
+        return sb.Ignore()
+
+    worker = sb.Worker(STOCK_QUEUE, poison=judge)
+    worker.on(ORDER)(space["order"])
+    send(database, b"bad")
+    with database.working(worker):
+        eventually(lambda: judged)
+    assert query(database, f"select from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}") == []
