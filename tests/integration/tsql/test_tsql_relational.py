@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -250,6 +251,50 @@ def test_a_value_that_does_not_convert_is_an_error_of_this_number(session: Sessi
     with pytest.raises(psycopg.Error) as refused:
         session.evaluate(text)
     assert refused.value.sqlstate == state
+
+
+_ATTRIBUTES = " ".join(f"b{number}='1'" for number in range(20_000))
+_COSTLY = {
+    "comments": ("<!--" * 20_000, "S9400"),
+    "sections": ("<![CDATA[" * 20_000, "S9400"),
+    "instructions": ("<a/>" + "<?b" * 20_000, "S9400"),
+    "attributes": (f"<a {_ATTRIBUTES}/>", ""),
+    "namespaces": (f"<a {_ATTRIBUTES.replace('b', 'xmlns:b')}/>", ""),
+    "references": ("".join(f"&#{number};" for number in range(100, 40_000)), ""),
+    "an attribute twice": (f"<a {_ATTRIBUTES} b7='2'/>", "S9437"),
+}
+
+
+@pytest.mark.parametrize("name", _COSTLY)
+def test_xml_is_read_in_time_by_its_length(session: Session, name: str) -> None:
+    text, state = _COSTLY[name]
+    session.connection.execute("set statement_timeout = '8s'")
+    try:
+        with pytest.raises(psycopg.Error) if state else nullcontext() as refused:
+            session.connection.execute("select tsql.xml_tree($1)", [text])
+    finally:
+        session.connection.execute("reset statement_timeout")
+    assert (refused.value.sqlstate if refused else "") == state
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("&#38;lt;&#x26;amp;&lt;&gt;&quot;&apos;&amp;", "&lt;&amp;<>\"'&"),
+        ("a&#98;c&#x1F600;", "abc\U0001f600"),
+        ("<!-->--><![CDATA[]]]]><?b?>?>x", "]]?>x"),
+    ],
+)
+def test_what_xml_holds_is_read_once(session: Session, text: str, value: str) -> None:
+    ((said,),) = session.connection.execute("select tsql.xml_string(tsql.xml_tree($1))", [f"<a>{text}</a>"]).fetchall()
+    assert said == value
+
+
+@pytest.mark.parametrize("text", ["<!-->", "<!--->", "<![CDATA[]>", "<?>", "<a/><!-- -- ", "<a/><?b"])
+def test_what_is_not_closed_is_no_xml(session: Session, text: str) -> None:
+    with pytest.raises(psycopg.Error) as refused:
+        session.connection.execute("select tsql.xml_tree($1)", [text])
+    assert refused.value.sqlstate == "S9400"
 
 
 def test_rows_are_inserted_changed_and_deleted(items: Session) -> None:

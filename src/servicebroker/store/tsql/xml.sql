@@ -24,23 +24,31 @@ begin
     return said;  -- by which it is no constant, that the planner would compute
 end $$;
 
-create or replace function tsql.xml_unescaped(said text) returns text language plpgsql immutable strict parallel safe as $$
+-- The character that a reference means: its number, or behind an x its hexadecimal one.
+create or replace function tsql.xml_character(reference text) returns text language plpgsql immutable strict parallel safe as $$
 declare
-    entity text;
-    code text;
+    code text := case when left(reference, 1) = 'x' then ('x' || lpad(substr(reference, 2), 8, '0'))::bit(32)::integer::text
+                      else reference end;
+begin
+    if code::numeric not between 9 and 1114110 or code::integer between 55296 and 57343 then
+        perform tsql.refuse(9420, 'XML parsing: illegal xml character');
+    end if;
+    return chr(code::integer);
+end $$;
+
+create or replace function tsql.xml_unescaped(said text) returns text language plpgsql immutable strict parallel safe as $$
 begin
     if strpos(said, '&') = 0 then return said; end if;
     if said ~ '&(?!(lt|gt|amp|quot|apos|#[0-9]+|#x[0-9A-Fa-f]+);)' then
         perform tsql.refuse(9448, 'XML parsing: well formed check: undeclared entity');
     end if;
-    for entity in select distinct m[1] from regexp_matches(said, '&#(x?[0-9A-Fa-f]+);', 'g') m loop
-        code := case when left(entity, 1) = 'x' then ('x' || lpad(substr(entity, 2), 8, '0'))::bit(32)::integer::text else entity end;
-        if code::numeric not between 9 and 1114110 or code::integer between 55296 and 57343 then
-            perform tsql.refuse(9420, 'XML parsing: illegal xml character');
-        end if;
-        said := replace(said, '&#' || entity || ';', chr(code::integer));
-    end loop;
-    return replace(replace(replace(replace(replace(said, '&lt;', '<'), '&gt;', '>'), '&quot;', '"'), '&apos;', ''''), '&amp;', '&');
+    return (
+        select string_agg(case when left(piece, 2) = '&#' then tsql.xml_character(substr(piece, 3, length(piece) - 3))
+                               when left(piece, 1) <> '&' then piece
+                               else case piece when '&lt;' then '<' when '&gt;' then '>' when '&quot;' then '"'
+                                               when '&apos;' then '''' else '&' end end, '' order by place)
+          from regexp_matches(said, '&[^;]+;|[^&]+', 'g') with ordinality as pieces (piece_of, place)
+         cross join lateral (select piece_of[1] as piece) one);
 end $$;
 
 create or replace function tsql.xml_name(written text, scope jsonb, is_attribute boolean) returns text
@@ -72,7 +80,8 @@ declare
     attributes jsonb;
     spelled jsonb;
     written_order text[];  -- of the attributes: jsonb has one of its own
-    pair text[];
+    names text[];
+    texts_of text[];
     below record;
     piece text;
 begin
@@ -110,20 +119,20 @@ begin
             end if;
             own := scope; attributes := '{}'; spelled := '{}'; written_order := '{}';
             if strpos(token, '=') > 0 then
-                for pair in select array[m[1], m[2]] from regexp_matches(token, '\s([^\s=/>]+)\s*=\s*("[^"]*"|''[^'']*'')', 'g') m loop
-                    if pair[1] = 'xmlns' or left(pair[1], 6) = 'xmlns:' then
-                        own := own || jsonb_build_object(substr(pair[1], 7), tsql.xml_unescaped(substr(pair[2], 2, length(pair[2]) - 2)));
-                    end if;
-                end loop;
-                for pair in select array[m[1], m[2]] from regexp_matches(token, '\s([^\s=/>]+)\s*=\s*("[^"]*"|''[^'']*'')', 'g') m loop
-                    if pair[1] <> 'xmlns' and left(pair[1], 6) <> 'xmlns:' then
-                        name := '@' || tsql.xml_name(pair[1], own, true);
-                        if attributes ? name then perform tsql.xml_refuse(9437, 'duplicate attribute', tokens, place); end if;
-                        attributes := attributes || jsonb_build_object(name, tsql.xml_unescaped(substr(pair[2], 2, length(pair[2]) - 2)));
-                        written_order := written_order || name;
-                        if name <> '@' || pair[1] then spelled := spelled || jsonb_build_object(name, pair[1]); end if;
-                    end if;
-                end loop;
+                select array_agg(m[1] order by at), array_agg(tsql.xml_unescaped(substr(m[2], 2, length(m[2]) - 2)) order by at)
+                  into names, texts_of
+                  from regexp_matches(token, '\s([^\s=/>]+)\s*=\s*("[^"]*"|''[^'']*'')', 'g') with ordinality found (m, at);
+                select own || coalesce(jsonb_object_agg(substr(a.short, 7), a.content), '{}') into own
+                  from unnest(names, texts_of) a (short, content) where a.short = 'xmlns' or left(a.short, 6) = 'xmlns:';
+                select coalesce(jsonb_object_agg(f.full_name, a.content), '{}'), coalesce(array_agg(f.full_name order by a.at), '{}'),
+                       coalesce(jsonb_object_agg(f.full_name, a.short) filter (where f.full_name <> '@' || a.short), '{}')
+                  into attributes, written_order, spelled
+                  from unnest(names, texts_of) with ordinality a (short, content, at)
+                 cross join lateral (select '@' || tsql.xml_name(a.short, own, true) as full_name) f
+                 where a.short <> 'xmlns' and left(a.short, 6) <> 'xmlns:';
+                if (select count(distinct w.full_name) from unnest(written_order) w (full_name)) < cardinality(written_order) then
+                    perform tsql.xml_refuse(9437, 'duplicate attribute', tokens, place);
+                end if;
             end if;
             name := tsql.xml_name(written, own, false);
             positions := positions || jsonb_build_object(name, coalesce((positions ->> name)::integer, 0) + 1);
@@ -164,8 +173,12 @@ begin
         perform tsql.refuse(6359, 'Parsing XML with internal subset DTDs not allowed. Leave the DTD out.');
     end if;
     tokens := array(select m[1] from regexp_matches(value,
-        '(<!--(?:(?!-->).)*-->|<!\[CDATA\[(?:(?!\]\]>).)*\]\]>|<\?(?:(?!\?>).)*\?>|<(?:[^<>"'']|"[^"]*"|''[^'']*'')*>|[^<]+)', 'g') m);
-    if length(array_to_string(tokens, '')) <> length(value) then
+        '(<!--(?:(?!-->).)*(?:-->|$)|<!\[CDATA\[(?:(?!\]\]>).)*(?:\]\]>|$)|<\?(?:(?!\?>).)*(?:\?>|$)|<(?:[^<>"'']|"[^"]*"|''[^'']*'')*>|[^<]+)', 'g') m);
+    -- what is not closed goes to the end: otherwise the rest would be passed again for each one
+    if length(array_to_string(tokens, '')) <> length(value)
+       or tokens[cardinality(tokens)] ~ '^<!--' and tokens[cardinality(tokens)] !~ '^<!--.*-->$'
+       or tokens[cardinality(tokens)] ~ '^<!\[CDATA\[' and tokens[cardinality(tokens)] !~ '\]\]>$'
+       or tokens[cardinality(tokens)] ~ '^<\?' and tokens[cardinality(tokens)] !~ '^<\?.*\?>$' then
         perform tsql.refuse(9400, 'XML parsing: line 1, character 1, unexpected end of input');
     end if;
     found := tsql.xml_content(tokens, 1, '{}', 1);

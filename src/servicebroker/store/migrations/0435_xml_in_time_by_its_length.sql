@@ -1,0 +1,1 @@
+-- tsql.xml_tree() and what it calls take time by the length of a text, whatever stands there: store/tsql/xml.sql.
