@@ -10,7 +10,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from pipeline_support import LINE, Feed, warehouse
+from pipeline_support import LINE, Feed
 
 pytest.importorskip("pyspark")
 
@@ -27,23 +27,6 @@ from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.reader import QueueReader
 from servicebroker.pipeline.warehouse import land_rows, sort_rows
-
-
-@pytest.fixture(scope="module")
-def database(instance):
-    return warehouse(instance)
-
-
-@pytest.fixture
-def feed(database):
-    return Feed(database)
-
-
-@pytest.fixture
-def reader(feed):
-    reader = attach(feed)
-    yield reader
-    reader.stop()
 
 
 def acknowledge(queue, piece, **how):

@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 from forked import Command, ran
-from pipeline_support import LINE, Feed, warehouse
+from pipeline_support import LINE, Feed
 
 pytest.importorskip("pyspark")
 
@@ -27,16 +27,6 @@ from servicebroker_lab.benchmarks.processes import family
 from support import eventually
 
 COMMAND = [sys.executable, "-W", "error", "-m", "servicebroker.cli.main", "pipeline"]
-
-
-@pytest.fixture(scope="module")
-def database(instance):
-    return warehouse(instance)
-
-
-@pytest.fixture
-def feed(database):
-    return Feed(database)
 
 
 @pytest.fixture

@@ -35,11 +35,6 @@ TARGETS = ("driver", "java", "worker", "server")
 ATTEMPTS = 5  # to begin a run on a busy machine
 
 
-@pytest.fixture(scope="module")
-def database(instance):
-    return warehouse(instance)
-
-
 def describe(folder, feeds, at_most=2000, **queue):
     more = "".join(f"{key} = {json.dumps(value)}\n" for key, value in queue.items())
     queues = "".join(

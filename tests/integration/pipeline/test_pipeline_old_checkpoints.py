@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline_support import Feed, warehouse
+from pipeline_support import Feed
 
 pytest.importorskip("pyspark")
 
@@ -18,20 +18,9 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pipeline_reading import ALL, attach, bodies
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import rows
-from servicebroker.pipeline.spark_session import spark_session
 from support import eventually
 
 OLD = "The checkpoint is older than what the queue"
-
-
-@pytest.fixture(scope="module")
-def database(instance):
-    return warehouse(instance)
-
-
-@pytest.fixture
-def feed(database):
-    return Feed(database)
 
 
 @pytest.fixture
@@ -282,13 +271,6 @@ def test_the_notes_of_a_queue_go_with_it(feed, stream, database):
 
 
 # ---------------------------------------------------------------- in Spark
-
-
-@pytest.fixture(scope="module")
-def spark():
-    session = spark_session("servicebroker tests", cores=2)
-    yield session
-    session.stop()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from pipeline_support import LINE, Feed, warehouse
+from pipeline_support import LINE, Feed
 
 pytest.importorskip("pyspark")
 
@@ -16,11 +16,6 @@ from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.reader import QueueStreamReader
 from servicebroker.store import locks
 from support import eventually
-
-
-@pytest.fixture(scope="module")
-def database(instance):
-    return warehouse(instance)
 
 
 def attach_to(feeds, **options):

@@ -37,23 +37,6 @@ from servicebroker.store.home import settle
 from support import eventually
 
 
-@pytest.fixture(scope="module")
-def database(instance):
-    return warehouse(instance)
-
-
-@pytest.fixture
-def feed(database):
-    return Feed(database)
-
-
-@pytest.fixture
-def reader(feed):
-    reader = attach(feed)
-    yield reader
-    reader.stop()
-
-
 def test_an_empty_queue_is_idle(reader):
     start = reader.initialOffset()
     assert reader.initialOffset() == start

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_support import END_OF_STREAM, LINE, Feed, warehouse
+from pipeline_support import END_OF_STREAM, LINE, Feed
 
 pytest.importorskip("pyspark")
 
@@ -23,23 +23,6 @@ from servicebroker.pipeline.run import running
 from servicebroker.pipeline.spark_session import spark_session
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def spark():
-    session = spark_session("servicebroker tests", cores=2)
-    yield session
-    session.stop()
-
-
-@pytest.fixture(scope="module")
-def database(instance):
-    return warehouse(instance)
-
-
-@pytest.fixture
-def feed(database):
-    return Feed(database)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pyiceberg.catalog import load_catalog
 
 from forked import ran
 from object_store import environment, rows, serving
-from pipeline_support import LINE, Feed, warehouse
+from pipeline_support import LINE, Feed
 from pipeline_tables import ORDER, QUEUE, batch, land, message, order
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.analysis import analyze
@@ -199,11 +199,6 @@ def run_once(file, messages):
     done = ran("pipeline", "run", file, "--once", "--json", timeout=500)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["queues"][0]["messages"] == messages
-
-
-@pytest.fixture(scope="module")
-def database(instance):
-    return warehouse(instance)
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ import pytest
 from psycopg.rows import dict_row
 
 import servicebroker as sb
-from pipeline_support import END_OF_STREAM, LINE, Feed, warehouse
+from pipeline_support import END_OF_STREAM, LINE, Feed
 
 pytest.importorskip("pyspark")
 
@@ -22,16 +22,6 @@ from servicebroker.pipeline.writer import commit_rows, write_rows
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, bodies, errors
 
 BODY = StructField("message_body", BinaryType())
-
-
-@pytest.fixture(scope="module")
-def database(instance):
-    return warehouse(instance)
-
-
-@pytest.fixture
-def feed(database):
-    return Feed(database)
 
 
 def options(feed, **more):
