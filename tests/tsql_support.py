@@ -24,15 +24,39 @@ def listing(seed: str, begin: str, end: str) -> str:
     pytest.skip(f"the listing stands in {SEEDS}, which is not here")
 
 
+def create_database(instance: sb.Instance, name: str, script: str) -> sb.Database:
+    """A new database in which a script has run."""
+    database = instance.database(name, create=True)
+    database.execute_tsql(script)
+    return database
+
+
 def rows(database: sb.Database, query: str) -> list[tuple[object, ...]]:
     """What a SELECT in T-SQL returns."""
     return database.execute_tsql(query).rows
 
 
-def one(database: sb.Database, query: str) -> object:
+def one(database: sb.Database, query: str) -> Any:
     """The one value of a SELECT in T-SQL."""
     ((found,),) = rows(database, query)
     return found
+
+
+def texts(database: sb.Database, script: str) -> list[str]:
+    """What a script prints."""
+    return [message.text for message in database.execute_tsql(script).messages]
+
+
+def failing(database: sb.Database | Session, script: str) -> TsqlError:
+    """The error that a script ends with."""
+    with pytest.raises(TsqlError) as caught:
+        (database.execute if isinstance(database, Session) else database.execute_tsql)(script)
+    return caught.value
+
+
+def error_number(database: sb.Database | Session, script: str) -> int:
+    """The number of the error that a script ends with."""
+    return failing(database, script).number
 
 
 def told(database: sb.Database, script: str) -> list[Any]:

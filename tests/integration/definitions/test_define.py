@@ -15,6 +15,7 @@ import servicebroker as sb
 from servicebroker.cli.main import app as command
 from servicebroker.store import locks
 from support import ORDER, STOCK, STOCK_QUEUE, begin, bodies, in_thread, refused, wait_until_blocked
+from tsql_support import create_database
 
 pytestmark = pytest.mark.both_faces
 _numbers = itertools.count()
@@ -47,9 +48,7 @@ SHOP: dict[str, Any] = {
 
 @pytest.fixture
 def empty(instance: sb.Instance) -> sb.Database:
-    made = instance.database(f"Defined{next(_numbers)}", create=True)
-    made.execute_tsql("create schema ops")
-    return made
+    return create_database(instance, f"Defined{next(_numbers)}", "create schema ops")
 
 
 def copied() -> dict[str, Any]:

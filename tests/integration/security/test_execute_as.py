@@ -10,6 +10,7 @@ import servicebroker as sb
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 from support import as_user, query, refused
+from tsql_support import create_database
 
 WHO = "SELECT USER_NAME() AS who"
 SETUP = """
@@ -56,9 +57,7 @@ def shop(instance: sb.Instance) -> sb.Database:
     annex.execute_tsql(
         "CREATE TABLE Things (n INT) CREATE USER Guest1 FOR LOGIN visitor GRANT SELECT, INSERT ON Things TO Guest1"
     )
-    shop = instance.database("Shop", create=True)
-    shop.execute_tsql(SETUP)
-    return shop
+    return create_database(instance, "Shop", SETUP)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 
 import servicebroker as sb
 from support import query, refused
+from tsql_support import create_database
 
 SETUP = """
 CREATE QUEUE Inbox; CREATE SERVICE Desk ON QUEUE Inbox ([DEFAULT]);
@@ -97,9 +98,7 @@ BY_OTHER_NAMES = [  # PostgreSQL's schemas cannot be named
 
 @pytest.fixture(scope="module")
 def shop(instance: sb.Instance) -> sb.Database:
-    shop = instance.database("Shop", create=True)
-    shop.execute_tsql(SETUP)
-    return shop
+    return create_database(instance, "Shop", SETUP)
 
 
 def objects(database: sb.Database) -> list[tuple[object, ...]]:

@@ -6,6 +6,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.statement_errors import TsqlError
+from tsql_support import create_database
 
 TABLES = """
 CREATE TABLE Clients (ClientID INT PRIMARY KEY, FullName NVARCHAR(50), IsActive BIT, Balance MONEY, Notes XML);
@@ -17,9 +18,7 @@ INSERT Visits VALUES (10, 1, 'blue'), (11, 1, 'red'), (12, 2, 'blue'), (13, 1, '
 
 @pytest.fixture(scope="module")
 def clinic(instance: sb.Instance) -> sb.Database:
-    clinic = instance.database("Clinic", create=True)
-    clinic.execute_tsql(TABLES)
-    return clinic
+    return create_database(instance, "Clinic", TABLES)
 
 
 def document(database: sb.Database, query: str) -> str:

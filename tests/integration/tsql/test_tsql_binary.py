@@ -11,12 +11,6 @@ import pytest
 
 import servicebroker as sb
 
-
-@pytest.fixture(scope="module")
-def db(instance: sb.Instance) -> sb.Database:
-    return instance.database("Binary", create=True)
-
-
 TO_BYTES = [
     ("1", "binary(4)", "00000001"),
     ("1", "binary(8)", "0000000000000001"),

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 import servicebroker as sb
 from tsql_support import one, told
-
-
-@pytest.fixture(scope="module")
-def db(instance: sb.Instance) -> sb.Database:
-    return instance.database("Habits", create=True)
 
 
 def test_blanks_that_fill_a_char_need_no_pattern(db: sb.Database) -> None:

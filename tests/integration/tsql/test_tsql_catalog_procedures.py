@@ -10,7 +10,7 @@ import servicebroker as sb
 from servicebroker.tsql.check import check
 from servicebroker.tsql.interpreter.foreign_procedures import INSTEAD
 from servicebroker.tsql.results import ResultSet
-from tsql_support import told
+from tsql_support import create_database, told
 
 OBJECTS = """
 CREATE TABLE dbo.Goods (Id INT IDENTITY PRIMARY KEY, Name NVARCHAR(40) NOT NULL, Price DECIMAL(9, 2), Twice AS Price * 2);
@@ -28,9 +28,7 @@ CREATE PROCEDURE dbo.Sell AS RETURN
 
 @pytest.fixture(scope="module")
 def shop(instance: sb.Instance) -> sb.Database:
-    shop = instance.database("ShownShop", create=True)
-    shop.execute_tsql(OBJECTS)
-    return shop
+    return create_database(instance, "ShownShop", OBJECTS)
 
 
 def sets(shop: sb.Database, script: str) -> list[ResultSet]:

@@ -12,11 +12,6 @@ from servicebroker.tsql.translation.values.foreign_views import refuse_foreign
 from tsql_support import one, rows, told
 
 
-@pytest.fixture(scope="module")
-def db(instance: sb.Instance) -> sb.Database:
-    return instance.database("Habits", create=True)
-
-
 def test_parameters_are_in_the_catalog(db: sb.Database) -> None:
     db.execute_tsql("CREATE PROCEDURE Asked @a int, @b nvarchar(20) = N'x', @c decimal(9,2) OUTPUT AS RETURN 1")
     db.execute_tsql("CREATE FUNCTION Answered (@x int) RETURNS varchar(10) AS BEGIN RETURN 'a' END")

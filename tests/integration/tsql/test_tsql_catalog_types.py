@@ -14,7 +14,7 @@ from servicebroker.tsql.known_columns import QUERY, columns_of
 from servicebroker.tsql.translation.values.catalog_views import OWN
 from servicebroker.tsql.types import parse_type
 from support import query
-from tsql_support import SEEDS
+from tsql_support import SEEDS, create_database
 
 REFERENCE = SEEDS.parent / "reference" / "05-catalog.md"
 _TYPE = (
@@ -87,9 +87,7 @@ SEND ON CONVERSATION @far MESSAGE TYPE [//c/Ask] (N'<a/>');
 @pytest.fixture(scope="module")
 def filled(instance: sb.Instance) -> sb.Database:
     """A database with a row in most views."""
-    database = instance.database("Catalogued", create=True)
-    database.execute_tsql(MADE)
-    return database
+    return create_database(instance, "Catalogued", MADE)
 
 
 def test_the_reference_is_read() -> None:

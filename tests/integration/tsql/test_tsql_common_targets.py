@@ -8,9 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
-from servicebroker.tsql.session import Session
-from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import rows
+from tsql_support import create_database, error_number, rows
 
 TABLES = """
 CREATE TABLE Work (Id INT IDENTITY PRIMARY KEY, Task NVARCHAR(20), Taken DATETIME, Tries INT NOT NULL DEFAULT 0)
@@ -30,21 +28,13 @@ DELETE FROM head OUTPUT deleted.What, deleted.*
 
 @pytest.fixture(scope="module")
 def made(instance: sb.Instance) -> sb.Database:
-    database = instance.database("CommonTargets", create=True)
-    database.execute_tsql(TABLES)
-    return database
+    return create_database(instance, "CommonTargets", TABLES)
 
 
 @pytest.fixture
 def work(made: sb.Database) -> sb.Database:
     made.execute_tsql(FILL)
     return made
-
-
-def number(database: sb.Database | Session, script: str) -> int:
-    with pytest.raises(TsqlError) as caught:
-        (database.execute if isinstance(database, Session) else database.execute_tsql)(script)
-    return caught.value.number
 
 
 def test_a_table_is_a_queue(work: sb.Database) -> None:
@@ -112,7 +102,7 @@ def test_rows_are_updated_through_it(work: sb.Database) -> None:
     ],
 )
 def test_what_cannot_be_changed_says_why(work: sb.Database, inside: str, change: str, wanted: int) -> None:
-    assert number(work, f"WITH x AS ({inside}) {change}") == wanted
+    assert error_number(work, f"WITH x AS ({inside}) {change}") == wanted
     assert rows(work, "SELECT COUNT(*) FROM Work") == [(6,)]
 
 

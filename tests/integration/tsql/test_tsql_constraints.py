@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
+from tsql_support import create_database
 
 TABLES = """
 CREATE TABLE Orders (Id int NOT NULL CONSTRAINT PK_Orders PRIMARY KEY, Qty int CONSTRAINT CK_Qty CHECK (Qty > 0),
@@ -38,9 +39,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def db(instance: sb.Instance) -> sb.Database:
-    database = instance.database("Constraints", create=True)
-    database.execute_tsql(TABLES)
-    return database
+    return create_database(instance, "Constraints", TABLES)
 
 
 @pytest.mark.parametrize(("script", "number", *"abc"), CASES, ids=[script for script, *_ in CASES])

@@ -11,11 +11,6 @@ from servicebroker.tsql.translation.text_writer import schema_of
 from tsql_support import rows, told
 
 
-@pytest.fixture(scope="module")
-def db(instance: sb.Instance) -> sb.Database:
-    return instance.database("Habits", create=True)
-
-
 def test_rows_are_changed_through_cursors(db: sb.Database) -> None:
     script = """
     CREATE TABLE Walked (id int PRIMARY KEY, v int); INSERT Walked VALUES (1, 10), (2, 20), (3, 30)
@@ -52,7 +47,7 @@ def test_a_row_that_others_have_changed_is_not_changed_through_a_cursor(db: sb.D
         db.execute_tsql(change)
         with db.instance.connection() as connection:
             connection.autocommit = True
-            connection.execute(f"vacuum {schema_of('Habits', 'dbo')}.shared")
+            connection.execute(f"vacuum {schema_of('Db', 'dbo')}.shared")
         db.execute_tsql("INSERT Shared VALUES (8, 80)")  # where the old one was
         before = rows(db, "SELECT id, v FROM Shared ORDER BY id")
         for statement in ("UPDATE Shared SET v = -1 WHERE CURRENT OF c", "DELETE Shared WHERE CURRENT OF c"):

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import servicebroker as sb
-from tsql_support import rows, told
+from tsql_support import create_database, failing, rows, told
 
 _COUNT = iter(range(1000))
 
@@ -19,19 +19,12 @@ def db(instance: sb.Instance) -> sb.Database:
 
 @pytest.fixture(scope="module")
 def numbers(instance: sb.Instance) -> sb.Database:
-    made = instance.database("Numbers", create=True)
-    made.execute_tsql("""
+    script = """
         CREATE TABLE N (Tiny tinyint, Small smallint, Whole int)
         CREATE TABLE D (At datetime, Day date)
         CREATE QUEUE Q
-    """)
-    return made
-
-
-def failing(database: sb.Database, script: str) -> sb.TsqlError:
-    with pytest.raises(sb.TsqlError) as caught:
-        database.execute_tsql(script)
-    return caught.value
+    """
+    return create_database(instance, "Numbers", script)
 
 
 @pytest.mark.parametrize(

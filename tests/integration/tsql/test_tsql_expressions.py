@@ -123,11 +123,6 @@ def beside(values: list[str], conditions: list[str]) -> str:
     return "\n".join(script)
 
 
-@pytest.fixture(scope="module")
-def db(instance: sb.Instance) -> sb.Database:
-    return instance.database("Expressions", create=True)
-
-
 def test_an_expression_is_what_postgresql_makes_of_it(
     db: sb.Database, seeded_random: random.Random, request: pytest.FixtureRequest
 ) -> None:

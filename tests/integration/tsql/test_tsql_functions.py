@@ -10,7 +10,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.session import Session
-from tsql_support import rows
+from tsql_support import error_number, rows
 
 ORDERS = """
 CREATE TABLE Orders (Id INT PRIMARY KEY, Customer NVARCHAR(20), Amount DECIMAL(10, 2))
@@ -51,12 +51,6 @@ def orders(instance: sb.Instance) -> Iterator[sb.Database]:
     database.execute_tsql("USE master; DROP DATABASE Functions")
 
 
-def number(database: sb.Database, script: str) -> int:
-    with pytest.raises(sb.TsqlError) as caught:
-        database.execute_tsql(script)
-    return caught.value.number
-
-
 def test_a_scalar_function_is_a_value_wherever_a_value_stands(orders: sb.Database) -> None:
     found = rows(orders, "SELECT dbo.Total('Ann', 2), [dbo].[total](N'Zoe', DEFAULT), Functions.dbo.Total(N'Ben', 1)")
     assert found == [(Decimal("23.5"), Decimal("-7.0"), Decimal("3.0"))]
@@ -93,7 +87,7 @@ def test_a_function_may_call_itself_and_others(orders: sb.Database) -> None:
         "CREATE FUNCTION dbo.Forever (@n INT) RETURNS INT AS BEGIN RETURN dbo.Forever(@n + 1) END"
     )
     assert rows(orders, "SELECT dbo.Factorial(12), dbo.Both(5), dbo.Both(NULL)") == [(479_001_600, "120", None)]
-    assert number(orders, "SELECT dbo.Forever(1)") == 217
+    assert error_number(orders, "SELECT dbo.Forever(1)") == 217
     assert rows(orders, "SELECT dbo.Factorial(3)") == [(6,)]
 
 
@@ -171,7 +165,7 @@ def test_a_scalar_function_has_table_variables_but_does_not_call_itself_then(ord
             "BEGIN TRANSACTION BEGIN TRY SELECT dbo.Down(-1) END TRY BEGIN CATCH PRINT ERROR_MESSAGE() END CATCH"
         )
         assert session.execute("SELECT dbo.Down(2)").rows == [("2 1",)]
-    assert number(orders, "SELECT dbo.Down(-1)") == 40515
+    assert error_number(orders, "SELECT dbo.Down(-1)") == 40515
 
 
 def test_functions_are_altered_dropped_and_listed(orders: sb.Database) -> None:
@@ -190,9 +184,9 @@ def test_functions_are_altered_dropped_and_listed(orders: sb.Database) -> None:
     assert "RETURN 1" in str(rows(orders, "EXEC sp_helptext 'dbo.Total'"))
     orders.execute_tsql("DROP FUNCTION dbo.Total, OrdersOf; DROP FUNCTION IF EXISTS dbo.Total")
     assert rows(orders, text) == []
-    assert number(orders, "SELECT dbo.Total()") == 4121
-    assert number(orders, "SELECT * FROM dbo.OrdersOf(1)") == 208
-    assert number(orders, "DROP FUNCTION dbo.Total") == 3701
+    assert error_number(orders, "SELECT dbo.Total()") == 4121
+    assert error_number(orders, "SELECT * FROM dbo.OrdersOf(1)") == 208
+    assert error_number(orders, "DROP FUNCTION dbo.Total") == 3701
 
 
 BAD = "CREATE FUNCTION dbo.Bad () RETURNS INT AS BEGIN {} END"
@@ -235,7 +229,7 @@ REFUSED = [
 
 def test_what_cannot_be_is_refused_and_leaves_nothing(orders: sb.Database) -> None:
     for script, wanted in REFUSED:
-        assert (script, number(orders, script)) == (script, wanted)
+        assert (script, error_number(orders, script)) == (script, wanted)
     assert rows(orders, "SELECT OBJECT_ID('dbo.Bad')") == [(None,)]
 
 

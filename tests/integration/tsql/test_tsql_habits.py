@@ -15,11 +15,6 @@ from tsql_support import one, rows, told
 D = Decimal
 
 
-@pytest.fixture(scope="module")
-def db(instance: sb.Instance) -> sb.Database:
-    return instance.database("Habits", create=True)
-
-
 # ---------------------------------------------------------------- constraints, columns, tables
 
 
@@ -249,7 +244,7 @@ def test_a_temporary_table_may_be_called_as_what_reads_itself(db: sb.Database) -
         ("SELECT PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY v) OVER () FROM (VALUES ('a')) t(v)", 8117),
         ("SELECT PERCENTILE_CONT(0.5) FROM (VALUES (1)) t(v)", 10753),
         ("WITH r AS (SELECT 1 AS n UNION ALL SELECT * FROM r) SELECT COUNT(*) FROM r OPTION (MAXRECURSION 10)", 530),
-        ("SELECT a FROM Habits.dbo.Nothing TABLESAMPLE (101 PERCENT)", 498),
+        ("SELECT a FROM Db.dbo.Nothing TABLESAMPLE (101 PERCENT)", 498),
     ],
 )
 def test_queries_that_are_wrong(db: sb.Database, query: str, number: int) -> None:

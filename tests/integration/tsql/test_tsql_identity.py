@@ -8,11 +8,6 @@ import servicebroker as sb
 from tsql_support import one, rows, told
 
 
-@pytest.fixture(scope="module")
-def db(instance: sb.Instance) -> sb.Database:
-    return instance.database("Habits", create=True)
-
-
 def test_select_into_counts(db: sb.Database) -> None:
     script = """
     SELECT v, IDENTITY(int, 100, 5) AS id INTO #numbered FROM (VALUES ('b'), ('a')) t(v) ORDER BY v

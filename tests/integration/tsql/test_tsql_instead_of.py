@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from tsql_support import rows, told
+from tsql_support import create_database, rows, told
 
 TABLES = """
 CREATE TABLE dbo.People (Id INT PRIMARY KEY, Name NVARCHAR(20) NOT NULL);
@@ -43,9 +43,7 @@ CREATE TRIGGER dbo.Behind ON dbo.Kept AFTER INSERT, UPDATE, DELETE AS
 
 @pytest.fixture(scope="module")
 def office(instance: sb.Instance) -> sb.Database:
-    office = instance.database("DivertedOffice", create=True)
-    office.execute_tsql(TABLES)
-    return office
+    return create_database(instance, "DivertedOffice", TABLES)
 
 
 @pytest.fixture

@@ -13,23 +13,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from servicebroker.cli.main import app
 from servicebroker.tsql.check import Verdict, check
-from tsql_support import told
-
-
-@pytest.fixture(scope="module")
-def db(instance: sb.Instance) -> sb.Database:
-    return instance.database("Language", create=True)
-
-
-def said(database: sb.Database, script: str) -> list[str]:
-    return [message.text for message in database.execute_tsql(script).messages]
-
-
-def number(database: sb.Database, script: str) -> int:
-    with pytest.raises(sb.TsqlError) as caught:
-        database.execute_tsql(script)
-    return caught.value.number
-
+from tsql_support import error_number, one, texts, told
 
 LEAVING = """
 DECLARE @n INT = 0
@@ -53,10 +37,10 @@ PRINT ERROR_NUMBER()
 
 
 def test_goto_goes_on_at_its_label(db: sb.Database) -> None:
-    assert said(db, LEAVING) == ["3", ""]
+    assert texts(db, LEAVING) == ["3", ""]
     db.execute_tsql(f"CREATE PROCEDURE Leaves AS {LEAVING}")
-    assert said(db, "EXEC Leaves") == ["3", ""]
-    assert said(db, "SELECT @@VERSION done: PRINT 'x' GOTO finally PRINT 'never' finally: PRINT 'y'") == ["x", "y"]
+    assert texts(db, "EXEC Leaves") == ["3", ""]
+    assert texts(db, "SELECT @@VERSION done: PRINT 'x' GOTO finally PRINT 'never' finally: PRINT 'y'") == ["x", "y"]
 
 
 AT_THE_END = """
@@ -70,13 +54,13 @@ Done:
 
 
 def test_a_label_is_no_name_of_the_transaction_before_it(db: sb.Database) -> None:
-    assert said(db, f"IF 1 = 1 BEGIN {AT_THE_END} END PRINT @@TRANCOUNT") == ["0"]
-    assert said(db, f"{AT_THE_END} PRINT @@TRANCOUNT") == ["0"]
-    assert said(db, "BEGIN TRAN COMMIT TRAN after: PRINT @@TRANCOUNT") == ["0"]
+    assert texts(db, f"IF 1 = 1 BEGIN {AT_THE_END} END PRINT @@TRANCOUNT") == ["0"]
+    assert texts(db, f"{AT_THE_END} PRINT @@TRANCOUNT") == ["0"]
+    assert texts(db, "BEGIN TRAN COMMIT TRAN after: PRINT @@TRANCOUNT") == ["0"]
 
 
 def test_goto_in_a_loop_of_its_own_needs_no_depth(db: sb.Database) -> None:
-    assert said(db, "DECLARE @n INT = 0 a: SET @n += 1 IF @n < 3000 GOTO a PRINT @n") == ["3000"]
+    assert texts(db, "DECLARE @n INT = 0 a: SET @n += 1 IF @n < 3000 GOTO a PRINT @n") == ["3000"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +74,7 @@ def test_goto_in_a_loop_of_its_own_needs_no_depth(db: sb.Database) -> None:
     ],
 )
 def test_goto_without_its_label_is_refused(db: sb.Database, script: str, wanted: int) -> None:
-    assert number(db, script) == wanted
+    assert error_number(db, script) == wanted
 
 
 def test_a_text_that_cannot_be_read_ends_itself_alone(db: sb.Database) -> None:
@@ -102,11 +86,6 @@ def test_a_text_that_cannot_be_read_ends_itself_alone(db: sb.Database) -> None:
     assert told(
         db, "BEGIN TRY EXEC ('SELECT FROM') PRINT 'never' END TRY BEGIN CATCH PRINT ERROR_NUMBER() END CATCH"
     ) == ["102"]
-
-
-def value(database: sb.Database, script: str) -> Any:
-    ((found,),) = database.execute_tsql(script).rows
-    return found
 
 
 NOT_ENTERED = """
@@ -129,12 +108,12 @@ PRINT @jumped
 
 def test_a_declaration_counts_from_where_it_is_written(db: sb.Database) -> None:
     """Also in a branch that is not taken, behind a GOTO, and for what a procedure was made of."""
-    assert said(db, f"DECLARE @n INT {NOT_ENTERED}") == ["2", "7"]
+    assert texts(db, f"DECLARE @n INT {NOT_ENTERED}") == ["2", "7"]
     db.execute_tsql(f"CREATE PROCEDURE Skips @n INT AS {NOT_ENTERED}")
-    assert said(db, "EXEC Skips 0") == ["2", "7"]
+    assert texts(db, "EXEC Skips 0") == ["2", "7"]
     loop = "DECLARE @i INT = 0 WHILE @i < 3 BEGIN DECLARE @kept INT DECLARE @t TABLE (a INT) SET @i += 1 "
-    assert said(db, f"{loop} INSERT @t VALUES (1) SET @kept = ISNULL(@kept, 0) + 1 END PRINT @kept") == ["3"]
-    assert value(db, f"{loop} INSERT @t VALUES (1) END SELECT COUNT(*) FROM @t") == 3
+    assert texts(db, f"{loop} INSERT @t VALUES (1) SET @kept = ISNULL(@kept, 0) + 1 END PRINT @kept") == ["3"]
+    assert one(db, f"{loop} INSERT @t VALUES (1) END SELECT COUNT(*) FROM @t") == 3
 
 
 @pytest.mark.parametrize(
@@ -153,7 +132,7 @@ def test_a_variable_that_nothing_declares_stops_its_batch(db: sb.Database, scrip
     """Before any of it runs, and in the spelling of the script; check says the same."""
     heard: list[str] = []
     with pytest.raises(sb.TsqlError) as caught:
-        heard = said(db, script)
+        heard = texts(db, script)
     assert (caught.value.number, caught.value.text[: len(text)], heard) == (wanted, text, [])
     if "EXEC (" not in script:
         assert [str(wanted) in one.note for one in check(script) if one.verdict is Verdict.REFUSED] == [True]
@@ -161,13 +140,13 @@ def test_a_variable_that_nothing_declares_stops_its_batch(db: sb.Database, scrip
 
 def test_names_of_parameters_are_no_variables(db: sb.Database) -> None:
     db.execute_tsql("CREATE PROCEDURE Named @p INT AS PRINT @p")
-    assert said(db, "EXEC Named @p = 3 EXEC sp_executesql N'PRINT @x', N'@x INT', @x = 4") == ["3", "4"]
+    assert texts(db, "EXEC Named @p = 3 EXEC sp_executesql N'PRINT @x', N'@x INT', @x = 4") == ["3", "4"]
     assert db.execute_tsql("SELECT @given + 1", {"given": 4}).rows == [(5,)]
 
 
 REFUSED_BY_ITS_TEXT = [
     "CREATE EVENT NOTIFICATION n ON SERVER FOR QUEUE_ACTIVATION TO SERVICE 's', 'current database'",
-    "ALTER DATABASE Language SET PARTNER = 'x'",
+    "ALTER DATABASE Db SET PARTNER = 'x'",
     "ALTER LOGIN nobody ADD CREDENTIAL c",
     "SET TRANSACTION ISOLATION LEVEL CHAOS",
     "SET SHOWPLAN_XML ON",
@@ -178,7 +157,7 @@ REFUSED_BY_ITS_TEXT = [
 
 @pytest.mark.parametrize("script", REFUSED_BY_ITS_TEXT)
 def test_check_refuses_what_the_run_refuses(db: sb.Database, script: str) -> None:
-    wanted = number(db, script)
+    wanted = error_number(db, script)
     assert [(one.verdict, one.note.split(":")[0]) for one in check(script)] == [(Verdict.REFUSED, str(wanted))]
 
 
@@ -268,16 +247,16 @@ def test_functions_in_from_need_no_schema(db: sb.Database) -> None:
         "SELECT v.n, s.a FROM (VALUES (1), (2)) v(n) OUTER APPLY (SELECT a FROM Split(v.n) WHERE a > 2) s ORDER BY v.n"
     )
     assert db.execute_tsql(query).rows == [(1, None), (2, 3)]
-    assert number(db, "SELECT * FROM NoSuch(1)") == 208
+    assert error_number(db, "SELECT * FROM NoSuch(1)") == 208
 
 
 def test_the_catalog_of_another_database(db: sb.Database) -> None:
     queues = "SELECT COUNT(*) FROM {}.sys.service_queues WHERE name = 'OnlyHere' AND is_receive_enabled = 'true'"
     db.execute_tsql("CREATE QUEUE OnlyHere")
-    both = f"SELECT ({queues.format('msdb')}), ({queues.format('Language')})"
+    both = f"SELECT ({queues.format('msdb')}), ({queues.format('Db')})"
     assert db.execute_tsql(both).rows == [(0, 1)]
     assert db.execute_tsql(f"USE msdb {both}").rows == [(0, 1)]
-    assert number(db, "SELECT * FROM NoSuch.sys.objects") == 208
+    assert error_number(db, "SELECT * FROM NoSuch.sys.objects") == 208
 
 
 CREATED = [
@@ -291,7 +270,7 @@ CREATED = [
 @pytest.mark.parametrize("clauses", CREATED)
 def test_databases_are_created_with_the_clauses_of_tools(db: sb.Database, clauses: str) -> None:
     db.execute_tsql(f"CREATE DATABASE [Clauses] {clauses}\nGO\nDROP DATABASE [Clauses]")
-    assert number(db, "CREATE DATABASE Copied AS SNAPSHOT OF Language") == 40515
+    assert error_number(db, "CREATE DATABASE Copied AS SNAPSHOT OF Db") == 40515
     assert db.execute_tsql("SELECT DB_ID('Copied'), DB_ID('tempdb'), DB_NAME(1)").rows == [(None, 2, "master")]
 
 
@@ -327,11 +306,11 @@ def test_refusals_have_their_number_and_name_what_is_meant(
 def test_a_view_may_ask_which_database_it_is_of(db: sb.Database) -> None:
     db.execute_tsql("CREATE VIEW Asking AS SELECT DB_ID() AS id, DB_NAME() AS name WHERE DB_ID() > 4")
     found = db.execute_tsql("SELECT a.* FROM Asking a JOIN sys.databases d ON d.database_id = a.id")
-    assert found.rows == [(db.database_id + 3, "Language")]
+    assert found.rows == [(db.database_id + 3, db.name)]
     db.execute_tsql("CREATE VIEW AskingMore AS SELECT @@SPID AS spid, @@SERVERNAME AS server")
     assert db.execute_tsql("SELECT spid - @@SPID, server FROM AskingMore").rows == [(0, "servicebroker")]
-    assert number(db, "CREATE VIEW Never AS SELECT USER_NAME() AS who") == 40515
-    assert number(db, "DECLARE @n int = 1 EXEC ('CREATE VIEW Never AS SELECT @n AS n')") in (111, 137)
+    assert error_number(db, "CREATE VIEW Never AS SELECT USER_NAME() AS who") == 40515
+    assert error_number(db, "DECLARE @n int = 1 EXEC ('CREATE VIEW Never AS SELECT @n AS n')") in (111, 137)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +326,7 @@ def test_a_view_may_ask_which_database_it_is_of(db: sb.Database) -> None:
         "SELECT t.a FROM Told (NOLOCK) t",
         "SELECT t.a FROM dbo.Told (UPDLOCK, ROWLOCK) AS t WHERE t.a = 3",
         "SELECT Told.* FROM Told",
-        "SELECT Language..Told.* FROM Language..Told",
+        "SELECT Db..Told.* FROM Db..Told",
         "SELECT (((SELECT COUNT(*) FROM Told) + 2))",
         "SELECT a FROM Told WHERE a IN (((SELECT 2) + 1))",
         "SELECT x.a FROM (((SELECT 3 AS a) AS x CROSS JOIN Told))",
@@ -404,8 +383,8 @@ def test_grouping_is_of_what_is_grouped(db: sb.Database) -> None:
         f"SQL_VARIANT_PROPERTY({each}, 'BaseType')" for each in ("GROUPING(Kind)", "GROUPING_ID(Kind, Day)")
     )
     assert set(db.execute_tsql(f"SELECT {types} FROM {SALES} GROUP BY CUBE(Kind, Day)").rows) == {("tinyint", "int")}
-    assert number(db, f"SELECT GROUPING(Price) FROM {SALES} GROUP BY ROLLUP(Kind)") == 8161
-    assert number(db, f"SELECT Day FROM {SALES} GROUP BY ROLLUP(Kind)") == 8120
+    assert error_number(db, f"SELECT GROUPING(Price) FROM {SALES} GROUP BY ROLLUP(Kind)") == 8161
+    assert error_number(db, f"SELECT Day FROM {SALES} GROUP BY ROLLUP(Kind)") == 8120
 
 
 CURED = """
@@ -487,7 +466,7 @@ def test_rows_of_nothing_but_null(db: sb.Database) -> None:
 
 def test_a_type_of_the_system_is_no_table(db: sb.Database) -> None:
     script = "DECLARE @x int = 1 INSERT @x VALUES (1)"
-    assert number(db, script) == 1087
+    assert error_number(db, script) == 1087
     assert [one.note[:40] for one in check(script) if one.verdict is Verdict.REFUSED] != []
     assert [one.verdict for one in check("DECLARE @t dbo.OfAnother INSERT @t VALUES (1)")] == [Verdict.RUNS] * 2
 
@@ -519,7 +498,7 @@ def test_a_variable_may_have_an_odd_name(db: sb.Database) -> None:
     declared = "DECLARE " + ", ".join(f"{name} int = {value}" for value, name in enumerate(names, 1))
     listed = f"SELECT {', '.join(names)}, @@ROWCOUNT"
     assert db.execute_tsql(f"{declared} {listed}").rows == [(1, 2, 3, 4, 5, 6, 7, 8, 9, 1)]
-    assert said(db, f"{declared} WHILE @ < 3 SET @ += @@ SET @@x -= @ IF @@x = 6 PRINT @# SELECT @ = @$ PRINT @") == [
+    assert texts(db, f"{declared} WHILE @ < 3 SET @ += @@ SET @@x -= @ IF @@x = 6 PRINT @# SELECT @ = @$ PRINT @") == [
         "4",
         "5",
     ]
@@ -528,7 +507,7 @@ def test_a_variable_may_have_an_odd_name(db: sb.Database) -> None:
     assert db.execute_tsql("EXEC sp_executesql N'SELECT @ * @@y', N'@ int, @@y int', @ = 3, @@y = 2").rows == [(6,)]
     table = "DECLARE @ TABLE (a int) INSERT @ VALUES (1), (2) DELETE x FROM @ x WHERE a = 1 SELECT * FROM @"
     assert db.execute_tsql(table).rows == [(2,)]
-    assert [number(db, f"SELECT {name}") for name in ("@", "@@x", "@@nothing")] == [137] * 3
+    assert [error_number(db, f"SELECT {name}") for name in ("@", "@@x", "@@nothing")] == [137] * 3
 
 
 def test_defaults_ask_the_session(db: sb.Database) -> None:
@@ -557,7 +536,7 @@ def test_defaults_ask_the_session(db: sb.Database) -> None:
     ]
     assert found.sets[1].rows[0][5] == db.execute_tsql("SELECT ORIGINAL_LOGIN()").rows[0][0]
     for asked in ("@@TRANCOUNT", "ERROR_NUMBER()", "@@IDENTITY", "XACT_STATE()"):
-        assert number(db, f"CREATE TABLE Never (a INT DEFAULT {asked})") == 40515
+        assert error_number(db, f"CREATE TABLE Never (a INT DEFAULT {asked})") == 40515
 
 
 def test_indexes_of_tables_in_memory_stand_in_the_table(db: sb.Database) -> None:
@@ -600,17 +579,17 @@ def test_top_is_an_expression_wherever_rows_are_changed(db: sb.Database) -> None
     ]
     for said, top, offset in ("NULL", 1060, 10743), ("-1", 127, 10742):
         for text in ("SELECT TOP (@m) n FROM Cut", "DELETE TOP (@m) Cut", "INSERT TOP (@m) Cut (b) VALUES ('q')"):
-            assert number(db, f"DECLARE @m INT = {said} {text}") == top
-        assert number(db, f"DECLARE @m INT = {said} SELECT n FROM Cut ORDER BY n OFFSET @m ROWS") == offset
+            assert error_number(db, f"DECLARE @m INT = {said} {text}") == top
+        assert error_number(db, f"DECLARE @m INT = {said} SELECT n FROM Cut ORDER BY n OFFSET @m ROWS") == offset
 
 
 def test_what_nothing_asks_for_is_told_by_what_it_is_on(db: sb.Database) -> None:
     db.execute_tsql("CREATE USER Granted WITHOUT LOGIN")
-    for given in ("VIEW SERVER STATE", "SHOWPLAN", "SHOWPLAN ON DATABASE::Language", "UNMASK ON SCHEMA::dbo"):
-        (told_of,) = said(db, f"GRANT {given} TO Granted")
+    for given in ("VIEW SERVER STATE", "SHOWPLAN", "SHOWPLAN ON DATABASE::Db", "UNMASK ON SCHEMA::dbo"):
+        (told_of,) = texts(db, f"GRANT {given} TO Granted")
         assert "changes nothing" in told_of
-    assert number(db, "GRANT VIEW SERVER STATE ON DATABASE::Language TO Granted") == 4606
-    assert number(db, "DENY SHOWPLAN TO Granted") == 40515
+    assert error_number(db, "GRANT VIEW SERVER STATE ON DATABASE::Db TO Granted") == 4606
+    assert error_number(db, "DENY SHOWPLAN TO Granted") == 40515
 
 
 def test_a_temporary_procedure_is_of_its_session(db: sb.Database) -> None:

@@ -17,11 +17,6 @@ from servicebroker.tsql.session import Session
 SCRIPTS = Path(__file__).parents[2] / "tsql_scripts"
 
 
-@pytest.fixture(scope="module")
-def db(instance: sb.Instance) -> sb.Database:
-    return instance.database("LongScripts", create=True)
-
-
 def run(database: sb.Database, name: str, folder: Path | None = None) -> Results:
     results = Results()
     with Session(database, results.add) as session:

@@ -12,6 +12,7 @@ from servicebroker.tsql.interpreter.queries import _check_server
 from servicebroker.tsql.relational import translate
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
+from tsql_support import create_database
 
 TABLES = """
 CREATE TABLE dbo.Shelf (Id INT IDENTITY PRIMARY KEY, Item NVARCHAR(20) UNIQUE, Amount INT NOT NULL);
@@ -33,9 +34,7 @@ WHEN NOT MATCHED BY SOURCE AND t.Item = N'old' THEN DELETE
 
 @pytest.fixture(scope="module")
 def made(instance: sb.Instance) -> sb.Database:
-    store = instance.database("MergeStore", create=True)
-    store.execute_tsql(TABLES)
-    return store
+    return create_database(instance, "MergeStore", TABLES)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import servicebroker as sb
-from tsql_support import one, rows, told
+from tsql_support import create_database, one, rows, told
 
 TRIGGER = """
 CREATE TRIGGER dbo.{name} ON dbo.{table} {when} INSERT, UPDATE, DELETE AS
@@ -72,9 +72,7 @@ WAYS = {
 @pytest.fixture(scope="module")
 def caller(instance: sb.Instance) -> sb.Database:
     instance.database("TargetBase", create=True).execute_tsql(TARGET)
-    caller = instance.database("CallerBase", create=True)
-    caller.execute_tsql(CALLER)
-    return caller
+    return create_database(instance, "CallerBase", CALLER)
 
 
 @pytest.mark.parametrize("table", ["After_", "Instead"])

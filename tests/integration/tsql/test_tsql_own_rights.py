@@ -7,7 +7,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.model.permissions import IMPLIED_BY, Kind
 from servicebroker.tsql.check import Verdict, check
-from tsql_support import rows, told
+from tsql_support import create_database, rows, told
 
 OBJECTS = """
 CREATE TABLE Goods (Id int) CREATE QUEUE Inbox CREATE SERVICE Shop ON QUEUE Inbox CREATE MESSAGE TYPE Order_
@@ -20,9 +20,7 @@ GRANT RECEIVE ON Inbox TO Clerk GRANT SEND ON SERVICE::Shop TO Clerk
 
 @pytest.fixture(scope="module")
 def shop(instance: sb.Instance) -> sb.Database:
-    made = instance.database("OwnRights", create=True)
-    made.execute_tsql(OBJECTS)
-    return made
+    return create_database(instance, "OwnRights", OBJECTS)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import check
-from tsql_support import rows
+from tsql_support import create_database, rows
 
 TABLES = """
 CREATE TABLE dbo.Sales (Id INT IDENTITY PRIMARY KEY, Shop NVARCHAR(10), Year INT, Part CHAR(1), Amount DECIMAL(9, 2));
@@ -19,9 +19,7 @@ INSERT dbo.Phones VALUES (1, N'11', N'12', 40), (2, NULL, N'22', 41), (3, NULL, 
 
 @pytest.fixture(scope="module")
 def shop(instance: sb.Instance) -> sb.Database:
-    shop = instance.database("PivotShop", create=True)
-    shop.execute_tsql(TABLES)
-    return shop
+    return create_database(instance, "PivotShop", TABLES)
 
 
 SALES = "(SELECT Shop, Year, Amount FROM dbo.Sales) AS s"

@@ -13,14 +13,13 @@ import servicebroker as sb
 from servicebroker.store.cluster import programs
 from servicebroker.tsql.check import Row, Verdict, check
 from servicebroker.tsql.translation.text_writer import schema_of
-from tsql_support import rows, told
+from tsql_support import create_database, rows, told
 
 
 @pytest.fixture(scope="module")
 def db(instance: sb.Instance) -> sb.Database:
-    made = instance.database("Shaped", create=True)
-    made.execute_tsql("CREATE PROCEDURE Two AS SELECT 1 AS a, N'x' AS b SELECT CAST('20240203 04:05' AS datetime) AS d")
-    return made
+    script = "CREATE PROCEDURE Two AS SELECT 1 AS a, N'x' AS b SELECT CAST('20240203 04:05' AS datetime) AS d"
+    return create_database(instance, "Shaped", script)
 
 
 def test_columns_are_as_the_caller_wants_them(db: sb.Database) -> None:

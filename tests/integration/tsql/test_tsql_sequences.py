@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
+from tsql_support import create_database, error_number
 
 _COUNT = iter(range(1000))
 
@@ -16,15 +17,7 @@ def db(instance: sb.Instance) -> sb.Database:
 
 @pytest.fixture(scope="module")
 def refusing(instance: sb.Instance) -> sb.Database:
-    made = instance.database("Refusals", create=True)
-    made.execute_tsql("CREATE SEQUENCE S AS int START WITH 1; CREATE TABLE T (Id int)")
-    return made
-
-
-def number(db: sb.Database, script: str) -> int:
-    with pytest.raises(sb.TsqlError) as caught:
-        db.execute_tsql(script)
-    return caught.value.number or 0
+    return create_database(instance, "Refusals", "CREATE SEQUENCE S AS int START WITH 1; CREATE TABLE T (Id int)")
 
 
 def drawn(db: sb.Database, sequence: str, times: int = 1) -> list[object]:
@@ -73,7 +66,7 @@ def test_where_it_may_stand(db: sb.Database) -> None:
     assert rows == [(7, "a"), (8, "b"), (9, "c")]
     db.execute_tsql("UPDATE dbo.T SET Other = NEXT VALUE FOR dbo.Ids WHERE Id = 4")
     assert db.execute_tsql("SELECT Other FROM dbo.T WHERE Id = 4").rows == [(10,)]
-    assert number(db, "DROP SEQUENCE dbo.Ids") == 3729
+    assert error_number(db, "DROP SEQUENCE dbo.Ids") == 3729
 
 
 def test_all_of_a_row_draw_one_number(db: sb.Database) -> None:
@@ -135,13 +128,13 @@ def test_merge_draws_by_default_alone(db: sb.Database) -> None:
         "MATCHED THEN UPDATE SET A = NEXT VALUE FOR S",
         "NOT MATCHED THEN INSERT (A) VALUES (NEXT VALUE FOR S)",
     ):
-        assert number(db, f"{source} WHEN {action};") == 11742
+        assert error_number(db, f"{source} WHEN {action};") == 11742
 
 
 def test_it_is_exhausted_and_restarted(db: sb.Database) -> None:
     db.execute_tsql("CREATE SEQUENCE Tiny AS tinyint START WITH 254")
     assert drawn(db, "Tiny", 2) == [254, 255]
-    assert number(db, "SELECT NEXT VALUE FOR Tiny") == 11728
+    assert error_number(db, "SELECT NEXT VALUE FOR Tiny") == 11728
     asked = "SELECT is_exhausted, current_value, start_value, maximum_value, TYPE_NAME(user_type_id) FROM sys.sequences"
     assert db.execute_tsql(asked).rows == [(1, 255, 254, 255, "tinyint")]
     db.execute_tsql("ALTER SEQUENCE Tiny RESTART WITH 7 INCREMENT BY 2")
@@ -193,5 +186,5 @@ def test_sys_sequences_is_there_without_any(db: sb.Database) -> None:
 def test_what_is_refused_changes_nothing(refusing: sb.Database, script: str, expected: int) -> None:
     seen = "SELECT name, increment, minimum_value, maximum_value, current_value, last_used_value FROM sys.sequences"
     before = refusing.execute_tsql(seen).rows
-    assert number(refusing, script) == expected
+    assert error_number(refusing, script) == expected
     assert refusing.execute_tsql(seen).rows == before

@@ -12,6 +12,7 @@ import servicebroker as sb
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import TsqlError
 from support import CONTRACT, DOCUMENT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, query
+from tsql_support import failing, one, texts
 
 SENDING = f"""
 DECLARE @h UNIQUEIDENTIFIER;
@@ -21,21 +22,6 @@ SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (N'first');
 SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (0x0203);
 SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}];
 """
-
-
-def failing(database: sb.Database, script: str) -> TsqlError:
-    with pytest.raises(TsqlError) as caught:
-        database.execute_tsql(script)
-    return caught.value
-
-
-def value(database: sb.Database, script: str) -> Any:
-    ((found,),) = database.execute_tsql(script).rows
-    return found
-
-
-def said(database: sb.Database, script: str) -> list[str]:
-    return [message.text for message in database.execute_tsql(script).messages]
 
 
 def everything(database: sb.Database, script: str) -> list[Any]:
@@ -82,7 +68,7 @@ def test_what_a_message_type_takes_as_xml_a_cast_takes_too(
         if number:
             assert failing(database, script).number == number
         else:
-            assert value(database, script) == re.sub(r"^\ufeff|<\?xml .*?\?>", "", text)
+            assert one(database, script) == re.sub(r"^\ufeff|<\?xml .*?\?>", "", text)
 
 
 def test_a_script_sends_what_the_type_xml_holds(database: sb.Database) -> None:
@@ -176,7 +162,7 @@ def test_a_value_that_cannot_be_had_leaves_the_messages_where_they_are(database,
     ]:
         told = [one for one in everything(database, script) if isinstance(one, sb.BrokerError)]
         assert [one.number for one in told] == [number]
-    assert value(database, "SELECT @@TRANCOUNT") == 0
+    assert one(database, "SELECT @@TRANCOUNT") == 0
     assert len(database.receive(STOCK_QUEUE)) == 3
 
 
@@ -239,7 +225,7 @@ def test_receive_into_a_table_variable(database):
 
 @pytest.mark.feature(66)
 def test_an_empty_receive_has_no_rows(database):
-    assert value(database, f"WAITFOR (RECEIVE * FROM {STOCK_QUEUE}), TIMEOUT 1; SELECT @@ROWCOUNT") == 0
+    assert one(database, f"WAITFOR (RECEIVE * FROM {STOCK_QUEUE}), TIMEOUT 1; SELECT @@ROWCOUNT") == 0
     results = database.execute_tsql(f"RECEIVE * FROM {STOCK_QUEUE}")
     assert results.rows == []
     assert results.sets[0].columns[0] == "status"
@@ -323,7 +309,7 @@ def test_a_transaction_that_is_left_open_is_rolled_back(database):
 def test_definitions_belong_to_the_transaction(database):
     script = "BEGIN TRAN; CREATE QUEUE later; CREATE SERVICE [//later] ON QUEUE later; {}; SELECT COUNT(*) FROM later"
     assert failing(database, script.format("ROLLBACK")).number == 208
-    assert value(database, script.format("COMMIT")) == 0
+    assert one(database, script.format("COMMIT")) == 0
     assert failing(database, "BEGIN TRAN; ALTER DATABASE CURRENT SET NEW_BROKER").number == 226
 
 
@@ -348,7 +334,7 @@ def test_xact_abort_dooms_in_try(database):
             ROLLBACK;
         END CATCH
         PRINT @@TRANCOUNT"""
-    assert said(database, script) == ["-1", "2627", "3930", "0"]
+    assert texts(database, script) == ["-1", "2627", "3930", "0"]
 
 
 def test_procedures(database):
@@ -373,7 +359,7 @@ def test_procedures(database):
     assert failing(database, "EXEC Nowhere").number == 2812
     assert failing(database, "CREATE PROC Twice AS RETURN").number == 2714
     database.execute_tsql("CREATE OR ALTER PROC Twice AS SELECT 3")
-    assert value(database, "EXEC Twice") == 3
+    assert one(database, "EXEC Twice") == 3
     database.execute_tsql("DROP PROCEDURE Twice")
     assert failing(database, "DROP PROC Twice").number == 3701
     database.execute_tsql("DROP PROC IF EXISTS Twice")
@@ -543,7 +529,7 @@ def test_random_scripts_say_what_they_refuse_and_leave_nothing(database, seeded_
         script = "\n".join(seeded_random.choices(PIECES, k=12))
         told = everything(database, script)
         assert all(not isinstance(one, TsqlError) or one.line >= 1 for one in told), script
-        assert value(database, "SELECT @@TRANCOUNT") == 0, script
+        assert one(database, "SELECT @@TRANCOUNT") == 0, script
     with database.instance.connection() as connection:
         text = (
             "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in trans%'"

@@ -6,16 +6,15 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
-from tsql_support import rows, told
+from tsql_support import create_database, rows, told
 
 _COUNT = iter(range(1000))
 
 
 @pytest.fixture
 def db(instance: sb.Instance) -> sb.Database:
-    made = instance.database(f"Options{next(_COUNT)}", create=True)
-    made.execute_tsql("CREATE TABLE T (Id int, V int) INSERT T VALUES (1, 1), (2, 2), (3, 3), (4, 4), (5, 5)")
-    return made
+    script = "CREATE TABLE T (Id int, V int) INSERT T VALUES (1, 1), (2, 2), (3, 3), (4, 4), (5, 5)"
+    return create_database(instance, f"Options{next(_COUNT)}", script)
 
 
 def test_rowcount_limits_what_is_seen(db: sb.Database) -> None:

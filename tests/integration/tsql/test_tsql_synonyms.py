@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import check
-from tsql_support import rows, told
+from tsql_support import create_database, rows, told
 
 OBJECTS = """
 CREATE TABLE dbo.Parcels (Id INT PRIMARY KEY, Place NVARCHAR(20));
@@ -35,9 +35,7 @@ CREATE SYNONYM Gone FOR dbo.NotThere; CREATE SYNONYM Chain FOR dbo.P; CREATE SYN
 
 @pytest.fixture(scope="module")
 def depot(instance: sb.Instance) -> sb.Database:
-    depot = instance.database("SynonymDepot", create=True)
-    depot.execute_tsql(OBJECTS)
-    return depot
+    return create_database(instance, "SynonymDepot", OBJECTS)
 
 
 @pytest.fixture

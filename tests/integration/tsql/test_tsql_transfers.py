@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import check
-from tsql_support import rows, told
+from tsql_support import create_database, rows, told
 
 OBJECTS = """
 CREATE SCHEMA Depot;
@@ -29,9 +29,7 @@ CREATE FUNCTION dbo.F () RETURNS INT AS BEGIN RETURN 1 END
 
 @pytest.fixture(scope="module")
 def depot(instance: sb.Instance) -> sb.Database:
-    depot = instance.database("TransferDepot", create=True)
-    depot.execute_tsql(OBJECTS)
-    return depot
+    return create_database(instance, "TransferDepot", OBJECTS)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import told
+from tsql_support import create_database, told
 
 TABLES = """
 CREATE TABLE dbo.Doors (Number INT PRIMARY KEY);
@@ -20,9 +20,7 @@ CREATE TRIGGER Knocker ON Doors AFTER INSERT AS INSERT Rings VALUES (N'knocker')
 
 @pytest.fixture(scope="module")
 def house(instance: sb.Instance) -> sb.Database:
-    house = instance.database("DoorHouse", create=True)
-    house.execute_tsql(TABLES)
-    return house
+    return create_database(instance, "DoorHouse", TABLES)
 
 
 def rung(house: sb.Database, script: str) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
 
 import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
-from servicebroker.tsql.statement_errors import TsqlError
+from tsql_support import create_database, error_number, rows
 
 MADE = """
 CREATE TYPE dbo.Label FROM nvarchar(5) NOT NULL;
@@ -30,19 +29,7 @@ FILLED = "DECLARE @b dbo.Basket, @s dbo.Price; INSERT @b (Item, Cost) VALUES (N'
 
 @pytest.fixture(scope="module")
 def shop(instance: sb.Instance) -> sb.Database:
-    shop = instance.database("TypeShop", create=True)
-    shop.execute_tsql(MADE)
-    return shop
-
-
-def rows(shop: sb.Database, script: str) -> list[tuple[Any, ...]]:
-    return shop.execute_tsql(script).rows
-
-
-def refused(shop: sb.Database, script: str) -> int:
-    with pytest.raises(TsqlError) as caught:
-        shop.execute_tsql(script)
-    return caught.value.number
+    return create_database(instance, "TypeShop", MADE)
 
 
 def test_a_procedure_reads_the_table_of_its_caller(shop: sb.Database) -> None:
@@ -86,7 +73,7 @@ def test_without_a_table_the_parameter_is_empty(shop: sb.Database, given: str) -
 )
 def test_a_parameter_is_read_only(shop: sb.Database, change: str) -> None:
     shop.execute_tsql(f"CREATE PROCEDURE Changes @rows Basket READONLY AS {change}")
-    assert refused(shop, FILLED + "EXEC Changes @b") == 10700
+    assert error_number(shop, FILLED + "EXEC Changes @b") == 10700
     shop.execute_tsql("DROP PROCEDURE Changes")
 
 
@@ -117,7 +104,7 @@ def test_a_parameter_is_read_only(shop: sb.Database, change: str) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(shop: sb.Database, script: str, number: int) -> None:
-    assert refused(shop, script) == number
+    assert error_number(shop, script) == number
 
 
 def test_an_alias_is_the_type_that_it_names(shop: sb.Database) -> None:
@@ -129,7 +116,7 @@ def test_an_alias_is_the_type_that_it_names(shop: sb.Database) -> None:
         "SELECT name, is_nullable, max_length FROM sys.columns WHERE object_id = OBJECT_ID('Tags') ORDER BY column_id"
     )
     assert rows(shop, shown)[:2] == [("Tag", False, 10), ("Note", True, 10)]
-    assert refused(shop, "INSERT Tags (Note) VALUES (N'x')") == 515
+    assert error_number(shop, "INSERT Tags (Note) VALUES (N'x')") == 515
     shop.execute_tsql("DROP TABLE Tags")
 
 
@@ -146,7 +133,7 @@ def test_scripts_that_make_their_types_again(shop: sb.Database) -> None:
     ) == [("Passing", 1, 0, 20), ("PassingRows", 1, 1, -1)]
     shop.execute_tsql("DROP TYPE Passing; DROP TYPE IF EXISTS PassingRows; DROP TYPE IF EXISTS PassingRows")
     assert rows(shop, "SELECT TYPE_ID('Passing'), TYPE_ID('int')") == [(None, 56)]
-    assert refused(shop, "BEGIN TRAN; CREATE TYPE Undone FROM int; ROLLBACK; DECLARE @x Undone") == 2715
+    assert error_number(shop, "BEGIN TRAN; CREATE TYPE Undone FROM int; ROLLBACK; DECLARE @x Undone") == 2715
 
 
 def test_check_agrees() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.statement_errors import TsqlError
+from tsql_support import create_database
 
 GUID = UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
 MADE = f"""
@@ -27,9 +28,7 @@ INSERT dbo.Settings (Name, Value) VALUES (N'id', CAST('{GUID}' AS uniqueidentifi
 
 @pytest.fixture(scope="module")
 def shop(instance: sb.Instance) -> sb.Database:
-    shop = instance.database("Variants", create=True)
-    shop.execute_tsql(MADE)
-    return shop
+    return create_database(instance, "Variants", MADE)
 
 
 def test_a_column_gives_back_what_was_put_into_it(shop: sb.Database) -> None:

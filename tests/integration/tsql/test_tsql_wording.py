@@ -5,19 +5,13 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from servicebroker.tsql.statement_errors import TsqlError
-
-
-def refused(database: sb.Database, script: str) -> TsqlError:
-    with pytest.raises(TsqlError) as caught:
-        database.execute_tsql(script)
-    return caught.value
+from tsql_support import failing
 
 
 @pytest.mark.parametrize("use", ["USE master; ", ""])
 @pytest.mark.parametrize("dates", ["EXPIRY_DATE = '20230101'", "START_DATE = '2023-05-01', EXPIRY_DATE = '2023-04-30'"])
 def test_a_certificate_must_be_valid_at_some_time(database: sb.Database, use: str, dates: str) -> None:
-    error = refused(database, f"{use}CREATE CERTIFICATE Old WITH SUBJECT = 'Old', {dates}")
+    error = failing(database, f"{use}CREATE CERTIFICATE Old WITH SUBJECT = 'Old', {dates}")
     assert error.number == 402
     assert error.text.startswith("EXPIRY_DATE '2023")
     assert "must be later than the certificate's first day" in error.text
@@ -25,7 +19,7 @@ def test_a_certificate_must_be_valid_at_some_time(database: sb.Database, use: st
 
 @pytest.mark.parametrize("script", ["USE Nowhere", "SELECT * FROM Nowhere.dbo.T", "DROP DATABASE Nowhere"])
 def test_a_database_that_is_not_there(database: sb.Database, script: str) -> None:
-    error = refused(database, script)
+    error = failing(database, script)
     assert error.number in (911, 208, 3701)
     assert "instance.database" not in error.text
     if error.number == 911:
@@ -34,7 +28,7 @@ def test_a_database_that_is_not_there(database: sb.Database, script: str) -> Non
 
 @pytest.mark.parametrize("action", ["CREATE", "ALTER", "CREATE OR ALTER"])
 def test_a_function_is_made_in_the_current_database(database: sb.Database, action: str) -> None:
-    error = refused(database, f"\n{action} FUNCTION Other.dbo.F () RETURNS INT AS BEGIN RETURN 1 END")
+    error = failing(database, f"\n{action} FUNCTION Other.dbo.F () RETURNS INT AS BEGIN RETURN 1 END")
     assert (error.number, error.severity, error.line) == (166, 15, 2)
 
 
@@ -53,6 +47,6 @@ def test_a_function_is_made_in_the_current_database(database: sb.Database, actio
     ],
 )
 def test_postgresqls_own_words_are_not_heard(database: sb.Database, script: str, number: int) -> None:
-    error = refused(database, script)
+    error = failing(database, script)
     assert error.number == number
     assert "(PostgreSQL" not in error.text

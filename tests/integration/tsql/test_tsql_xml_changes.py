@@ -7,7 +7,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import rows
+from tsql_support import create_database, rows
 
 DOCUMENT = '<o id="7" note="n"><!--c--><i n="1">one</i><i n="2"/>tail</o>'
 CHANGES = [
@@ -47,9 +47,7 @@ DECLARED = "DECLARE @n INT = 2, @s NVARCHAR(9) = N'<''\"&', @x XML = N'<x/>t', @
 
 @pytest.fixture(scope="module")
 def db(instance: sb.Instance) -> sb.Database:
-    database = instance.database("XmlChanges", create=True)
-    database.execute_tsql("CREATE TABLE Orders (Id INT PRIMARY KEY, Doc XML)")
-    return database
+    return create_database(instance, "XmlChanges", "CREATE TABLE Orders (Id INT PRIMARY KEY, Doc XML)")
 
 
 @pytest.mark.parametrize(("change", "wanted"), CHANGES)

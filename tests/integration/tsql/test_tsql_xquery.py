@@ -16,11 +16,6 @@ STAFF = (
 DECLARED = f"DECLARE @n INT = 11, @s NVARCHAR(9) = N'B', @b BIT = 1, @y VARBINARY(9) = 0x0AFF, @x XML = N'{STAFF}';"
 
 
-@pytest.fixture(scope="module")
-def db(instance: sb.Instance) -> sb.Database:
-    return instance.database("XQuery", create=True)
-
-
 def told(db: sb.Database, call: str) -> object:
     ((found,),) = rows(db, f"{DECLARED} SELECT @x.{call}")
     return found
