@@ -33,6 +33,8 @@ from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.reader import QueueReader, QueueStreamReader
 from servicebroker.pipeline.rows import delivered
 from servicebroker.pipeline.warehouse import land_rows, sort_rows
+from servicebroker.store import locks
+from support import eventually
 
 CUT, DROPPED = 0.06, 0.004  # how likely the power goes between two steps, and the queue
 LINES = MessageRule(LINE, "json", "lines", (Column("sender", "long"), Column("n", "long")))
@@ -69,6 +71,20 @@ class World:
         self.moved = set()
         self.is_on, self.is_read = True, False
         self.done = Counter()
+        self._prepare()
+
+    def _prepare(self):
+        """Rollbacks of `others`, five in a row, do not switch the queue off."""
+        self.database.alter_queue(self.feed.queue, poison_message_handling=False)
+
+    def is_free(self):
+        """Whether nobody holds the queue."""
+        with self.database.instance.connection() as connection:
+            sql = (
+                "select count(*) from pg_locks where locktype = 'advisory' and classid = %s and objid = %s "
+                "and mode = 'ExclusiveLock'"
+            )
+            return connection.execute(sql, (locks.PIPELINE, self.feed.queue_id)).fetchone() == (0,)
 
     def deed(self):
         often = (self.send,) * 8 + (self.begin,) * 3 + (self.hold, self.settle_one, self.settle_one)
@@ -204,6 +220,7 @@ class World:
         self.database.drop_service(self.feed.far)
         self.database.drop_queue(self.feed.queue)
         self.feed.create()
+        self._prepare()
         self.is_on, self.is_read = True, False
         for talk in self.talks:
             talk.is_open, talk.is_cut = False, True
@@ -330,6 +347,7 @@ class Life:
             self.seen["refused"] += 1
         finally:
             reader.stop()
+            eventually(self.world.is_free)  # the server sees a moment later that its session is gone
             self.world.is_read = False
         return False
 
