@@ -46,7 +46,7 @@ MUTANTS = [
         "            self._frames.send(store, is_traced=False)\n",
         323,
     ),
-    Mutant("rounds fail", "broker.relay", "        began = self._seconds()\n", "        raise RuntimeError\n", 0),
+    Mutant("rounds fail", "broker.relay", "        self._charges.begin()\n", "        raise RuntimeError\n", 0),
     Mutant(
         "what is stored is not acknowledged",
         "broker.conversations",
@@ -153,7 +153,7 @@ MUTANTS = [
         "broker.relay",
         "self.snapshot, self._routes, self._is_traced = look.snapshot, ",
         "self.snapshot, self._routes, self._is_traced = look.snapshot._replace(unfinished=()), ",
-        3,
+        31,
     ),
     Mutant(
         "acknowledgements of rows that somebody holds are forgotten",
@@ -385,6 +385,13 @@ MUTANTS = [
         602,
     ),
     Mutant(
+        "of fragments beside each other one is kept twice",
+        "protocol.incoming",
+        "        return bool(bisect_right(self.bounds, fragment) & 1)\n",
+        "        return bool(bisect_right(self.bounds, fragment - 1) & 1)\n",
+        0,
+    ),
+    Mutant(
         "nothing is said of what was acknowledged",
         "protocol.dialog",
         "        return outgoing.base if is_whole and not self._jumps else None\n",
@@ -428,8 +435,8 @@ MUTANTS = [
     Mutant(
         "what is kept is not compared with what follows it",
         "protocol.incoming",
-        "            token = before if place == -1 else parts[place].token if 0 <= place < len(parts) else None\n",
-        "            token = parts[place].token if 0 <= place < len(parts) else None\n",
+        "            for place, token in enumerate((before, *(part.token for part in parts)), -1):\n",
+        "            for place, token in enumerate(part.token for part in parts):\n",
         17007,
     ),
     Mutant(

@@ -82,15 +82,15 @@ class Faults(NamedTuple):
 def draw_limits(random: Random) -> Limits:
     """Small ones, so that a few messages meet every limit."""
     window = random.choice((150, 400, 2_000))
-    return Limits(
+    limits = Limits(
         fragment_size=random.choice((16, 50, 200)),
         window=window,
         message_cost=10,
-        kept_cost=30,
-        unfinished_bytes=window,
-        unfinished_cost=50,
-        unfinished_idle=80.0,
-        unfinished_idle_full=70.0,
+        kept_cost=0,
         ahead_messages=random.choice((3, 10, 1_000)),
         ahead_bytes=random.choice((200, 2 * window, 100_000)),
+        unfinished_cost=0,
+        unfinished_idle=80.0,
+        unfinished_idle_full=70.0,
     )
+    return limits._replace(unfinished_bytes=window) if limits.ahead_messages == 3 else limits

@@ -94,7 +94,7 @@ class FaultyStore(MemoryStore):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name.startswith("_") or name in ("transaction", "locks", "division"):
+        if name.startswith("_") or name in ("transaction", "locks", "division", "unfinished"):  # that one only counts
             return found
 
         def operation(*values: Any, **named: Any) -> Any:
