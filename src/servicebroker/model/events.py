@@ -6,6 +6,7 @@ The rules: docs/reference/metrics.md#events.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -13,6 +14,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.reporting import report
+from servicebroker.model.wording import told
 
 CONVERSATION, CONVERSATION_GROUP, QUEUE_DISABLED, ACTIVATION = 124, 136, 143, 163
 
@@ -65,7 +68,7 @@ class Events:
         """Keep the event, log it, and tell the handlers; what a handler raises is logged and goes no further."""
         event = BrokerEvent(number, NAMES[number], at, database_id, object_id, text, subclass)
         self._recent.append(event)
-        _LOG.log(_LEVELS.get(number, logging.WARNING), "%s: %s", event.name, event.text)
+        report(_LOG, _LEVELS.get(number, logging.WARNING), "%s: %s", event.name, event.text)
         self._tell(event)
 
     def tell(
@@ -80,8 +83,10 @@ class Events:
                 continue
             try:
                 handler(event)
-            except Exception:
-                _LOG.exception("a handler of %s failed", event.name)
+            except BaseException as problem:
+                if _is_interrupt(problem):
+                    raise
+                report(_LOG, logging.ERROR, "a handler of %s failed: %s", event.name, told(problem), exc_info=problem)
 
     def recent(self, number: int | None = None) -> list[BrokerEvent]:
         """The last thousand events, oldest first; only those of a number when it is given."""
@@ -102,3 +107,9 @@ class Events:
             raise BrokerError(402, "the event class", repr(unknown[0]), f"one of {', '.join(map(str, NAMES))}")
         self._handlers.append((handler, frozenset(numbers) or USUAL))
         self.watches_conversations |= bool({CONVERSATION, CONVERSATION_GROUP} & set(numbers))
+
+
+def _is_interrupt(problem: BaseException) -> bool:
+    """Whether it may be meant for the program: Ctrl-C, or an exit, in its main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and isinstance(problem, KeyboardInterrupt | SystemExit)

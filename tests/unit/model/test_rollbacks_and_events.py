@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from datetime import UTC, datetime
+
+import pytest
 
 from servicebroker.model import poison
 from servicebroker.model.events import QUEUE_DISABLED, BrokerEvent, Events
@@ -68,3 +72,41 @@ def test_events_are_kept_and_told() -> None:
     for _ in range(2000):
         events.record(QUEUE_DISABLED, NOW, 5, 70000, "off")
     assert len(events.recent()) == 1000
+
+
+@pytest.mark.parametrize("problem", [SystemExit, GeneratorExit, KeyboardInterrupt])
+def test_a_handler_that_exits_ends_no_thread_of_ours(problem: type[BaseException]) -> None:
+    events, told = Events(), []
+
+    def broken(_: BrokerEvent) -> None:
+        raise problem
+
+    def record() -> None:
+        events.record(QUEUE_DISABLED, NOW, 5, 70000, "off")
+        told.append("off")
+
+    events.subscribe(broken)
+    working = threading.Thread(target=record)
+    working.start()
+    working.join()
+    assert told == ["off"]
+    if problem is not GeneratorExit:  # in the main thread it is for the program
+        with pytest.raises(problem):
+            record()
+
+
+def test_a_log_handler_that_fails_hides_no_event() -> None:
+    events, told = Events(), []
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ValueError("no log")
+
+    handler, log = Broken(), logging.getLogger("servicebroker")
+    log.addHandler(handler)
+    try:
+        events.subscribe(told.append)
+        events.record(QUEUE_DISABLED, NOW, 5, 70000, "off")
+    finally:
+        log.removeHandler(handler)
+    assert len(told) == 1
