@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+import psycopg
+
 from servicebroker.api import tracing
 from servicebroker.api.guarded import Guard
 from servicebroker.api.transaction import Transaction, translated
+from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
@@ -91,6 +94,10 @@ def _drain(
                     break
             if guard is not None:
                 guard.rest(connection)
+        except (psycopg.Error, InstanceError):
+            if guard is not None:  # no message is to blame; what a procedure has set in this session may be
+                connection.close()
+            raise
         finally:
             database.instance.poison.unanswered(connection)
     return done, False

@@ -471,3 +471,23 @@ def test_a_handler_of_a_namespace_without_name_has_its_policy(database: sb.Datab
     with database.working(worker):
         eventually(lambda: judged)
     assert query(database, f"select from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}") == []
+
+
+@pytest.mark.parametrize(
+    "setting", ["set default_transaction_read_only = on", "set session characteristics as transaction read only"]
+)
+def test_a_handler_that_makes_its_session_read_only_stops_no_reader(database: sb.Database, setting: str) -> None:
+    """What is set in a session outlives the transaction: the reader begins anew in another session."""
+    done: list[bytes | None] = []
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(ORDER)
+    def order(tx: sb.Transaction, message: sb.Message) -> None:
+        if is_bad(message):
+            tx.connection.execute(setting)
+        done.append(message.message_body)
+
+    send(database, b"bad", b"good", b"better")
+    with database.working(worker):
+        eventually(lambda: done == [b"bad", b"good", b"better"], 30)
+    assert database.receive(STOCK_QUEUE) == []

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+import psycopg
+
 from servicebroker.api import tracing
 from servicebroker.api.aio.guarded import AsyncGuard
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
+from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
@@ -90,6 +93,10 @@ async def _drain(
                     break
             if guard is not None:
                 await guard.rest(connection)
+        except (psycopg.Error, InstanceError):
+            if guard is not None:  # no message is to blame; what a procedure has set in this session may be
+                await connection.close()
+            raise
         finally:
             database.instance.poison.unanswered(connection)
     return done, False
