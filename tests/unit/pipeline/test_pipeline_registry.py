@@ -23,7 +23,7 @@ from pipeline_tables import NOON, QUEUE, batch, land, message, pipeline, table
 from schema_registry import serving
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import schema_registry
-from servicebroker.pipeline.decoding import Column, Undecodable
+from servicebroker.pipeline.decoding import Column, Undecodable, registered
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.maintenance import replay
 from servicebroker.pipeline.schema_registry import TOKEN, URL, USER_INFO, check_registry, find
@@ -172,6 +172,16 @@ def test_a_body_of_protobuf_says_which_message_it_is(registry, way, name, values
     file = proto_file("shop.proto", "shop", order, ("Invoice", [("number", LONG), ("id", LONG)], [line]))
     has_proto(registry, 3, file)
     assert rule(registry, "protobuf").decoder().decode(headed(3, proto_body([file], name, **values), way)) == row
+
+
+def test_what_is_remembered_of_schemas_that_bodies_name_is_bounded(registry, monkeypatch):
+    monkeypatch.setattr(registered, "MAX_KNOWN", 20)
+    has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG)], [])))
+    reader = rule(registry, "protobuf").decoder()
+    for step in range(1, 64):
+        reason(reader, headed(3, b"", bytes([2, 2 * step])))
+    assert len(reader._known) == 20
+    assert reader.decode(headed(3, b"\x08\x05", b"\x00"))[0] == 5
 
 
 def test_what_protobuf_imports_is_found(registry):

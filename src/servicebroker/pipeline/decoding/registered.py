@@ -14,6 +14,7 @@ from servicebroker.pipeline.decoding.protobuf import ProtobufDecoder, descriptor
 _KINDS: Final = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 _HEAD = 5  # bytes: zero, and the number of the schema
 _LONGEST_WAY = 20  # of a message in messages
+MAX_KNOWN = 1_000  # decoders and refusals that are kept: a body may name any schema, and any message in it
 
 
 class Registered(NamedTuple):
@@ -76,7 +77,10 @@ class RegisteredDecoder:
         way, start = _way(body) if self._format == "protobuf" else ((), _HEAD)
         known = self._known.get((number, way))
         if known is None:
-            known = self._known[number, way] = self._reading(number, way)
+            known = self._reading(number, way)
+            if len(self._known) >= MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[number, way] = known
         if isinstance(known, tuple):
             raise Undecodable(*known)
         return known.decode(body[start:])
