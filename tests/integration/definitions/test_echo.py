@@ -203,23 +203,6 @@ def test_in_t_sql(database: sb.Database) -> None:
     assert database.execute_tsql(script).rows == [("way",)]
 
 
-def test_an_instance_of_an_older_version_gets_it(make_instance_url: Callable[..., str]) -> None:
-    url = make_instance_url(1)
-    with sb.open(url, upkeep=None) as instance:
-        database = standard_database(instance)
-        with instance.connection() as connection:
-            connection.execute("delete from servicebroker.migrations where number = 58")
-            connection.execute("drop function servicebroker.ring_delivery cascade")
-            connection.execute("delete from servicebroker.service_contract_usages where service_id < 65536")
-        handle = begin(database)
-        database.send(handle, ECHO, b"x")
-        assert errors(database.receive(ORDERS_QUEUE)) == [-8408]
-    with sb.open(url) as instance:
-        database = instance.database("Test")
-        database.send(begin(database), ECHO, b"x")
-        assert bodies(database.receive(ORDERS_QUEUE, wait=60)) == [b"x"]
-
-
 # ---------------------------------------------------------------- between instances
 
 

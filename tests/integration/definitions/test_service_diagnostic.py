@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -33,7 +32,6 @@ from support import (
     far_handle,
     query,
     refused,
-    standard_database,
     state,
 )
 
@@ -211,23 +209,6 @@ def test_in_t_sql(database: sb.Database) -> None:
         with xmlnamespaces (default '{STATUS}')
         select @body.value('(/Status/STATE)[1]', 'nvarchar(20)') as stands;"""
     assert database.execute_tsql(script).rows == [("READY",)]
-
-
-def test_an_instance_of_an_older_version_gets_it(make_instance_url: Callable[..., str]) -> None:
-    url = make_instance_url(1)
-    with sb.open(url, upkeep=None) as instance:
-        database = standard_database(instance)
-        with instance.connection() as connection:
-            connection.execute("delete from servicebroker.migrations where number = 76")
-            connection.execute(
-                "delete from servicebroker.service_contract_usages u using servicebroker.service_contracts c "
-                "where c.service_contract_id = u.service_contract_id and c.name = %s",
-                (SERVICE_DIAGNOSTIC,),
-            )
-        assert ask(database, STOCK) == [(ERROR, ["-8408"])]
-    with sb.open(url, upkeep=None) as instance:
-        database = instance.database("Test")
-        assert ask(database, STOCK) == described(database, STOCK, "READY", CONTRACT)
 
 
 # ---------------------------------------------------------------- between instances

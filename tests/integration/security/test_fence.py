@@ -21,7 +21,6 @@ from psycopg import sql
 import hostile_role
 import servicebroker as sb
 from portal import deliver
-from servicebroker.engine.catalog.databases import create_database, ensure_system_objects
 from servicebroker.engine.diagnosis.consistency import tampered
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.findings import judge
@@ -44,8 +43,9 @@ from servicebroker.model.permissions import (
     is_allowed,
     refusal,
 )
-from servicebroker.store import locks, migrations
+from servicebroker.store import locks
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.migrations import mend
 from servicebroker.store.running import run
 from servicebroker.store.sql_verbs import FENCED
 from support import (
@@ -683,32 +683,26 @@ def test_check_says_it(town: Town) -> None:
     assert "queues has row level security" in finding.text
 
 
-def test_a_role_with_rights_on_tables_goes_on_after_an_upgrade(
-    make_url: Callable[[], str], server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+def test_a_role_with_rights_on_tables_works_on_them(
+    make_instance_url: Callable[[], str], server: EmbeddedServer
 ) -> None:
-    """What the earlier page granted, on a schema of before; doctor names the role and the command."""
-    url, role = make_url(), "deployed"
-    known = migrations.migrations()
-    with monkeypatch.context() as before:
-        before.setattr(migrations, "migrations", lambda: [step for step in known if step.number not in (95, 96)])
-        before.setattr(migrations, "fence", lambda: "")
-        before.setattr(migrations, "audit", lambda: "")
-        with psycopg.connect(url) as connection:
-            migrations.migrate(connection)
-            run(connection, ensure_system_objects())
-            run(connection, create_database("Shop"))
-            connection.execute("grant execute on all functions in schema servicebroker to public")  # as it was
+    """Doctor names the role, and the command that restricts it."""
+    url, role = make_instance_url(), "deployed"
+    with sb.open(url, upkeep=None) as instance:
+        instance.database("Shop", create=True)
     with let_in(server.url, role), psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"create role {role} login")  # type: ignore[call-overload]
         connection.execute(f"grant usage on schema servicebroker to {role}")  # type: ignore[call-overload]
         connection.execute(f"grant all on all tables in schema servicebroker to {role}")  # type: ignore[call-overload]
         connection.execute(f"grant usage, select on all sequences in schema servicebroker to {role}")  # type: ignore[call-overload]
+        connection.execute(f"grant execute on all functions in schema servicebroker to {role}")  # type: ignore[call-overload]
+        mend(connection)  # gives it the functions that take our locks
         with sb.open(url, upkeep=None) as instance:
             shop = instance.database("Shop")
             shop.create_user(role, role)
             shop.grant("CONTROL", role)
             with sb.open(as_role(url, role), upkeep=None) as deployed:
-                assert deployed.engine.has_upkeep  # on the tables, as before
+                assert deployed.engine.has_upkeep  # on the tables, not through the fence
                 echo = "http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker"
                 app = deployed.database("Shop")
                 app.begin_dialog(echo, echo)

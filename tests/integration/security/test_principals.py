@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
-from servicebroker.store import migrations
-from servicebroker.store.connection import connect
 from support import (
     APP,
     CONTRACT,
@@ -43,23 +41,6 @@ def test_every_database_has_its_fixed_principals(database: sb.Database, instance
     assert set(query(database, text, database.name)) == set(query(database, text, "msdb")) == fixed
     assert (database.user.name, database.user.principal_id) == ("dbo", 1)
     assert instance.database(database.name, user="DBO").user == database.user
-
-
-def test_a_database_of_an_older_version_gets_them(make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    url, every = make_url(), migrations.migrations()
-    monkeypatch.setattr(migrations, "migrations", lambda: [step for step in every if step.number < 7])
-    monkeypatch.setattr(migrations, "_make_anew", lambda connection: None)
-    with connect(url) as connection:
-        migrations.migrate(connection)
-        connection.execute("insert into servicebroker.databases (name) values ('Old')")
-        connection.execute("insert into servicebroker.message_types values (1, 70000, 'theirs', 'N')")
-    monkeypatch.undo()
-    with sb.open(url, upkeep=None) as instance:
-        old = instance.database("Old")
-        assert old.user.is_dbo
-        old.create_user(APP)
-        old.grant("CONTROL", APP, message_type="theirs")
-        as_user(old, APP).drop_message_type("theirs")
 
 
 def test_users_and_roles_are_made_and_dropped(database: sb.Database) -> None:

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from psycopg import sql
 
 import servicebroker as sb
 from servicebroker.store.cluster import programs
@@ -274,35 +273,6 @@ def test_what_is_switched_off_follows_what_is_renamed(instance: sb.Instance) -> 
     assert told(db, bad) == [547, 547, 547]
     assert rows(db, shown)[0] == ("FK_Good", "Wares", "Ware", "Number", 0)
     db.execute_tsql("INSERT Wares VALUES (1, 2); INSERT Lines VALUES (1, 2, 1); DELETE Lines; DROP TABLE Lines, Wares")
-
-
-def test_what_an_older_version_has_switched_off_follows_too(make_instance_url: Callable[..., str]) -> None:
-    url = make_instance_url(1)
-    with sb.open(url, upkeep=None) as instance:
-        db = instance.database("Older", create=True)
-        db.execute_tsql(_ORDERS)
-        db.execute_tsql("ALTER TABLE Orders NOCHECK CONSTRAINT ALL")
-        with instance.connection() as connection:
-            connection.execute("delete from servicebroker.migrations where number = 240")
-            table = schema_of("Older", "dbo") + ".orders"
-            found = connection.execute(
-                "select conname, obj_description(oid, 'pg_constraint') from pg_constraint "
-                f"where conrelid = '{table}'::regclass and contype = 'c'"
-            ).fetchall()
-            assert len(found) == 2
-            for name, note in found:
-                connection.execute(
-                    f'alter table {table} drop constraint "{name}", add constraint "{name}" check (true)'
-                )
-                connection.execute(sql.SQL("comment on constraint {} on {} is {}").format(
-                    sql.Identifier(name), sql.SQL(table), sql.Literal(note)
-                ))  # fmt: skip
-    with sb.open(url) as instance:
-        db = instance.database("Older")
-        assert told(db, "DROP TABLE Customers") == [3726]
-        db.execute_tsql("EXEC sp_rename 'Customers', 'Clients'; EXEC sp_rename 'Orders.Quantity', 'Much', 'COLUMN'")
-        assert told(db, "ALTER TABLE Orders WITH CHECK CHECK CONSTRAINT ALL INSERT Orders VALUES (1, 7, 1)") == [547]
-        assert told(db, "INSERT Orders VALUES (1, NULL, -1)") == [547]
 
 
 @pytest.mark.parametrize(

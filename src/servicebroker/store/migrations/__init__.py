@@ -1,4 +1,10 @@
-"""The schema, step by step: each file is applied once, in the order of its number.
+"""The schema: a baseline, and the numbered migrations that came after it.
+
+The baseline (`baseline/`, a file for each subject) makes what the migrations up to number 296 had left; a new instance
+begins with it. Each numbered file is applied once, in the order of the numbers. An instance that has number 296 is
+upgraded by what follows. An older one is refused: a version whose schema is number 296 opens it first (decision 450).
+
+To change a table, write a migration. The baseline stays as it is, because instances exist that were made by it.
 
 A change of the queue template (`store/queue.sql`), of the catalog views (`store/views.sql`), of the server's verbs
 (`store/verbs.sql`, `store/fence.sql`), of the triggers of audit and trail (`store/audit.sql`, `store/trail.sql`) or of
@@ -25,6 +31,21 @@ from servicebroker.store.server_errors import explain_lock_refusal
 from servicebroker.store.sql_verbs import audit, fence, trail, verbs
 from servicebroker.store.tsql import library
 
+BASELINE_NUMBER = 296  # the number of the schema that `baseline/` makes
+# the files of the baseline, in the order in which their tables refer to each other
+_SUBJECTS = (
+    "instance",
+    "catalog",
+    "security",
+    "conversations",
+    "receive",
+    "network",
+    "activation",
+    "diagnosis",
+    "tsql",
+    "pipeline",
+)
+
 
 class Migration(NamedTuple):
     """One numbered step."""
@@ -35,9 +56,12 @@ class Migration(NamedTuple):
 
 
 def migrations() -> list[Migration]:
-    """Every migration that this version knows, in order."""
-    files = sorted(file.name for file in resources.files(__package__).iterdir() if file.name.endswith(".sql"))
-    return [Migration(int(name[:4]), name, (resources.files(__package__) / name).read_text()) for name in files]
+    """Return the baseline and every later migration that this version knows, in order."""
+    folder = resources.files(__package__)
+    baseline = "\n".join((folder / "baseline" / f"{subject}.sql").read_text() for subject in _SUBJECTS)
+    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
+    later = [Migration(int(name[:4]), name, (folder / name).read_text()) for name in names]
+    return [Migration(BASELINE_NUMBER, f"{BASELINE_NUMBER:04}_baseline", baseline), *later]
 
 
 def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
@@ -46,22 +70,20 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
     Numbers may have gaps, and a step that comes late is applied late: what counts is which ones the schema has.
 
     Raises:
-        InstanceError: the schema is newer than this version, or cannot be made here.
+        InstanceError: this version cannot upgrade the schema, which is newer or too old, or may not make one here.
     """
     try:
         if not _missing(applied(connection)):
             return []
         with connection.transaction():
             execute(connection, "migrations.migrate", "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
-            _ensure_table(connection)
             new = _missing(applied(connection))
             for step in new:
                 _apply(connection, step)
             if new:
                 _make_anew(connection)
-                if MADE in applied(connection):
-                    run(connection, record())
-                    run(connection, trust_queues())
+                run(connection, record())
+                run(connection, trust_queues())
     except psycopg.errors.InsufficientPrivilege as refused:
         if locked_out := explain_lock_refusal(refused, connection.info.user):
             raise InstanceError(locked_out) from None
@@ -91,26 +113,32 @@ def check_whole(applied: set[int]) -> None:
 
 
 def check_known(applied: Set[int]) -> None:
-    """That a schema with these steps is none of a newer version.
+    """Check that this version can open a schema with these steps.
 
     Raises:
-        InstanceError: it has steps that this version does not know.
+        InstanceError: the schema is of a newer version, or of one that is too old.
     """
     _missing(applied)
 
 
 def _missing(applied: Set[int]) -> list[Migration]:
-    """The steps that the schema lacks.
+    """Return the steps that the schema lacks.
 
     Raises:
-        InstanceError: it has steps that this version does not know.
+        InstanceError: it has steps that this version does not know, or was made before the baseline and lacks it.
     """
     known = migrations()
-    newer = applied - {step.number for step in known}
+    newer = {number for number in applied if number > BASELINE_NUMBER} - {step.number for step in known}
     if newer:
         raise InstanceError(
             f"The instance was made by a newer servicebroker (its schema is number {max(newer)}, "
             f"this version knows {known[-1].number}): upgrade servicebroker."
+        )
+    if applied and BASELINE_NUMBER not in applied:
+        raise InstanceError(
+            f"The instance was made by an older servicebroker: its schema is number {max(applied)}, and this version "
+            f"upgrades from number {BASELINE_NUMBER}. Open it first with a version whose schema is number "
+            f"{BASELINE_NUMBER}."
         )
     return [step for step in known if step.number not in applied]
 
@@ -162,20 +190,6 @@ def mend(connection: psycopg.Connection[object]) -> None:
         if locked_out := explain_lock_refusal(refused, connection.info.user):
             raise InstanceError(locked_out) from None
         raise InstanceError(f"Only the owner of the schema can mend it ({refused.diag.message_primary}).") from None
-
-
-def _ensure_table(connection: psycopg.Connection[object]) -> None:
-    if not _exists(connection):
-        execute(connection, "migrations.ensure_table.create_schema", "create schema if not exists servicebroker")
-        execute(
-            connection,
-            "migrations.ensure_table.create_table",
-            "create table servicebroker.migrations (number integer primary key, name text not null, "
-            "applied_at timestamptz not null default clock_timestamp())",
-        )
-
-
-MADE = 91  # the migration since which it is recorded how everything is defined
 
 
 def applied(connection: psycopg.Connection[object]) -> set[int]:

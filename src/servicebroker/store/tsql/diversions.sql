@@ -1,6 +1,6 @@
 -- INSTEAD OF triggers: what a statement of a T-SQL session would do to a table or a view is copied, and not done. The settings
--- are those of AFTER triggers (migration 0017); servicebroker.tsql_within has the triggers that run now, which a statement of
--- their own does not fire again. Whoever changes a table otherwise changes it.
+-- are those of AFTER triggers (the function servicebroker.tsql_capture); servicebroker.tsql_within has the triggers that run
+-- now, which a statement of their own does not fire again. Whoever changes a table otherwise changes it.
 
 -- Before a statement: the empty copies, under the number of the trigger that wants them.
 create or replace function tsql.divert_statement() returns trigger language plpgsql as $$

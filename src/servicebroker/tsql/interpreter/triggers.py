@@ -1,8 +1,8 @@
 """Triggers: their statements run when a T-SQL session changes their table, in the same transaction.
 
-PostgreSQL copies what a statement has inserted and deleted into temporary tables (migration 0017) when the session asks
-for it; the session finds the triggers of the table and runs them. Where the table has an INSTEAD OF trigger, PostgreSQL
-copies it without doing it (`store/tsql/diversions.sql`).
+PostgreSQL copies what a statement has inserted and deleted into temporary tables when the session asks for it
+(`servicebroker.tsql_capture`); the session finds the triggers of the table and runs them. Where the table has an
+INSTEAD OF trigger, PostgreSQL copies it without doing it (`store/tsql/diversions.sql`).
 """
 
 from __future__ import annotations

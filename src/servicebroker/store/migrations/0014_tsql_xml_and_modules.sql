@@ -1,1 +1,0 @@
--- What translated T-SQL calls is made anew: XML, FOR XML, FOR JSON, procedures among the objects.

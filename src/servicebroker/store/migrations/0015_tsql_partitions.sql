@@ -1,1 +1,0 @@
--- What translated T-SQL calls is made anew: sys.partitions and sys.internal_tables; the character 0.

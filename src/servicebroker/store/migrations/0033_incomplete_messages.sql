@@ -1,1 +1,0 @@
--- The view of a queue shows what is not whole, or came before its turn, with status 2.

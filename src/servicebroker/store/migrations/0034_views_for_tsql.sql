@@ -1,1 +1,0 @@
--- The views for T-SQL run with the rights of their readers, and can be made again.

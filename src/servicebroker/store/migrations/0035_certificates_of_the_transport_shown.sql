@@ -1,1 +1,0 @@
--- sys.certificates shows those of the transport in master (store/views.sql)

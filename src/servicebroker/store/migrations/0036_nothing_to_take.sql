@@ -1,1 +1,0 @@
--- RECEIVE says by a row of nulls that there is nothing to take; the functions are made again.

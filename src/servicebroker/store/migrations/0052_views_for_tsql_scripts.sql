@@ -1,1 +1,0 @@
--- The views and functions that T-SQL scripts ask for are made again.

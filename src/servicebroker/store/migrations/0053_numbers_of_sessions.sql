@@ -1,1 +1,0 @@
--- The views for T-SQL are made again: numbers of sessions are those of @@SPID, and more of them are there.

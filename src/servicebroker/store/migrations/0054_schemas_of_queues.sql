@@ -1,1 +1,0 @@
--- The views and functions for T-SQL are made again: queues stand in the schemas that sys.schemas shows.

@@ -1,1 +1,0 @@
--- The views are made again: each runs with the rights of its reader.

@@ -1,1 +1,0 @@
--- What RECEIVE remembers of consumed messages costs less with many readers; the functions are made again.

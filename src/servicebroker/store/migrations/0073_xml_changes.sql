@@ -1,1 +1,0 @@
--- The functions behind xml.modify() are made.

@@ -1,1 +1,0 @@
--- The views are made again: on a standby, those of what runs are empty.

@@ -1,1 +1,0 @@
--- BEGIN DIALOG in SQL is made again: it holds its database, its service and its contract until its transaction ends.

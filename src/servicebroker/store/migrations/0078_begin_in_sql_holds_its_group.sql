@@ -1,2 +1,0 @@
--- BEGIN DIALOG in SQL is made again: it holds the group that it joins until its transaction ends, and refuses a broker
--- instance that is too long and a missing ENCRYPTION by their numbers.

@@ -1,2 +1,0 @@
--- The queues' functions are made again: the Error of a lifetime that is over stands behind what has arrived from other
--- instances, by its stamp too. A pipeline read it without them, acknowledged it, and its END took them unread.

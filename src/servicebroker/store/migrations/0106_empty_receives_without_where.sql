@@ -1,2 +1,0 @@
--- The queues' functions are made again: a RECEIVE of one conversation or group that finds nothing says nothing of the
--- rest of the queue, so queue monitors do not count it as empty.

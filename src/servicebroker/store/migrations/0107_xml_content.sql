@@ -1,2 +1,0 @@
--- The functions of T-SQL are made again: the type xml takes what VALIDATION takes, in big-endian UTF-16 and every encoding
--- that PostgreSQL knows too, and 128 elements in each other wherever they stand.

@@ -1,1 +1,0 @@
--- The functions of the fence for doctor (store/fence.sql) are made anew.

@@ -1,1 +1,0 @@
--- The view of each queue reads what another instance has sent and is not whole from servicebroker.incomplete_messages.

@@ -1,1 +1,0 @@
--- What T-SQL calls, the catalog views and the functions of queues are made anew.

@@ -1,1 +1,0 @@
--- A closed initiator of a secured conversation answers its peer for a while: close_endpoint in store/fence.sql.

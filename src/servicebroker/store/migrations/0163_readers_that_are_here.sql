@@ -1,1 +1,0 @@
--- A program that was killed while it waited is no reader: store/views.sql, readers_here.

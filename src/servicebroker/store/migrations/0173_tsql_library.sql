@@ -1,1 +1,0 @@
--- XQuery, JSON that keeps its text, keys and constraints in the catalog, requests, levels of recursion: store/tsql/.

@@ -1,1 +1,0 @@
--- Names of DEFAULT constraints, parameters, what monitoring scripts ask, parents in XQuery found once: store/tsql/.

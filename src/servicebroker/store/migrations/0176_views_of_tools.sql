@@ -1,1 +1,0 @@
--- Further views that scripts of SQL Server's tools ask, of constraints, logins, triggers and processes: store/tsql/.

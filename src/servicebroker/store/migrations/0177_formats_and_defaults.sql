@@ -1,1 +1,0 @@
--- FORMAT of numbers that round to zero and of moments with a zone, has_default_value of sys.parameters: store/tsql/.

@@ -1,1 +1,0 @@
--- One number of a sequence for each row, errors of conversions, views' texts: store/tsql/ and the views.

@@ -1,1 +1,0 @@
--- Constraints that NOCHECK switches off: store/tsql/.

@@ -1,1 +1,0 @@
--- Views of event types, further columns of sessions: store/tsql/.

@@ -1,1 +1,0 @@
--- Whose a related group is, asked before its lock: store/verbs.sql. Conditions of several lines: store/tsql/.

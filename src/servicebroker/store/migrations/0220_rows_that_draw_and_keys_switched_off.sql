@@ -1,1 +1,0 @@
--- Which row of VALUES draws a number, and what a key that is switched off refers to: store/tsql/.

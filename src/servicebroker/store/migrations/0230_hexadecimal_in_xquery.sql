@@ -1,1 +1,0 @@
--- xs:hexBinary() and xs:base64Binary() around any expression of XQuery: store/tsql/.

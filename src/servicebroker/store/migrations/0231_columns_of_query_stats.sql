@@ -1,1 +1,0 @@
--- Columns of sys.dm_exec_query_stats that monitoring scripts name: store/tsql/.

@@ -1,1 +1,0 @@
--- What a name in a shown definition looks like is said once: store/tsql/constraints.sql.

@@ -1,1 +1,0 @@
--- @@SPID is found in the server too, for defaults of columns: tsql.spid in store/tsql/views.sql.

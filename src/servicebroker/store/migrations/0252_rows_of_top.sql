@@ -1,1 +1,0 @@
--- What TOP, FETCH and OFFSET say is judged by tsql.rows_taken and tsql.rows_left_out: store/tsql/numbers.sql.

@@ -1,1 +1,0 @@
--- The bounds of numbers are one table, tsql.bounds, and money and smallmoney have theirs: store/tsql/.

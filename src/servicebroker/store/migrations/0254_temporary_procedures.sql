@@ -1,1 +1,0 @@
--- OBJECT_ID finds procedures of the session: store/tsql/names.sql.

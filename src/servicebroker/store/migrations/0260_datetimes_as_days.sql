@@ -1,2 +1,0 @@
--- A datetime becomes any number, of days since 1900; what is rounded behind the last moment: tsql.no_later in store/tsql/conversions.sql.
--- IDENTITY goes on behind values that were written for it: tsql.count_on in store/tsql/numbers.sql.

@@ -1,1 +1,0 @@
--- A moment with an offset such as -9:30, and weeks before 1900: store/tsql/conversions.sql and store/tsql/times.sql.

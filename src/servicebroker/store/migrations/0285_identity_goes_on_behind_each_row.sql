@@ -1,1 +1,0 @@
--- IDENTITY goes on behind the numbers of the rows, without a look at the table: tsql.count_on in store/tsql/numbers.sql.

@@ -1,1 +1,0 @@
--- ESCAPE of LIKE takes a variable: tsql.escape_sign in store/tsql/strings.sql.

@@ -1,1 +1,0 @@
--- A restricted role's END and MOVE wait for a dialog that is joining the group: remove_empty_group in store/fence.sql.

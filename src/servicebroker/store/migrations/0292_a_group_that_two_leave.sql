@@ -1,1 +1,0 @@
--- A restricted role's MOVE locks the rows of both groups: move_conversation in store/fence.sql.

@@ -1,1 +1,0 @@
--- Who expires a conversation sees what was sent until its row was locked: expire in store/queue.sql.

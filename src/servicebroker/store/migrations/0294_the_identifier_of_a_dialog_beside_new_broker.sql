@@ -1,1 +1,0 @@
--- BEGIN DIALOG ... 'CURRENT DATABASE' beside NEW_BROKER takes the new identifier: begin_conversation in store/verbs.sql.

@@ -1,1 +1,0 @@
--- END of a side that has expired closes the way of the other: servicebroker_fence.end_conversation, servicebroker.send_on.

@@ -1,2 +1,0 @@
--- BEGIN CONVERSATION TIMER forgets what the last timer has failed, and what comes again is not swept away:
--- servicebroker_fence.begin_conversation_timer, .sweep_failures.

@@ -1,0 +1,81 @@
+"""The baseline of the schema: what a new instance has, an upgraded one has, and an older one is refused."""
+
+from __future__ import annotations
+
+import lzma
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+import landed_copy
+import servicebroker as sb
+from servicebroker.cli.main import app as command
+from servicebroker.store.cluster import programs
+from servicebroker.store.migrations import BASELINE_NUMBER
+
+ENTRY = re.compile(r"^--\n-- Name: (.+); Type: (.+); Schema: (\S+); Owner: .*\n--\n", re.MULTILINE)
+SCHEMAS = ("servicebroker", "servicebroker_fence", "sys", "tsql")
+OF_A_QUEUE = re.compile(r"_\d+(_|\b)")  # `check` compares these with the template
+
+
+def entries(url: str) -> dict[tuple[str, str, str], str]:
+    """Return the definitions of all objects of the broker, but for those of queues."""
+    schemas = [f"--schema={name}" for name in SCHEMAS]
+    done = subprocess.run(
+        [programs() / "pg_dump", "--schema-only", *schemas, url], capture_output=True, text=True, check=True
+    )
+    parts = ENTRY.split(done.stdout.split("-- PostgreSQL database dump complete")[0])[1:]
+    found = zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True)
+    return {
+        (schema, kind, name): text
+        for name, kind, schema, text in found
+        if schema != "servicebroker" or not OF_A_QUEUE.search(name)
+    }
+
+
+def restore(file: Path, url: str) -> str:
+    """Restore a copy and return what the command says, or why it refuses."""
+    done = CliRunner().invoke(command, ["instance", "restore", str(file), "--instance", url, "--identifier", "keep"])
+    return done.output if done.exit_code == 0 else str(done.exception)
+
+
+def test_an_upgraded_instance_of_the_landed_version_has_the_schema_of_a_new_one(
+    make_instance_url: Callable[[], str], make_url: Callable[[], str], tmp_path: Path
+) -> None:
+    """The order of columns is part of it."""
+    file, url = tmp_path / "landed", make_url()
+    file.write_bytes(lzma.decompress(landed_copy.FILE.read_bytes()))
+    assert "is adopted" in restore(file, url)
+    sb.open(url, upkeep=None).close()
+    upgraded, new = entries(url), entries(make_instance_url())
+    assert ("servicebroker", "TABLE", "conversation_endpoints") in new
+    assert len(new) > 1000
+    assert upgraded.keys() == new.keys()
+    assert {name: text for name, text in upgraded.items() if text != new[name]} == {}
+
+
+@pytest.mark.parametrize("last", [7, BASELINE_NUMBER - 1])
+def test_an_instance_from_before_the_baseline_is_left_alone(
+    make_instance_url: Callable[[], str], make_url: Callable[[], str], tmp_path: Path, last: int
+) -> None:
+    """The refusal names the version that opens it; a copy of it is refused before anything is made."""
+    url, file, place = make_instance_url(), tmp_path / "copy", make_url()
+    applied = [(number,) for number in range(1, last + 1)]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("delete from servicebroker.migrations")
+        connection.cursor().executemany("insert into servicebroker.migrations values (%s, 'of before')", applied)
+        with pytest.raises(
+            sb.InstanceError, match=f"number {last}, .* version whose schema is number {BASELINE_NUMBER}"
+        ):
+            sb.open(url)
+        assert connection.execute("select number from servicebroker.migrations order by 1").fetchall() == applied
+    dumped = CliRunner().invoke(command, ["instance", "dump", str(file), "--instance", url])
+    assert dumped.exit_code == 0
+    assert f"with a version whose schema is number {BASELINE_NUMBER}" in restore(file, place)
+    with psycopg.connect(place) as connection:
+        assert connection.execute("select to_regnamespace('servicebroker')").fetchall() == [(None,)]
