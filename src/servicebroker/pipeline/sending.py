@@ -51,7 +51,7 @@ _log = logging.getLogger("servicebroker")
 
 
 class Staged(NamedTuple):
-    """What a successful task has staged; the digest of a batch job's rows, 0 in a stream."""
+    """What a successful task has staged, and a digest of the rows: `Digest` of a batch job, `Checksum` of a stream."""
 
     attempt: UUID
     messages: int
@@ -92,7 +92,7 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
         BrokerError: what BEGIN DIALOG and SEND raise.
     """
     expected = sum(one.messages for one in staged)
-    noted = _note_job(sender, staged, expected) if sender.is_job else _note_batch(sender, batch, expected)
+    noted = _note_job(sender, staged, expected) if sender.is_job else _note_batch(sender, batch, staged, expected)
     if not (yield from noted):
         yield from _collect(sender.writer, now)
         return False
@@ -109,30 +109,32 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
     return True
 
 
-def _note_batch(sender: Sender, batch: int, messages: int) -> Steps[bool]:
+def _note_batch(sender: Sender, batch: int, staged: Sequence[Staged], messages: int) -> Steps[bool]:
     """Note a batch of a query. False when it is noted already.
 
     Raises:
-        InstanceError: a later one is, and Spark repeats only the last, or it had another number of rows: these are
-            other rows, of an old checkpoint.
+        InstanceError: a later one is, and Spark repeats only the last, or it had other rows, as of an old checkpoint.
     """
+    digest = together(one.digest for one in staged)
     noted = yield Statement(
         "sending.note_batch.insert",
-        "insert into servicebroker.writers as w (writer, batch, messages) values ($1, $2, $3) "
+        "insert into servicebroker.writers as w (writer, batch, messages, digest) values ($1, $2, $3, $4) "
         "on conflict (writer) do update set batch = excluded.batch, messages = excluded.messages, "
-        "committed_at = clock_timestamp() where w.batch < excluded.batch returning true",
-        (sender.writer, batch, messages),
+        "digest = excluded.digest, committed_at = clock_timestamp() where w.batch < excluded.batch returning true",
+        (sender.writer, batch, messages, digest),
     )
     if noted:
         return True
-    ((last, count),) = yield Statement(
+    ((last, count, known),) = yield Statement(
         "sending.note_batch.find",
-        "select batch, messages from servicebroker.writers where writer = $1",
+        "select batch, messages, digest from servicebroker.writers where writer = $1",
         (sender.writer,),
     )
-    if (last, count) == (batch, messages):
+    is_another = digest != known and 0 not in (digest, known)  # 0: of a version that kept none
+    if (last, count) == (batch, messages) and not is_another:
         return False
-    what = f"goes on with batch {batch}" if last > batch else f"has {messages:,} for that batch"
+    others = "other rows" if count == messages else f"{messages:,}"
+    what = f"goes on with batch {batch}" if last > batch else f"has {others} for that batch"
     raise InstanceError(
         f"Batch {last} of this query was sent already, with {count:,} rows, and its checkpoint {what}: it is an old "
         "copy, or not the only one. Nothing is sent: start the query with a new checkpoint location, after looking "

@@ -159,6 +159,20 @@ class Digest:
             yield piece
 
 
+@dataclass
+class Checksum:
+    """The same of a stream, where it costs each row no more than its CRC: it tells batches apart by chance only."""
+
+    value: int = 0
+
+    def over(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The pieces, counted in as they pass."""
+        for piece in pieces:
+            start = zlib.crc32(piece.message_type.encode())
+            self.value += sum([zlib.crc32(body or b"", start) for body in piece.bodies])
+            yield piece
+
+
 def together(digests: Iterable[int]) -> int:
     """The digest of the rows of all tasks."""
     return sum(digests) % 2**63

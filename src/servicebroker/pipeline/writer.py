@@ -17,7 +17,7 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, Struct
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.options import WriterOptions
 from servicebroker.pipeline.spark_task import partition_id, query_id
-from servicebroker.pipeline.staging import BODY, TYPE, Cutter, Digest, stage
+from servicebroker.pipeline.staging import BODY, TYPE, Checksum, Cutter, Digest, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,10 +109,8 @@ def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordB
     partition, attempt = partition_id(), uuid4()
     cutter = Cutter(options.conversations, options.message_type, options.key, partition)
     with closing(OpenDatabase.open(options.instance, options.database)) as database:
-        pieces, digest = cutter.pieces(batches), Digest()
-        if options.send_id:
-            pieces = digest.over(pieces)
-        messages = stage(database.connection, writer, attempt, pieces)
+        digest = Digest() if options.send_id else Checksum()
+        messages = stage(database.connection, writer, attempt, digest.over(cutter.pieces(batches)))
     return Written(writer, partition, Staged(attempt, messages, digest.value))
 
 

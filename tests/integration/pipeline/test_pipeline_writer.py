@@ -89,6 +89,20 @@ def test_an_old_copy_of_a_checkpoint_is_refused(feed):
     assert staged(feed) == 0
 
 
+@pytest.mark.parametrize("again", [[b"a", b"c"], [b"ab", b""], [b"a"]])
+def test_a_batch_that_comes_back_with_other_rows_is_refused(feed, again):
+    """The rows of a copied checkpoint's next batch, of which there are as many, were taken for those that were sent."""
+    writer = f"other bodies {again}"
+    assert write(feed, rows(b"a", b"b"), writer=writer, batch=5)
+    with pytest.raises(InstanceError, match=r"Batch 5 of .* with 2 rows, and its checkpoint has .* for that batch"):
+        write(feed, rows(*again), writer=writer, batch=5)
+    assert not write(feed, rows(b"b", b"a"), writer=writer, batch=5)  # divided into tasks otherwise
+    with feed.database.instance.connection() as connection:
+        connection.execute("update servicebroker.writers set digest = 0 where writer = %s", (writer,))
+    assert not write(feed, rows(b"a", b"c"), writer=writer, batch=5)  # sent by a version that kept none
+    assert bodies(everything(feed)) == [b"a", b"b"]
+
+
 def test_a_batch_that_comes_back_with_another_number_of_rows_is_refused(feed):
     """A copy of a checkpoint that lacks exactly the last batch."""
     assert write(feed, rows(b"a", b"b"), writer="other rows", batch=5)
