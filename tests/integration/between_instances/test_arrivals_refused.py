@@ -440,7 +440,7 @@ def test_a_document_that_cannot_be_judged_stops_nobody_else(
     good = begin(pair)
     received: list[sb.Message] = []
     refusals: list[sb.Message] = []
-    for _ in range(40):
+    for _ in range(400):
         pair.rounds(1)
         received += pair.east.database.receive(STOCK_QUEUE)
         refusals += pair.west.database.receive(ORDERS_QUEUE)
