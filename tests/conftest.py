@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
@@ -25,6 +26,7 @@ import servicebroker as sb
 import servicebroker.api.aio.verbs
 import servicebroker.api.verbs
 from browsers import chromium as chromium
+from daemons import Two, two_sites
 from portal import open_behind_portal
 from remote_support import Pair, paired
 from second_tries import pytest_sessionfinish as pytest_sessionfinish
@@ -400,6 +402,13 @@ def without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 def pair(make_instance_url: Callable[[], str]) -> Iterator[Pair]:
     """Two instances, relays between them, and a link that the test holds."""
     with paired(make_instance_url) as both:
+        yield both
+
+
+@pytest.fixture
+def two(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
+    """Two instances that daemons can serve."""
+    with two_sites(make_instance_url, tmp_path) as both:
         yield both
 
 

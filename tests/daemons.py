@@ -109,15 +109,11 @@ class Served:
         self._ended()
 
 
-class Site:
-    """An instance with the standard set, its keys and its daemons."""
+class Serving:
+    """What daemons serve at a port of its own."""
 
-    def __init__(self, name: str, url: str, folder: Path) -> None:
-        self.name, self.url = name, url
-        self.keys = folder / name
+    def __init__(self) -> None:
         self.port = free_port()
-        self.instance = sb.open(url, clock=Clock(), upkeep=None)
-        self.database = standard_database(self.instance)
         self.daemons: list[Served] = []
 
     @property
@@ -126,7 +122,23 @@ class Site:
 
     @property
     def daemon(self) -> Served:
+        """The one that was begun last."""
         return self.daemons[-1]
+
+    def close(self) -> None:
+        for daemon in self.daemons:
+            daemon.kill()
+
+
+class Site(Serving):
+    """An instance with the standard set, its keys and its daemons."""
+
+    def __init__(self, name: str, url: str, folder: Path) -> None:
+        super().__init__()
+        self.name, self.url = name, url
+        self.keys = folder / name
+        self.instance = sb.open(url, clock=Clock(), upkeep=None)
+        self.database = standard_database(self.instance)
 
     def serve(self, *arguments: str, **where: Any) -> Served:
         self.daemons.append(Served(self.url, self.keys, *arguments, **where))
@@ -169,9 +181,21 @@ class Site:
         return dict(query(self.database, "select number, refused from servicebroker.refused_connections"))
 
     def close(self) -> None:
-        for daemon in self.daemons:
-            daemon.kill()
+        super().close()
         self.instance.close()
+
+
+def wait_for(database: sb.Database, *texts: str, seconds: float = 120) -> list[sb.Message]:
+    """Wait until exactly these have arrived, in this order."""
+    found: list[sb.Message] = []
+
+    def all_there() -> bool:
+        found.extend(database.receive(STOCK_QUEUE, wait=1))
+        return len(found) >= len(texts)
+
+    eventually(all_there, seconds)
+    assert bodies(found) == [text.encode() for text in texts]
+    return found
 
 
 class Two:
@@ -202,14 +226,7 @@ class Two:
 
     def arrives(self, *texts: str, seconds: float = 30) -> list[sb.Message]:
         """Wait until exactly these have arrived, in this order, and were acknowledged."""
-        found: list[sb.Message] = []
-
-        def all_there() -> bool:
-            found.extend(self.east.database.receive(STOCK_QUEUE, wait=1))
-            return len(found) >= len(texts)
-
-        eventually(all_there, seconds)
-        assert bodies(found) == [text.encode() for text in texts]
+        found = wait_for(self.east.database, *texts, seconds=seconds)
         eventually(lambda: waiting_messages(self.west.database) == 0)
         return found
 

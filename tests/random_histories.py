@@ -384,9 +384,7 @@ class Model(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.open)
     @rule(
-        what=st.sampled_from(
-            ["off", "on", "on", "type", "late", "rehouse", "disable", "enable", "enable", "new", "error", "priority"]
-        ),
+        what=st.sampled_from(DEFINITIONS),
         which=number,
     )
     def define(self, what: str, which: int) -> None:

@@ -82,6 +82,14 @@ def begin(database: sb.Database, to: str = STOCK, **options: Any) -> UUID:
     return database.begin_dialog(ORDERS, to, contract=CONTRACT, **options)
 
 
+def begin_with(database: sb.Database, *texts: bytes) -> UUID:
+    """A conversation that has sent these orders."""
+    handle = begin(database)
+    for text in texts:
+        database.send(handle, ORDER, text)
+    return handle
+
+
 def open_dialog(database: sb.Database) -> tuple[UUID, UUID]:
     """A conversation whose first message was received: the handles of both sides."""
     initiator = begin(database)
@@ -261,6 +269,31 @@ def tried(verb: Callable[[], Any], *refusals: int) -> Any:
         if refusal.number not in refusals:
             raise
         return None
+
+
+def drain(receive: Callable[[], object], done: threading.Event, *refusals: int) -> None:
+    """Receive, past rollbacks and these refusals, until nothing has come since `done` was set."""
+    while True:
+        finished = done.is_set()
+        try:
+            found = receive()
+        except Undo:
+            continue
+        except sb.BrokerError as refusal:
+            if refusal.number not in refusals:
+                raise
+            continue
+        if finished and not found:
+            return
+
+
+def check_numbers(database: sb.Database, handles: list[UUID], received: dict[UUID, list[int]]) -> None:
+    """The targets of these conversations have received every message, once and in order."""
+    text = (
+        "select far_handle, send_sequence from servicebroker.conversation_endpoints where conversation_handle = any(%s)"
+    )
+    for target, count in query(database, text, handles):
+        assert received[target] == list(range(count))
 
 
 def in_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:

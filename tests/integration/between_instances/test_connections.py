@@ -24,6 +24,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+from daemons import wait_for
 from fault_proxy import FaultProxy
 from many_sites import Pipe
 from servicebroker.broker import inboxes, metrics, sockets
@@ -135,14 +136,7 @@ class Two:
 
     def arrives(self, *texts: str) -> None:
         """Wait until exactly these have arrived in the east, and were acknowledged."""
-        found: list[sb.Message] = []
-
-        def all_there() -> bool:
-            found.extend(self.east.database.receive(STOCK_QUEUE, wait=1))
-            return len(found) >= len(texts)
-
-        eventually(all_there)
-        assert bodies(found) == [text.encode() for text in texts]
+        wait_for(self.east.database, *texts)
         waiting = "select from sys.transmission_queue where to_service_name = %s"
         eventually(lambda: not query(self.west.database, waiting, STOCK))
 

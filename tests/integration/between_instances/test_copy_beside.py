@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -11,17 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from daemons import Served, Two, two_sites
+from daemons import Served, Two
 from servicebroker.cli.main import app as command
 from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, eventually, standard_database
 
 DIALOGS = 10
-
-
-@pytest.fixture
-def two(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
-    with two_sites(make_instance_url, tmp_path) as two:
-        yield two
 
 
 def answer(url: str, answered: list[bytes], stopped: threading.Event, say: bytes) -> None:

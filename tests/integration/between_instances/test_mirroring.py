@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from daemons import Served, Site, free_port
+from daemons import Served, Serving, Site
 from fault_proxy import FaultProxy
 from mirrored_servers import Server
 from servicebroker.broker import metrics
@@ -44,20 +44,12 @@ EACH = 150  # messages of each
 SECONDS = 60.0  # for what takes one or two
 
 
-class Half:
+class Half(Serving):
     """One of the two: a server and the daemon on its host."""
 
     def __init__(self, folder: Path, keys: Path) -> None:
-        self.server, self.keys, self.port = Server(folder), keys, free_port()
-        self.daemons: list[Served] = []
-
-    @property
-    def address(self) -> str:
-        return f"TCP://127.0.0.1:{self.port}"
-
-    @property
-    def daemon(self) -> Served:
-        return self.daemons[-1]
+        super().__init__()
+        self.server, self.keys = Server(folder), keys
 
     def serve(self) -> None:
         self.daemons.append(
@@ -69,8 +61,7 @@ class Half:
             return connection.execute(text).fetchall()  # type: ignore[call-overload, no-any-return]
 
     def close(self) -> None:
-        for daemon in self.daemons:
-            daemon.kill()
+        super().close()
         self.server.close()
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -14,7 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from daemons import Site, Two, two_sites
+from daemons import Site, Two
 from servicebroker_lab.benchmarks import processes
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, bodies, eventually, query, waiting_messages
 
@@ -28,12 +27,6 @@ FRESH = {
     "conversation_id": "conversation",
     "conversation_group_id": "conversation_group",
 }
-
-
-@pytest.fixture
-def two(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
-    with two_sites(make_instance_url, tmp_path) as two:
-        yield two
 
 
 def copy(site: Site, many: int) -> None:

@@ -22,7 +22,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from daemons import Served, free_port
+from daemons import Served, Serving
 from forked import ran
 from support import (
     CONTRACT,
@@ -45,15 +45,14 @@ PASSWORD = "correct horse"
 PATIENCE = 60.0  # seconds
 
 
-class Broker:
+class Broker(Serving):
     """An instance, and the daemons that serve it or stand by."""
 
     def __init__(self, url: str, keys: Path) -> None:
+        super().__init__()
         self.url, self.keys = url, keys
         self.instance = sb.open(url, clock=lambda: datetime.now(UTC), upkeep=None, keys=keys)
         self.database = standard_database(self.instance)
-        self.port = free_port()
-        self.daemons: list[Served] = []
         self.start()
 
     def start(self) -> Served:
@@ -67,8 +66,7 @@ class Broker:
         return children(self.daemons[0].process.pid)
 
     def close(self) -> None:
-        for daemon in self.daemons:
-            daemon.kill()
+        super().close()
         self.instance.close()
 
 

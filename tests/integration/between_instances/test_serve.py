@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -15,7 +15,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from daemons import Served, Site, Two, two_sites
+from daemons import Served, Site, Two
 from forked import ran
 from servicebroker.broker.daemon import seat
 from servicebroker.broker.shares import pin_plans
@@ -43,12 +43,6 @@ PLAIN = {"encryption": "DISABLED"}
 NOT_CONFIGURED = "The Service Broker protocol transport is disabled or not configured."
 NOT_AVAILABLE = "The Service Broker protocol transport is not available."
 ONLINE = ("LOGGED_IN", "ONLINE")
-
-
-@pytest.fixture
-def two(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
-    with two_sites(make_instance_url, tmp_path) as two:
-        yield two
 
 
 def serve_both(two: Two, **clauses: str) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from support import (
     Undo,
     begin,
     bodies,
+    drain,
     group_of,
     open_dialog,
     query,
@@ -303,36 +304,26 @@ def test_nothing_is_lost_or_out_of_order(database: sb.Database, seeded_random: r
     def read(seed: float) -> None:
         choice = random.Random(seed)
         with one_session(database) as reader:
-            while True:
-                finished = all_done.is_set()
-                try:
-                    with reader.transaction() as transaction:
-                        top = choice.choice([1, 2, 7, None])
-                        try:
-                            if choice.random() < 0.3:
-                                with transaction.savepoint():
-                                    transaction.receive(STOCK_QUEUE, top=top)
-                                    raise Undo
-                        except Undo:
-                            pass
-                        messages = transaction.receive(STOCK_QUEUE, top=top)
-                        if messages and choice.random() < 0.2:
-                            raise Undo
-                        if messages and choice.random() < 0.1:
-                            time.sleep(choice.random() / 50)
-                        for message in messages:  # still under the group's lock
-                            if message.is_timer:
-                                timers[message.conversation_handle] += 1
-                            else:
-                                numbers[message.conversation_handle].append(message.message_sequence_number)
-                except Undo:
-                    continue
-                except sb.BrokerError as off:
-                    if off.number != 9617:
-                        raise
-                    continue
-                if finished and not messages:
-                    return
+            drain(partial(receive, reader, choice), all_done, 9617)
+
+    def receive(reader: sb.Database, choice: random.Random) -> list[sb.Message]:
+        with reader.transaction() as transaction:
+            top = choice.choice([1, 2, 7, None])
+            if choice.random() < 0.3:
+                with suppress(Undo), transaction.savepoint():
+                    transaction.receive(STOCK_QUEUE, top=top)
+                    raise Undo
+            messages = transaction.receive(STOCK_QUEUE, top=top)
+            if messages and choice.random() < 0.2:
+                raise Undo
+            if messages and choice.random() < 0.1:
+                time.sleep(choice.random() / 50)
+            for message in messages:  # still under the group's lock
+                if message.is_timer:
+                    timers[message.conversation_handle] += 1
+                else:
+                    numbers[message.conversation_handle].append(message.message_sequence_number)
+        return messages
 
     def move(seed: float) -> None:
         choice = random.Random(seed)

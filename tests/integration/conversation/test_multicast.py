@@ -31,6 +31,7 @@ from support import (
     Undo,
     begin,
     bodies,
+    drain,
     errors,
     far_handle,
     group_of,
@@ -436,23 +437,17 @@ def test_multicasts_readers_and_ends_at_once(fresh_database: sb.Database, seeded
             for handle in chosen:
                 sent[targets[handle]].append(body)
 
-    def read(seed: float) -> None:
-        choice = random.Random(seed)
-        while True:
-            finished = done.is_set()
-            try:
-                with database.transaction() as transaction:
-                    messages = transaction.receive(STOCK_QUEUE, top=choice.choice([1, 3, None]))
-                    if messages and choice.random() < 0.3:
-                        raise Undo
-                    for message in messages:
-                        found[message.conversation_handle].append(message.message_body)
-            except Undo:
-                continue
-            if finished and not messages:
-                return
+    def read(choice: random.Random) -> list[sb.Message]:
+        with database.transaction() as transaction:
+            messages = transaction.receive(STOCK_QUEUE, top=choice.choice([1, 3, None]))
+            if messages and choice.random() < 0.3:
+                raise Undo
+            for message in messages:
+                found[message.conversation_handle].append(message.message_body)
+        return messages
 
-    readers = [in_thread(partial(read, seeded_random.random())) for _ in range(3)]
+    choices = [random.Random(seeded_random.random()) for _ in range(3)]
+    readers = [in_thread(drain, partial(read, choice), done) for choice in choices]
     senders = [in_thread(partial(send, name, seeded_random.random())) for name in range(6)]
     for future in senders:
         future.result(120)

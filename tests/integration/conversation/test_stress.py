@@ -26,6 +26,7 @@ from support import (
     Undo,
     begin,
     bodies,
+    drain,
     far_handle,
     leftovers,
     open_dialog,
@@ -79,31 +80,24 @@ def test_readers_and_senders_with_rollbacks(database: sb.Database, seeded_random
             except Undo:
                 continue
 
-    def read(seed: float) -> None:
-        choice = random.Random(seed)
-        while True:
-            finished = done.is_set()
-            try:
-                with database.transaction() as transaction:
-                    messages = transaction.receive(
-                        STOCK_QUEUE, top=choice.choice([1, 2, 5, None]), wait=choice.choice([0, 0.02])
-                    )
-                    if messages and choice.random() < 0.3:
-                        raise Undo
-                    assert len({message.conversation_group_id for message in messages}) <= 1
-                    for message in messages:  # still under the group's lock
-                        received[message.conversation_handle].append(message.message_body)
-                        numbers[message.conversation_handle].append(message.message_sequence_number)
-            except Undo:
-                continue
-            if finished and not messages:
-                return
+    def read(choice: random.Random) -> list[sb.Message]:
+        with database.transaction() as transaction:
+            top, wait = choice.choice([1, 2, 5, None]), choice.choice([0, 0.02])
+            messages = transaction.receive(STOCK_QUEUE, top=top, wait=wait)
+            if messages and choice.random() < 0.3:
+                raise Undo
+            assert len({message.conversation_group_id for message in messages}) <= 1
+            for message in messages:  # still under the group's lock
+                received[message.conversation_handle].append(message.message_body)
+                numbers[message.conversation_handle].append(message.message_sequence_number)
+        return messages
 
     def send_all() -> None:
         together(*[partial(send, seeded_random.random()) for _ in range(4)])
         done.set()
 
-    together(send_all, *[partial(read, seeded_random.random()) for _ in range(8)])
+    choices = [random.Random(seeded_random.random()) for _ in range(8)]
+    together(send_all, *[partial(drain, partial(read, choice), done) for choice in choices])
     assert database.receive(STOCK_QUEUE) == []
     far = "select conversation_handle, send_sequence from servicebroker.conversation_endpoints where is_initiator"
     totals = dict(query(database, far))

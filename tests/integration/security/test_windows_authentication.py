@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from daemons import Served, Site, Two, free_port, two_sites
+from daemons import Served, Site, Two, free_port
 from forked import ran
 from servicebroker.cli.main import app as command
 from servicebroker.store.domain_folder import Domain, own_name
@@ -25,12 +25,6 @@ ONLINE = ("LOGGED_IN", "ONLINE")
 @pytest.fixture(autouse=True)
 def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-
-
-@pytest.fixture
-def two(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Two]:
-    with two_sites(make_instance_url, tmp_path) as two:
-        yield two
 
 
 def serve_both(two: Two, **clauses: str) -> None:

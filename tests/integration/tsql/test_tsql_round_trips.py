@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from uuid import UUID
 
 import pytest
 from psycopg import generators
 
 import servicebroker as sb
 from servicebroker.tsql.statement_errors import TsqlError
-from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, begin, bodies, query
+from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, begin, begin_with, bodies, query
 
 ANSWER = f"""
 CREATE PROCEDURE dbo.Answer AS
@@ -56,16 +55,9 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return sent
 
 
-def asked(database: sb.Database, *texts: bytes) -> UUID:
-    handle = begin(database)
-    for text in texts:
-        database.send(handle, ORDER, text)
-    return handle
-
-
 def test_a_procedure_that_receives_and_answers_waits_three_times(database: sb.Database, trips: list[None]) -> None:
     """To find the procedure, to receive behind BEGIN, and to send before COMMIT."""
-    asked(database, *[b"%d" % number for number in range(8)])
+    begin_with(database, *[b"%d" % number for number in range(8)])
     database.execute_tsql(ANSWER)
     with database.tsql_session() as session:
         for _ in range(3):
@@ -80,7 +72,7 @@ def test_a_procedure_that_receives_and_answers_waits_three_times(database: sb.Da
 
 def test_what_no_longer_holds_is_found_out_within_the_transaction(database: sb.Database) -> None:
     """Another session alters the queue: the SEND that has COMMIT behind it does nothing, and is done the other way."""
-    asked(database, b"1", b"2", b"3")
+    begin_with(database, b"1", b"2", b"3")
     database.execute_tsql(ANSWER)
     with database.tsql_session() as session:
         session.execute("EXEC dbo.Answer; EXEC dbo.Answer")
@@ -91,7 +83,7 @@ def test_what_no_longer_holds_is_found_out_within_the_transaction(database: sb.D
 
 
 def test_a_send_that_is_refused_leaves_the_transaction_open(database: sb.Database) -> None:
-    handle = asked(database, b"1", b"2", b"3")
+    handle = begin_with(database, b"1", b"2", b"3")
     database.execute_tsql(ANSWER)
     with database.tsql_session() as session:
         session.execute("EXEC dbo.Answer; EXEC dbo.Answer")
@@ -124,7 +116,7 @@ def test_a_loop_of_sends_is_committed_behind_it(database: sb.Database) -> None:
 
 def test_a_commit_that_is_refused_is_told_where_it_stands(database: sb.Database) -> None:
     """A deferred constraint of a table that the application has made for T-SQL to write."""
-    asked(database, b"1", b"2")
+    begin_with(database, b"1", b"2")
     database.execute_tsql(f"CREATE TABLE dbo.Known (n INT PRIMARY KEY)\nGO\nCREATE TABLE dbo.Log (n INT)\nGO\n{ANSWER}")
     schema = f"{database.name.lower()}_dbo"
     with database.instance.connection() as connection:

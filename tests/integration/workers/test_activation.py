@@ -42,6 +42,8 @@ from support import (
     waiting_reader,
 )
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 PROCEDURE = "usp_Stock"
 ON = sb.Activation(PROCEDURE, max_queue_readers=1, execute_as="SELF", status=True)
 
@@ -91,15 +93,6 @@ def monitor(database: sb.Database) -> tuple[Any, ...] | None:
     )
     rows = query(database, text, queue_number(database, STOCK_QUEUE))
     return rows[0] if rows else None
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(database: sb.Database) -> Iterator[None]:
-    """The queues of a test start no procedures of the next one."""
-    yield
-    procedures._registered.clear()
-    with database.instance.connection() as connection:
-        connection.execute("update servicebroker.queues set is_activation_enabled = false")
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from support import (
     STOCK_QUEUE,
     Clock,
     begin,
+    begin_with,
     bodies,
     errors,
     far_handle,
@@ -43,13 +44,6 @@ Messages = list[sb.Message]
 
 class Bad(Exception):
     """What the procedures of these tests raise."""
-
-
-def send(database: sb.Database, *texts: bytes) -> UUID:
-    handle = begin(database)
-    for text in texts:
-        database.send(handle, ORDER, text)
-    return handle
 
 
 @pytest.fixture
@@ -96,7 +90,7 @@ def is_on(database: sb.Database) -> bool:
 def test_at_the_fourth_failure_the_conversation_ends_with_the_error_and_others_go_on(
     database: sb.Database, table: str
 ) -> None:
-    first, second = send(database, b"bad", b"after"), send(database, b"good")
+    first, second = begin_with(database, b"bad", b"after"), begin_with(database, b"good")
     seen: list[int] = []
     policy = sb.give_up_after(3, sb.EndWithError(500, "Unable to process message."))
 
@@ -142,7 +136,7 @@ def test_a_reply_to_a_sender_that_has_ended_is_not_sent_and_the_queue_stays_on(
 
 
 def test_a_failure_undoes_everything_but_the_count(database: sb.Database, table: str) -> None:
-    send(database, b"x")
+    begin_with(database, b"x")
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
         transaction.connection.execute(f"insert into {table} values ('x')".encode())
@@ -156,7 +150,7 @@ def test_a_failure_undoes_everything_but_the_count(database: sb.Database, table:
 
 @pytest.mark.feature(188)
 def test_a_failed_statement_is_a_failure_too(database: sb.Database, table: str) -> None:
-    send(database, b"x", b"y")
+    begin_with(database, b"x", b"y")
     seen: list[str] = []
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
@@ -175,13 +169,13 @@ def test_a_failed_statement_is_a_failure_too(database: sb.Database, table: str) 
 
     assert database.process(STOCK_QUEUE, procedure, poison=policy) == 3
     assert seen == ["DivisionByZero"] * 2
-    send(database, b"z")
+    begin_with(database, b"z")
     assert database.process(STOCK_QUEUE, swallowing, poison=policy) == 2
     assert seen[2:] == ["DivisionByZero", "InstanceError"] * 2
 
 
 def test_success_clears_the_count(database: sb.Database, table: str) -> None:
-    send(database, b"1", b"2")
+    begin_with(database, b"1", b"2")
     attempts: list[bytes | None] = []
     counts: list[int] = []
 
@@ -225,7 +219,7 @@ def test_what_only_a_reader_notices_is_given_up_too(database: sb.Database, table
 
 def test_failures_of_one_timer_are_not_counted_against_the_next(database: sb.Database, clock: Clock) -> None:
     """Each fails once with the first reader and then succeeds with another, which knows nothing of that count."""
-    handle = far_handle(database, send(database, b"x"))
+    handle = far_handle(database, begin_with(database, b"x"))
     database.receive(STOCK_QUEUE)
     counts: list[int] = []
 
@@ -252,7 +246,7 @@ def test_failures_of_one_timer_are_not_counted_against_the_next(database: sb.Dat
 def test_a_count_of_another_process_is_cleared_when_a_reader_is_idle(
     database: sb.Database, table: str, clock: Clock
 ) -> None:
-    send(database, b"bad")
+    begin_with(database, b"bad")
     database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.Retry(after=10))
     clock.jump(seconds=20)
     assert [row[0] for row in tracked(database)] == [1]
@@ -263,7 +257,7 @@ def test_a_count_of_another_process_is_cleared_when_a_reader_is_idle(
 def test_the_policy_sees_the_message_the_first_failure_and_the_time(
     database: sb.Database, table: str, clock: Clock
 ) -> None:
-    handle = send(database, b"bad")
+    handle = begin_with(database, b"bad")
     seen: list[sb.Failure] = []
 
     def policy(failure: sb.Failure) -> sb.Verdict:
@@ -280,7 +274,7 @@ def test_the_policy_sees_the_message_the_first_failure_and_the_time(
 
 
 def test_retry_later_holds_the_group_and_lets_others_pass(database: sb.Database, table: str, clock: Clock) -> None:
-    handle = send(database, b"bad 1", b"2")
+    handle = begin_with(database, b"bad 1", b"2")
     known: list[str] = []  # the customer of the order
 
     def fails(message: sb.Message) -> bool:
@@ -290,7 +284,7 @@ def test_retry_later_holds_the_group_and_lets_others_pass(database: sb.Database,
         return sb.Retry(after=60)
 
     assert database.process(STOCK_QUEUE, storing(table, fails), poison=policy) == 1
-    send(database, b"other")
+    begin_with(database, b"other")
     assert database.process(STOCK_QUEUE, storing(table, fails), poison=policy) == 1
     assert done(database, table) == [b"other"]
     assert database.receive(STOCK_QUEUE) == []
@@ -305,20 +299,20 @@ def test_retry_later_holds_the_group_and_lets_others_pass(database: sb.Database,
 
 
 def test_ignore_commits_the_receive(database: sb.Database, table: str) -> None:
-    handle = send(database, b"bad", b"2")
+    handle = begin_with(database, b"bad", b"2")
     assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.Ignore()) == 2
     assert (done(database, table), state(database, handle)) == ([b"2"], "CO")
 
 
 def test_an_application_error_message_is_sent_and_the_conversation_goes_on(database: sb.Database, table: str) -> None:
-    handle = send(database, b"bad", b"2")
+    handle = begin_with(database, b"bad", b"2")
     assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda f: sb.Reply(REPLY, b"cannot do")) == 2
     assert (done(database, table), state(database, handle)) == ([b"2"], "CO")
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"cannot do"]
 
 
 def test_set_aside_keeps_everything_and_can_be_replayed(database: sb.Database, table: str) -> None:
-    handle = send(database, b"bad \x00", b"2")
+    handle = begin_with(database, b"bad \x00", b"2")
     far = far_handle(database, handle)
     policy = sb.give_up_after(1, sb.SetAside())
     assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy) == 3
@@ -379,7 +373,7 @@ def test_a_message_of_an_ended_conversation_is_replayed_on_a_new_one(
     database: sb.Database, table: str, ends: str
 ) -> None:
     """Its handler can answer there; the answer is for the service that had sent it."""
-    handle = send(database, b"bad \x00")
+    handle = begin_with(database, b"bad \x00")
     database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
     ENDS[ends](database, handle)
@@ -399,7 +393,7 @@ def test_a_message_of_an_ended_conversation_is_replayed_on_a_new_one(
 def test_a_message_for_an_initiator_is_replayed_beside_a_new_dialog(
     database: sb.Database, table: str, *, ends: bool
 ) -> None:
-    handle = send(database, b"question")
+    handle = begin_with(database, b"question")
     with database.transaction() as transaction:
         (question,) = transaction.receive(STOCK_QUEUE)
         transaction.send(question.conversation_handle, REPLY, b"bad")
@@ -458,7 +452,7 @@ def test_what_was_set_aside_is_for_the_owner(database: sb.Database, app: sb.Data
 
 
 def test_of_a_batch_that_fails_the_bad_message_is_found(database: sb.Database, table: str) -> None:
-    send(database, *[b"%d" % number for number in range(5)], b"bad", *[b"%d" % number for number in range(5, 9)])
+    begin_with(database, *[b"%d" % number for number in range(5)], b"bad", *[b"%d" % number for number in range(5, 9)])
     failed: list[bytes | None] = []
 
     def policy(failure: sb.Failure) -> sb.Verdict:
@@ -472,7 +466,7 @@ def test_of_a_batch_that_fails_the_bad_message_is_found(database: sb.Database, t
 
 def test_the_group_stays_locked_until_the_failure_is_counted(database: sb.Database, table: str) -> None:
     """Another reader never gets the message between the ROLLBACK and the count."""
-    handle = send(database, b"bad")
+    handle = begin_with(database, b"bad")
     group = query(
         database,
         "select conversation_group_id from servicebroker.conversation_endpoints where conversation_handle = %s",
@@ -509,7 +503,7 @@ def test_the_group_stays_locked_until_the_failure_is_counted(database: sb.Databa
 
 def test_readers_at_a_time_count_together(database: sb.Database, table: str) -> None:
     for _ in range(4):
-        send(database, b"bad", b"x")
+        begin_with(database, b"bad", b"x")
     counts: dict[UUID, list[int]] = defaultdict(list)
 
     def policy(failure: sb.Failure) -> sb.Verdict:
@@ -535,7 +529,7 @@ def test_a_policy_that_fails_or_says_nonsense_leaves_it_to_the_default_one(
         "interrupts": lambda: raising(GeneratorExit()),
         "impossible": lambda: sb.Retry(after=-1),
     }
-    send(database, b"bad")
+    begin_with(database, b"bad")
     for _ in range(6):
         database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: verdicts[kind]())
         clock.jump(seconds=100)
@@ -558,14 +552,14 @@ def test_refusals(database: sb.Database) -> None:
 
 
 def test_a_reply_that_the_contract_forbids_sets_the_message_aside(database: sb.Database, table: str) -> None:
-    send(database, b"bad")
+    begin_with(database, b"bad")
     assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.Reply(sb.DEFAULT)) == 1
     assert database.receive(STOCK_QUEUE) == []
     assert [one.message_body for one in database.set_aside_messages()] == [b"bad"]
 
 
 def test_a_procedure_that_touches_nothing_may_fail_too(database: sb.Database) -> None:
-    handle = send(database, b"bad", b"2")
+    handle = begin_with(database, b"bad", b"2")
     seen: Messages = []
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
@@ -578,7 +572,7 @@ def test_a_procedure_that_touches_nothing_may_fail_too(database: sb.Database) ->
 
 
 def test_locks_do_not_stay(database: sb.Database, table: str) -> None:
-    handle = send(database, b"bad")
+    handle = begin_with(database, b"bad")
     counted: list[int] = []
 
     def policy(failure: sb.Failure) -> sb.Verdict:
@@ -598,7 +592,7 @@ def test_locks_do_not_stay(database: sb.Database, table: str) -> None:
 def test_a_cancelled_procedure_is_no_failure(instance: sb.Instance, database: sb.Database) -> None:
     if isinstance(instance, sb.Instance):
         pytest.skip("only a task can be cancelled")
-    send(database, b"1")
+    begin_with(database, b"1")
 
     async def work() -> None:
         async def procedure(transaction: sb.AsyncTransaction, messages: Messages) -> None:
@@ -618,7 +612,7 @@ def test_a_cancelled_procedure_is_no_failure(instance: sb.Instance, database: sb
 @pytest.mark.feature(109)
 def test_the_initiator_sends_again_what_came_back_with_a_recoverable_error(database: sb.Database, table: str) -> None:
     """The target ends with an error that means 'later'; the initiator begins anew and sends what it has kept."""
-    kept = {send(database, b"bad order"): b"bad order"}
+    kept = {begin_with(database, b"bad order"): b"bad order"}
     known: list[str] = []
     procedure = storing(table, lambda message: is_bad(message) and not known)
     for attempt in range(3):
@@ -686,7 +680,7 @@ def test_poison_among_many_good_ones(
 
 @pytest.mark.feature(189)
 def test_in_the_automatic_form_the_queue_goes_off(database: sb.Database, table: str) -> None:
-    handle = send(database, b"1", b"bad", b"2")
+    handle = begin_with(database, b"1", b"bad", b"2")
     for _ in range(5):
         with pytest.raises(Bad):
             database.process(STOCK_QUEUE, storing(table, is_bad))

@@ -27,6 +27,7 @@ from support import (
     STOCK_QUEUE,
     Undo,
     begin,
+    begin_with,
     bodies,
     define_standard_set,
     eventually,
@@ -68,15 +69,8 @@ def write(transaction: sb.Transaction, log: str, messages: Messages, known: int 
         transaction.connection.execute(f"insert into {log} values (%s, %s)".encode(), (message.message_body, known))
 
 
-def send(database: sb.Database, *texts: bytes) -> UUID:
-    handle = begin(database)
-    for text in texts:
-        database.send(handle, ORDER, text)
-    return handle
-
-
 def test_each_message_is_committed_before_the_next_is_handed_out(database: sb.Database, log: str) -> None:
-    send(database, b"1", b"2", b"3")
+    begin_with(database, b"1", b"2", b"3")
     seen = []
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
@@ -89,7 +83,7 @@ def test_each_message_is_committed_before_the_next_is_handed_out(database: sb.Da
 
 
 def test_commit_and_the_next_receive_are_one_round_trip(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    send(database, *[b"%d" % number for number in range(10)])
+    begin_with(database, *[b"%d" % number for number in range(10)])
     trips: list[None] = []
     seen = []
 
@@ -113,7 +107,7 @@ def test_as_many_readers_as_connections_need_no_other_one(make_instance_url: Cal
     with sb.Instance(make_instance_url(), connections=8, upkeep=None) as instance:
         database = define_standard_set(instance.database("Busy", create=True))
         for number in range(8):
-            send(database, *[b"%d" % (number * 40 + place) for place in range(40)])
+            begin_with(database, *[b"%d" % (number * 40 + place) for place in range(40)])
         lend = instance.poison._connections
 
         def counted() -> AbstractContextManager[psycopg.Connection[Any]]:
@@ -131,17 +125,17 @@ def test_as_many_readers_as_connections_need_no_other_one(make_instance_url: Cal
 
 
 def test_top_is_the_size_of_each_transaction(database: sb.Database) -> None:
-    send(database, b"1", b"2", b"3")
+    begin_with(database, b"1", b"2", b"3")
     sizes: list[int] = []
     assert database.process(STOCK_QUEUE, lambda transaction, messages: sizes.append(len(messages)), top=2) == 3
     assert sizes == [2, 1]
-    send(database, b"1", b"2", b"3")
+    begin_with(database, b"1", b"2", b"3")
     assert database.process(STOCK_QUEUE, lambda transaction, messages: sizes.append(len(messages)), top=None) == 3
     assert sizes == [2, 1, 3]
 
 
 def test_replies_and_ends_belong_to_the_transaction(database: sb.Database) -> None:
-    initiator = send(database, b"question")
+    initiator = begin_with(database, b"question")
 
     def answer(transaction: sb.Transaction, messages: Messages) -> None:
         for message in messages:
@@ -155,7 +149,7 @@ def test_replies_and_ends_belong_to_the_transaction(database: sb.Database) -> No
 
 
 def test_an_exception_undoes_its_own_transaction_only(database: sb.Database, log: str) -> None:
-    send(database, b"1", b"2", b"3")
+    begin_with(database, b"1", b"2", b"3")
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
         write(transaction, log, messages)
@@ -169,7 +163,7 @@ def test_an_exception_undoes_its_own_transaction_only(database: sb.Database, log
 
 
 def test_a_commit_that_fails_is_raised_and_its_messages_stay(database: sb.Database, log: str) -> None:
-    send(database, b"1", b"2", b"3")
+    begin_with(database, b"1", b"2", b"3")
     handed: list[bytes | None] = []
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
@@ -186,7 +180,7 @@ def test_a_commit_that_fails_is_raised_and_its_messages_stay(database: sb.Databa
 
 
 def test_a_swallowed_error_of_a_statement_is_no_success(database: sb.Database) -> None:
-    send(database, b"1")
+    begin_with(database, b"1")
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
         with pytest.raises(psycopg.errors.DivisionByZero):
@@ -198,7 +192,7 @@ def test_a_swallowed_error_of_a_statement_is_no_success(database: sb.Database) -
 
 
 def test_a_killed_connection_loses_and_doubles_nothing(database: sb.Database, log: str) -> None:
-    send(database, b"1", b"2", b"3")
+    begin_with(database, b"1", b"2", b"3")
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
         write(transaction, log, messages)
@@ -215,7 +209,7 @@ def test_a_killed_connection_loses_and_doubles_nothing(database: sb.Database, lo
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 def test_a_procedure_may_end_its_transaction_itself(database: sb.Database, log: str, ending: str) -> None:
-    send(database, b"1", b"2")
+    begin_with(database, b"1", b"2")
     times = 0
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
@@ -230,7 +224,7 @@ def test_a_procedure_may_end_its_transaction_itself(database: sb.Database, log: 
 
 
 def test_locks_kept_beyond_a_savepoint_are_given_back(database: sb.Database) -> None:
-    initiator = send(database, b"1", b"2")
+    initiator = begin_with(database, b"1", b"2")
     group = query(
         database,
         "select far_group_id from servicebroker.conversation_endpoints where conversation_handle = %s",
@@ -248,7 +242,7 @@ def test_locks_kept_beyond_a_savepoint_are_given_back(database: sb.Database) -> 
 
 
 def test_statements_are_prepared_again_after_discard_all(database: sb.Database) -> None:
-    send(database, b"1", b"2", b"3")
+    begin_with(database, b"1", b"2", b"3")
     handed: list[bytes | None] = []
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
@@ -260,7 +254,7 @@ def test_statements_are_prepared_again_after_discard_all(database: sb.Database) 
 
 
 def test_it_waits_for_messages(database: sb.Database) -> None:
-    handle = send(database, b"1")
+    handle = begin_with(database, b"1")
     done = threading.Event()
     running = in_thread(database.process, STOCK_QUEUE, lambda transaction, messages: done.set(), wait=1.0)
     assert done.wait(10)
@@ -269,7 +263,7 @@ def test_it_waits_for_messages(database: sb.Database) -> None:
 
 
 def test_threads_share_a_queue_by_its_groups(database: sb.Database) -> None:
-    handles = [send(database, *[b"%d" % number for number in range(20)]) for _ in range(8)]
+    handles = [begin_with(database, *[b"%d" % number for number in range(20)]) for _ in range(8)]
     taken: dict[UUID, list[bytes | None]] = defaultdict(list)
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
@@ -289,7 +283,7 @@ def test_rollbacks_in_a_row_count_and_a_commit_ends_the_row(database: sb.Databas
         if next(fails):
             raise Undo
 
-    send(database, b"1", b"2", b"3")
+    begin_with(database, b"1", b"2", b"3")
     for _ in range(4):
         with pytest.raises(Undo):
             database.process(STOCK_QUEUE, procedure)
@@ -384,7 +378,7 @@ def view(database: sb.Database) -> str:
 
 
 def test_no_transaction_is_open_while_it_waits(database: sb.Database) -> None:
-    handle = send(database, b"1")
+    handle = begin_with(database, b"1")
     done = threading.Event()
     running = in_thread(database.process, STOCK_QUEUE, lambda transaction, messages: done.set(), wait=2.0)
     assert done.wait(10)
@@ -410,12 +404,12 @@ def test_without_a_begin_nothing_is_done(database: sb.Database, log: str) -> Non
 
 
 def test_it_needs_the_permission_of_receive(database: sb.Database, app: sb.Database) -> None:
-    send(database, b"1")
+    begin_with(database, b"1")
     with refused(229):
         app.process(STOCK_QUEUE, lambda transaction, messages: None)
     database.grant("RECEIVE", APP, queue=STOCK_QUEUE)
     assert app.process(STOCK_QUEUE, lambda transaction, messages: None) == 1
-    send(database, b"2")
+    begin_with(database, b"2")
     database.revoke("RECEIVE", APP, queue=STOCK_QUEUE)
     with refused(229):
         app.process(STOCK_QUEUE, lambda transaction, messages: None)
@@ -435,7 +429,7 @@ def test_refusals(database: sb.Database) -> None:
 
 
 def test_commits_that_fail_on_their_way_count_as_rollbacks(database: sb.Database, log: str) -> None:
-    send(database, b"1")
+    begin_with(database, b"1")
     for _ in range(5):
         with pytest.raises(psycopg.errors.ForeignKeyViolation):
             database.process(STOCK_QUEUE, lambda transaction, messages: write(transaction, log, messages, known=1))

@@ -15,19 +15,12 @@ import pytest
 
 import servicebroker as sb
 from daemons import Served
-from servicebroker.activation import procedures
 from servicebroker.store.locks import GROUP
 from support import ORDER, STOCK_QUEUE, begin, bodies, eventually, query, standard_database
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 PROCEDURE = "usp_Stock"
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(database: sb.Database) -> Iterator[None]:
-    yield
-    procedures._registered.clear()
-    with database.instance.connection() as connection:
-        connection.execute("update servicebroker.queues set is_activation_enabled = false")
 
 
 def switch_on(database: sb.Database) -> None:

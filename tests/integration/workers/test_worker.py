@@ -19,6 +19,7 @@ from support import (
     STOCK,
     STOCK_QUEUE,
     begin,
+    begin_with,
     bodies,
     eventually,
     far_handle,
@@ -29,13 +30,6 @@ from support import (
 )
 
 pytestmark = pytest.mark.both_faces
-
-
-def send(database: sb.Database, *texts: bytes) -> UUID:
-    handle = begin(database)
-    for text in texts:
-        database.send(handle, ORDER, text)
-    return handle
 
 
 def at_once(failure: sb.Failure) -> sb.Verdict:
@@ -103,9 +97,9 @@ def test_one_exception_ends_no_reader(database: sb.Database, caplog: pytest.LogC
     """Not even four of them, in four readers, nor sys.exit; each costs its own message."""
     with database.working(echo(), concurrency=4):
         for body in (b"bad", b"bad", b"bad", b"exit"):
-            send(database, body)
+            begin_with(database, body)
         eventually(lambda: len(database.set_aside_messages()) == 4)
-        handles = [send(database, b"%d" % number) for number in range(8)]
+        handles = [begin_with(database, b"%d" % number) for number in range(8)]
         assert [replies(database, handle) for handle in handles] == [[b"%d" % number] for number in range(8)]
     kept = database.set_aside_messages()
     assert sorted(message.error for message in kept) == [
@@ -118,15 +112,15 @@ def test_one_exception_ends_no_reader(database: sb.Database, caplog: pytest.LogC
 
 
 def test_a_failed_message_waits_and_others_go_on(database: sb.Database) -> None:
-    slow = send(database, b"bad", b"behind it")
+    slow = begin_with(database, b"bad", b"behind it")
     with database.working(echo(lambda failure: sb.Retry(60) if failure.count == 1 else sb.SetAside())):
-        assert replies(database, send(database, b"other")) == [b"other"]
+        assert replies(database, begin_with(database, b"other")) == [b"other"]
         assert database.receive(ORDERS_QUEUE, conversation_handle=slow) == []
 
 
 def test_who_cannot_be_answered_is_set_aside_at_once(database: sb.Database) -> None:
     """The other side has ended the conversation behind its message: no second try could answer it."""
-    handle = send(database, b"1")
+    handle = begin_with(database, b"1")
     target = far_handle(database, handle)
     database.end_conversation(handle)
     worker = echo(sb.Worker("any").poison)  # as it is without one
@@ -138,7 +132,7 @@ def test_who_cannot_be_answered_is_set_aside_at_once(database: sb.Database) -> N
 def test_a_type_that_nobody_handles_is_poison(database: sb.Database) -> None:
     worker = sb.Worker(STOCK_QUEUE, poison=at_once)
     worker.on("//test/Other")(lambda tx, message: None)
-    send(database, b"1")
+    begin_with(database, b"1")
     with database.working(worker):
         eventually(lambda: len(database.set_aside_messages()) == 1)
     assert f"no handler for messages of type '{ORDER}'" in database.set_aside_messages()[0].error
@@ -154,7 +148,7 @@ def test_batches_keep_the_order_and_one_bad_message_costs_itself(database: sb.Da
             raise ValueError
         taken.append(bodies(messages))
 
-    handle = send(database, b"1", b"2", b"3", b"4", b"bad", b"5")
+    handle = begin_with(database, b"1", b"2", b"3", b"4", b"bad", b"5")
     target = far_handle(database, handle)
     database.end_conversation(handle)
     with database.working(worker):
@@ -187,10 +181,10 @@ def test_the_end_of_the_block_waits_for_what_is_in_progress(database: sb.Databas
         assert go_on.wait(20)
         tx.send(message.conversation_handle, REPLY, b"done")
 
-    first = send(database, b"1")
+    first = begin_with(database, b"1")
     with database.working(worker):
         assert begun.wait(10)
-        send(database, b"2")
+        begin_with(database, b"2")
         threading.Timer(0.3, go_on.set).start()
     assert replies(database, first) == [b"done"]
     assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
@@ -206,7 +200,7 @@ def test_an_idle_worker_ends_soon(database: sb.Database) -> None:
 def test_an_exception_of_the_block_ends_the_workers_too(database: sb.Database) -> None:
     with pytest.raises(ZeroDivisionError), database.working(echo()):
         raise ZeroDivisionError
-    send(database, b"1")
+    begin_with(database, b"1")
     assert bodies(database.receive(STOCK_QUEUE, wait=0.2)) == [b"1"]
 
 
