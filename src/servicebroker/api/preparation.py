@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servicebroker.engine.catalog.databases import ensure_system_objects
+from servicebroker.engine.catalog.databases import SYSTEM_DATABASE, ensure_database
 from servicebroker.engine.conversation.fenced_verbs import Fenced, applied_migrations, find_home_of
 from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.store.connection import connect
@@ -44,7 +44,7 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
         if not takes_copies:
             check_home(find_home(connection), connection.info.dbname)
         if not is_standby:
-            run_alone(connection, ensure_system_objects())
+            run_alone(connection, ensure_database(SYSTEM_DATABASE))
     return Direct
 
 

@@ -71,17 +71,3 @@ def test_they_can_be_read_and_take_no_conversation(database: sb.Database) -> Non
 def test_status_does_not_list_them_while_they_are_empty(database: sb.Database) -> None:
     queues, _ = database.instance.status()
     assert {queue.queue for queue in queues if queue.database == database.name} == {"dbo.OrdersQueue", "dbo.StockQueue"}
-
-
-def test_a_database_that_an_older_version_made_gets_them(fresh_database: sb.Database) -> None:
-    instance = fresh_database.instance
-    with instance.connection() as connection:
-        connection.execute("delete from servicebroker.services where service_id < 65536")
-        for (number,) in connection.execute(
-            "delete from servicebroker.queues where queue_id < 65536 returning queue_id"
-        ).fetchall():
-            connection.execute(f"drop table servicebroker.queue_{number} cascade")  # type: ignore[call-overload]
-    for _ in range(2):
-        with sb.open(instance.url, upkeep=None) as again:
-            for name in (fresh_database.name, "msdb"):
-                assert [row[1] for row in built_in(again.database(name))] == [queue for _, queue in NAMES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from servicebroker.engine.catalog.alter import lock_catalog, renew_routes, ring
+from servicebroker.engine.catalog.alter import renew_routes, ring
 from servicebroker.engine.catalog.catalog import create_queue, insert_usages
 from servicebroker.engine.catalog.database_options import new_broker
 from servicebroker.engine.catalog.read_only import set_read_write
@@ -78,7 +78,7 @@ def create_database(name: str) -> Steps[int]:
         "insert into servicebroker.routes (database_id, name, address) values ($1, 'AutoCreatedLocal', 'LOCAL')",
         (database_id,),
     )
-    yield from create_system_services(database_id)
+    yield from _create_system_services(database_id)
     return int(database_id)
 
 
@@ -97,7 +97,7 @@ def ensure_database(name: str) -> Steps[int]:
     return (yield from find_database(name))
 
 
-def create_system_services(database_id: int) -> Steps[None]:
+def _create_system_services(database_id: int) -> Steps[None]:
     """The services that every database has, each on a queue of its own."""
     for name, queue in names.SYSTEM_SERVICES:
         queue_id = yield from create_queue(database_id, queue, is_system=True)
@@ -127,26 +127,6 @@ def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
         "for each statement execute function servicebroker.ring_delivery()",
         prepared=False,
     )
-
-
-def ensure_system_objects() -> Steps[None]:
-    """The database msdb, and what an older version has not given its databases."""
-    yield from ensure_database(SYSTEM_DATABASE)
-    if (yield from _without_system_services()):
-        yield lock_catalog()
-        for database_id in (yield from _without_system_services()):
-            yield from create_system_services(database_id)
-
-
-def _without_system_services() -> Steps[list[int]]:
-    """Databases that an older version has made."""
-    rows = yield Statement(
-        "databases.without_system_services",
-        "select database_id from servicebroker.databases d where not exists (select from servicebroker.services s "
-        "where s.database_id = d.database_id and s.service_id < $1)",
-        (names.FIRST_USER_ID,),
-    )
-    return [database_id for (database_id,) in rows]
 
 
 def find_database(name: str) -> Steps[int]:

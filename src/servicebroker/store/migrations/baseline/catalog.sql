@@ -101,7 +101,7 @@ create table servicebroker.queues (
     is_receive_enabled boolean not null default true,
     is_enqueue_enabled boolean not null default true,
     create_date timestamptz not null default clock_timestamp(),
-    -- new when something changes that a SEND into the queue relies on
+    -- New when something changes that a SEND into the queue relies on.
     catalog_version bigint not null default nextval('servicebroker.catalog_versions'),
     service_changes integer not null default 0,  -- counts changes that waiting readers must be told
     is_poison_message_handling_enabled boolean not null default true,  -- rollbacks switch the queue off
@@ -119,8 +119,8 @@ create table servicebroker.queues (
     monitor_version bigint not null default 0,  -- new when activation or status changes: the monitor starts over
     held_until timestamptz,  -- RECEIVE looks for groups that failed_messages holds only before then
     schema_id integer not null default 0,  -- 1: dbo; 0: CREATE SCHEMA has not made the schema yet
-    -- of the queue's objects when they were made (servicebroker.fingerprint); `check` skips objects that still have it.
-    -- 0: not made yet; null: compare their definitions each time
+    -- Fingerprint of the queue's objects when they were made (servicebroker.fingerprint); `check` skips objects that still
+    -- have it. 0: not made yet; null: `check` compares their definitions each time.
     fingerprint bigint default 0,
     unique (postgres_schema, postgres_name)
 );

@@ -101,7 +101,7 @@ create table servicebroker.transmission_queue (
     transmission_status text not null default '',
     validation "char",  -- the validation that the body has passed already; null: none yet
     is_shared boolean not null default false,  -- message_body is a reader of shared_body_readers
-    -- distinguishes the message from another one with its number, as a restored copy sends it (decision 180)
+    -- Distinguishes the message from another one with its number, as a restored copy sends it (decision 180).
     token bytea default substr(uuid_send(gen_random_uuid()), 1, 8),
     primary key (conversation_handle, message_sequence_number)
 );
