@@ -20,6 +20,7 @@ A page has prose and examples of its own, and marks where a description stands:
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -30,9 +31,11 @@ from typing import Any, get_args
 
 import griffe
 
+from servicebroker import operations
 from servicebroker.cli.main import COMMANDS, load
 from servicebroker.model.errors import RULES
 from servicebroker.model.remedies import REMEDIES
+from servicebroker.operations.operation import result_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -67,7 +70,12 @@ def found(module: griffe.Module, path: str) -> Any:
 
 
 def made_of_steps(module: griffe.Module, thing: Any) -> griffe.Function:
-    """The method as its caller sees it that is made of steps: `drop_role = defined(principals.drop_role)`."""
+    """The method as its caller sees it that is made of steps, or of an operation.
+
+    `drop_role = defined(principals.drop_role)`, `send = operated(Send)`.
+    """
+    if str(thing.value).startswith("operated("):
+        return _made_of_operation(module, thing)
     steps = found(module, thing.value.arguments[0].canonical_path.removeprefix("servicebroker."))
     own = list(_spelled(module, steps))[str(thing.value).startswith("defined(") :]  # without the user it works as
     method = griffe.Function(steps.name, parameters=griffe.Parameters(*own), returns="None", parent=steps.parent)
@@ -88,9 +96,27 @@ def _spelled(module: griffe.Module, steps: Any) -> Iterator[griffe.Parameter]:
             )
 
 
+def _made_of_operation(module: griffe.Module, thing: Any) -> griffe.Function:
+    text = found(module, thing.value.arguments[0].canonical_path.removeprefix("servicebroker."))
+    operation = getattr(operations, text.name)
+    parameters = [
+        griffe.Parameter(
+            one.name,
+            annotation=one.annotation,
+            kind=griffe.ParameterKind(one.kind.description),
+            default=None if one.default is one.empty else repr(one.default),
+        )
+        for one in inspect.signature(operation).parameters.values()
+    ]
+    returns = re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", inspect.formatannotation(result_of(operation)))
+    method = griffe.Function(thing.name, parameters=griffe.Parameters(*parameters), returns=returns, parent=text.parent)
+    method.docstring = text.docstring
+    return method
+
+
 def _is_made(thing: Any) -> bool:
     """Whether it is such a method."""
-    return thing.is_attribute and str(thing.value).startswith(("defined(", "administered("))
+    return thing.is_attribute and str(thing.value).startswith(("defined(", "administered(", "operated("))
 
 
 def public_names(module: griffe.Module) -> list[str]:

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from servicebroker.engine.conversation.together import Waiting, checked_send
 from servicebroker.engine.diagnosis.totals import SENDS
-from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import InstanceError
+from servicebroker.operations.send import Send
 from servicebroker.store.direct import DirectConnection, is_idle
 from servicebroker.store.statements import Steps
 
@@ -42,10 +41,10 @@ class Pipeline:
         """Whether it is time that what waits leaves."""
         return len(self._waiting) >= MOST_SENDS or self._bytes >= MOST_BYTES
 
-    def wait(self, handle: UUID, message_type: str, body: Body | Omitted) -> int:
+    def wait(self, operation: Send[int]) -> int:
         """A SEND that leaves before the next statement on the connection. Returns its place."""
         place = len(self.numbers) + len(self._waiting)
-        send = checked_send(place, handle, message_type, body, self._database.instance.maximum_body)
+        send = checked_send(place, operation, self._database.instance.maximum_body)
         self._waiting.append(send)
         self._bytes += len(send.content or b"")
         self._connection.waiting.verbs = self._leave

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from uuid import UUID
 
 import psycopg
@@ -16,12 +16,14 @@ from psycopg.pq import TransactionStatus
 from servicebroker.api import tracing
 from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline
 from servicebroker.api.scripts import TransactionScripts
-from servicebroker.api.verbs import QUEUE_WAS_DROPPED, Verbs
+from servicebroker.api.verbs import Verbs
+from servicebroker.api.wrappers import QUEUE_WAS_DROPPED
 from servicebroker.engine.activation.poison_detection import outcomes
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
-from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.operations.operation import Operation
+from servicebroker.operations.send import Send
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line
 from servicebroker.store.direct import Ahead, DirectConnection, is_direct, is_idle, run_command, send_ahead
@@ -44,7 +46,7 @@ class JoinedTransaction(Verbs):
     """
 
     def __init__(self, database: Database, connection: psycopg.Connection[Any]) -> None:
-        self.database = database
+        self.database, self.instance, self.engine = database, database.instance, database.engine
         self.connection = connection
 
     def _do(self, steps: Steps[T]) -> T:
@@ -169,15 +171,20 @@ class Transaction(JoinedTransaction, TransactionScripts):
                 self.connection.waiting.verbs = None  # nothing of the transaction will be
             self._send_what_waits()
 
-    def _send(self, handle: UUID, message_type: str, body: Body | Omitted) -> int:
+    def _run(self, operation: Operation[T]) -> T:
         pipeline = self._pipeline
-        if pipeline is None:
-            return super()._send(handle, message_type, body)
-        if tracing.is_on() or self.database.instance.events.watches_conversations or not is_direct(self.connection):
-            return pipeline.sent(super()._send(handle, message_type, body))
+        if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
+            return super()._run(operation)
+        place: Any = self._run_piped(pipeline, operation)
+        return cast(T, place)
+
+    def _run_piped(self, pipeline: Pipeline, operation: Send[int]) -> int:
+        """SEND within `pipeline()`. Returns its place in the block."""
+        if tracing.is_on() or self.instance.events.watches_conversations or not is_direct(self.connection):
+            return pipeline.sent(super()._run(operation))
         self._check_open()
         self._works()
-        place = pipeline.wait(handle, message_type, body)
+        place = pipeline.wait(operation)
         if pipeline.is_full:
             self._send_what_waits()
         return place

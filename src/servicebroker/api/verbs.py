@@ -6,23 +6,26 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Sized
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 import psycopg
 
 from servicebroker.api import tracing
+from servicebroker.api.wrappers import QUEUE_WAS_DROPPED, WRAPPERS, operated
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.engine.conversation import receive
 from servicebroker.engine.conversation.begin import NewDialog
-from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
+from servicebroker.engine.diagnosis.totals import RECEIVES
 from servicebroker.model import names
-from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait, read_once
-from servicebroker.model.bodies import encoded, encoded_all
+from servicebroker.model.arguments import check_wait
 from servicebroker.model.conversation_events import Deed, Happened, described
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError, ServiceBrokerError, Unreachable
 from servicebroker.model.messages import Message
+from servicebroker.operations.operation import Operation
+from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Rows, Steps
 
 if TYPE_CHECKING:
@@ -30,13 +33,14 @@ if TYPE_CHECKING:
 
     from servicebroker.api.database import Database
     from servicebroker.api.doorbell import Bell
+    from servicebroker.api.instance import Instance
+    from servicebroker.engine.conversation.plain_verbs import Direct
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger("servicebroker")
 _ATTEMPTS = 10  # to look up the names of messages that were taken
 
-QUEUE_WAS_DROPPED = "The queue was dropped by another process, and this transaction is undone: begin it again."
 FALLBACK_POLL = 1.0  # seconds: a waiting reader looks at least this often, whatever wakes it
 
 
@@ -46,7 +50,6 @@ class Verb(NamedTuple, Generic[T]):
     Attributes:
         begin: makes its steps; anew when it has to be done again.
         deed: what it does to the conversations of `handles`; `groups` are those that a new one may join.
-        many: messages that a SEND has on each conversation, of the type `message_type`.
         forget: drops what this process remembers of the queue that the verb goes to.
     """
 
@@ -54,49 +57,24 @@ class Verb(NamedTuple, Generic[T]):
     deed: Deed | None = None
     handles: Sequence[UUID] = ()
     groups: Sequence[UUID] = ()
-    many: int = 1
-    message_type: str = ""
     forget: Callable[[], None] | None = None
 
 
 class Verbs(ABC):
-    """SEND, RECEIVE and the rest. `database` is where names are looked up.
-
-    A verb runs within a chain; each link calls the next: `_run` (counts it), `_traced`, `_repeated`, `_watched` and,
-    in the middle, `_do`.
-    """
+    """SEND, RECEIVE and the rest. `database` is where names are looked up; `instance` and `engine` are its own."""
 
     database: Database
+    instance: Instance
+    engine: Direct
 
     @abstractmethod
     def _do(self, steps: Steps[T]) -> T:
         """Run a verb where this object runs its verbs."""
 
-    def _run(self, verb: Verb[T]) -> T:
-        """Run a verb within all that surrounds it. SQL SEND Total of Broker Statistics counts it."""
-        result = self._traced(verb)
-        if verb.deed is Deed.SEND:
-            self.database.instance.tally.add(SENDS, verb.many)
+    def _run(self, operation: Operation[T]) -> T:
+        """Run an operation within the wrappers that it has."""
+        result: T = WRAPPERS[type(operation)](self, operation, partial(self.engine.steps, operation))
         return result
-
-    def _traced(self, verb: Verb[T]) -> T:
-        """A SEND under a span has one of its own, whose context is stored beside the messages."""
-        span = tracing.begin_send(self._processing, verb.message_type, verb.many) if verb.deed is Deed.SEND else None
-        if span is None:
-            return self._repeated(verb)
-        problem, context = None, tracing.packed(span)
-
-        def begin() -> Steps[T]:  # what a SEND returns is one number, or a list of them
-            engine = self.database.engine
-            return engine.sent_with_trace(verb.begin(), verb.handles, verb.many, context)  # type: ignore[type-var]
-
-        try:
-            return self._repeated(verb._replace(begin=begin))
-        except BaseException as raised:
-            problem = raised
-            raise
-        finally:
-            tracing.end(span, problem)
 
     def _repeated(self, verb: Verb[T]) -> T:
         """What this process remembers of a queue is forgotten when another has dropped that, and the verb done anew."""
@@ -115,9 +93,7 @@ class Verbs(ABC):
         self._works()
         steps = verb.begin()
         if self.database.instance.events.watches_conversations and (verb.handles or verb.deed):
-            steps = self.database.engine.watched(
-                verb.deed, steps, verb.handles, self._tell, many=verb.many, groups=verb.groups
-            )
+            steps = self.database.engine.watched(verb.deed, steps, verb.handles, self._tell, groups=verb.groups)
         return self._do(steps)
 
     def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
@@ -184,94 +160,11 @@ class Verbs(ABC):
             lifetime,
             encryption,
         )
-        return self._run(Verb(lambda: engine.begin_dialog(dialog), Deed.BEGIN, handles, groups))
+        return self._repeated(Verb(lambda: engine.begin_dialog(dialog), Deed.BEGIN, handles, groups))
 
-    @overload
-    def send(self, handle: UUID, message_type: str = ..., body: object = ...) -> int: ...
+    send = operated(Send)
 
-    @overload
-    def send(self, handle: Sequence[UUID], message_type: str = ..., body: object = ...) -> list[int]: ...
-
-    def send(
-        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: object = OMITTED
-    ) -> int | list[int]:
-        """SEND one message, and return its sequence number: 0, 1, 2 ... in each direction of a conversation.
-
-        It counts from COMMIT on. Within `pipeline()` the place in the block is returned instead.
-
-        Args:
-            handle: the conversation. With a list of handles the message goes on each of them, or on none when one is
-                refused; its body is stored once, and the numbers come back in their order.
-            message_type: one that the contract lets this side send.
-            body: bytes; a str, which is sent as UTF-8; or an object for which there is a `servicebroker.codec` of that
-                message type. One that is omitted or empty is received as None.
-
-        Raises:
-            BodyError: the body is not what messages of this type carry.
-            BrokerError: 8426 no such conversation, 8429 it has ended or failed, 8428 no such message type, 8431 it is
-                not in the contract, 8432 and 8434 only the other side may send it, 8433 the body is None, 8459 it is
-                too large, 8494 no permission, 9618 the own queue is off and has RETENTION, 8418 the handle is missing,
-                402 the list of handles is empty, has one twice, or more than 10,000.
-        """
-        content = encoded(message_type, body)
-        if isinstance(handle, UUID) or handle is None:
-            return self._send(handle, message_type, content)
-        return self._multicast(handle, message_type, content)
-
-    def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
-        engine, catalog = self.database.engine, self.database.catalog
-        return self._run(
-            Verb(
-                lambda: engine.send(handle, message_type, content),
-                Deed.SEND,
-                [handle],
-                message_type=message_type,
-                forget=lambda: catalog.forget(handle),
-            )
-        )
-
-    def _multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:
-        engine = self.database.engine
-        return self._run(
-            Verb(
-                lambda: engine.send_multicast(handles, message_type, body),
-                Deed.SEND,
-                handles,
-                message_type=message_type,
-                forget=lambda: None,
-            )
-        )
-
-    def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[object]) -> int:
-        """SEND many messages of one type, in their order, and return the first sequence number.
-
-        It is one statement, and many times as fast as as many calls of `send`. When it raises, none was sent.
-
-        A body that the *receiver* refuses fails the conversation, as with `send`: the messages before it are
-        delivered, those behind it are dropped.
-
-        Args:
-            handle: the conversation.
-            message_type: one that the contract lets this side send.
-            bodies: of each message, as for `send`.
-
-        Raises:
-            BodyError: as `send`.
-            BrokerError: as `send`.
-        """
-        database = self.database
-        given = encoded_all(message_type, read_once(bodies))
-        many = len(given) if isinstance(given, Sized) else 1  # what cannot be counted is refused by the verb
-        return self._run(
-            Verb(
-                lambda: database.engine.send_batch(handle, message_type, given),
-                Deed.SEND,
-                [handle],
-                many=many,
-                message_type=message_type,
-                forget=lambda: database.catalog.forget(handle),
-            )
-        )
+    send_batch = operated(SendBatch)
 
     def _named(self, rows: Rows, *, alone: bool) -> list[Message]:
         """What was taken, with its names. Those that we do not remember are looked up."""
@@ -360,7 +253,7 @@ class Verbs(ABC):
 
         def once() -> list[Message]:
             self.database.instance.poison.look(found.queue_id)
-            queue_id, (rows, transaction) = self._run(Verb(look, forget=forget))
+            queue_id, (rows, transaction) = self._repeated(Verb(look, forget=forget))
             messages: list[Message] = []
             if rows:
                 self._received(queue_id, transaction)
@@ -390,7 +283,7 @@ class Verbs(ABC):
         found = self._find(queue)
 
         def once() -> UUID | None:
-            group = self._run(
+            group = self._repeated(
                 Verb(lambda: engine.get_conversation_group(queue), forget=lambda: catalog.forget_queue(found.queue_id))
             )
             self.database.instance.looked(group is not None)
@@ -408,7 +301,7 @@ class Verbs(ABC):
                 conversation has ended or failed, 8494 no permission, 8418 and 8420 an argument is missing.
         """
         engine = self.database.engine
-        self._run(Verb(lambda: engine.move_conversation(handle, group), handles=[handle]))
+        self._repeated(Verb(lambda: engine.move_conversation(handle, group), handles=[handle]))
 
     def _find(self, queue: str) -> Queue:
         """The queue of that name; it takes no connection when this process remembers it."""
@@ -503,7 +396,7 @@ class Verbs(ABC):
 
         deed = Deed.END_WITH_CLEANUP if cleanup else Deed.END if error is None else Deed.END_WITH_ERROR
         engine = self.database.engine
-        self._run(Verb(lambda: engine.end_conversation(handle, error, cleanup=cleanup), deed, [handle]))
+        self._repeated(Verb(lambda: engine.end_conversation(handle, error, cleanup=cleanup), deed, [handle]))
 
     def get_transmission_status(self, handle: UUID) -> str:
         """GET_TRANSMISSION_STATUS: why the oldest message waits that was sent on this side of the conversation.
@@ -527,4 +420,4 @@ class Verbs(ABC):
                 failed, 8494 no SEND on the conversation's own service, 8418 the handle is missing.
         """
         engine = self.database.engine
-        self._run(Verb(lambda: engine.begin_conversation_timer(handle, timeout)))
+        self._repeated(Verb(lambda: engine.begin_conversation_timer(handle, timeout)))

@@ -32,6 +32,9 @@ Given = TypeVar("Given")
 class Omitted:
     """Stands for a body that was not given, which is not the same as NULL."""
 
+    def __repr__(self) -> str:
+        return "OMITTED"
+
 
 OMITTED = Omitted()
 

@@ -26,6 +26,7 @@ from servicebroker.model.errors import RULES, BrokerError, InstanceError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID
 from servicebroker.model.states import EndpointState
+from servicebroker.operations.send import Send, SendBatch
 from servicebroker.pipeline.options import WriterOptions
 from servicebroker.pipeline.staging import together
 from servicebroker.protocol.routing import Delayed
@@ -252,7 +253,7 @@ def _bodies(piece: _Piece) -> Steps[list[bytes]]:
 def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list[bytes], now: datetime) -> Steps[int]:
     """Up to a body that the target refuses, with which the conversation has failed. Returns how many are done with."""
     before = yield from find_endpoint(handle)
-    yield from send_batch(catalog, handle, message_type, bodies, now=now)
+    yield from send_batch(catalog, SendBatch(handle, message_type, bodies), now=now)
     endpoint = yield from find_endpoint(handle)
     if endpoint.state != EndpointState.ERROR:
         return len(bodies)
@@ -332,7 +333,7 @@ def _end_stream(sender: Sender, handle: UUID, now: datetime) -> Steps[None]:
     """A conversation of an earlier start may have another contract: it ends without the message, and no batch fails."""
     yield _retire(handle)
     try:
-        yield from send(sender.catalog, handle, sender.options.end_of_stream, b"", now=now)
+        yield from send(sender.catalog, Send(handle, sender.options.end_of_stream, b""), now=now)
     except BrokerError as refused:
         if refused.number in _GONE:
             return

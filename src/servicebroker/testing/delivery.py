@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 from servicebroker.model import names, waiting
-from servicebroker.model.arguments import Body, Omitted, check_handle, check_handles, stored_bodies, stored_body
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
 from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
 from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event, after, at
+from servicebroker.operations.send import Send, SendBatch
 from servicebroker.testing.catalog import Service
 from servicebroker.testing.endpoints import close_endpoint, remove_endpoint
 from servicebroker.testing.rows import Endpoint, Memory, Session, Waiting
 
 
-def check_send(handle: UUID, message_type: str, body: Body | Omitted) -> bytes | None:
-    """The body to store of a SEND, whose arguments are looked at."""
-    check_handle(handle)
-    names.checked("message type", message_type)
-    return stored_body(body)
+def send(session: Session, operation: Send[Any]) -> Any:
+    """SEND of one message. Returns its sequence number, or those of each conversation."""
+    content, handles, message_type = operation.content(), operation.handles, operation.message_type
+    if operation.is_single:
+        return _send(session, handles[0], message_type, [content])
+    return _send_multicast(session, handles, message_type, content)
 
 
-def send(session: Session, handle: UUID, message_type: str, body: Body | Omitted) -> int:
-    """SEND of one message. Returns its sequence number."""
-    return _send(session, handle, message_type, [check_send(handle, message_type, body)])
-
-
-def send_multicast(session: Session, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:
+def _send_multicast(session: Session, handles: Sequence[UUID], message_type: str, content: bytes | None) -> list[int]:
     """SEND of one message on each of these conversations, or on none. Returns the sequence numbers."""
-    check_handles(handles)
-    names.checked("message type", message_type)
-    content = stored_body(body)
     for endpoint in [session.endpoint(handle) for handle in handles]:
         _refuse(endpoint, message_type, session)
     for handle in sorted(handles):
@@ -49,11 +43,9 @@ def send_multicast(session: Session, handles: Sequence[UUID], message_type: str,
     return numbers
 
 
-def send_batch(session: Session, handle: UUID, message_type: str, bodies: Iterable[Body]) -> int:
+def send_batch(session: Session, operation: SendBatch) -> int:
     """SEND of many messages of one type. Returns the first sequence number."""
-    check_handle(handle)
-    names.checked("message type", message_type)
-    return _send(session, handle, message_type, stored_bodies(bodies))
+    return _send(session, operation.handle, operation.message_type, operation.contents())
 
 
 def _send(session: Session, handle: UUID, message_type: str, contents: list[bytes | None]) -> int:

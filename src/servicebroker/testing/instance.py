@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 from uuid import UUID, uuid4
 
 from servicebroker.model import application, poison
 from servicebroker.model.application import Application
 from servicebroker.model.arguments import (
     ANY,
-    Body,
-    Omitted,
+    OMITTED,
     check_broker_options,
     check_changes,
     check_procedure,
@@ -30,6 +29,8 @@ from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.workers import Worker
+from servicebroker.operations.operation import Operation
+from servicebroker.operations.send import Send
 from servicebroker.testing import definitions, delivery, working
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything
@@ -37,6 +38,8 @@ from servicebroker.testing.endpoints import expire_ended, remove_closed
 from servicebroker.testing.receiving import serve
 from servicebroker.testing.rows import Connect, Identify, Memory, Session, WouldWait, connected
 from servicebroker.testing.verbs import Verbs
+
+T = TypeVar("T")
 
 SYSTEM_DATABASE = "msdb"
 
@@ -397,7 +400,7 @@ class Pipeline:
     """SENDs of one `pipeline()` block; `numbers` are those of the ones that have left, by place."""
 
     numbers: list[int] = field(default_factory=list)
-    waiting: list[tuple[UUID, str, Body | Omitted]] = field(default_factory=list)
+    waiting: list[Send[int]] = field(default_factory=list)
 
 
 class Transaction(Verbs):
@@ -430,26 +433,29 @@ class Transaction(Verbs):
             finally:
                 self._pipeline = before
 
-    def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
-        if self._pipeline is None:
-            return super()._send(handle, message_type, content)
+    def _run(self, operation: Operation[T]) -> T:
+        if self._pipeline is None or not isinstance(operation, Send) or not operation.is_single:
+            return super()._run(operation)
         self._check_open()
-        delivery.check_send(handle, message_type, content)
-        self._pipeline.waiting.append((handle, message_type, content))
-        return len(self._pipeline.numbers) + len(self._pipeline.waiting) - 1
+        place: Any = len(self._pipeline.numbers) + len(self._pipeline.waiting)
+        content = operation.content()
+        assert isinstance(operation.handle, UUID)
+        waiting = Send(operation.handle, operation.message_type, OMITTED if content is None else content)
+        self._pipeline.waiting.append(waiting)
+        return cast(T, place)
 
     def _send_what_waits(self) -> None:
         if self._pipeline is None or not self._pipeline.waiting:
             return
         sends, self._pipeline.waiting = self._pipeline.waiting, []
-        for handle, message_type, body in sends:
+        for send in sends:
             place = len(self._pipeline.numbers)
             try:
                 with self._session.verb():
-                    number = delivery.send(self._session, handle, message_type, body)
+                    number = delivery.send(self._session, send)
             except BrokerError as refused:
                 self._is_spoiled = True
-                raise refused.of_send(place, f"'{message_type}' on the conversation {handle}") from None
+                raise refused.of_send(place, f"'{send.message_type}' on the conversation {send.handle}") from None
             self._pipeline.numbers.append(number)
 
     def _check_whole(self) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.arguments import OMITTED, Body, Omitted, check_handle, check_switch, check_wait
-from servicebroker.model.bodies import encoded, encoded_all
+from servicebroker.model.arguments import check_handle, check_switch, check_wait
 from servicebroker.model.errors import MAXIMUM_LIFETIME, InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.operations.operation import Operation, described
+from servicebroker.operations.send import Send, SendBatch
 from servicebroker.testing import delivery, dialogs, ending, receiving, views
 from servicebroker.testing.definitions import find_queue
 from servicebroker.testing.rows import Session, WouldWait
@@ -21,7 +22,24 @@ from servicebroker.testing.rows import Session, WouldWait
 if TYPE_CHECKING:
     from servicebroker.testing.instance import Database
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+INTERPRETERS: Mapping[type[Operation[Any]], Callable[..., Any]] = {
+    Send: delivery.send,
+    SendBatch: delivery.send_batch,
+}
+
+
+def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return the method that runs an operation; its parameters, types and help are those of the operation."""
+
+    def method(verbs: Any, /, *given: P.args, **named: P.kwargs) -> T:
+        result: T = verbs._run(operation(*given, **named))
+        return result
+
+    return described(method, operation)  # type: ignore[arg-type] # a class
 
 
 class Verbs(ABC):
@@ -72,31 +90,15 @@ class Verbs(ABC):
                 lifetime=lifetime,
             )
 
-    @overload
-    def send(self, handle: UUID, message_type: str = ..., body: object = ...) -> int: ...
-
-    @overload
-    def send(self, handle: Sequence[UUID], message_type: str = ..., body: object = ...) -> list[int]: ...
-
-    def send(
-        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: object = OMITTED
-    ) -> int | list[int]:
-        """SEND one message, on one conversation or on each of a list; returns its sequence number, or theirs."""
-        content = encoded(message_type, body)
-        if isinstance(handle, UUID | None):
-            return self._send(handle, message_type, content)
+    def _run(self, operation: Operation[T]) -> T:
+        """Run an operation."""
         with self._verb() as session:
-            return delivery.send_multicast(session, handle, message_type, content)
+            result: T = INTERPRETERS[type(operation)](session, operation)
+            return result
 
-    def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
-        with self._verb() as session:
-            return delivery.send(session, handle, message_type, content)
+    send = operated(Send)
 
-    def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[object]) -> int:
-        """SEND many messages of one type; returns the first sequence number."""
-        contents = encoded_all(message_type, bodies)
-        with self._verb() as session:
-            return delivery.send_batch(session, handle, message_type, contents)
+    send_batch = operated(SendBatch)
 
     def receive(
         self,

@@ -12,6 +12,8 @@ import servicebroker as sb
 from remote_support import EAST, Pair, begin, leftovers
 from servicebroker.api.upkeep import upkeep
 from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.plain_verbs import Direct
+from servicebroker.operations import SendBatch
 from servicebroker.protocol.routing import parse_address
 from servicebroker.store.running import run
 from servicebroker.store.statements import only, resumed
@@ -355,7 +357,8 @@ def test_a_queue_that_begins_to_retain_under_a_send_to_another_instance(
     handle = begin(pair)
     pair.rounds()
     monkeypatch.setattr(enqueue, "MAXIMUM_BATCH", 2)
-    sending = database.engine.send_batch(handle, ORDER, [b"1", b"2", b"3", b"4"])
+    batch = SendBatch(handle, ORDER, [b"1", b"2", b"3", b"4"])
+    sending = Direct.interpreters[SendBatch](database.engine, batch)
     with pair.west.instance.connection() as connection, connection.transaction():
         statement = next(sending)
         while statement.name != "send.transmit_all":

@@ -30,7 +30,7 @@ class AsyncForeignTransaction(AsyncJoinedTransaction):
     """
 
     def __init__(self, database: AsyncDatabase, given: Any) -> None:
-        self.database = database
+        self.database, self.instance, self.engine = database, database.instance, database.engine
         self._given = given
         self._library = _library_of(given)
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from uuid import UUID
 
 import psycopg
@@ -15,12 +15,14 @@ from psycopg.pq import TransactionStatus
 from servicebroker.api import tracing
 from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, AsyncPipeline
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
-from servicebroker.api.aio.verbs import QUEUE_WAS_DROPPED, AsyncVerbs
+from servicebroker.api.aio.verbs import AsyncVerbs
+from servicebroker.api.aio.wrappers import QUEUE_WAS_DROPPED
 from servicebroker.engine.activation.poison_detection import outcomes
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
-from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.operations.operation import Operation
+from servicebroker.operations.send import Send
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.connection import one_line
@@ -45,7 +47,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
     """
 
     def __init__(self, database: AsyncDatabase, connection: psycopg.AsyncConnection[Any]) -> None:
-        self.database = database
+        self.database, self.instance, self.engine = database, database.instance, database.engine
         self.connection = connection
 
     async def _do(self, steps: Steps[T]) -> T:
@@ -170,15 +172,20 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
                 self.connection.waiting.verbs = None  # nothing of the transaction will be
             await finish(self._send_what_waits())
 
-    async def _send(self, handle: UUID, message_type: str, body: Body | Omitted) -> int:
+    async def _run(self, operation: Operation[T]) -> T:
         pipeline = self._pipeline
-        if pipeline is None:
-            return await super()._send(handle, message_type, body)
-        if tracing.is_on() or self.database.instance.events.watches_conversations or not is_direct(self.connection):
-            return pipeline.sent(await super()._send(handle, message_type, body))
+        if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
+            return await super()._run(operation)
+        place: Any = await self._run_piped(pipeline, operation)
+        return cast(T, place)
+
+    async def _run_piped(self, pipeline: AsyncPipeline, operation: Send[int]) -> int:
+        """SEND within `pipeline()`. Returns its place in the block."""
+        if tracing.is_on() or self.instance.events.watches_conversations or not is_direct(self.connection):
+            return pipeline.sent(await super()._run(operation))
         self._check_open()
         self._works()
-        place = pipeline.wait(handle, message_type, body)
+        place = pipeline.wait(operation)
         if pipeline.is_full:
             await self._send_what_waits()
         return place

@@ -20,6 +20,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import PUBLIC
 from servicebroker.model.service_diagnostic import ServiceState, asked_service, description_body, status_body
+from servicebroker.operations.send import Send
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -52,9 +53,9 @@ def answer_query(catalog: Catalog, database_id: int, query: Message, now: dateti
     ((broker, service_id, is_enabled, contracts),) = rows
     is_known = service_id is not None and (yield from _may_send(endpoint, service_id))
     state = ServiceState.UNKNOWN if not is_known else ServiceState.READY if is_enabled else ServiceState.DISABLED
-    yield from send(catalog, handle, names.STATUS, status_body(service, broker, state), now=now)
+    yield from send(catalog, Send(handle, names.STATUS, status_body(service, broker, state)), now=now)
     if is_known:
-        yield from send(catalog, handle, names.DESCRIPTION, description_body(service, contracts), now=now)
+        yield from send(catalog, Send(handle, names.DESCRIPTION, description_body(service, contracts)), now=now)
 
 
 def _may_send(endpoint: Endpoint, service_id: int) -> Steps[bool]:

@@ -18,6 +18,7 @@ from servicebroker.engine.delivery.transmission import lock_free
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED
 from servicebroker.model.errors import BrokerError
+from servicebroker.operations.send import Send
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -76,7 +77,7 @@ def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
         with suppress(BrokerError):  # the initiator has ended meanwhile: there is nobody to answer
             if message.message_type_name == names.ECHO:
                 body = OMITTED if message.message_body is None else message.message_body
-                yield from send(catalog, handle, names.ECHO, body, now=now)
+                yield from send(catalog, Send(handle, names.ECHO, body), now=now)
             elif message.message_type_name == names.QUERY:
                 yield from answer_query(catalog, queue.database_id, message, now)
             else:  # EndDialog or Error

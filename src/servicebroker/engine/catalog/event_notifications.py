@@ -27,6 +27,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_instances import Element, EventInstance, event_body, post_time
 from servicebroker.model.event_types import DATABASE, QUEUE, QUEUE_ACTIVATION, SERVER, events_of
 from servicebroker.model.permissions import User
+from servicebroker.operations.send import Send
 from servicebroker.store.statements import Statement, Steps
 
 CURRENT_DATABASE = "current database"  # compared byte by byte
@@ -304,7 +305,7 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
             (notification.object_id, handle),
         )
     try:
-        yield from send(Catalog(), handle, names.EVENT_NOTIFICATION, body, now=now)
+        yield from send(Catalog(), Send(handle, names.EVENT_NOTIFICATION, body), now=now)
     except BrokerError as problem:
         return BrokerError(17001, names.EVENT_NOTIFICATION, handle, problem.text)
     return None

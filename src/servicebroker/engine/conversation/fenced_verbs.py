@@ -6,8 +6,9 @@ into the transmission queue, and an instance that the owner has open delivers it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -20,22 +21,11 @@ from servicebroker.engine.conversation.plain_verbs import Direct, Sent
 from servicebroker.engine.conversation.receive import ALL, Received, refuse_pipeline
 from servicebroker.engine.conversation.together import Waiting, send_in_runs
 from servicebroker.model import arguments, names
-from servicebroker.model.arguments import (
-    OMITTED,
-    Body,
-    Omitted,
-    check_end,
-    check_handle,
-    check_handles,
-    check_move,
-    check_receive,
-    check_timeout,
-    stored_bodies,
-    stored_body,
-)
+from servicebroker.model.arguments import check_end, check_handle, check_move, check_receive, check_timeout
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
+from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Bodies, Statement, Steps
 
 T = TypeVar("T")
@@ -153,41 +143,9 @@ class Fenced(Direct):
         check_timeout(timeout)
         _refuse((yield self._locking("begin_conversation_timer", handle, timeout))[0][0])
 
-    def send(self, handle: UUID, message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED) -> Steps[int]:
-        """SEND."""
-        check_handle(handle)
-        names.checked("message type", message_type)
-        return (yield from self._send([handle], message_type, [stored_body(body, self.settings.maximum_body)]))[0]
-
-    def send_multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> Steps[list[int]]:
-        """SEND one message on each of these conversations; here each has a body of its own."""
-        check_handles(handles)
-        names.checked("message type", message_type)
-        return (yield from self._send(list(handles), message_type, [stored_body(body, self.settings.maximum_body)]))
-
-    def send_batch(self, handle: UUID, message_type: str, bodies: Iterable[Body]) -> Steps[int]:
-        """SEND many messages of one type."""
-        check_handle(handle)
-        names.checked("message type", message_type)
-        portions = enqueue.portions(stored_bodies(bodies, self.settings.maximum_body))
-        if len(portions) > 1:
-            yield Statement("fenced_verbs.send_batch", "select")  # what follows is one transaction
-        numbers: list[int] = []
-        for portion in portions:
-            numbers += yield from self._send([handle], message_type, portion)
-        return numbers[0]
-
     def send_together(self, sends: Sequence[Waiting]) -> Steps[dict[int, int]]:
         """SENDs of a pipeline: their sequence numbers by place."""
-        return send_in_runs(sends, self.send_batch)
-
-    def _send(self, handles: list[UUID], message_type: str, contents: Sequence[bytes | None]) -> Steps[list[int]]:
-        rows = yield call(
-            "send_all", self.user.database_id, handles, message_type, Bodies(content or b"" for content in contents)
-        )
-        numbers, refusal = rows[0]
-        _refuse(refusal)
-        return list(numbers)
+        return send_in_runs(sends, partial(_send_batch, self))
 
     def receive(
         self, queue: str, top: int | None, conversation_handle: UUID | None, conversation_group_id: UUID | None
@@ -316,6 +274,41 @@ class Fenced(Direct):
             message.message_sequence_number,
             message.message_type_id,
         )
+
+
+# ---------------------------------------------------------------- how the fence runs operations
+
+
+def _send(here: Fenced, operation: Send[Any]) -> Steps[Any]:
+    """SEND; here each conversation has a body of its own."""
+    content = operation.content(here.settings.maximum_body)
+    numbers = yield from _send_all(here, operation.handles, operation.message_type, [content])
+    return numbers[0] if operation.is_single else numbers
+
+
+def _send_batch(here: Fenced, operation: SendBatch) -> Steps[int]:
+    portions = enqueue.portions(operation.contents(here.settings.maximum_body))
+    if len(portions) > 1:
+        yield Statement("fenced_verbs.send_batch", "select")  # what follows is one transaction
+    numbers: list[int] = []
+    for portion in portions:
+        numbers += yield from _send_all(here, operation.handles, operation.message_type, portion)
+    return numbers[0]
+
+
+def _send_all(
+    here: Fenced, handles: Sequence[UUID], message_type: str, contents: Sequence[bytes | None]
+) -> Steps[list[int]]:
+    bodies = Bodies(content or b"" for content in contents)
+    rows = yield call("send_all", here.user.database_id, list(handles), message_type, bodies)
+    numbers, refusal = rows[0]
+    _refuse(refusal)
+    return list(numbers)
+
+
+Fenced.interpreters = {Send: _send, SendBatch: _send_batch}
+
+# ---------------------------------------------------------------- functions of the fence
 
 
 def applied_migrations() -> Statement:

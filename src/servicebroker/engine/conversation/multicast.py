@@ -19,9 +19,9 @@ from servicebroker.engine.conversation.send import (
 from servicebroker.engine.delivery.opening import lock_service
 from servicebroker.engine.delivery.transmission import discard
 from servicebroker.engine.security.authorization import authorize, conversation
-from servicebroker.model import names
-from servicebroker.model.arguments import MAXIMUM_BODY, OMITTED, Body, Omitted, check_handles, stored_body
+from servicebroker.model.arguments import MAXIMUM_BODY
 from servicebroker.model.states import EndpointState
+from servicebroker.operations.send import Send
 from servicebroker.store.statements import Statement, Steps
 
 # whether a peer takes this message, by what it says of the message type, the sender's owner, who that acts as there and
@@ -31,9 +31,7 @@ Verdicts = dict[tuple[Usage | None, bool, int, int | None, int], bool]
 
 def send_multicast(
     catalog: Catalog,
-    handles: Sequence[UUID],
-    message_type: str = names.DEFAULT,
-    body: Body | Omitted = OMITTED,
+    operation: Send[list[int]],
     *,
     now: datetime,
     maximum_body: int = MAXIMUM_BODY,
@@ -42,14 +40,9 @@ def send_multicast(
 
     When one handle is refused, nothing is sent on any. What a peer refuses becomes the Error of its conversation,
     and the others get the message.
-
-    Raises:
-        BrokerError: what `send` raises, for the first handle that breaks a rule; 402 for no handle, one given twice,
-            or too many (docs/reference/rules.md#send).
     """
-    check_handles(handles)
-    names.checked("message type", message_type)
-    content = stored_body(body, maximum_body)
+    content = operation.content(maximum_body)
+    handles, message_type = operation.handles, operation.message_type
     if catalog.user is not None:
         yield from authorize(catalog.user, "SEND", conversation(*handles))
     verdicts: Verdicts = {}

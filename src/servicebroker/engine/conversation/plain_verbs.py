@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import UUID
 
 from servicebroker.engine.activation import poison_detection
@@ -30,11 +31,11 @@ from servicebroker.engine.conversation import (
 from servicebroker.engine.conversation.receive import Received
 from servicebroker.engine.delivery import transmission
 from servicebroker.engine.security import authorization, principals
-from servicebroker.model import names
-from servicebroker.model.arguments import OMITTED, Body, Omitted
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
+from servicebroker.operations.operation import Operation
+from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
@@ -66,6 +67,17 @@ class Direct:
     settings: Settings
 
     has_upkeep = True  # it may look after what is due, and count
+    interpreters: ClassVar[Mapping[type[Operation[Any]], Callable[..., Steps[Any]]]]  # of each operation
+
+    def steps(self, operation: Operation[T]) -> Steps[T]:
+        """Interpret an operation."""
+        return self.interpreters[type(operation)](self, operation)
+
+    def forget(self, operation: Operation[Any]) -> None:
+        """Forget what this process remembers of the queue that the operation goes to: it was dropped."""
+        if isinstance(operation, Send | SendBatch):
+            for handle in operation.handles:
+                self.catalog.forget(handle)
 
     # ------------------------------------------------------------ of the instance
 
@@ -165,37 +177,9 @@ class Direct:
             begin.begin_conversation_timer(handle, timeout, now=self.settings.clock()),
         )
 
-    def send(self, handle: UUID, message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED) -> Steps[int]:
-        """SEND."""
-        return send.send(
-            self.catalog, handle, message_type, body, now=self.settings.clock(), maximum_body=self.settings.maximum_body
-        )
-
-    def send_multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> Steps[list[int]]:
-        """SEND one message on each of these conversations."""
-        return multicast.send_multicast(
-            self.catalog,
-            handles,
-            message_type,
-            body,
-            now=self.settings.clock(),
-            maximum_body=self.settings.maximum_body,
-        )
-
-    def send_batch(self, handle: UUID, message_type: str, bodies: Iterable[Body]) -> Steps[int]:
-        """SEND many messages of one type."""
-        return send.send_batch(
-            self.catalog,
-            handle,
-            message_type,
-            bodies,
-            now=self.settings.clock(),
-            maximum_body=self.settings.maximum_body,
-        )
-
     def send_together(self, sends: Sequence[together.Waiting]) -> Steps[dict[int, int]]:
         """SENDs of a pipeline: their sequence numbers by place."""
-        return together.send_together(self.catalog, sends, self.send_batch, self.settings.clock())
+        return together.send_together(self.catalog, sends, partial(_send_batch, self), self.settings.clock())
 
     def receive(
         self, queue: str, top: int | None, conversation_handle: UUID | None, conversation_group_id: UUID | None
@@ -280,3 +264,19 @@ class Direct:
         return failed_messages.set_aside(
             self.user.database_id, queue_id, message, known, error, traceback, self.settings.clock()
         )
+
+
+# ---------------------------------------------------------------- how the owner of the schema runs operations
+
+
+def _send(here: Direct, operation: Send[Any]) -> Steps[Any]:
+    run: Callable[..., Steps[Any]] = send.send if operation.is_single else multicast.send_multicast
+    return run(here.catalog, operation, now=here.settings.clock(), maximum_body=here.settings.maximum_body)
+
+
+def _send_batch(here: Direct, operation: SendBatch) -> Steps[int]:
+    settings = here.settings
+    return send.send_batch(here.catalog, operation, now=settings.clock(), maximum_body=settings.maximum_body)
+
+
+Direct.interpreters = {Send: _send, SendBatch: _send_batch}

@@ -24,6 +24,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import read_error
 from servicebroker.model.states import EndpointState
 from servicebroker.model.xml import validation_failure
+from servicebroker.operations.send import Send
 from servicebroker.store.statements import Statement, Steps
 
 _OPEN = {EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING}
@@ -177,7 +178,7 @@ def _send(
     dialog = NewDialog(sender, message.service, CURRENT_DATABASE, message.contract, encryption=False)
     handle = yield from begin_dialog(database_id, dialog, now=now)
     body = OMITTED if message.body is None else message.body
-    yield from send(catalog, handle, message.message_type, body, now=now, maximum_body=maximum_body)
+    yield from send(catalog, Send(handle, message.message_type, body), now=now, maximum_body=maximum_body)
     endpoint = yield from find_endpoint(handle)
     if endpoint.state == EndpointState.ERROR:
         rows = yield Statement(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -24,43 +24,20 @@ from servicebroker.engine.delivery import transmission
 from servicebroker.engine.delivery.opening import lock_service, open_target
 from servicebroker.engine.delivery.parking import park
 from servicebroker.engine.security.authorization import authorize, conversation, refused_arrival
-from servicebroker.model import names
-from servicebroker.model.arguments import (
-    MAXIMUM_BODY,
-    OMITTED,
-    Body,
-    Omitted,
-    check_handle,
-    stored_bodies,
-    stored_body,
-)
+from servicebroker.model.arguments import MAXIMUM_BODY
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import DBO
 from servicebroker.model.rejection import Rejection, on_both_sides
 from servicebroker.model.states import Event, after
+from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Bodies, Statement, Steps
 
 
-def send(
-    catalog: Catalog,
-    handle: UUID,
-    message_type: str = names.DEFAULT,
-    body: Body | Omitted = OMITTED,
-    *,
-    now: datetime,
-    maximum_body: int = MAXIMUM_BODY,
-) -> Steps[int]:
-    """SEND ON CONVERSATION handle MESSAGE TYPE message_type (body). Returns the message sequence number.
-
-    `maximum_body` is in bytes.
-
-    Raises:
-        BrokerError: 8418 no handle, 8426 unknown handle, 8429 wrong state, 8428, 8431, 8432, 8434 message type,
-            8433 NULL body, 8459 too large, 9618 own queue off and retaining, 402 wrong type.
-    """
-    check_handle(handle)
-    names.checked("message type", message_type)
-    content = stored_body(body, maximum_body)
+def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body: int = MAXIMUM_BODY) -> Steps[int]:
+    """SEND on one conversation. Returns the message sequence number; `maximum_body` is in bytes."""
+    content = operation.content(maximum_body)
+    handle, message_type = operation.handle, operation.message_type
+    assert isinstance(handle, UUID)  # several go to `multicast`
     channel = catalog.channels.get(handle)
     if channel is not None and not channel.far_queue_id:
         return (yield from _transmit(catalog, channel, handle, message_type, [content], now))
@@ -81,22 +58,11 @@ def send(
 
 
 def send_batch(
-    catalog: Catalog,
-    handle: UUID,
-    message_type: str,
-    bodies: Iterable[Body],
-    *,
-    now: datetime,
-    maximum_body: int = MAXIMUM_BODY,
+    catalog: Catalog, operation: SendBatch, *, now: datetime, maximum_body: int = MAXIMUM_BODY
 ) -> Steps[int]:
-    """SEND many messages of one type on one conversation, in their order. Returns the first sequence number.
-
-    The first one that the peer does not take fails the conversation, as with `send`, after those before it were
-    delivered; those behind it are dropped. Raises what `send` raises, and then none is sent.
-    """
-    check_handle(handle)
-    names.checked("message type", message_type)
-    contents = stored_bodies(bodies, maximum_body)
+    """SEND many messages of one type on one conversation. Returns the first sequence number."""
+    contents = operation.contents(maximum_body)
+    handle, message_type = operation.handle, operation.message_type
     channel = catalog.channels.get(handle)
     if channel is not None and not channel.far_queue_id:
         return (yield from _transmit(catalog, channel, handle, message_type, contents, now))
@@ -312,7 +278,10 @@ def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetim
 
 def known_usage(channel: Channel, message_type: str) -> Usage | None:
     """What the peer says of a message type that the sender may send, by what is remembered; None where not."""
-    return channel.far.get(message_type) if _allowed(channel.near, channel.is_initiator, message_type) else None
+    near = channel.near.get(message_type)
+    if near is None or not (near.by_initiator if channel.is_initiator else near.by_target):
+        return None
+    return channel.far.get(message_type)
 
 
 def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:

@@ -13,12 +13,11 @@ from servicebroker.engine.catalog.catalog import Catalog, Channel, Usage
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.send import known_usage
 from servicebroker.engine.conversation.validation import accepts
-from servicebroker.model import names
-from servicebroker.model.arguments import Body, Omitted, check_handle, stored_body
 from servicebroker.model.errors import BrokerError
+from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Bodies, Statement, Steps
 
-SendBatch: TypeAlias = Callable[[UUID, str, list[Body]], Steps[int]]
+RunBatch: TypeAlias = Callable[[SendBatch], Steps[int]]
 
 
 class Waiting(NamedTuple):
@@ -30,19 +29,19 @@ class Waiting(NamedTuple):
     content: bytes | None
 
 
-def checked_send(place: int, handle: UUID, message_type: str, body: Body | Omitted, maximum_body: int) -> Waiting:
+def checked_send(place: int, operation: Send[int], maximum_body: int) -> Waiting:
     """A SEND that is to wait.
 
     Raises:
         BrokerError: what `send` says of its arguments.
     """
-    check_handle(handle)
-    names.checked("message type", message_type)
-    return Waiting(place, handle, message_type, stored_body(body, maximum_body))
+    content = operation.content(maximum_body)
+    assert isinstance(operation.handle, UUID)
+    return Waiting(place, operation.handle, operation.message_type, content)
 
 
 def send_together(
-    catalog: Catalog, sends: Sequence[Waiting], send_batch: SendBatch, now: datetime
+    catalog: Catalog, sends: Sequence[Waiting], send_batch: RunBatch, now: datetime
 ) -> Steps[dict[int, int]]:
     """SEND them all, as if one after the other. Returns the sequence numbers by place.
 
@@ -62,7 +61,7 @@ def send_together(
     return numbers
 
 
-def send_in_runs(sends: Sequence[Waiting], send_batch: SendBatch) -> Steps[dict[int, int]]:
+def send_in_runs(sends: Sequence[Waiting], send_batch: RunBatch) -> Steps[dict[int, int]]:
     """`send_together` where nothing is known of any way: a verb for messages of one type on one conversation.
 
     Raises:
@@ -81,11 +80,13 @@ def _first_run(sends: Sequence[Waiting]) -> Sequence[Waiting]:
     return list(takewhile(lambda send: send.message_type == first.message_type, same))
 
 
-def _send_run(run: Sequence[Waiting], send_batch: SendBatch, numbers: dict[int, int]) -> Steps[None]:
+def _send_run(run: Sequence[Waiting], send_batch: RunBatch, numbers: dict[int, int]) -> Steps[None]:
     """SEND messages of one type on one conversation, and note their numbers."""
     first = run[0]
     try:
-        number = yield from send_batch(first.handle, first.message_type, [send.content or b"" for send in run])
+        number = yield from send_batch(
+            SendBatch(first.handle, first.message_type, [send.content or b"" for send in run])
+        )
     except BrokerError as refused:
         raise refused.of_send(first.place, f"'{first.message_type}' on the conversation {first.handle}") from None
     numbers.update({send.place: number + i for i, send in enumerate(run)})

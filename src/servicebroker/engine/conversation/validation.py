@@ -30,11 +30,9 @@ def sender_of(endpoint: Endpoint) -> Sender:
 
 def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> bool:
     """Whether the receiver, who has `usage` for the message type, takes this from an initiator or a target."""
-    return (
-        usage is not None
-        and usage.allows(is_initiator)
-        and validation_failure(usage.validation, content, usage.schemas) is None
-    )
+    if usage is None or not (usage.by_initiator if is_initiator else usage.by_target):
+        return False
+    return usage.validation == "N" or validation_failure(usage.validation, content, usage.schemas) is None
 
 
 def rejection(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from uuid import UUID
 
 import psycopg
 
+from servicebroker import operations
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Omitted
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
@@ -72,16 +74,20 @@ def _begin_timer(machine: Machine, statement: BeginTimer) -> None:
 
 @runs(Send)
 def _send(machine: Machine, statement: Send) -> None:
+    machine.context.verbs._run(_sending(machine, statement))
+    machine.done(len(statement.handles))
+
+
+def _sending(machine: Machine, statement: Send) -> operations.Send[Any]:
+    """The operation that the clauses say."""
     message_type = names.DEFAULT if statement.message_type is None else text(machine, statement.message_type)
     body = _body(machine, statement)
     if message_type is None:
         raise BrokerError(8428, "")
-    verbs = machine.context.verbs
-    if len(statement.handles) == 1:
-        verbs.send(_handle(machine, statement.handles[0]), message_type, body)
-    else:
-        verbs.send([_handle(machine, one) for one in statement.handles], message_type, body)
-    machine.done(len(statement.handles))
+    handles = [_handle(machine, given) for given in statement.handles]
+    if len(handles) == 1:
+        return operations.Send(handles[0], message_type, body)
+    return operations.Send(handles, message_type, body)
 
 
 def _body(machine: Machine, statement: Send) -> bytes | Omitted:

@@ -1,0 +1,139 @@
+"""SEND: one message, on one conversation or on several; or many messages of one type on one conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, TypeVar, overload
+from uuid import UUID
+
+from servicebroker.model import names
+from servicebroker.model.arguments import (
+    MAXIMUM_BODY,
+    OMITTED,
+    check_handle,
+    check_handles,
+    stored_bodies,
+    stored_body,
+)
+from servicebroker.model.bodies import encoded, encoded_all
+from servicebroker.model.conversation_events import Deed
+from servicebroker.operations.operation import Operation
+
+Numbers = TypeVar("Numbers", int, list[int])
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Operation[Numbers]):
+    """SEND one message, and return its sequence number: 0, 1, 2 ... in each direction of a conversation.
+
+    It counts from COMMIT on. Within `pipeline()` the place in the block is returned instead.
+
+    Args:
+        handle: the conversation. With a list of handles the message goes on each of them, or on none when one is
+            refused; its body is stored once, and the numbers come back in their order.
+        message_type: one that the contract lets this side send.
+        body: bytes; a str, which is sent as UTF-8; or an object for which there is a `servicebroker.codec` of that
+            message type. One that is omitted or empty is received as None.
+
+    Raises:
+        BodyError: the body is not what messages of this type carry.
+        BrokerError: 8426 no such conversation, 8429 it has ended or failed, 8428 no such message type, 8431 it is
+            not in the contract, 8432 and 8434 only the other side may send it, 8433 the body is None, 8459 it is
+            too large, 8494 no permission, 9618 the own queue is off and has RETENTION, 8418 the handle is missing,
+            402 the list of handles is empty, has one twice, or more than 10,000.
+    """
+
+    permission: ClassVar[str] = "SEND"
+    deed: ClassVar[Deed | None] = Deed.SEND
+
+    handle: UUID | Sequence[UUID]
+    message_type: str = names.DEFAULT
+    body: object = field(default=OMITTED, repr=False)
+
+    if TYPE_CHECKING:  # the result depends on the handle
+
+        @overload
+        def __init__(self: Send[int], handle: UUID, message_type: str = ..., body: object = ...) -> None: ...
+
+        @overload
+        def __init__(
+            self: Send[list[int]], handle: Sequence[UUID], message_type: str = ..., body: object = ...
+        ) -> None: ...
+
+        def __init__(self, handle: object, message_type: str = ..., body: object = ...) -> None: ...
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it goes on one conversation; one without a handle is refused as such."""
+        return isinstance(self.handle, UUID) or self.handle is None
+
+    @property
+    def handles(self) -> Sequence[UUID]:
+        """The conversations."""
+        return [self.handle] if isinstance(self.handle, UUID) or self.handle is None else self.handle
+
+    def content(self, maximum: int = MAXIMUM_BODY) -> bytes | None:
+        """Check the fields, and return the body to store; `maximum` is in bytes.
+
+        Raises:
+            BrokerError: 8418, 402 and 15151 handle and name, 8433, 8459 and 402 body.
+            BodyError: the codec of the message type refuses the body.
+        """
+        if not isinstance(self.handle, UUID):
+            (check_handle if self.handle is None else check_handles)(self.handle)
+        names.checked("message type", self.message_type)
+        return stored_body(encoded(self.message_type, self.body), maximum)
+
+
+@dataclass(frozen=True, slots=True)
+class SendBatch(Operation[int]):
+    """SEND many messages of one type, in their order, and return the first sequence number.
+
+    It is one statement, and many times as fast as as many calls of `send`. When it raises, none was sent.
+
+    A body that the *receiver* refuses fails the conversation, as with `send`: the messages before it are
+    delivered, those behind it are dropped.
+
+    Args:
+        handle: the conversation.
+        message_type: one that the contract lets this side send.
+        bodies: of each message, as for `send`.
+
+    Raises:
+        BodyError: as `send`.
+        BrokerError: as `send`.
+    """
+
+    permission: ClassVar[str] = "SEND"
+    deed: ClassVar[Deed | None] = Deed.SEND
+
+    handle: UUID
+    message_type: str
+    bodies: Sequence[object] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Read an iterator once: the operation may be run again."""
+        if isinstance(self.bodies, Iterator):
+            object.__setattr__(self, "bodies", list(self.bodies))
+
+    @property
+    def handles(self) -> Sequence[UUID]:
+        """The conversation."""
+        return [self.handle]
+
+    @property
+    def messages(self) -> int:
+        """How many; what cannot be counted is refused when the operation is run."""
+        return len(self.bodies) if isinstance(self.bodies, Sized) else 1
+
+    def contents(self, maximum: int = MAXIMUM_BODY) -> list[bytes | None]:
+        """Check the fields, and return the bodies to store; `maximum` is in bytes, of each.
+
+        Raises:
+            BrokerError: as `Send.content`; 402 no list, or an empty one.
+            BodyError: the codec of the message type refuses a body.
+        """
+        check_handle(self.handle)
+        names.checked("message type", self.message_type)
+        return stored_bodies(encoded_all(self.message_type, self.bodies), maximum)

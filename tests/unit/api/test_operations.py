@@ -1,0 +1,87 @@
+"""An operation is declared once: its faces and interpreters take fields, help and permission from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+import servicebroker as sb
+import servicebroker.testing as double
+from servicebroker import operations
+from servicebroker.engine.conversation.fenced_verbs import Fenced
+from servicebroker.engine.conversation.plain_verbs import Direct
+from servicebroker.model.errors import RULES
+from servicebroker.model.permissions import NEEDS
+from servicebroker.operations.operation import method_name
+from servicebroker.testing.verbs import INTERPRETERS
+
+ALL = [getattr(operations, name) for name in operations.__all__ if name != "Operation"]
+FACES = [sb.Database, sb.Transaction, sb.JoinedTransaction, sb.AsyncDatabase, double.Database, double.Transaction]
+HANDLE = UUID(int=1)
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: f"{face.__module__}.{face.__qualname__}")
+@pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.__name__)
+def test_the_method_of_each_face_shows_the_operation(operation: type[Any], face: type) -> None:
+    method = getattr(face, method_name(operation))
+    assert list(inspect.signature(method).parameters.values())[1:] == list(
+        inspect.signature(operation).parameters.values()
+    )
+    assert inspect.getdoc(method) == inspect.getdoc(operation)
+    assert inspect.iscoroutinefunction(method) == face.__name__.startswith("Async")
+
+
+@pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.__name__)
+def test_every_interpreter_runs_it(operation: type[Any]) -> None:
+    assert all(operation in known for known in (Direct.interpreters, Fenced.interpreters, INTERPRETERS))
+
+
+@pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.__name__)
+def test_its_help_names_every_field_and_errors_that_exist(operation: type[Any]) -> None:
+    told = inspect.getdoc(operation) or ""
+    fields = [field.name for field in dataclasses.fields(operation)]
+    assert re.findall(r"^    (\w+): ", told.partition("Args:")[2].partition("Raises:")[0], re.M) == fields
+    numbers = {int(number) for number in re.findall(r"(?<![\w,])\d{3,5}(?![\w,]\d)", told.partition("Raises:")[2])}
+    assert numbers <= RULES.keys()
+
+
+@pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.__name__)
+def test_its_permission_is_a_row_of_the_table(operation: type[Any]) -> None:
+    assert operation.permission in NEEDS
+
+
+def test_it_is_a_value() -> None:
+    sent = operations.Send(HANDLE, "M", b"x")
+    assert sent == operations.Send(HANDLE, "M", b"x") != operations.Send(HANDLE, "M", b"y")
+    assert "x" not in repr(sent).partition("M")[2]  # a body may be long, or a secret
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sent.handle = uuid4()  # type: ignore[misc]
+
+
+def test_the_bodies_of_an_iterator_are_read_once() -> None:
+    batch = operations.SendBatch(HANDLE, "M", (body for body in (b"a", b"b")))  # type: ignore[arg-type]
+    assert batch.contents() == batch.contents() == [b"a", b"b"]
+    assert batch.messages == 2
+
+
+@pytest.mark.parametrize(
+    ("operation", "number"),
+    [
+        (operations.Send(None, "M", b"x"), 8418),  # type: ignore[type-var]
+        (operations.Send("x", "M", b"x"), 402),  # type: ignore[type-var]
+        (operations.Send([], "M", b"x"), 402),
+        (operations.Send([HANDLE, HANDLE], "M", b"x"), 402),
+        (operations.Send(HANDLE, "", b"x"), 15151),
+        (operations.Send(HANDLE, "M", None), 8433),
+        (operations.Send(HANDLE, "M", b"xx"), 8459),
+    ],
+)
+def test_what_a_send_refuses_by_itself(operation: operations.Send[Any], number: int) -> None:
+    with pytest.raises(sb.BrokerError) as refused:
+        operation.content(1)
+    assert refused.value.number == number
