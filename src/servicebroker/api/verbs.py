@@ -14,17 +14,16 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api import tracing
-from servicebroker.api.wrappers import QUEUE_WAS_DROPPED, WRAPPERS, operated
+from servicebroker.api.wrappers import WRAPPERS, operated
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.engine.conversation import receive
 from servicebroker.engine.conversation.begin import NewDialog
-from servicebroker.engine.diagnosis.totals import RECEIVES
 from servicebroker.model import names
-from servicebroker.model.arguments import check_wait
 from servicebroker.model.conversation_events import Deed, Happened, described
-from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError, ServiceBrokerError, Unreachable
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, ServiceBrokerError, Unreachable
 from servicebroker.model.messages import Message
 from servicebroker.operations.operation import Operation
+from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Rows, Steps
 
@@ -50,14 +49,12 @@ class Verb(NamedTuple, Generic[T]):
     Attributes:
         begin: makes its steps; anew when it has to be done again.
         deed: what it does to the conversations of `handles`; `groups` are those that a new one may join.
-        forget: drops what this process remembers of the queue that the verb goes to.
     """
 
     begin: Callable[[], Steps[T]]
     deed: Deed | None = None
     handles: Sequence[UUID] = ()
     groups: Sequence[UUID] = ()
-    forget: Callable[[], None] | None = None
 
 
 class Verbs(ABC):
@@ -76,24 +73,12 @@ class Verbs(ABC):
         result: T = WRAPPERS[type(operation)](self, operation, partial(self.engine.steps, operation))
         return result
 
-    def _repeated(self, verb: Verb[T]) -> T:
-        """What this process remembers of a queue is forgotten when another has dropped that, and the verb done anew."""
-        try:
-            return self._watched(verb)
-        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
-            if verb.forget is None:
-                raise
-            verb.forget()
-            if not self._is_alone():
-                raise InstanceError(QUEUE_WAS_DROPPED) from None
-            return self._watched(verb)
-
-    def _watched(self, verb: Verb[T]) -> T:
-        """Broker:Conversation and Broker:Conversation Group are told to who has asked for them."""
+    def _change(self, verb: Verb[T]) -> T:
+        """Run a verb that is no operation yet; who watches conversations is told."""
         self._works()
         steps = verb.begin()
-        if self.database.instance.events.watches_conversations and (verb.handles or verb.deed):
-            steps = self.database.engine.watched(verb.deed, steps, verb.handles, self._tell, groups=verb.groups)
+        if self.instance.events.watches_conversations and (verb.handles or verb.deed):
+            steps = self.engine.watched(verb.deed, steps, verb.handles, self._tell, groups=verb.groups)
         return self._do(steps)
 
     def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
@@ -160,7 +145,7 @@ class Verbs(ABC):
             lifetime,
             encryption,
         )
-        return self._repeated(Verb(lambda: engine.begin_dialog(dialog), Deed.BEGIN, handles, groups))
+        return self._change(Verb(lambda: engine.begin_dialog(dialog), Deed.BEGIN, handles, groups))
 
     send = operated(Send)
 
@@ -215,81 +200,9 @@ class Verbs(ABC):
 
     _processing: Span | None = None  # of the messages that this transaction has received last
 
-    def receive(
-        self,
-        queue: str,
-        *,
-        top: int | None = None,
-        conversation_handle: UUID | None = None,
-        conversation_group_id: UUID | None = None,
-        wait: float = 0.0,
-    ) -> list[Message]:
-        """RECEIVE: take messages of one conversation group, in order. An empty list when there is nothing to take.
+    receive = operated(Receive)
 
-        The group is locked until the transaction ends: other readers take from other groups meanwhile. A ROLLBACK
-        puts the messages back.
-
-        Args:
-            queue: its name, compared without case; `schema.queue` when the schema is not dbo.
-            top: at most so many; None for all that the group has.
-            conversation_handle: take from this conversation only, waiting for its group's lock.
-            conversation_group_id: take from this group only, waiting for its lock.
-            wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
-
-        Raises:
-            BrokerError: 15151 no such queue, 9617 it is off, 229 no permission, 8426 no such conversation, 8436 no such
-                group; while waiting also 8468 a service of the queue was altered or dropped.
-        """
-        check_wait(wait)
-        engine, catalog = self.database.engine, self.database.catalog
-        found = self._find(queue)
-        choosy = conversation_handle is not None or conversation_group_id is not None
-
-        def look() -> Steps[tuple[int, receive.Received]]:
-            return engine.receive(queue, top, conversation_handle, conversation_group_id)
-
-        def forget() -> None:
-            catalog.forget_queue(found.queue_id)
-
-        def once() -> list[Message]:
-            self.database.instance.poison.look(found.queue_id)
-            queue_id, (rows, transaction) = self._repeated(Verb(look, forget=forget))
-            messages: list[Message] = []
-            if rows:
-                self._received(queue_id, transaction)
-                alone = self._is_alone()  # then nobody else can receive them any more: from here on nothing may raise
-                messages = self._named(rows, alone=alone)
-                if tracing.is_on():
-                    self._trace(found.name, messages, alone=alone)
-            self.database.instance.took(queue_id, len(messages), choosy=choosy)
-            return messages
-
-        messages = self._waiting(queue, once, 0 if top == 0 else wait, choosy=choosy) or []
-        self.database.instance.tally.add(RECEIVES)
-        return messages
-
-    def get_conversation_group(self, queue: str, *, wait: float = 0.0) -> UUID | None:
-        """GET CONVERSATION GROUP: the group that `receive` would take from; None when there is none.
-
-        The group is locked until the transaction ends, also when nothing is received from it; several calls can
-        lock several groups. `wait` is in seconds, as for `receive`.
-
-        Raises:
-            BrokerError: 9617 queue disabled, 15151 no such queue, 229 no permission; while waiting also 8468 when a
-                service of the queue was altered or dropped.
-        """
-        check_wait(wait)
-        engine, catalog = self.database.engine, self.database.catalog
-        found = self._find(queue)
-
-        def once() -> UUID | None:
-            group = self._repeated(
-                Verb(lambda: engine.get_conversation_group(queue), forget=lambda: catalog.forget_queue(found.queue_id))
-            )
-            self.database.instance.looked(group is not None)
-            return group
-
-        return self._waiting(queue, once, wait, choosy=False)
+    get_conversation_group = operated(GetConversationGroup)
 
     def move_conversation(self, handle: UUID, group: UUID) -> None:
         """MOVE CONVERSATION to another group of the same service; its messages in the queue go with it.
@@ -301,7 +214,7 @@ class Verbs(ABC):
                 conversation has ended or failed, 8494 no permission, 8418 and 8420 an argument is missing.
         """
         engine = self.database.engine
-        self._repeated(Verb(lambda: engine.move_conversation(handle, group), handles=[handle]))
+        self._change(Verb(lambda: engine.move_conversation(handle, group), handles=[handle]))
 
     def _find(self, queue: str) -> Queue:
         """The queue of that name; it takes no connection when this process remembers it."""
@@ -396,7 +309,7 @@ class Verbs(ABC):
 
         deed = Deed.END_WITH_CLEANUP if cleanup else Deed.END if error is None else Deed.END_WITH_ERROR
         engine = self.database.engine
-        self._repeated(Verb(lambda: engine.end_conversation(handle, error, cleanup=cleanup), deed, [handle]))
+        self._change(Verb(lambda: engine.end_conversation(handle, error, cleanup=cleanup), deed, [handle]))
 
     def get_transmission_status(self, handle: UUID) -> str:
         """GET_TRANSMISSION_STATUS: why the oldest message waits that was sent on this side of the conversation.
@@ -420,4 +333,4 @@ class Verbs(ABC):
                 failed, 8494 no SEND on the conversation's own service, 8418 the handle is missing.
         """
         engine = self.database.engine
-        self._repeated(Verb(lambda: engine.begin_conversation_timer(handle, timeout)))
+        self._change(Verb(lambda: engine.begin_conversation_timer(handle, timeout)))

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from uuid import UUID
 
 import psycopg
 
 from servicebroker.api import tracing
-from servicebroker.engine.diagnosis.totals import SENDS
+from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.messages import Message
 from servicebroker.operations.operation import Operation, described
+from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Steps
 
@@ -27,6 +30,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 QUEUE_WAS_DROPPED = "The queue was dropped by another process, and this transaction is undone: begin it again."
+
+COUNTERS: Mapping[type[Operation[Any]], str] = {Send: SENDS, SendBatch: SENDS, Receive: RECEIVES}
 
 Begin: TypeAlias = Callable[[], Steps[Any]]  # makes the steps; anew when they are done again
 Runner: TypeAlias = Callable[[Any, Any, Begin], Any]  # of the verbs and their operation
@@ -44,9 +49,9 @@ def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, 
 
 
 def counted(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
-    """SQL SEND Total of Broker Statistics counts the operation's messages when they were sent."""
+    """Count what was done for Broker Statistics: messages that were sent, and RECEIVEs."""
     result = inner(verbs, operation, begin)
-    verbs.instance.tally.add(SENDS, operation.messages)
+    verbs.instance.tally.add(COUNTERS[type(operation)], operation.messages)
     return result
 
 
@@ -98,6 +103,41 @@ def performed(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
     return verbs._do(begin())
 
 
+def waiting(inner: Runner, verbs: Verbs, operation: Receive | GetConversationGroup, begin: Begin) -> Any:
+    """WAITFOR: look again until something is found, or the patience ends."""
+    operation.check_wait()
+
+    def once() -> Any:
+        return inner(verbs, operation, begin)
+
+    is_choosy = operation.has_condition
+    found = verbs._waiting(operation.queue, once, operation.patience, choosy=is_choosy)
+    return [] if found is None and isinstance(operation, Receive) else found
+
+
+def delivered(inner: Runner, verbs: Verbs, operation: Receive, begin: Begin) -> list[Message]:
+    """Make messages of the rows that were taken, and tell who counts, traces or judges receivers."""
+    instance, queue = verbs.instance, verbs._find(operation.queue)
+    instance.poison.look(queue.queue_id)
+    queue_id, (rows, transaction) = inner(verbs, operation, begin)
+    messages: list[Message] = []
+    if rows:
+        verbs._received(queue_id, transaction)
+        alone = verbs._is_alone()  # then nobody else can receive them any more: from here on nothing may raise
+        messages = verbs._named(rows, alone=alone)
+        if tracing.is_on():
+            verbs._trace(queue.name, messages, alone=alone)
+    instance.took(queue_id, len(messages), choosy=operation.has_condition)
+    return messages
+
+
+def noted(inner: Runner, verbs: Verbs, operation: GetConversationGroup, begin: Begin) -> UUID | None:
+    """Tell the session of an activated task whether there was a group."""
+    group: UUID | None = inner(verbs, operation, begin)
+    verbs.instance.looked(group is not None)
+    return group
+
+
 def _within(*wrappers: Wrapper) -> Runner:
     """Return what runs an operation within these wrappers, the first of them outside."""
     runner: Runner = performed
@@ -107,4 +147,9 @@ def _within(*wrappers: Wrapper) -> Runner:
 
 
 _SENDING = _within(counted, traced, repeated, watched)
-WRAPPERS: Mapping[type[Operation[Any]], Runner] = {Send: _SENDING, SendBatch: _SENDING}
+WRAPPERS: Mapping[type[Operation[Any]], Runner] = {
+    Send: _SENDING,
+    SendBatch: _SENDING,
+    Receive: _within(counted, waiting, delivered, repeated),
+    GetConversationGroup: _within(waiting, noted, repeated),
+}

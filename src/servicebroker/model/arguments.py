@@ -110,17 +110,6 @@ def stored_bodies(bodies: Iterable[Body], maximum: int = MAXIMUM_BODY) -> list[b
     return contents
 
 
-def check_receive(top: object, handle: object, group: object) -> None:
-    """TOP and the two forms of WHERE."""
-    if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 0):
-        raise BrokerError(402, "TOP", repr(top), "an int of 0 or more")
-    for given in (handle, group):
-        if given is not None and not isinstance(given, UUID):
-            raise BrokerError(402, "WHERE", type(given).__name__, "uuid.UUID")
-    if handle is not None and group is not None:
-        raise BrokerError(402, "WHERE", "a handle and a group", "one of the two")
-
-
 def check_script(script: object, parameters: object) -> None:
     """T-SQL and the variables that it is given."""
     if not isinstance(script, str):

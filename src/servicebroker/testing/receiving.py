@@ -7,10 +7,10 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.arguments import check_receive
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.states import EndpointState
+from servicebroker.operations.receive import Receive
 from servicebroker.testing.catalog import Queue
 from servicebroker.testing.delivery import tell_error
 from servicebroker.testing.rows import Endpoint, Queued, Session
@@ -23,26 +23,28 @@ _EXPIRING = (
 )
 
 
-def look(session: Session, queue: Queue, top: int | None, handle: UUID | None, group: UUID | None) -> None:
+def look(session: Session, queue: Queue, operation: Receive) -> None:
     """Before a RECEIVE: do what is due in the queue, and lock the group that WHERE asks for.
 
     What is due is done also when the RECEIVE is then refused.
     """
-    check_receive(top, handle, group)
-    if group is not None:
-        session.lock("group", group)
-    if top == 0 or not queue.is_receive_enabled:
+    operation.check()
+    if operation.conversation_group_id is not None:
+        session.lock("group", operation.conversation_group_id)
+    if operation.top == 0 or not queue.is_receive_enabled:
         return
     serve(session, queue)
+    handle = operation.conversation_handle
     endpoint = session.endpoints.get(handle) if handle is not None else None
     if endpoint and endpoint.service.queue is queue:
         session.lock("group", endpoint.conversation_group_id)
 
 
-def receive(session: Session, queue: Queue, top: int | None, handle: UUID | None, group: UUID | None) -> list[Message]:
+def receive(session: Session, queue: Queue, operation: Receive) -> list[Message]:
     """RECEIVE, after `look`: messages of one group, in order; its lock is held until the transaction ends."""
-    is_open = queue.is_receive_enabled and top != 0
-    taken = _candidates(session, queue, handle, group)[:top] if is_open else []
+    handle, group = operation.conversation_handle, operation.conversation_group_id
+    is_open = queue.is_receive_enabled and operation.top != 0
+    taken = _candidates(session, queue, handle, group)[: operation.top] if is_open else []
     if not taken:
         _check(session, queue, handle, group)
     for message in taken:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.arguments import check_handle, check_switch, check_wait
+from servicebroker.model.arguments import check_handle, check_switch
 from servicebroker.model.errors import MAXIMUM_LIFETIME, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.operations.operation import Operation, described
+from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.testing import delivery, dialogs, ending, receiving, views
 from servicebroker.testing.definitions import find_queue
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-INTERPRETERS: Mapping[type[Operation[Any]], Callable[..., Any]] = {
-    Send: delivery.send,
-    SendBatch: delivery.send_batch,
-}
 
 
 def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, P], T]:
@@ -92,55 +87,16 @@ class Verbs(ABC):
 
     def _run(self, operation: Operation[T]) -> T:
         """Run an operation."""
-        with self._verb() as session:
-            result: T = INTERPRETERS[type(operation)](session, operation)
-            return result
+        result: T = INTERPRETERS[type(operation)](self, operation)
+        return result
 
     send = operated(Send)
 
     send_batch = operated(SendBatch)
 
-    def receive(
-        self,
-        queue: str,
-        *,
-        top: int | None = None,
-        conversation_handle: UUID | None = None,
-        conversation_group_id: UUID | None = None,
-        wait: float = 0.0,
-    ) -> list[Message]:
-        """RECEIVE. Groups that another transaction has locked are skipped.
+    receive = operated(Receive)
 
-        `wait` takes no time: the clock jumps to the next timer or lifetime of the queue that is due before `wait`
-        seconds are over, else by `wait` seconds.
-
-        Raises:
-            WouldWait: for ever, or for a lock that WHERE asks for.
-        """
-        check_wait(wait)
-        wanted = top, conversation_handle, conversation_group_id
-
-        def once() -> list[Message]:
-            with self._verb() as session:
-                found = find_queue(self.database.broker, queue)
-                receiving.look(session, found, *wanted)
-            with self._verb() as session:
-                messages = receiving.receive(session, found, *wanted)
-                if messages:
-                    session.received_from.add(found.queue_id)
-                return messages
-
-        return self._waiting(queue, once, 0 if top == 0 else wait)
-
-    def get_conversation_group(self, queue: str, *, wait: float = 0.0) -> UUID | None:
-        """GET CONVERSATION GROUP: the group that `receive` would take from, locked; `wait` as there."""
-        check_wait(wait)
-
-        def once() -> UUID | None:
-            with self._verb() as session:
-                return receiving.get_conversation_group(session, find_queue(self.database.broker, queue))
-
-        return self._waiting(queue, once, wait)
+    get_conversation_group = operated(GetConversationGroup)
 
     def move_conversation(self, handle: UUID, group: UUID) -> None:
         """MOVE CONVERSATION to another group of the same service."""
@@ -188,9 +144,13 @@ class Verbs(ABC):
         with self._verb() as session:
             return views.queue_messages(session, find_queue(self.database.broker, queue))
 
-    def _waiting(self, queue: str, once: Callable[[], T], wait: float) -> T:
-        """WAITFOR: what `once` returns; the clock jumps to what is due in the queue, at most `wait` seconds on."""
-        clock = self.database.instance.clock
+    def _waiting(self, operation: Receive | GetConversationGroup, once: Callable[[], T]) -> T:
+        """WAITFOR, which takes no time: what `once` returns.
+
+        The clock jumps to the next timer or lifetime of the queue that is due before the patience ends, else to that.
+        """
+        operation.check_wait()
+        queue, wait, clock = operation.queue, operation.patience, self.database.instance.clock
         found = once()
         while not found and wait > 0:
             began = clock()
@@ -212,3 +172,52 @@ class Verbs(ABC):
         if due is None:
             raise WouldWait(f"Nothing will become due in the queue '{queue}': this would wait for ever.")
         return due
+
+
+# ---------------------------------------------------------------- how the double runs operations
+
+
+def _send(verbs: Verbs, operation: Send[Any]) -> Any:
+    with verbs._verb() as session:
+        return delivery.send(session, operation)
+
+
+def _send_batch(verbs: Verbs, operation: SendBatch) -> int:
+    with verbs._verb() as session:
+        return delivery.send_batch(session, operation)
+
+
+def _receive(verbs: Verbs, operation: Receive) -> list[Message]:
+    """RECEIVE; groups that another transaction has locked are skipped.
+
+    Raises:
+        WouldWait: for ever, or for a lock that WHERE asks for.
+    """
+
+    def once() -> list[Message]:
+        with verbs._verb() as session:
+            queue = find_queue(verbs.database.broker, operation.queue)
+            receiving.look(session, queue, operation)
+        with verbs._verb() as session:
+            messages = receiving.receive(session, queue, operation)
+            if messages:
+                session.received_from.add(queue.queue_id)
+            return messages
+
+    return verbs._waiting(operation, once)
+
+
+def _get_conversation_group(verbs: Verbs, operation: GetConversationGroup) -> UUID | None:
+    def once() -> UUID | None:
+        with verbs._verb() as session:
+            return receiving.get_conversation_group(session, find_queue(verbs.database.broker, operation.queue))
+
+    return verbs._waiting(operation, once)
+
+
+INTERPRETERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
+    Send: _send,
+    SendBatch: _send_batch,
+    Receive: _receive,
+    GetConversationGroup: _get_conversation_group,
+}

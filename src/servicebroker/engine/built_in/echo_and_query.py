@@ -18,6 +18,7 @@ from servicebroker.engine.delivery.transmission import lock_free
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED
 from servicebroker.model.errors import BrokerError
+from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
@@ -69,8 +70,9 @@ def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
 def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
     """One message after the other, since each may be large. True when there may be more."""
     catalog = Catalog()
+    next_message = Receive(queue.name, top=1, conversation_handle=handle)
     for _ in range(MESSAGES):
-        received = yield from receive(catalog, queue, top=1, conversation_handle=handle, now=now)
+        received = yield from receive(catalog, queue, next_message, now=now)
         if not received.rows:
             return False
         (message,) = named(received.rows, nameless(catalog.labels[queue.database_id]))  # older than any label

@@ -18,13 +18,14 @@ from servicebroker.engine.conversation import enqueue, receive
 from servicebroker.engine.conversation.begin import NewDialog
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.engine.conversation.plain_verbs import Direct, Sent
-from servicebroker.engine.conversation.receive import ALL, Received, refuse_pipeline
+from servicebroker.engine.conversation.receive import Received, refuse_pipeline
 from servicebroker.engine.conversation.together import Waiting, send_in_runs
 from servicebroker.model import arguments, names
-from servicebroker.model.arguments import check_end, check_handle, check_move, check_receive, check_timeout
+from servicebroker.model.arguments import check_end, check_handle, check_move, check_timeout
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
+from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Bodies, Statement, Steps
 
@@ -147,47 +148,10 @@ class Fenced(Direct):
         """SENDs of a pipeline: their sequence numbers by place."""
         return send_in_runs(sends, partial(_send_batch, self))
 
-    def receive(
-        self, queue: str, top: int | None, conversation_handle: UUID | None, conversation_group_id: UUID | None
-    ) -> Steps[tuple[int, Received]]:
-        """RECEIVE: the queue's number, and what was taken."""
-        check_receive(top, conversation_handle, conversation_group_id)
-        there = yield from self.find_queue(queue)
-        yield from self.find_labels()  # first: what was taken only needs names then
-        rows = yield call(
-            "receive",
-            there.queue_id,
-            ALL if top is None else min(top, ALL),
-            conversation_handle,
-            conversation_group_id,
-            takes=True,
-        )
-        if rows:
-            _refuse(rows[0][-1])
-        taken = yield from receive.taken([row[:-1] for row in rows], self.keep_lock)
-        if taken is None:
-            yield from self._check(there, conversation_handle, conversation_group_id)
-        return there.queue_id, taken or Received((), 0)
-
-    def get_conversation_group(self, queue: str) -> Steps[UUID | None]:
-        """GET CONVERSATION GROUP."""
-        there = yield from self.find_queue(queue)
-        rows = yield call("get_conversation_group", there.queue_id, locks=True)
-        if not rows:
-            yield from self._check(there, None, None)
-            return None
-        group, refusal, _ = rows[0]
-        _refuse(refusal)
-        found: UUID | None = group
-        return found
-
     @staticmethod
     def keep_lock(group: UUID) -> Statement:
         """The session keeps the lock of a group that its transaction has."""
         return call("keep_lock", group, locks=True)
-
-    def _check(self, queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
-        receive.judge((yield call("receivable", queue.queue_id, handle, group)), queue, handle, group)
 
     def service_changes(self, queue: Queue) -> Steps[int]:
         """How often a service of the queue was altered or dropped."""
@@ -306,7 +270,44 @@ def _send_all(
     return list(numbers)
 
 
-Fenced.interpreters = {Send: _send, SendBatch: _send_batch}
+def _receive(here: Fenced, operation: Receive) -> Steps[tuple[int, Received]]:
+    """RECEIVE: the queue's number, and what was taken."""
+    operation.check()
+    queue = yield from here.find_queue(operation.queue)
+    yield from here.find_labels()  # first: what was taken only needs names then
+    most, handle, group = receive.limits(operation)
+    rows = yield call("receive", queue.queue_id, most, handle, group, takes=True)
+    if rows:
+        _refuse(rows[0][-1])
+    taken = yield from receive.taken([row[:-1] for row in rows], here.keep_lock)
+    if taken is None:
+        yield from _check(queue, handle, group)
+    return queue.queue_id, taken or Received((), 0)
+
+
+def _get_conversation_group(here: Fenced, operation: GetConversationGroup) -> Steps[UUID | None]:
+    queue = yield from here.find_queue(operation.queue)
+    rows = yield call("get_conversation_group", queue.queue_id, locks=True)
+    if not rows:
+        yield from _check(queue, None, None)
+        return None
+    group, refusal, _ = rows[0]
+    _refuse(refusal)
+    found: UUID | None = group
+    return found
+
+
+def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
+    """Tell an empty queue from one that cannot be received from."""
+    receive.judge((yield call("receivable", queue.queue_id, handle, group)), queue, handle, group)
+
+
+Fenced.interpreters = {
+    Send: _send,
+    SendBatch: _send_batch,
+    Receive: _receive,
+    GetConversationGroup: _get_conversation_group,
+}
 
 # ---------------------------------------------------------------- functions of the fence
 

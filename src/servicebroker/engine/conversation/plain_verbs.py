@@ -35,6 +35,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.operations.operation import Operation
+from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Statement, Steps
 
@@ -78,6 +79,10 @@ class Direct:
         if isinstance(operation, Send | SendBatch):
             for handle in operation.handles:
                 self.catalog.forget(handle)
+        elif isinstance(operation, Receive | GetConversationGroup):
+            queue = self.catalog.queues.get((self.user.database_id, operation.queue))
+            if queue is not None:
+                self.catalog.forget_queue(queue.queue_id)
 
     # ------------------------------------------------------------ of the instance
 
@@ -181,30 +186,6 @@ class Direct:
         """SENDs of a pipeline: their sequence numbers by place."""
         return together.send_together(self.catalog, sends, partial(_send_batch, self), self.settings.clock())
 
-    def receive(
-        self, queue: str, top: int | None, conversation_handle: UUID | None, conversation_group_id: UUID | None
-    ) -> Steps[tuple[int, Received]]:
-        """RECEIVE: the queue's number, and what was taken."""
-        there = yield from self.find_queue(queue)
-        return there.queue_id, (
-            yield from receive.receive(
-                self.catalog,
-                there,
-                top=top,
-                conversation_handle=conversation_handle,
-                conversation_group_id=conversation_group_id,
-                now=self.settings.clock(),
-            )
-        )
-
-    def get_conversation_group(self, queue: str) -> Steps[UUID | None]:
-        """GET CONVERSATION GROUP."""
-        there = yield from self.find_queue(queue)
-        yield from authorization.authorize(
-            self.user, "GET CONVERSATION GROUP", authorization.queue_number(there.queue_id)
-        )
-        return (yield from receive.get_conversation_group(there, now=self.settings.clock()))
-
     def service_changes(self, queue: Queue) -> Steps[int]:
         """How often a service of the queue was altered or dropped."""
         return receive.service_changes(queue)
@@ -279,4 +260,21 @@ def _send_batch(here: Direct, operation: SendBatch) -> Steps[int]:
     return send.send_batch(here.catalog, operation, now=settings.clock(), maximum_body=settings.maximum_body)
 
 
-Direct.interpreters = {Send: _send, SendBatch: _send_batch}
+def _receive(here: Direct, operation: Receive) -> Steps[tuple[int, Received]]:
+    """RECEIVE: the queue's number, and what was taken."""
+    queue = yield from here.find_queue(operation.queue)
+    return queue.queue_id, (yield from receive.receive(here.catalog, queue, operation, now=here.settings.clock()))
+
+
+def _get_conversation_group(here: Direct, operation: GetConversationGroup) -> Steps[UUID | None]:
+    queue = yield from here.find_queue(operation.queue)
+    yield from authorization.authorize(here.user, operation.permission, authorization.queue_number(queue.queue_id))
+    return (yield from receive.get_conversation_group(queue, now=here.settings.clock()))
+
+
+Direct.interpreters = {
+    Send: _send,
+    SendBatch: _send_batch,
+    Receive: _receive,
+    GetConversationGroup: _get_conversation_group,
+}

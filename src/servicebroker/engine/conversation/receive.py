@@ -11,10 +11,10 @@ from uuid import UUID
 from servicebroker.engine.catalog.catalog import Catalog, Labels, Queue, find_labels
 from servicebroker.engine.conversation.endpoints import keep_lock
 from servicebroker.engine.security.authorization import authorize, queue_number
-from servicebroker.model.arguments import check_receive
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
+from servicebroker.operations.receive import Receive
 from servicebroker.store import locks
 from servicebroker.store.statements import Rows, Statement, Steps
 
@@ -31,24 +31,22 @@ class Received(NamedTuple):
 def receive(
     catalog: Catalog,
     queue: Queue,
+    operation: Receive,
     *,
-    top: int | None = None,
-    conversation_handle: UUID | None = None,
-    conversation_group_id: UUID | None = None,
     now: datetime,
 ) -> Steps[Received]:
-    """RECEIVE [TOP (top)] * FROM queue [WHERE conversation_handle = | conversation_group_id =].
+    """RECEIVE from a queue that was found.
 
     Without WHERE: of the groups that nobody else has locked, the one with the oldest message of the highest
     priority. Its lock is held until the transaction ends. No messages when there is nothing to take.
 
     Raises:
-        BrokerError: 9617 queue disabled, 8426 and 8436 unknown handle or group, 229 no permission, 402 wrong types.
         InstanceError: a pipeline reads the queue.
     """
-    check_receive(top, conversation_handle, conversation_group_id)
+    operation.check()
     yield from find_labels(catalog, queue.database_id)  # first: what was taken only needs names then
-    arguments = (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id)
+    most, handle, group = limits(operation)
+    arguments = (most, now, handle, group)
     if catalog.user is None:
         rows = yield Statement(
             "conversation.receive",
@@ -60,8 +58,14 @@ def receive(
         rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments)
     received = yield from taken(rows, keep_lock)
     if received is None:
-        yield from _check(queue, conversation_handle, conversation_group_id)
+        yield from _check(queue, handle, group)
     return received or Received((), 0)
+
+
+def limits(operation: Receive) -> tuple[int, UUID | None, UUID | None]:
+    """TOP and WHERE as the functions of PostgreSQL take them: how many at most, a conversation, a group."""
+    most = ALL if operation.top is None else min(operation.top, ALL)
+    return most, operation.conversation_handle, operation.conversation_group_id
 
 
 def taken(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Received | None]:

@@ -149,26 +149,13 @@ def _take(machine: Machine, statement: Receive, wait: float) -> None:
 
 
 def _received(machine: Machine, statement: Receive, wait: float) -> list[Message]:
-    top = None
-    if statement.top is not None:
-        value, source = evaluate(machine, statement.top)
-        top = int(convert(value, source, INT)) if value is not None else -1
-        if top < 0:
-            raise TsqlError(1060, "The number of rows in the TOP clause must be an integer.", severity=15)
-    where = identifier(machine, statement.value) if statement.where else None
-    if statement.where and where is None:
-        raise BrokerError(8418) if statement.where == "conversation_handle" else BrokerError(8420)
-    is_handle = statement.where == "conversation_handle"
+    limits = _limits(machine, statement)
+    where = next((value for value in limits.values() if isinstance(value, UUID)), None)
     queue = machine.queries.behind(statement.queue)
+    operation = operations.Receive(written(queue), wait=wait, **limits)
     try:
         with _reading(queue):
-            found = database_of(machine, queue).verbs.receive(
-                written(queue),
-                top=top,
-                conversation_handle=where if is_handle else None,
-                conversation_group_id=None if is_handle else where,
-                wait=wait,
-            )
+            found = database_of(machine, queue).verbs._run(operation)
     except BrokerError as refused:
         # what this transaction has ended is no mistake of who asks for more: the loop that reads a group to its end
         if refused.number not in (8426, 8436) or where not in machine.transactions.met:
@@ -178,6 +165,21 @@ def _received(machine: Machine, statement: Receive, wait: float) -> list[Message
         for message in found:
             machine.transactions.met |= {message.conversation_group_id, message.conversation_handle}
     return found
+
+
+def _limits(machine: Machine, statement: Receive) -> dict[str, Any]:
+    """TOP and WHERE as fields of the operation; a column of WHERE has its field's name."""
+    limits: dict[str, Any] = {}
+    if statement.top is not None:
+        value, source = evaluate(machine, statement.top)
+        limits["top"] = int(convert(value, source, INT)) if value is not None else -1
+        if limits["top"] < 0:
+            raise TsqlError(1060, "The number of rows in the TOP clause must be an integer.", severity=15)
+    if statement.where:
+        limits[statement.where] = identifier(machine, statement.value)
+        if limits[statement.where] is None:
+            raise BrokerError(8418 if statement.where == "conversation_handle" else 8420)
+    return limits
 
 
 @contextmanager
@@ -200,7 +202,7 @@ def _get_group(machine: Machine, statement: GetConversationGroup, wait: float) -
     convert(UUID(int=0), UNIQUEIDENTIFIER, machine.frame.type_of(statement.group))
     queue = machine.queries.behind(statement.queue)
     with _reading(queue):
-        group = database_of(machine, queue).verbs.get_conversation_group(written(queue), wait=wait)
+        group = database_of(machine, queue).verbs._run(operations.GetConversationGroup(written(queue), wait=wait))
     if group is not None and machine.transactions.count:
         machine.transactions.met.add(group)
     machine.frame.assign(statement.group, group, UNIQUEIDENTIFIER)

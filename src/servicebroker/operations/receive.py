@@ -1,0 +1,114 @@
+"""RECEIVE, and GET CONVERSATION GROUP, which locks what RECEIVE would take from; each may wait (WAITFOR)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+from uuid import UUID
+
+from servicebroker.model.arguments import check_wait
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import Message
+from servicebroker.operations.operation import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Receive(Operation[list[Message]]):
+    """RECEIVE: take messages of one conversation group, in order. An empty list when there is nothing to take.
+
+    The group is locked until the transaction ends: other readers take from other groups meanwhile. A ROLLBACK
+    puts the messages back.
+
+    Args:
+        queue: its name, compared without case; `schema.queue` when the schema is not dbo.
+        top: at most so many; None for all that the group has.
+        conversation_handle: take from this conversation only, waiting for its group's lock.
+        conversation_group_id: take from this group only, waiting for its lock.
+        wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
+
+    Raises:
+        BrokerError: 15151 no such queue, 9617 it is off, 229 no permission, 8426 no such conversation, 8436 no such
+            group; while waiting also 8468 a service of the queue was altered or dropped.
+    """
+
+    permission: ClassVar[str] = "RECEIVE"
+
+    queue: str
+    _: KW_ONLY
+    top: int | None = None
+    conversation_handle: UUID | None = None
+    conversation_group_id: UUID | None = None
+    wait: float = 0.0
+
+    @property
+    def patience(self) -> float:
+        """How many seconds there is something to wait for: TOP (0) takes nothing."""
+        return 0.0 if self.top == 0 else self.wait
+
+    @property
+    def has_condition(self) -> bool:
+        """Whether WHERE names a conversation or a group: if that has no messages, the queue may have others."""
+        return self.conversation_handle is not None or self.conversation_group_id is not None
+
+    def check(self) -> None:
+        """Refuse what is wrong by itself: TOP and the two forms of WHERE.
+
+        Raises:
+            BrokerError: 402.
+        """
+        if self.top is not None and (not isinstance(self.top, int) or isinstance(self.top, bool) or self.top < 0):
+            raise BrokerError(402, "TOP", repr(self.top), "an int of 0 or more")
+        for given in (self.conversation_handle, self.conversation_group_id):
+            if given is not None and not isinstance(given, UUID):
+                raise BrokerError(402, "WHERE", type(given).__name__, "uuid.UUID")
+        if self.conversation_handle is not None and self.conversation_group_id is not None:
+            raise BrokerError(402, "WHERE", "a handle and a group", "one of the two")
+
+    def check_wait(self) -> None:
+        """Refuse an impossible WAITFOR, before anything is looked for.
+
+        Raises:
+            BrokerError: 402.
+        """
+        check_wait(self.wait)
+
+
+@dataclass(frozen=True, slots=True)
+class GetConversationGroup(Operation[UUID | None]):
+    """GET CONVERSATION GROUP: the group that `receive` would take from; None when there is none.
+
+    The group is locked until the transaction ends, also when nothing is received from it; several calls can
+    lock several groups.
+
+    Args:
+        queue: its name, as for `receive`.
+        wait: seconds to wait for a group, as for `receive`.
+
+    Raises:
+        BrokerError: 9617 queue disabled, 15151 no such queue, 229 no permission; while waiting also 8468 when a
+            service of the queue was altered or dropped.
+    """
+
+    permission: ClassVar[str] = "GET CONVERSATION GROUP"
+
+    queue: str
+    _: KW_ONLY
+    wait: float = 0.0
+
+    @property
+    def patience(self) -> float:
+        """How many seconds to wait."""
+        return self.wait
+
+    @property
+    def has_condition(self) -> bool:
+        """It takes any group."""
+        return False
+
+    def check_wait(self) -> None:
+        """Refuse an impossible WAITFOR, before anything is looked for.
+
+        Raises:
+            BrokerError: 402.
+        """
+        check_wait(self.wait)
