@@ -133,8 +133,10 @@ class _Compiler(Reader):
             if self.tokens.kinds[self.at] != NUMBER:
                 raise NotSimple
             given = _number(self.tokens.text(self.at))
+            if not isinstance(given.value, int):
+                raise NotSimple
             self.at += 1
-            return _constant(Value(-given.value, given.type))  # type: ignore[operator] # a number
+            return _constant(Value(-given.value, given.type))
         if self.take("NULL"):
             return _constant(Value(None, None))
         if self.take("("):
@@ -181,6 +183,8 @@ def _constant(value: Value) -> Compiled:
 
 def _number(text: str) -> Value:
     value = number(text)
+    if isinstance(value, bytes):
+        return Value(value, SqlType("varbinary", max(1, len(value))))
     if not isinstance(value, int) or not _fits(value, "int"):
         raise NotSimple
     return Value(value, INT)

@@ -1,0 +1,49 @@
+"""What a warm statement costs: functions of the package that it calls, and statements that it sends to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from calls import SEND, SETUP
+from servicebroker.store.direct import PreparedStatements
+
+
+@pytest.fixture
+def database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
+    with sb.open(make_instance_url(), upkeep=None) as instance:
+        database = instance.database("Test", create=True)
+        database.execute_tsql(SETUP)
+        yield database
+
+
+@pytest.fixture
+def handle(database: sb.Database) -> UUID:
+    return database.begin_dialog("S", "S", contract="C", encryption=False)
+
+
+@pytest.fixture
+def session(database: sb.Database) -> Iterator[Any]:
+    with database.tsql_session() as session:
+        yield session
+
+
+def test_a_binary_literal_is_no_question_for_the_server(
+    session: Any, handle: UUID, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.execute(SEND, {"handle": handle})
+    ran: list[str] = []
+    run = PreparedStatements._run
+
+    def noted(self: Any, connection: Any, sql: str, *more: Any) -> Any:
+        ran.append(sql)
+        return run(self, connection, sql, *more)
+
+    monkeypatch.setattr(PreparedStatements, "_run", noted)
+    session.execute(SEND, {"handle": handle})
+    (statement,) = ran
+    assert "conversation.send" in statement
