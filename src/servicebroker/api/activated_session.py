@@ -167,11 +167,12 @@ class ActivatedSession(Instance):
             cut(connection)
 
     @contextlib.contextmanager
-    def _borrowed(self) -> Iterator[DirectConnection]:
+    def connection(self) -> Iterator[DirectConnection]:
+        """Its own connection, for the length of a `with` block; another one while that is lent."""
         if self._is_cut:
             raise InstanceError("Activation has ended in this process, and this procedure was undone.")
         if self._is_lent:
-            with super()._borrowed() as other:
+            with super().connection() as other:
                 self._others.add(other)
                 try:
                     yield other

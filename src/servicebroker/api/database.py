@@ -22,7 +22,13 @@ from servicebroker.api.processing import process
 from servicebroker.api.routing import Routing
 from servicebroker.api.scripts import Scripts
 from servicebroker.api.security import Security
-from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
+from servicebroker.api.transaction import (
+    JoinedTransaction,
+    Transaction,
+    find_reason,
+    raise_in_our_words,
+    translated,
+)
 from servicebroker.api.verbs import Verbs
 from servicebroker.api.working import working
 from servicebroker.engine.catalog import alter, database_options, databases
@@ -308,8 +314,14 @@ class Database(
     def _do(self, steps: Steps[T]) -> T:
         if self._within is not None:
             return self._within._do(steps)
-        with self.instance.connection() as connection, translated():
-            return run_alone(connection, self.engine.in_broker(steps))
+        with self.instance.connection() as connection:
+            try:
+                return run_alone(connection, steps)
+            except psycopg.Error as problem:
+                raise_in_our_words(problem)
+            except BrokerError as refused:
+                find_reason(connection, self.engine, refused)
+                raise
 
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])

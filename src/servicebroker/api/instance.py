@@ -204,7 +204,7 @@ class Instance(Network, Rights):
 
     def connection(self) -> AbstractContextManager[DirectConnection]:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""
-        return self._borrowed()
+        return _Borrowed(self)
 
     def renew(self) -> None:
         """Replace the connections that were lost with the server, if it was lost since the last time."""
@@ -278,15 +278,16 @@ class Instance(Network, Rights):
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
             _LOG.debug("totals: %s", problem)
 
-    def _borrowed(self) -> AbstractContextManager[DirectConnection]:
-        return _Borrowed(self)
-
     def _lend(self) -> DirectConnection:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
-        self.check_process()
+        if self._process != os.getpid():
+            self.check_process()
         try:
-            connection = self._get(self._pool)
+            try:
+                connection = self._pool.getconn(timeout=FIRST_PATIENCE)
+            except PoolTimeout:
+                connection = self._get_later(self._pool)
             self._lent += 1
         except PoolClosed:
             raise InstanceError("The instance is closed: open it again.") from None
@@ -304,7 +305,7 @@ class Instance(Network, Rights):
 
     def _take_back(self, connection: DirectConnection) -> None:
         assert self._pool is not None
-        if self.is_forked:
+        if self._process != os.getpid():
             return
         connection.ahead.clear()  # an interruption may have left a BEGIN there
         connection.waiting.verbs = None
@@ -312,11 +313,9 @@ class Instance(Network, Rights):
         if left is not None:
             self._put(self._pool, left)
 
-    def _get(self, connections: DirectPool) -> DirectConnection:
-        try:
-            return connections.getconn(timeout=FIRST_PATIENCE)
-        except PoolTimeout:
-            self._look()
+    def _get_later(self, connections: DirectPool) -> DirectConnection:
+        """Wait for a connection as long as others get theirs."""
+        self._look()
         while True:
             lent = self._lent
             try:

@@ -70,7 +70,10 @@ class Verbs(ABC):
 
     def _run(self, operation: Operation[T]) -> T:
         """Run an operation within the wrappers that it has."""
-        result: T = WRAPPERS[type(operation)](self, operation, partial(self.engine.steps, operation))
+        engine, kind = self.engine, type(operation)
+        is_observed = tracing.is_on() or self.instance.events.watches_conversations
+        run = WRAPPERS[kind].observed if is_observed else WRAPPERS[kind].quiet
+        result: T = run(self, operation, partial(engine.interpreters[kind], engine, operation))
         return result
 
     def _change(self, verb: Verb[T]) -> T:
@@ -218,11 +221,11 @@ class Verbs(ABC):
 
     def _find(self, queue: str) -> Queue:
         """The queue of that name; it takes no connection when this process remembers it."""
-        catalog, database_id = self.database.catalog, self.database.database_id
-        known = catalog.queues.get((database_id, queue)) if isinstance(queue, str) else None
+        engine = self.engine
+        known = engine.catalog.queues.get((engine.user.database_id, queue)) if isinstance(queue, str) else None
         if known is not None:
             return known
-        return self._do(self.database.engine.find_queue(queue))
+        return self._do(engine.find_queue(queue))
 
     def _waiting(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -138,16 +138,27 @@ def noted(inner: Runner, verbs: Verbs, operation: GetConversationGroup, begin: B
     return group
 
 
-def _within(*wrappers: Wrapper) -> Runner:
-    """Return what runs an operation within these wrappers, the first of them outside."""
-    runner: Runner = performed
-    for wrapper in reversed(wrappers):
-        runner = partial(wrapper, runner)
-    return runner
+class Within(NamedTuple):
+    """What runs an operation within its wrappers; `quiet` leaves those out that are for somebody who looks on."""
 
+    quiet: Runner
+    observed: Runner
+
+
+def _within(*wrappers: Wrapper) -> Within:
+    """Return what runs an operation within these wrappers, the first of them outside."""
+    quiet: Runner = performed
+    observed: Runner = performed
+    for wrapper in reversed(wrappers):
+        observed = partial(wrapper, observed)
+        quiet = quiet if wrapper in OBSERVERS else partial(wrapper, quiet)
+    return Within(quiet, observed)
+
+
+OBSERVERS: tuple[Wrapper, ...] = (traced, watched)  # who traces or watches has them
 
 _SENDING = _within(counted, traced, repeated, watched)
-WRAPPERS: Mapping[type[Operation[Any]], Runner] = {
+WRAPPERS: Mapping[type[Operation[Any]], Within] = {
     Send: _SENDING,
     SendBatch: _SENDING,
     Receive: _within(counted, waiting, delivered, repeated),

@@ -105,7 +105,7 @@ def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
     """
     if not isinstance(name, str):
         raise BrokerError(402, f"the {kind} name", type(name).__name__, "str")
-    if not name or len(name) > maximum or "\0" in name or not is_encodable(name):
+    if not name or len(name) > maximum or "\0" in name or not (name.isascii() or is_encodable(name)):
         shown = name[:40] + "…" if len(name) > 40 else name
         raise BrokerError(15151, "use", kind, shown, hint=f"A {kind} name has 1 to {maximum} characters and no NUL.")
     return name

@@ -29,14 +29,11 @@ class Operation(Generic[Result]):
 
     permission: ClassVar[str]
     deed: ClassVar[Deed | None] = None
+    messages: ClassVar[int] = 1
 
     @property
     def handles(self) -> Sequence[UUID]:  # noqa: D102 # an attribute above
         return ()
-
-    @property
-    def messages(self) -> int:  # noqa: D102 # an attribute above
-        return 1
 
 
 def described(method: Method, operation: type[Operation[Any]]) -> Method:

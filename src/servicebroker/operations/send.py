@@ -83,7 +83,8 @@ class Send(Operation[Numbers]):
         if not isinstance(self.handle, UUID):
             (check_handle if self.handle is None else check_handles)(self.handle)
         names.checked("message type", self.message_type)
-        return stored_body(encoded(self.message_type, self.body), maximum)
+        body = self.body
+        return stored_body(body if type(body) is bytes else encoded(self.message_type, body), maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class SendBatch(Operation[int]):
         return [self.handle]
 
     @property
-    def messages(self) -> int:
+    def messages(self) -> int:  # type: ignore[override] # of most operations it is a constant
         """How many; what cannot be counted is refused when the operation is run."""
         return len(self.bodies) if isinstance(self.bodies, Sized) else 1
 

@@ -347,6 +347,7 @@ class DirectPool(ConnectionPool[DirectConnection]):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._at_hand: AtHand[DirectConnection] = AtHand()
+        self.keep = self._at_hand.keep
         super().__init__(*arguments, **options)
 
     def getconn(self, timeout: float | None = None) -> DirectConnection:
@@ -358,10 +359,6 @@ class DirectPool(ConnectionPool[DirectConnection]):
         finally:
             self._at_hand.asked(connection)
         return connection
-
-    def keep(self, connection: DirectConnection) -> DirectConnection | None:
-        """Have it at hand. What is returned is to be given back by `putconn`."""
-        return self._at_hand.keep(connection)
 
     def check(self) -> None:
         """As the driver's; the one at hand too."""

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from calls import SEND, SETUP
+from calls import SEND, SETUP, counted
 from servicebroker.store.direct import PreparedStatements
 
 
@@ -30,6 +30,19 @@ def handle(database: sb.Database) -> UUID:
 def session(database: sb.Database) -> Iterator[Any]:
     with database.tsql_session() as session:
         yield session
+
+
+def test_a_send_calls_few_functions(database: sb.Database, handle: UUID) -> None:
+    assert counted(lambda: database.send(handle, "M", b"123")).total() <= 45
+
+
+def test_a_receive_calls_few_functions(database: sb.Database, handle: UUID) -> None:
+    database.send_batch(handle, "M", [b"123"] * 100)
+    assert counted(lambda: database.receive("Q", top=1)).total() <= 80
+
+
+def test_a_send_in_tsql_calls_few_functions(session: Any, handle: UUID) -> None:
+    assert counted(lambda: session.execute(SEND, {"handle": handle})).total() <= 100
 
 
 def test_a_binary_literal_is_no_question_for_the_server(

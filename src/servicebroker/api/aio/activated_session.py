@@ -167,11 +167,12 @@ class AsyncActivatedSession(AsyncInstance):
             cut(connection)
 
     @contextlib.asynccontextmanager
-    async def _borrowed(self) -> AsyncIterator[AsyncDirectConnection]:
+    async def connection(self) -> AsyncIterator[AsyncDirectConnection]:
+        """Its own connection, for the length of a `with` block; another one while that is lent."""
         if self._is_cut:
             raise InstanceError("Activation has ended in this process, and this procedure was undone.")
         if self._is_lent:
-            async with super()._borrowed() as other:
+            async with super().connection() as other:
                 self._others.add(other)
                 try:
                     yield other

@@ -21,7 +21,13 @@ from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.routing import AsyncRouting
 from servicebroker.api.aio.scripts import AsyncScripts
 from servicebroker.api.aio.security import AsyncSecurity
-from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction, translated
+from servicebroker.api.aio.transaction import (
+    AsyncJoinedTransaction,
+    AsyncTransaction,
+    find_reason,
+    raise_in_our_words,
+    translated,
+)
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.api.aio.working import working
 from servicebroker.engine.catalog import alter, database_options, databases
@@ -309,8 +315,14 @@ class AsyncDatabase(
     async def _do(self, steps: Steps[T]) -> T:
         if self._within is not None:
             return await self._within._do(steps)
-        async with self.instance.connection() as connection, translated():
-            return await run_alone(connection, self.engine.in_broker(steps))
+        async with self.instance.connection() as connection:
+            try:
+                return await run_alone(connection, steps)
+            except psycopg.Error as problem:
+                raise_in_our_words(problem)
+            except BrokerError as refused:
+                await find_reason(connection, self.engine, refused)
+                raise
 
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])

@@ -204,7 +204,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
 
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""
-        return self._borrowed()
+        return _Borrowed(self)
 
     async def renew(self) -> None:
         """Replace the connections that were lost with the server, if it was lost since the last time."""
@@ -278,15 +278,16 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
             _LOG.debug("totals: %s", problem)
 
-    def _borrowed(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
-        return _Borrowed(self)
-
     async def _lend(self) -> AsyncDirectConnection:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
-        self.check_process()
+        if self._process != os.getpid():
+            self.check_process()
         try:
-            connection = await self._get(self._pool)
+            try:
+                connection = await self._pool.getconn(timeout=FIRST_PATIENCE)
+            except PoolTimeout:
+                connection = await self._get_later(self._pool)
             self._lent += 1
         except PoolClosed:
             raise InstanceError("The instance is closed: open it again.") from None
@@ -304,7 +305,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
 
     async def _take_back(self, connection: AsyncDirectConnection) -> None:
         assert self._pool is not None
-        if self.is_forked:
+        if self._process != os.getpid():
             return
         connection.ahead.clear()  # an interruption may have left a BEGIN there
         connection.waiting.verbs = None
@@ -312,11 +313,9 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         if left is not None:
             await finish(self._put(self._pool, left))
 
-    async def _get(self, connections: AsyncDirectPool) -> AsyncDirectConnection:
-        try:
-            return await connections.getconn(timeout=FIRST_PATIENCE)
-        except PoolTimeout:
-            await self._look()
+    async def _get_later(self, connections: AsyncDirectPool) -> AsyncDirectConnection:
+        """Wait for a connection as long as others get theirs."""
+        await self._look()
         while True:
             lent = self._lent
             try:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 from uuid import UUID
 
 import psycopg
@@ -18,8 +18,9 @@ from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.api.aio.wrappers import QUEUE_WAS_DROPPED
 from servicebroker.engine.activation.poison_detection import outcomes
+from servicebroker.engine.conversation.plain_verbs import NOT_FOUND, Direct
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.send import Send
@@ -51,15 +52,20 @@ class AsyncJoinedTransaction(AsyncVerbs):
         self.connection = connection
 
     async def _do(self, steps: Steps[T]) -> T:
-        self.database.instance.check_process()
-        async with translated():
-            await kept.settle(self.connection)
-            steps = self.database.engine.in_broker(steps)
-            if self.connection.autocommit and is_idle(self.connection):
-                return await run_alone(self.connection, steps)
-            result = await run(self.connection, steps)
-            await kept.note_transaction(self.connection)
+        self.instance.check_process()
+        connection = self.connection
+        try:
+            await kept.settle(connection)
+            if connection.autocommit and is_idle(connection):
+                return await run_alone(connection, steps)
+            result = await run(connection, steps)
+            await kept.note_transaction(connection)
             return result
+        except psycopg.Error as problem:
+            raise_in_our_words(problem)
+        except BrokerError as refused:
+            await find_reason(connection, self.engine, refused)
+            raise
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -297,8 +303,13 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             steps = with_savepoint(steps, self._savepoint)
         if is_idle(self.connection):
             raise InstanceError(ENDED_ON_ITS_CONNECTION)
-        async with translated():
-            return await run(self.connection, self.database.engine.in_broker(steps))
+        try:
+            return await run(self.connection, steps)
+        except psycopg.Error as problem:
+            raise_in_our_words(problem)
+        except BrokerError as refused:
+            await find_reason(self.connection, self.engine, refused)
+            raise
 
     def _leave_to_parent(self, kind: type[BaseException] | None) -> None:
         """End in a forked child, where nothing may be said on the connection: the transaction is the parent's."""
@@ -316,6 +327,23 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
 def is_full_disk(error: BaseException | None) -> bool:
     """Whether a transaction has failed for what no message is to blame for: no poison detection counts that."""
     return error is not None and isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
+
+
+def raise_in_our_words(problem: psycopg.Error) -> NoReturn:
+    """Raise what PostgreSQL refuses in our own words, where there are some."""
+    said = in_our_words(problem)
+    if said is None:
+        raise problem
+    raise said from problem
+
+
+async def find_reason(connection: psycopg.AsyncConnection[Any], engine: Direct, refused: BrokerError) -> None:
+    """Raise 8442 where something was not found because its database was dropped."""
+    if refused.number in NOT_FOUND and not connection.closed:
+        try:
+            await run(connection, engine.check_database())
+        except psycopg.Error as problem:
+            raise_in_our_words(problem)
 
 
 def _kept(keeping: Statement) -> Steps[None]:

@@ -43,7 +43,7 @@ T = TypeVar("T")
 Sent = TypeVar("Sent", int, list[int])
 
 
-_NOT_FOUND = {8423, 8425, 8426, 8436, 15151}  # what a verb says of something that is not there
+NOT_FOUND = {8423, 8425, 8426, 8436, 15151}  # what a verb says of something that is not there
 
 
 class Settings(Protocol):
@@ -69,10 +69,6 @@ class Direct:
 
     has_upkeep = True  # it may look after what is due, and count
     interpreters: ClassVar[Mapping[type[Operation[Any]], Callable[..., Steps[Any]]]]  # of each operation
-
-    def steps(self, operation: Operation[T]) -> Steps[T]:
-        """Interpret an operation."""
-        return self.interpreters[type(operation)](self, operation)
 
     def forget(self, operation: Operation[Any]) -> None:
         """Forget what this process remembers of the queue that the operation goes to: it was dropped."""
@@ -146,7 +142,7 @@ class Direct:
         try:
             return (yield from steps)
         except BrokerError as refused:
-            if refused.number in _NOT_FOUND:
+            if refused.number in NOT_FOUND:
                 yield from self.check_database()
             raise
 
@@ -251,7 +247,7 @@ class Direct:
 
 
 def _send(here: Direct, operation: Send[Any]) -> Steps[Any]:
-    run: Callable[..., Steps[Any]] = send.send if operation.is_single else multicast.send_multicast
+    run: Callable[..., Steps[Any]] = send.send if isinstance(operation.handle, UUID) else multicast.send_multicast
     return run(here.catalog, operation, now=here.settings.clock(), maximum_body=here.settings.maximum_body)
 
 

@@ -19,7 +19,7 @@ from servicebroker.engine.conversation.endpoints import (
 )
 from servicebroker.engine.conversation.failure import fail_conversation
 from servicebroker.engine.conversation.retention import retain_sent
-from servicebroker.engine.conversation.validation import accepts, rejection, sender_of
+from servicebroker.engine.conversation.validation import ANYTHING, accepts, rejection, sender_of
 from servicebroker.engine.delivery import transmission
 from servicebroker.engine.delivery.opening import lock_service, open_target
 from servicebroker.engine.delivery.parking import park
@@ -43,7 +43,7 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
         return (yield from _transmit(catalog, channel, handle, message_type, [content], now))
     if channel is not None:
         far = known_usage(channel, message_type)
-        if far is not None and accepts(far, channel.is_initiator, content):
+        if far is not None and (far.validation == ANYTHING or accepts(far, channel.is_initiator, content)):
             rows = yield Statement(
                 "conversation.send",
                 enqueue.send(channel.far_queue_id),
@@ -277,11 +277,13 @@ def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetim
 
 
 def known_usage(channel: Channel, message_type: str) -> Usage | None:
-    """What the peer says of a message type that the sender may send, by what is remembered; None where not."""
-    near = channel.near.get(message_type)
-    if near is None or not (near.by_initiator if channel.is_initiator else near.by_target):
+    """What the peer says of a message type that this side may send, by what is remembered; None where not."""
+    near, far, is_initiator = channel.near.get(message_type), channel.far.get(message_type), channel.is_initiator
+    if near is None or not (near.by_initiator if is_initiator else near.by_target):
         return None
-    return channel.far.get(message_type)
+    if far is None or not (far.by_initiator if is_initiator else far.by_target):
+        return None
+    return far
 
 
 def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:

@@ -14,6 +14,8 @@ from servicebroker.model.rejection import Rejection, invalid_body, unknown_type,
 from servicebroker.model.xml import validation_failure
 from servicebroker.store.statements import Statement, Steps
 
+ANYTHING = "N"  # the letter of VALIDATION = NONE
+
 
 class Sender(NamedTuple):
     """The side that sends, and the database whose definitions judge."""
@@ -32,7 +34,7 @@ def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> b
     """Whether the receiver, who has `usage` for the message type, takes this from an initiator or a target."""
     if usage is None or not (usage.by_initiator if is_initiator else usage.by_target):
         return False
-    return usage.validation == "N" or validation_failure(usage.validation, content, usage.schemas) is None
+    return usage.validation == ANYTHING or validation_failure(usage.validation, content, usage.schemas) is None
 
 
 def rejection(

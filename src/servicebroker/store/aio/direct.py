@@ -74,6 +74,7 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._at_hand: AtHand[AsyncDirectConnection] = AtHand()
+        self.keep = self._at_hand.keep
         super().__init__(*arguments, **options)
 
     async def getconn(self, timeout: float | None = None) -> AsyncDirectConnection:
@@ -92,10 +93,6 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
         if task and task.cancelling() > before:
             cancel_later()
         return connection
-
-    def keep(self, connection: AsyncDirectConnection) -> AsyncDirectConnection | None:
-        """Have it at hand. What is returned is to be given back by `putconn`."""
-        return self._at_hand.keep(connection)
 
     async def check(self) -> None:
         """As the driver's; the one at hand too."""
