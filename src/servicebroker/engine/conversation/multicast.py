@@ -44,7 +44,7 @@ def send_multicast(
     content = operation.content(maximum_body)
     handles, message_type = operation.handles, operation.message_type
     if catalog.user is not None:
-        yield from authorize(catalog.user, "SEND", conversation(*handles))
+        yield from authorize(catalog.user, Send.permission, conversation(*handles))
     verdicts: Verdicts = {}
     yield from _lock(catalog, handles, message_type, content, verdicts, now)
     endpoints = yield from find_endpoints(handles)

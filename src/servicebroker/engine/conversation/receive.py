@@ -105,7 +105,7 @@ def _receive_permitted(catalog: Catalog, user: User, queue: Queue, arguments: tu
         found = yield Statement("receive.receive_permitted.find_permissions", f"select {current}")
         if found[0][0] in (None, version):  # the queue is gone, or there is nothing to take
             return ()
-        yield from authorize(user, "RECEIVE", queue_number(number))
+        yield from authorize(user, Receive.permission, queue_number(number))
         catalog.receivable[number] = found[0][0]
 
 

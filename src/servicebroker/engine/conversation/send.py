@@ -123,7 +123,7 @@ def _send_slowly(
     """Every rule, one after the other, under the endpoint's lock."""
     endpoint = yield from find_endpoint(handle)
     if catalog.user is not None:
-        yield from authorize(catalog.user, "SEND", conversation(handle))
+        yield from authorize(catalog.user, Send.permission, conversation(handle))
     looked_at = endpoint.catalog_version  # the permissions that we have looked at, or will, are no older
     near = yield from refuse(catalog, endpoint, message_type, now)
     if endpoint.is_remote and not endpoint.retains:
