@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -37,7 +38,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.permissions import User
 from servicebroker.store import kept
-from servicebroker.store.concurrency import Lock, in_thread
+from servicebroker.store.concurrency import Lock, in_thread, is_interrupt
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
@@ -104,7 +105,7 @@ class Instance(Network, Rights):
         self.keys = OpenedKeys(_key_folder(self.url, keys))
         self.catalog = self._new_catalog()
         self._catalogs: dict[User, Catalog] = {}
-        self.events = Events()
+        self.events = Events(partial(is_interrupt, exits=True))
         self.engine: type[Direct] = Direct
         self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
         self._connections = connections

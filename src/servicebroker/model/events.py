@@ -6,7 +6,6 @@ The rules: docs/reference/metrics.md#events.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -54,10 +53,18 @@ class BrokerEvent(NamedTuple):
 Handler = Callable[[BrokerEvent], object]
 
 
-class Events:
-    """The last events of this process, and who wants to be told of new ones."""
+def _ends_programs(problem: BaseException) -> bool:
+    return isinstance(problem, KeyboardInterrupt | SystemExit)
 
-    def __init__(self) -> None:
+
+class Events:
+    """The last events of this process, and who wants to be told of new ones.
+
+    `is_interrupt` says whether what a handler has raised is meant for the program, as Ctrl-C is.
+    """
+
+    def __init__(self, is_interrupt: Callable[[BaseException], bool] = _ends_programs) -> None:
+        self._is_interrupt = is_interrupt
         self._recent: deque[BrokerEvent] = deque(maxlen=_KEPT)
         self._handlers: list[tuple[Handler, frozenset[int]]] = []
         self.watches_conversations = False  # somebody has subscribed to Broker:Conversation or its groups
@@ -84,7 +91,7 @@ class Events:
             try:
                 handler(event)
             except BaseException as problem:
-                if _is_interrupt(problem):
+                if self._is_interrupt(problem):
                     raise
                 report(_LOG, logging.ERROR, "a handler of %s failed: %s", event.name, told(problem), exc_info=problem)
 
@@ -107,9 +114,3 @@ class Events:
             raise BrokerError(402, "the event class", repr(unknown[0]), f"one of {', '.join(map(str, NAMES))}")
         self._handlers.append((handler, frozenset(numbers) or USUAL))
         self.watches_conversations |= bool({CONVERSATION, CONVERSATION_GROUP} & set(numbers))
-
-
-def _is_interrupt(problem: BaseException) -> bool:
-    """Whether it may be meant for the program: Ctrl-C, or an exit, in its main thread."""
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main and isinstance(problem, KeyboardInterrupt | SystemExit)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
 from servicebroker.model import poison
 from servicebroker.model.events import QUEUE_DISABLED, BrokerEvent, Events
 from servicebroker.model.poison import Rollbacks
+from servicebroker.store.concurrency import is_interrupt
 
 Q, R = 1, 2
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -76,7 +78,7 @@ def test_events_are_kept_and_told() -> None:
 
 @pytest.mark.parametrize("problem", [SystemExit, GeneratorExit, KeyboardInterrupt])
 def test_a_handler_that_exits_ends_no_thread_of_ours(problem: type[BaseException]) -> None:
-    events, told = Events(), []
+    events, told = Events(partial(is_interrupt, exits=True)), []
 
     def broken(_: BrokerEvent) -> None:
         raise problem

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,6 +43,7 @@ from servicebroker.store.aio.connection import connect, is_url, pool
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
 from servicebroker.store.aio.running import run, run_alone
 from servicebroker.store.aio.server_time import follow
+from servicebroker.store.concurrency import is_interrupt
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.opened_keys import OpenedKeys
@@ -104,7 +106,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self.keys = OpenedKeys(_key_folder(self.url, keys))
         self.catalog = self._new_catalog()
         self._catalogs: dict[User, Catalog] = {}
-        self.events = Events()
+        self.events = Events(partial(is_interrupt, exits=True))
         self.engine: type[Direct] = Direct
         self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
         self._connections = connections
