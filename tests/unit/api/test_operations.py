@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -85,3 +86,13 @@ def test_what_a_send_refuses_by_itself(operation: operations.Send[Any], number: 
     with pytest.raises(sb.BrokerError) as refused:
         operation.content(1)
     assert refused.value.number == number
+
+
+def test_the_fields_of_receive_are_spelled_in_few_files() -> None:
+    package = Path(sb.__file__).parent
+    spelled = [
+        path.relative_to(package)
+        for path in package.rglob("*.py")
+        if all(re.search(rf"\b{word}\b", path.read_text()) for word in (r"conversation_group\w*", "top", "receive"))
+    ]
+    assert len(spelled) <= 6, f"declare a field once, in operations/receive.py; now it stands in {spelled}"
