@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ CONTRACT = "//test/Contract"
 ORDER, REPLY = "//test/Order", "//test/Reply"  # any bytes: by the initiator, by the target
 DOCUMENT, MARK = "//test/Document", "//test/Mark"  # XML and empty, by any side
 APP = "App"  # a user that is not dbo
+EXAMPLES = Path(__file__).parents[1] / "examples"
 ROUTE = "AutoCreatedLocal"  # the route that every database has
 
 
@@ -324,6 +327,14 @@ def eventually(condition: Callable[[], object], seconds: float = 120) -> None:
         assert time.monotonic() < deadline, "this never came true"
         time.sleep(pause)
         pause = min(pause * 1.2, 0.05)
+
+
+def run_example(program: str, *arguments: str, folder: Path | None = None) -> list[str]:
+    """The lines that a program of examples/ prints, in that folder."""
+    command = [sys.executable, str(EXAMPLES / program), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def is_running(process: int) -> bool:

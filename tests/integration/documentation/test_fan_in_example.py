@@ -1,7 +1,5 @@
 """examples/fan-in runs by one command, and its tables say what the shops have sent."""
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +7,11 @@ from pathlib import Path
 import pytest
 from lxml import html
 
+from support import run_example
+
 pytest.importorskip("pyspark")
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -25,21 +23,14 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.full
 def test_three_shops_land_in_one_warehouse(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/fan-in/run.py"), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-4:] == [
+    lines = run_example("fan-in/run.py", str(folder))
+    assert lines[-4:] == [
         "shop 1: 200 orders, 20000.00 in all",
         "shop 2: 200 orders, 20000.00 in all",
         "shop 3: 200 orders, 20000.00 in all",
         "3 items in stock, 9 pieces",
     ]
-    assert "3 in quarantine: //example/Order: wrong type" in done.stdout
+    assert "3 in quarantine: //example/Order: wrong type" in "\n".join(lines)
     page = html.parse(folder / "report.html")
     assert len(page.findall(".//svg")) == 4
     assert [row.findtext("td") for row in page.findall(".//tr")[1:]] == ["shop 1", "shop 2", "shop 3"]

@@ -1,29 +1,19 @@
 """examples/two-brokers runs by one command, and the page beside it shows what exists."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from forked import ran
+from support import run_example
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
 def test_the_example_runs_and_leaves_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/two-brokers/run.py")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    first, second = run_example("two-brokers/run.py", folder=tmp_path)
     assert "TLS 1.3" in first
     assert second.startswith("100 orders were sent and confirmed, each once and in order, in ")
     assert list(tmp_path.iterdir()) == []
