@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -13,6 +13,7 @@ from servicebroker.engine.catalog import catalog, message_types
 from servicebroker.engine.conversation import begin, end, receive, send
 from servicebroker.model import arguments
 from servicebroker.model.permissions import DBO, User
+from servicebroker.operations import Receive, Send, SendBatch
 from servicebroker.store.statements import Steps
 from support import refused
 
@@ -73,18 +74,18 @@ def test_the_name_of_a_target_may_have_256_characters() -> None:
     begin_dialog(to_service="x" * 256)
 
 
-def refuses_wrong_handles(verb: Callable[[Any], Steps[Any]]) -> None:
+def refuses_wrong_handles(verb: Callable[[Any], Steps[Any]], wrong_handles: Sequence[object] = WRONG_HANDLES) -> None:
     with refused(8418):
         start(verb(None))
-    for wrong in WRONG_HANDLES:
+    for wrong in wrong_handles:
         with refused(402, type(wrong).__name__):
             start(verb(wrong))
 
 
 def test_a_handle_is_a_uuid() -> None:
     known = catalog.Catalog()
-    refuses_wrong_handles(lambda handle: send.send(known, handle, "t", b"", now=NOW))
-    refuses_wrong_handles(lambda handle: send.send_batch(known, handle, "t", [b""], now=NOW))
+    refuses_wrong_handles(lambda handle: send.send(known, Send(handle, "t", b""), now=NOW), WRONG_HANDLES[:-1])
+    refuses_wrong_handles(lambda handle: send.send_batch(known, SendBatch(handle, "t", [b""]), now=NOW))
     refuses_wrong_handles(lambda handle: end.end_conversation(handle, now=NOW))
     refuses_wrong_handles(lambda handle: begin.begin_conversation_timer(handle, 5, now=NOW))
 
@@ -95,9 +96,9 @@ def test_a_handle_is_a_uuid() -> None:
 )
 def test_send_refuses_a_body(body: Any, number: int) -> None:
     with refused(number):
-        start(send.send(catalog.Catalog(), HANDLE, "t", body, now=NOW))
+        start(send.send(catalog.Catalog(), Send(HANDLE, "t", body), now=NOW))
     with refused(number):
-        start(send.send_batch(catalog.Catalog(), HANDLE, "t", [b"x", body], now=NOW))
+        start(send.send_batch(catalog.Catalog(), SendBatch(HANDLE, "t", [b"x", body]), now=NOW))
 
 
 @pytest.mark.parametrize("wrong", [None, 5, b"t", ["t"], {}], ids=repr)
@@ -105,15 +106,15 @@ def test_a_message_type_is_a_str_also_on_a_known_way(wrong: Any) -> None:
     known = catalog.Catalog()
     known.remember(HANDLE, catalog.Channel(True, 65536, {}, {}, 1))
     with refused(402, "message type"):
-        start(send.send(known, HANDLE, wrong, b"", now=NOW))
+        start(send.send(known, Send(HANDLE, wrong, b""), now=NOW))
     with refused(402, "message type"):
-        start(send.send_batch(known, HANDLE, wrong, [b""], now=NOW))
+        start(send.send_batch(known, SendBatch(HANDLE, wrong, [b""]), now=NOW))
 
 
 @pytest.mark.parametrize("wrong", [None, 5, b"bytes", "text", []], ids=repr)
 def test_a_batch_is_a_list_of_bodies(wrong: Any) -> None:
     with refused(402, "the batch"):
-        start(send.send_batch(catalog.Catalog(), HANDLE, "t", wrong, now=NOW))
+        start(send.send_batch(catalog.Catalog(), SendBatch(HANDLE, "t", wrong), now=NOW))
 
 
 @pytest.mark.parametrize("made", [bytes, bytearray, memoryview, lambda raw: raw.decode("utf-16-le")])
@@ -122,12 +123,12 @@ def test_a_body_has_a_maximum(made: Callable[[bytes], Any]) -> None:
         made("\u00e4".encode("utf-16-le") * 5),
         made("\u00e4".encode("utf-16-le") * 6),
     )  # as str: 2 bytes each
-    start(send.send(catalog.Catalog(), HANDLE, "t", fits, now=NOW, maximum_body=10))
+    start(send.send(catalog.Catalog(), Send(HANDLE, "t", fits), now=NOW, maximum_body=10))
     with refused(8459, "10"):
-        start(send.send(catalog.Catalog(), HANDLE, "t", is_over, now=NOW, maximum_body=10))
-    start(send.send_batch(catalog.Catalog(), HANDLE, "t", [fits, fits], now=NOW, maximum_body=10))
+        start(send.send(catalog.Catalog(), Send(HANDLE, "t", is_over), now=NOW, maximum_body=10))
+    start(send.send_batch(catalog.Catalog(), SendBatch(HANDLE, "t", [fits, fits]), now=NOW, maximum_body=10))
     with refused(8459, "10"):
-        start(send.send_batch(catalog.Catalog(), HANDLE, "t", [fits, is_over], now=NOW, maximum_body=10))
+        start(send.send_batch(catalog.Catalog(), SendBatch(HANDLE, "t", [fits, is_over]), now=NOW, maximum_body=10))
 
 
 @pytest.mark.parametrize("wrong", [0, -1, None, True, 1.5, "9", 900 * 1024 * 1024 + 1], ids=repr)
@@ -152,7 +153,7 @@ def test_the_maximum_of_bodies_has_bounds(wrong: Any) -> None:
 )
 def test_receive_refuses(changes: dict[str, Any], number: int) -> None:
     with refused(number):
-        start(receive.receive(catalog.Catalog(), QUEUE, now=NOW, **changes))
+        start(receive.receive(catalog.Catalog(), QUEUE, Receive("Q", **changes), now=NOW))
 
 
 @pytest.mark.parametrize(
