@@ -1,4 +1,4 @@
-"""Writes the tables of `protocol/on_its_way.py` into docs/architecture.md, where a test compares them.
+"""Writes the tables of `protocol/on_its_way.py` into docs/reference/message-path.md, where a test compares them.
 
 python tools/make_on_its_way.py
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from servicebroker.protocol.on_its_way import ARRIVING, LEAVING, Event, Stage
 
-DOCUMENT = Path(__file__).parents[1] / "docs/architecture.md"
+DOCUMENT = Path(__file__).parents[1] / "docs/reference/message-path.md"
 WIDTH = 10
 
 
@@ -40,11 +40,11 @@ def _steps(table: Mapping[tuple[Any, Any], Any]) -> Iterator[str]:
         yield f"  {event}{then}" + (f": {'; '.join(acts)}" if acts else "")
 
 
-_BLOCK = re.compile(r"(^## A conversation on its way.*?^```text\n)(.*?)(^```)", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"(^## The states of a conversation .*?^```text\n)(.*?)(^```)", re.MULTILINE | re.DOTALL)
 
 
 def documented(page: str) -> str:
-    """What docs/architecture.md shows."""
+    """What docs/reference/message-path.md shows."""
     found = _BLOCK.search(page)
     assert found is not None
     return found[2]

@@ -5,7 +5,7 @@
 Two instances, each with the daemon that `servicebroker serve` runs, connected by a socket; a conversation without
 encryption. The files are printed in the order in which each thread first uses them, then those that only the first
 message of a conversation needs. `--files` leaves the functions out; `--write` puts that into
-docs/architecture.md, where a test compares it.
+docs/reference/message-path.md, where a test compares it.
 
 What only happens now and then (a daemon looks at its endpoint once a second) is on no message's way: several messages
 are sent, and what all of them pass is printed.
@@ -36,7 +36,7 @@ import servicebroker as sb
 from servicebroker.broker.daemon import Daemon
 
 SOURCES = Path(sb.__file__).parent
-DOCUMENT = Path(__file__).parents[1] / "docs/architecture.md"
+DOCUMENT = Path(__file__).parents[1] / "docs/reference/message-path.md"
 SENDER, RECEIVER = "//path/Sender", "//path/Receiver"
 CONVERSATIONS = 6
 STAGES = (  # who does something for a message, in the order in which it is first needed
@@ -182,8 +182,8 @@ def as_text(first: Way, later: Way, *, functions: bool) -> str:
 
 
 def documented(page: str) -> str:
-    """What docs/architecture.md shows."""
-    found = re.search(r"^## The files on the way .*?^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    """What docs/reference/message-path.md shows."""
+    found = re.search(r"^## The files$.*?^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert found is not None
     return found[1]
 

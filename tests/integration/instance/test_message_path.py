@@ -1,4 +1,4 @@
-"""The way of one message is the one that docs/architecture.md shows."""
+"""The way of one message is the one that docs/reference/message-path.md shows."""
 
 from __future__ import annotations
 
