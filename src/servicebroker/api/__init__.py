@@ -1,1 +1,29 @@
-"""The Python face: instances, databases, transactions."""
+"""The Python face: instances, databases, transactions, and their background. The files here are made from `aio/`.
+
+**The problem.** An application wants verbs as methods, in its own transaction, with threads or with asyncio. A reader
+that waits must be woken at once, and a cancelled task must lose no message.
+
+**The flow of a verb.** A method of the verbs (`aio/verbs.py`) says what is to be done. `_run` surrounds it: counting,
+traces, a second try if a queue was dropped, events. `_do` runs the steps: in the open transaction
+(`aio/transaction.py`), or as a transaction of their own (`aio/database.py`). `instance.engine` is the interpreter:
+`Direct` for the owner of the schema, `Fenced` for a restricted role. `preparation.py` finds out which, once.
+
+**A reader that waits** lists itself in `waiting_readers`. A SEND that sees it notifies at its commit, and the reader's
+bell rings (`aio/doorbell.py`). If notifications follow each other closely, the process polls instead (`rush.py`). A
+reader looks once a second in any case.
+
+**The rules.**
+
+* Write in `aio/`, then run `make sync`. Never edit a file whose first line says that it was made.
+* After a result is there, nothing on its way to the caller may be cut: wrap such an await in `finish`, or in `shelter`
+  if the result does not depend on it (`store/aio/concurrency.py`).
+* BEGIN and COMMIT travel with the next statement (`Ahead` in `store/direct.py`). Connections are lent by
+  `aio/instance.py` and come back without a transaction.
+* What a process remembers of the catalog is bounded and verified when it is used (`Catalog`).
+* Neither `broker` nor `pipeline` is imported here; T-SQL is, at its first use (`scripts.py`).
+
+**Where.** Definitions: `aio/definitions.py`; each other subject has the file of its name. Definitions that must not
+block others: `aio/giving_way.py`. What is due without readers: `aio/upkeep.py`. Workers: `aio/working.py`,
+`aio/processing.py`, `aio/guarded.py` (failures). Pools: `aio/pool.py`. SENDs that wait: `aio/pipelined.py`. SQLAlchemy
+and Django: `aio/foreign.py`. Begin with `aio/verbs.py`, then `aio/transaction.py`.
+"""

@@ -1,1 +1,35 @@
-"""What runs between instances: rounds of database work over the sans-IO protocol, and the sockets beside them."""
+"""The daemon between instances, `servicebroker serve`: rounds of database work, and sockets beside them.
+
+**The problem.** A message for another instance waits in the transmission queue of the sender. The daemon carries it to
+the daemon of the receiver, which puts it into the queue. Either process may be killed at any point.
+
+**The flow.** Three kinds of threads; what one hands to another stands in an inbox::
+
+    socket -> stream.py (TLS, frames) -> inboxes.py -> relay.py: one round    -> departures.py -> stream.py -> socket
+                the network's thread                   a thread of each share: one transaction
+                                                       daemon.py wakes it; a third thread hears NOTIFY
+
+A round takes frames from the inbox, stores what arrived and deletes what was acknowledged. It finds what was committed
+since the last round, claims conversations and reads what may leave. After the commit it sends acknowledgements and
+frames.
+
+**The rules.**
+
+* A round is one transaction (`Relay.round`). Nothing that depends on it leaves before its commit. Only operations whose
+  loss is harmless may be committed without waiting for the disk: `_do_lazily` in `postgres_store.py`.
+* A round waits for no row. It skips rows that others hold, and tries them again after 20 ms, later once a second.
+* The database holds all that matters. After an error the relay forgets everything and begins again from the tables.
+* Memory is bounded: 10,000 conversations, 64 MB of bodies that wait for links, 64 MB that wait for rows, 32 MB in the
+  inboxes. If the share of a peer is full, its connections are not read.
+* Only `conversations.py` changes the state of a conversation, by the tables of `protocol/on_its_way.py`.
+* A peer is what its certificate proves (`tls.py`, `recognition.py`). A message counts if its seal proves the sender, or
+  if a route names the peer for the sending service (`trust.py`).
+* The relay knows no socket and no SQL: `links.py` and `store_operations.py` are its interfaces. The simulator
+  implements both in memory.
+* One daemon serves an instance, by an advisory lock. It says that it is the principal only after a commit.
+
+**Where.** Routes and claims: `matching.py`. What arrives: `arrivals.py`. Session keys: `dialog_security.py`,
+`key_exchange.py`. Forwarding: `forwarding.py`. Several relays: `shares.py`, in processes `processes.py`. The stored
+endpoint and its certificates: `policy.py`. Metrics and log: `metrics.py`, `journal.py`. Begin with `relay.py`, then
+`departures.py`. The files that one message passes are listed in docs/reference/message-path.md.
+"""

@@ -1,8 +1,31 @@
-"""Between brokers, without I/O: plain values in, plain values out; time and randomness are arguments.
+"""The protocol between brokers, without I/O: values in, values out. `servicebroker.broker` drives it.
 
-How to drive it (`servicebroker.broker` does, by rounds):
+**The problem.** Connections break, daemons are killed, messages are lost or come twice. Still each message is stored
+once and in order. This package decides what to send, what to send again, what to store and what to acknowledge.
 
-One `Dialog` (the transmission object) for each conversation endpoint that sends or receives remotely.
+**The flow.** The sender numbers the messages of a conversation. `Outgoing` (`outgoing.py`) sends them within a window.
+It sends again what is not acknowledged: after 4 seconds, then less often, up to 64 seconds (`limits.py`). `Incoming`
+(`incoming.py`) drops what it has, keeps what comes too early, and hands on what is next. After the commit it
+acknowledges. `Dialog` (`dialog.py`) joins both halves for one endpoint.
+
+**The rules.**
+
+* No I/O, thread, clock or randomness: the time and random numbers are arguments. So a run of the simulator can be
+  repeated.
+* An acknowledgement leaves after the commit of what it acknowledges (`Dialog.committed`). The sender deletes a message
+  after its acknowledgement (`Acknowledged`).
+* A message is known by its number and its token. The token tells a new message of a restored copy from an old one:
+  `contradicts` of `Incoming` and `Outgoing`.
+* Bytes from outside are hostile: a decoder returns values or raises an error of `wire_errors.py`.
+* `dialog_keys.py` chooses the key that seals or opens a frame of a secured conversation.
+* A forwarder acknowledges nothing and opens nothing (`forwarding.py`).
+
+**Where.** Routes: `routing.py`, explained by `explanation.py`. Bytes: `frames.py`, `envelope.py`, `integrity.py`. One
+connection: `adjacent.py`; one of two: `arbitration.py`. States of a conversation in a daemon: `on_its_way.py`. Mirrored
+routes: `mirroring.py`. Limits for strangers and peers: `admission.py`, `unfinished.py`. When a queue gets another
+reader: `queue_monitor.py`. Begin with `dialog.py`, then `incoming.py`.
+
+**How to drive it.** One `Dialog` for each conversation endpoint that sends or receives remotely.
 
 1. Make it with `Identity` and a `State`: from the store, or `unpack(saved)`, taken out of where it was saved. Tell it
    `end()` when its endpoint is DISCONNECTED_OUTBOUND, `close()` when CLOSED.

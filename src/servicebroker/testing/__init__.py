@@ -7,8 +7,23 @@ with servicebroker.testing.open() as instance:
     ...
     instance.clock.jump(minutes=31)
 
-The objects have the methods of the real ones, with the same arguments, errors and messages. It is a model of the
-rules and shares no SQL with the engine; the same random histories run through both.
+The objects have the methods of the real ones, with the same arguments, errors and messages.
+
+**The problem.** A test of an application wants the broker in milliseconds. The project wants a second implementation of
+the rules: random histories run through engine and double, and every difference is a fault of one of them.
+
+**The flow.** `verbs.py` and `instance.py` have the methods. A verb runs in a `Session` (`rows.py`), a transaction over
+rows in memory. What is committed is seen by the next statement, as in READ COMMITTED. `delivery.py`, `receiving.py`,
+`dialogs.py`, `ending.py` have the rules of the verbs, `definitions.py` those of DDL.
+
+**The rules.**
+
+* The double shares values with the engine (names, states, errors), and no rule about order, locks or delivery. Write a
+  rule from docs/reference/rules.md, never from the engine's code.
+* Nothing waits. Where PostgreSQL would wait for another transaction, nothing is done and `WouldWait` is raised.
+* The time is the instance's clock, which stands still until a test lets it jump.
+
+Begin with `rows.py`, then `delivery.py`.
 """
 
 from servicebroker.testing.asyncio_face import AsyncDatabase, AsyncInstance, AsyncTransaction, open_async

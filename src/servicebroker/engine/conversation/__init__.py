@@ -1,1 +1,30 @@
-"""The verbs of conversations: what each asks of the tables, and what it writes there."""
+"""The verbs of conversations: what each asks of the tables, and what it writes there.
+
+**The problem.** Many sessions send and receive at the same time. Messages of one conversation must be received once and
+in order. One reader at a time takes messages of a conversation group. The usual case must be one round trip.
+
+**SEND** (`send.py`). The process remembers of each handle the peer's queue and what the contract allows
+(`Catalog.channels`). One statement updates the endpoint and inserts the message from what the update returned
+(`enqueue.py`). If no row comes back, `_send_slowly` finds out why: it delivers, opens the target, parks the message in
+the transmission queue, or refuses. To another instance a SEND writes a row of the transmission queue (`_transmit`).
+
+**RECEIVE** (`receive.py`, and `receive` in `store/queue.sql`). The queue's function fires due timers and lifetimes,
+chooses a conversation group that is not locked, deletes its messages and returns them. If nothing comes back, the
+client finds out why.
+
+**The rules.**
+
+* `enqueue.py` is the one place that puts a message into a queue. The lock of the sender's endpoint orders the
+  conversation. The sequence number is drawn under it, so numbers have no gaps and no number comes twice.
+* `stamp` and `queuing_order` rise along a conversation. A stamp is never below the id of an unfinished transaction. The
+  `queuing_order` is drawn after the transaction has its id: pipelines and the marks of RECEIVE rely on both.
+* The group lock is an advisory lock of the transaction. Under a savepoint the session keeps it too (`keep_lock`).
+* Who parks or delivers takes the locks in the order of `lock_service` in `delivery/opening.py`.
+* A shared body (`shared_bodies.py`) lives as long as a message refers to it: each message has a row as its reader.
+* What SEND and RECEIVE remember of permissions holds for one catalog version of the queue.
+
+**Where.** The owner's verbs: `plain_verbs.py`; those of a restricted role: `fenced_verbs.py` with `store/fence.sql`.
+BEGIN DIALOG and timers: `begin.py`. SENDs of a pipeline: `together.py`; to several handles: `multicast.py`. Failures:
+`failure.py`, `failed_messages.py`, `replay.py`. What is due in queues without readers: `upkeep.py`. Retention:
+`retention.py`. Pools: `recycling.py`. Traces and events: `traces.py`, `watching.py`. Begin with `send.py`.
+"""

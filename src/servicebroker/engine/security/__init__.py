@@ -1,1 +1,25 @@
-"""Principals and their permissions; certificates and keys, as rows."""
+"""Principals and their permissions; certificates and keys, as rows.
+
+**The problem.** Three kinds of parties act: users of a broker database, roles of PostgreSQL that are mapped to them,
+and peers in other instances. Each may do only what somebody has granted.
+
+**The flow.** A verb calls `authorize` (`authorization.py`) with a statement's name of `NEEDS` and the object. The
+function reads what the principal and its roles were granted and denied, and `model/permissions.py` decides. For dbo
+nothing is asked. GRANT, DENY and REVOKE (`grants.py`) renew the catalog version of every queue, so that clients ask
+again. A PostgreSQL role without rights on our tables has only the functions of `store/fence.sql`, which ask the same.
+
+**The rules.**
+
+* A permission is asked before a verb writes. A new statement gets its row in `NEEDS` of `model/permissions.py`.
+* Remembered answers are valid for one catalog version of the queue. Whatever changes principals, owners or permissions
+  renews that version.
+* In T-SQL the principal that works is asked, not the connection's (`tsql/context.py`). What belongs to the broker is
+  refused to dbo too (`tsql_objects.py`).
+* No private key, master key or session key is in the database in clear: `store/key_files.py`, `store/sealing.py`.
+* The caller of DDL holds the lock of `lock_catalog` (`engine/catalog/alter.py`).
+
+**Where.** Users and roles: `principals.py`. Logins and CONNECT: `logins.py`. Certificates of the transport:
+`transport_certificates.py`; of users in conversations: `user_certificates.py`. Keys of a database: `master_keys.py`; of
+conversations: `session_keys.py`. Roles of PostgreSQL: `role_rights.py`. T-SQL modules that are signed:
+`module_signatures.py`. Begin with `authorization.py`.
+"""

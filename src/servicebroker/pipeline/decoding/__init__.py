@@ -1,8 +1,22 @@
-"""Bodies of messages into the values of columns: pure functions of bytes. What cannot be read says why.
+"""Bodies of messages into the values of columns: pure functions of bytes.
 
-`decoder(format, ...)` makes a `Decoder`; its `decode` returns the values of its columns or raises `Undecodable`, and
-nothing else, whatever the bytes are. A `RegisteredDecoder` raises, too, what the function raises that finds its
-schemas.
+**The problem.** Bodies come from strangers. A few kilobytes may describe gigabytes of values, or end a process that
+decodes them by a library written in C. A body that cannot be read must say why and cost little.
+
+**The flow.** `decoder(format, ...)` makes a `Decoder`; its `decode` returns the values of its columns or raises
+`Undecodable`. The format's file finds a value in the body (`plain.py` for JSON, text and bytes, `xml.py`, `avro.py`,
+`protobuf.py`). `columns.py` makes a value of the column's type from it.
+
+**The rules.**
+
+* The same bytes and rule give the same values, on any machine and at any time: a batch that comes again lands alike.
+* Nothing but `Undecodable` is raised, whatever the bytes are. Its `reason` is the same for all of its kind. A
+  `RegisteredDecoder` (`registered.py`) raises, too, what the function raises that finds its schemas.
+* A library that makes a Python object of each value gets a body of at most `MAX_VALUES` values. Bodies are measured
+  before they are decoded: `plain.py` for JSON, `avro_limits.py`, `protobuf_limits.py`.
+* No body makes a decoder read a file or the network.
+
+Begin with `columns.py`, then `plain.py`.
 """
 
 from __future__ import annotations

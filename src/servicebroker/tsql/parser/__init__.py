@@ -1,4 +1,22 @@
-"""Text to statements: an own recursive descent for what the broker and procedures say; queries stay text."""
+"""Text to statements: a recursive descent for the broker's statements and procedures. Queries stay text.
+
+**The problem.** T-SQL needs no semicolons, and many of its words are names elsewhere. The parser must find where each
+statement ends without reading queries.
+
+**The flow.** `tokenize` (`tsql/tokens.py`) makes words of a batch. `Parser` below reads one statement after the other
+by its first word and returns values of `tsql/syntax.py`. Its base classes read one subject each: `objects.py`,
+`security.py`, `procedures.py`, `dialogs.py`, `control.py`, above `token_reader.py`. The text of a query or an
+expression is cut out at its end (`extent.py`) and kept.
+
+**The rules.**
+
+* No catalog, no session: the same text and variables give the same statements, so they are remembered by their text.
+* A statement that does not run here is named in `grammar.py`: refused, or without effect.
+* An error has the number that SQL Server gives: 102 for syntax, 137 for a variable that is not declared.
+* A word that begins a statement is listed in `words.py`; `extent.py` depends on that list.
+
+Begin with `_statement` below, then `dialogs.py`.
+"""
 
 from __future__ import annotations
 
