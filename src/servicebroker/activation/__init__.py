@@ -14,8 +14,8 @@ until it finds nothing, fails or is asked to stop. It works in one session, as t
 
 * One process runs the monitor of a queue: who holds the lease. A process that cannot find the procedure leaves the
   queue to others.
-* A transaction that a procedure leaves open is rolled back, and its task ends (8415). If a call has received nothing
-  and asked for nothing, the task ends too (28087). An exception ends it with 28088.
+* A transaction that a procedure leaves open is rolled back, and its task ends (8415). If a call has not tried to
+  receive, the task ends too (28087). An exception ends it with 28088.
 * A task is asked to end first. It ends after the call in progress; when the patience is over its connections are cut
   (`stop.py`).
 * What a procedure prints goes to the log (`output.py`).

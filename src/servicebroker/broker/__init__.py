@@ -5,9 +5,9 @@ the daemon of the receiver, which puts it into the queue. Either process may be 
 
 **The flow.** Three kinds of threads; what one hands to another stands in an inbox::
 
-    socket -> stream.py (TLS, frames) -> inboxes.py -> relay.py: one round    -> departures.py -> stream.py -> socket
-                the network's thread                   a thread of each share: one transaction
-                                                       daemon.py wakes it; a third thread hears NOTIFY
+    socket -> stream.py (TLS, frames) -> inboxes.py -> relay.py: a round -> departures.py -> stream.py -> socket
+              the network's thread                     the thread of a share: one transaction
+                                                       NOTIFY wakes it, which a third thread hears
 
 A round takes frames from the inbox, stores what arrived and deletes what was acknowledged. It finds what was committed
 since the last round, claims conversations and reads what may leave. After the commit it sends acknowledgements and

@@ -18,8 +18,8 @@ rows in memory. What is committed is seen by the next statement, as in READ COMM
 
 **The rules.**
 
-* The double shares values with the engine (names, states, errors), and no rule about order, locks or delivery. Write a
-  rule from docs/reference/rules.md, never from the engine's code.
+* The double shares names, states, errors and operations with the engine, and no rule about order, locks or delivery.
+  Write a rule from docs/reference/rules.md, never from the engine's code.
 * Nothing waits. Where PostgreSQL would wait for another transaction, nothing is done and `WouldWait` is raised.
 * The time is the instance's clock, which stands still until a test lets it jump.
 

@@ -19,9 +19,11 @@ client finds out why.
 * `stamp` and `queuing_order` rise along a conversation. A stamp is never below the id of an unfinished transaction. The
   `queuing_order` is drawn after the transaction has its id: pipelines and the marks of RECEIVE rely on both.
 * The group lock is an advisory lock of the transaction. Under a savepoint the session keeps it too (`keep_lock`).
-* Who parks or delivers takes the locks in the order of `lock_service` in `delivery/opening.py`.
+* Who parks or delivers takes the locks in the order of `lock_service` in `engine/delivery/opening.py`.
 * A shared body (`shared_bodies.py`) lives as long as a message refers to it: each message has a row as its reader.
 * What SEND and RECEIVE remember of permissions holds for one catalog version of the queue.
+* No state grows without bound: closed target endpoints go after 30 minutes, an emptied queue gives its space back
+  (`upkeep.py`), and `Catalog` keeps a bounded number of channels.
 
 **Where.** The owner's verbs: `plain_verbs.py`; those of a restricted role: `fenced_verbs.py` with `store/fence.sql`.
 BEGIN DIALOG and timers: `begin.py`. SENDs of a pipeline: `together.py`; to several handles: `multicast.py`. Failures:

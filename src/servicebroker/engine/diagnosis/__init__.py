@@ -17,6 +17,5 @@ sentences with what to do. `cli/doctor.py` prints them, and the pages of the das
 of the last hour, day and month: `history.py`. Who defined what: `audit.py`, written by `store/audit.sql`. The life of
 conversations: `trail.py`, written by `store/trail.sql`. A restored copy: `adopting.py`. Poison: `poison_report.py`.
 What only the dashboard asks: `looks.py`. What a restricted role sees: `own_facts.py`. Clocks, certificates and
-publications: `wrong_clocks.py`, `publications.py`, and `certificate_ages.py` of `engine/security`. Begin with
-`findings.py`.
+publications: `wrong_clocks.py`, `engine/security/certificate_ages.py`, `publications.py`. Begin with `findings.py`.
 """

@@ -3,7 +3,7 @@
 **The problem.** Three kinds of parties act: users of a broker database, roles of PostgreSQL that are mapped to them,
 and peers in other instances. Each may do only what somebody has granted.
 
-**The flow.** A verb calls `authorize` (`authorization.py`) with a statement's name of `NEEDS` and the object. The
+**The flow.** A verb calls `authorize` (`authorization.py`) with the object and the statement's name in `NEEDS`. The
 function reads what the principal and its roles were granted and denied, and `model/permissions.py` decides. For dbo
 nothing is asked. GRANT, DENY and REVOKE (`grants.py`) renew the catalog version of every queue, so that clients ask
 again. A PostgreSQL role without rights on our tables has only the functions of `store/fence.sql`, which ask the same.

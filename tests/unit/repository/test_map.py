@@ -1,0 +1,61 @@
+"""The map of the code is short and true: docs/architecture.md, and the theory at the head of each package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SOURCES = ROOT / "src/servicebroker"
+PAGE = ROOT / "docs/architecture.md"
+MOST_LINES = 135  # of the page: who begins here reads it as a whole
+LEAST_LINES, MOST_HEAD_LINES = 10, 60  # of a head
+TOLD = ("**The problem.**", "**The rules.**", "Begin with")
+NAMED = re.compile(r"`([\w/]+\.(?:py|sql|tsv))`")
+ROOMS = re.findall(r"^\| `([a-z_/]+)/` \|", PAGE.read_text(), re.MULTILINE)
+
+
+def head(package: Path) -> str:
+    """The docstring of a package."""
+    return ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+
+
+def packages() -> Iterator[Path]:
+    """The packages of the product that have modules of their own, without the asyncio twins and what is beside them."""
+    for folder in sorted({file.parent for file in SOURCES.rglob("*.py")}):
+        if folder.name != "aio" and any(file.name != "__init__.py" for file in folder.glob("*.py")):
+            yield folder.relative_to(SOURCES)
+
+
+def test_the_map_is_one_page() -> None:
+    assert len(PAGE.read_text().splitlines()) <= MOST_LINES
+
+
+def test_the_map_has_every_package() -> None:
+    page = PAGE.read_text()
+    around = {"tsql/translation", "cli"}  # whose folders are told of in their heads
+    missing = [str(one) for one in packages() if f"`{one}/`" not in page and str(one.parent) not in around]
+    assert [one for one in missing if one != "."] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_package_opens_with_its_theory(room: str) -> None:
+    told = head(SOURCES / room)
+    assert [one for one in TOLD if one not in told] == []
+    assert LEAST_LINES <= len(told.splitlines()) <= MOST_HEAD_LINES
+
+
+@pytest.mark.parametrize("package", sorted({str(one) for one in packages()}))
+def test_every_file_that_a_head_names_is_there(package: str) -> None:
+    places = (SOURCES / package, SOURCES, ROOT)
+    named = NAMED.findall(head(SOURCES / package))
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+def test_every_file_that_the_map_names_in_short_is_there() -> None:
+    files = {file.name for folder in (SOURCES, ROOT / "tests") for file in folder.rglob("*.*")}
+    assert [name for name in NAMED.findall(PAGE.read_text()) if Path(name).name not in files] == []
