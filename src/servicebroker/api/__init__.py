@@ -19,7 +19,7 @@ reader looks once a second in any case.
 * After a result is there, nothing on its way to the caller may be cut: wrap such an await in `finish`, or in `shelter`
   if the result does not depend on it (`store/aio/concurrency.py`).
 * BEGIN and COMMIT travel with the next statement (`Ahead` in `store/direct.py`). Connections are lent by
-  `aio/instance.py` and come back without a transaction.
+  `aio/instance.py`.
 * What a process remembers of the catalog is bounded and verified when it is used (`Catalog`).
 * Neither `broker` nor `pipeline` is imported here; T-SQL is, at its first use (`scripts.py`).
 

@@ -14,10 +14,11 @@ client finds out why.
 
 **The rules.**
 
-* `enqueue.py` is the one place that puts a message into a queue. The lock of the sender's endpoint orders the
-  conversation. The sequence number is drawn under it, so numbers have no gaps and no number comes twice.
-* `stamp` and `queuing_order` rise along a conversation. A stamp is never below the id of an unfinished transaction. The
-  `queuing_order` is drawn after the transaction has its id: pipelines and the marks of RECEIVE rely on both.
+* Messages that a verb or a peer sends are put into queues by the statements of `enqueue.py` alone. Timers and expired
+  lifetimes are put there by the queue's own functions. The lock of the sender's endpoint orders the conversation. The
+  sequence number is drawn under it, so numbers have no gaps and no number comes twice.
+* `stamp` and `queuing_order` rise along a conversation. A stamp is never below the id of the transaction that draws it.
+  The `queuing_order` is drawn after the transaction has its id: pipelines and the marks of RECEIVE rely on both.
 * The group lock is an advisory lock of the transaction. Under a savepoint the session keeps it too (`keep_lock`).
 * Who parks or delivers takes the locks in the order of `lock_service` in `engine/delivery/opening.py`.
 * A shared body (`shared_bodies.py`) lives as long as a message refers to it: each message has a row as its reader.

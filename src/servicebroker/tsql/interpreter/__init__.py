@@ -15,7 +15,7 @@ Frames (`frame.py`) hold the variables of a batch or a call. `evaluation.py` com
 * Errors of PostgreSQL and of the broker become a `TsqlError` in `Machine.step`, with line and procedure.
 * Whatever calls a procedure or a text leaves its frames and EXECUTE AS as they were: `Machine.inside`, `unwind`.
 * `simple.py` and the translation give the same value for the same expression.
-* A new file with `@runs` is imported by `tsql/session.py`; otherwise its statements are unknown.
+* A new file with `@runs` is imported by `tsql/session.py`, since only an imported function is registered.
 
 **Where.** Broker's verbs: `conversations.py`, `receiving.py`; objects: `objects.py`, `principals.py`. EXEC: `calls.py`;
 modules: `modules.py`; triggers: `triggers.py`. Control flow and errors: `control.py`, `printing.py`. What is known
