@@ -191,7 +191,11 @@ def test_all_is_well() -> None:
         ),
         (
             {"neighbours": NeighbourFacts(able=list("abcdefg"))},
-            ["7 roles (a, b, c, d, e and 2 others) can take our locks", "rights locks --sql prints", "REVOKE CONNECT"],
+            [
+                "7 roles (a, b, c, d, e and 2 others) can take the broker's locks",
+                "rights locks --sql prints",
+                "REVOKE CONNECT",
+            ],
         ),
         (
             {"neighbours": NeighbourFacts(able=["a"], lock_rights=CLOSED._replace(may_close=True))},
@@ -355,3 +359,26 @@ def test_short_timeouts_of_the_role_are_told() -> None:
 def test_a_server_without_a_connection_left_is_not_down() -> None:
     full, down = (judge_down(text, [], NOW)[0] for text in ("FATAL: sorry, too many clients already", "refused"))
     assert (full.problem[:21], down.problem[:10]) == ("No connection is left", "It is down")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'FATAL: no pg_hba.conf entry for host "[local]", user "orders_app", database "app", no encryption',
+        'FATAL: role "orders_ap" does not exist',
+        'FATAL: database "ap" does not exist',
+        'FATAL: password authentication failed for user "orders_app"',
+        'FATAL: role "orders_app" is not permitted to log in',
+        "fe_sendauth: no password supplied",
+    ],
+)
+def test_a_server_that_refuses_a_connection_is_not_down(text: str) -> None:
+    (found,) = judge_down(text, [], NOW)
+    assert (found.problem[:38], found.advice[:16]) == ("It is up, but refuses this connection,", "Correct the role")
+
+
+@pytest.mark.parametrize(
+    "text", ["FATAL: the database system is starting up", 'No such file: is the server with database "app" running?']
+)
+def test_a_server_that_does_not_serve_yet_is_down(text: str) -> None:
+    assert judge_down(text, [], NOW)[0].problem.startswith("It is down")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -34,6 +35,11 @@ OFTEN = 3  # times that connections with a peer break, lately within LONG, until
 SHORT = 1_000  # milliseconds: a timeout of applications that is no longer cuts what they do
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
 _NO_CONNECTION = ("too many clients", "remaining connection slots", "too many connections")
+# what a server that is up says to a URL that is wrong
+_NO_ENTRANCE = re.compile(
+    r"pg_hba\.conf|authentication failed|no password supplied|not permitted to log in"
+    r'|(role|database) ".*" does not exist|permission denied for database'
+)
 
 NO_REASON = "nobody has said why."
 
@@ -295,6 +301,9 @@ def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: date
     if any(words in problem for words in _NO_CONNECTION):
         said = f"No connection is left, so that most cannot be known: {problem}"
         advice = "End sessions that nobody needs, or raise max_connections (ALTER ROLE ... CONNECTION LIMIT)."
+    elif _NO_ENTRANCE.search(problem):
+        said = f"It is up, but refuses this connection, so that most cannot be known: {problem}"
+        advice = "Correct the role, the password or the database in the URL, or let the role in by pg_hba.conf."
     found = [Finding("PostgreSQL", said, advice)]
     own = [InUse("", "", one.subject, True, one.expiry_date) for one in certificates]
     return [*found, *(_certificate(one, now) for one in own if one.is_expiring(now))]
@@ -766,8 +775,8 @@ def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
         more = f" and {counted(len(facts.able) - _MOST_NAMED, 'other')}" if len(facts.able) > _MOST_NAMED else ""
         yield Finding(
             "PostgreSQL",
-            f"{counted(len(facts.able), 'role')} ({some}{more}) can take our locks and need not: while somebody holds "
-            "them, BEGIN DIALOG, SEND and RECEIVE wait.",
+            f"{counted(len(facts.able), 'role')} ({some}{more}) can take the broker's locks and need none: while "
+            "such a role holds one, BEGIN DIALOG, SEND and RECEIVE may wait.",
             f"{close} Or REVOKE CONNECT ON DATABASE ... FROM PUBLIC, and GRANT it to the roles that you trust.",
         )
     if rights.is_lacking and not rights.is_public:
