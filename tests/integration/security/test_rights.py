@@ -228,10 +228,12 @@ def test_rights_are_shown_taken_and_given_again(shop: sb.Database, url: str) -> 
         said(shop.instance.url, f"servicebroker rights revoke {ROLE}")
         with pytest.raises((sb.InstanceError, psycopg.errors.InsufficientPrivilege)):
             app.receive("OrdersQueue")
-    with pytest.raises(sb.InstanceError):
+    with pytest.raises(
+        sb.InstanceError, match=f"role '{ROLE}' may not .* let the schema's owner run servicebroker rights grant"
+    ):
         sb.open(url)
     (rights,) = shop.instance.show_rights(ROLE)
-    assert (rights.has_verbs, rights.direct) == (False, [])
+    assert (rights.has_verbs, rights.direct, [*rights.users.values()]) == (False, [], [[]])
     printed = said(shop.instance.url, blocks("console")[0] + " --sql")
     with psycopg.connect(shop.instance.url, autocommit=True) as connection:
         connection.execute(printed)  # type: ignore[call-overload]

@@ -84,7 +84,9 @@ def granting(role: str, wanted: Wanted) -> Steps[list[Statement]]:
 
 
 def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
-    """The statements that take these permissions back; without names all in the database; without one every right.
+    """Return the statements that take these permissions back; without names all in the database.
+
+    Without a database they take every right of the role, and what it was granted in every database. A DENY stays.
 
     Raises:
         BrokerError: 15007 no such role, 911, 15151 unknown names, 402 names without a database.
@@ -115,6 +117,14 @@ def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
                 "delete from servicebroker.fenced_roles where postgres_role = $1",
                 (role,),
             ),
+            # or the next grant of one permission would bring the others back
+            Statement(
+                "role_rights.revoking.permissions_everywhere",
+                "delete from servicebroker.permissions where state <> $2 and (database_id, grantee_id) in "
+                "(select database_id, principal_id from servicebroker.principals where postgres_role = $1)",
+                (role, DENY),
+            ),
+            renew_versions(),
         ]
     database_id = yield from find_database(wanted.database)
     permissions = yield from _permissions(database_id, wanted)
