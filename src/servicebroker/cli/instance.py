@@ -166,7 +166,7 @@ def _check_place(instance: str, url: str, roles: Sequence[str]) -> None:
 
 @app.command()
 def adopt(identifier: IdentifierOption = None, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """After a restore, before anything uses the copy: give it stamps of its server, and decide on its identifiers."""
+    """After a restore, before anything uses the copy: give its rows transaction numbers of this server."""
     _adopt(instance, _chosen(identifier))
 
 
@@ -193,16 +193,16 @@ def _adopt(instance: str, identifier: str) -> None:
             if identifier != KEEP and name != SYSTEM_DATABASE:
                 database = opened.database(name)
                 database.alter(new_broker=identifier == NEW, error_broker_conversations=identifier == ERROR)
-    say(f"The instance is adopted: {changed:,} stamps are of this server now.")
+    say(f"The instance is adopted. {counted(changed, 'row')} got the transaction number of this server.")
     say(
         {
             KEEP: "Its broker identifiers are those of the original, which must not run any more.",
-            NEW: "Each database has another broker identifier and no conversations. Its network endpoint is stopped: "
-            "give it a port of its own before you start it.",
+            NEW: "Each database has another broker identifier and no conversations. If the instance has a network "
+            "endpoint, it is stopped: give it a port of its own before you start it.",
             ERROR: "Every conversation has its Error; the applications begin anew.",
         }[identifier]
     )
-    say("A Spark pipeline begins with a new checkpoint.")
+    say("Start each Spark pipeline with a new checkpoint.")
 
 
 @contextmanager

@@ -194,7 +194,8 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
         say(f"{rule.message_type} -> {rule.table} ({columns})")
     for table, change in changes:
         say(f"At its next run the table {table} {change}.")
-    say(f"The pipeline '{pipeline.name}' could run: {len(found.queues)} queues, {len(found.tables)} tables.")
+    size = f"{counted(len(found.queues), 'queue')}, {counted(len(found.tables), 'table')}"
+    say(f"The pipeline '{pipeline.name}' could run: {size}.")
 
 
 @app.command()
@@ -240,7 +241,7 @@ def _status(pipeline: Pipeline) -> Group:
     shown = [
         (
             queue.queue,
-            queue.batch,
+            queue.batch if queue.batch >= 0 else "",  # -1 before the first one
             queue.behind.get("messagesBehind", ""),
             queue.behind.get("oldestMessageSeconds", ""),
             queue.behind.get("blockingPid", ""),

@@ -89,7 +89,7 @@ def locks(instance: InstanceOption = DEFAULT_INSTANCE, as_sql: SqlOption = False
             return
         with opened.connection() as connection:
             in_transaction(connection, close_locks())
-    say("Only the schema's owner, and roles that may write its tables, take locks of the broker.")
+    say("Only the schema's owner, and roles that may write its tables, can take the broker's locks now.")
 
 
 @app.command()

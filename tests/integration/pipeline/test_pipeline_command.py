@@ -276,7 +276,9 @@ def test_a_java_that_is_killed_is_said_also_by_the_status(feed, write):
 def test_the_status_knows_of_a_run_that_never_began(feed, write):
     path = write(feed)
     assert told_status(path)["run"] is None
-    assert "There was no run yet." in pipeline("status", path).stdout
+    shown = pipeline("status", path).stdout
+    assert "There was no run yet." in shown
+    assert "-1" not in shown  # the number of a batch that never was
     good = path.read_text()
     path.write_text(good.replace(feed.queue, "Nowhere"))
     assert "Nowhere" in pipeline("run", path, code=1).stderr

@@ -110,7 +110,7 @@ def test_nothing_there(database: sb.Database, run: Any) -> None:
     assert "15151" in run("inspect", "Nowhere", fails=True)
     assert "8426" in run("end", "7e0d4c3a-8d1c-4b61-9d3b-0a60f2a5a0a1", fails=True)
     assert run("set-aside") == "Nothing was set aside.\n"
-    assert "none has" in run("replay", 123456, fails=True)
+    assert "is 123456; it must be that of a message that is set aside" in run("replay", 123456, fails=True)
 
 
 def test_retry_switches_on_and_forgets_what_has_failed(database: sb.Database, run: Any) -> None:

@@ -439,7 +439,7 @@ def test_what_cannot_be_replayed_stays_and_is_discarded(database: sb.Database, t
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
     database.discard_message(kept.set_aside_id)
     for verb in (database.replay_message, database.discard_message):
-        with refused(402, "none has"):
+        with refused(402, "of a message that is set aside"):
             verb(kept.set_aside_id)
         with refused(402):
             verb("1")  # type: ignore[arg-type]

@@ -203,4 +203,4 @@ def discard(database_id: int, set_aside_id: int) -> Steps[Handled]:
 
 def unknown(set_aside_id: int) -> BrokerError:
     """Return the refusal of a number that none of the messages that were set aside has."""
-    return BrokerError(402, "the number of a message", f"{set_aside_id}, which none has", "one that was set aside")
+    return BrokerError(402, "the number of a message", str(set_aside_id), "that of a message that is set aside")
