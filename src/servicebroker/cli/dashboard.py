@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import DEFAULT_INSTANCE
 from servicebroker.cli.output import say
 from servicebroker.cli.people_file import People, Role
+from servicebroker.model.errors import InstanceError
 
 PORT = 9401
 
@@ -101,7 +103,7 @@ def dashboard(
         hosts=hosts,
         pipelines=pipeline or (),
     )
-    with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+    with _listening(host, port) as listening:
         scheme = "http" if certificate is None else "https"
         address = f"{scheme}://{name[0] if name else shown}:{listening.getsockname()[1]}"
         say(f"{address}/login#{token}" if token else address)
@@ -109,7 +111,7 @@ def dashboard(
             who = "Who opens that address" if token else f"Who comes by the proxy, with {proxy_header},"
             say(f"{who} may {_MAY[role]}. Ctrl-C ends it.", error=True)
         else:
-            say(f"Who may what says {people}. Ctrl-C ends it.", error=True)
+            say(f"The file {people} says who may sign in, and what each may do. Ctrl-C ends it.", error=True)
         server = Server(
             configured(app, ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2),
         )
@@ -118,6 +120,22 @@ def dashboard(
         stopping.at_signal(partial(setattr, server, "should_exit", True), partial(setattr, server, "force_exit", True))
         running.start()
         running.join()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return the socket that browsers connect to.
+
+    Raises:
+        InstanceError: nothing can listen there.
+    """
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as problem:
+        # create_server adds the address once more to what the system says
+        reason = os.strerror(problem.errno) if problem.errno and problem.errno in errno.errorcode else problem.strerror
+        raise InstanceError(
+            f"The dashboard cannot be served at {host}, port {port}: {reason}. Name another --port, or another --host."
+        ) from None
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:

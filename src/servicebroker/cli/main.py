@@ -126,10 +126,10 @@ EXTRAS = {  # modules that a command may miss, and what brings them
 GROUPS = {  # as the help shows them
     "Begin": ("init", "define", "demo"),
     "Messages": ("send", "receive", "peek", "poison"),
-    "Programs that run": ("worker", "serve", "activator", "pipeline", "dashboard"),
+    "Programs": ("worker", "serve", "activator", "pipeline", "dashboard"),
     "See what happens": ("status", "doctor", "check", "audit", "trail"),
-    "What there is": ("database", "queue", "service", "route", "endpoint", "instance"),
-    "Who may": ("rights", "people", "certificate", "domain"),
+    "Objects": ("database", "queue", "service", "route", "endpoint", "instance"),
+    "Access": ("rights", "people", "certificate", "domain"),
     "T-SQL": ("sql", "tsql"),
     "Measure": ("load",),
 }

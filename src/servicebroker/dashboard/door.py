@@ -217,7 +217,10 @@ class Door:
         """What no browser of ours asks."""
         host = headers.get("host", "").lower()
         if len(headers.getlist("host")) != 1 or re.sub(r":\d+\Z", "", host) not in self._hosts:
-            return PlainTextResponse("This dashboard is not reached by that name.", 421)
+            return PlainTextResponse(
+                "This dashboard does not answer to that name. Start it with --name for each name that browsers use.",
+                421,
+            )
         if scope["method"] in ("GET", "HEAD"):
             return None
         if scope["method"] != "POST":

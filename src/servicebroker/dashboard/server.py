@@ -39,6 +39,10 @@ class Server(uvicorn.Server):
         """Accept no more, and end what is there."""
         self._acceptor.close()
         await super().shutdown(sockets)
+        if (
+            self.force_exit
+        ):  # uvicorn leaves the application as it is then: its task would be cancelled with a traceback
+            await self.lifespan.shutdown()
 
 
 def configured(app: Any, **options: Any) -> uvicorn.Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import signal
 import socket
 import ssl
 import subprocess
@@ -17,8 +18,10 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from typer.testing import CliRunner
 
 from forked import Command
+from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, server
 from servicebroker.store import x509_certificates
 from support import eventually
@@ -158,6 +161,28 @@ def test_a_dashboard_that_runs_out_of_descriptors_answers(tmp_path: Path, certif
         for _ in range(300):
             held.enter_context(closing(site.connect()))
         assert status(site.ask(site.get("/login"))) == 200
+
+
+def test_a_second_signal_ends_the_dashboard_without_a_traceback(tmp_path: Path) -> None:
+    options = ("dashboard", "--instance", tmp_path / "nowhere", "--port", "0")
+    with Command(*options, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as dashboard:
+        assert "/login#" in dashboard.stdout.readline()
+        eventually(lambda: "Ctrl-C ends it" in dashboard.stderr.readline())
+        time.sleep(0.5)  # until it serves
+        dashboard.send_signal(signal.SIGINT)
+        dashboard.send_signal(signal.SIGTERM)
+        dashboard.wait(20)
+        assert dashboard.stderr.read() == ""
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(command, ["dashboard", "--instance", str(tmp_path), "--port", str(port)])
+    assert str(done.exception) == (
+        f"The dashboard cannot be served at 127.0.0.1, port {port}: Address already in use. Name another --port, or "
+        "another --host."
+    )
 
 
 @pytest.fixture
