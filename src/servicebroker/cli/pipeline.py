@@ -66,7 +66,7 @@ def run(
     """Land messages in the pipeline's tables, each once.
 
     A terminal shows a live line; elsewhere each start, batch, restart and end is a line of the log. Exit code 3 when
-    more messages went into quarantine than may.
+    more messages went into quarantine than the limits allow.
     """
     console = Terminal(error=True)
     shows = console.is_terminal and not as_json
