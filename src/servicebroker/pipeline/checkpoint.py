@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.definition import Pipeline, QueueRule
+from servicebroker.pipeline.definition import OldCheckpoint, Pipeline, QueueRule
 from servicebroker.pipeline.landing import Target, target
 
 
@@ -30,7 +30,8 @@ class Checkpoints:
         messages would be given the number of a batch that has landed, be taken for it, and leave the queue.
 
         Raises:
-            InstanceError: it is older, or a table cannot be read.
+            OldCheckpoint: it is older.
+            InstanceError: a table cannot be read.
         """
         starts_again = queue.label in self._seen
         self._seen.add(queue.label)
@@ -45,7 +46,7 @@ class Checkpoints:
         for into, landed in known:
             if landed > planned:
                 knows = f"only batches up to {planned}" if planned >= 0 else "no batch"
-                raise InstanceError(
+                raise OldCheckpoint(
                     f"The checkpoint '{folder}' is older than the table '{into.place or into.folder}': that has batch "
                     f"{landed} of its query, and it knows {knows}. An old copy was put in its place, or a disk has "
                     f"lost its end. Remove it and run again: {_AGAIN if into.place else _PLAIN_AGAIN}."

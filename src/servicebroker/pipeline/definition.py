@@ -45,6 +45,10 @@ class StopError(InstanceError):
     """A message cannot be read, and its rule says stop: its queue is not read again before somebody has acted."""
 
 
+class OldCheckpoint(InstanceError):
+    """A checkpoint does not know a batch that a table has: its queue is not read before somebody has removed it."""
+
+
 @dataclass(frozen=True)
 class QueueRule:
     """A queue that is read. `name` stands in the column `_queue`; `options` are further ones of the Spark source."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
-from servicebroker.pipeline.definition import QueueRule
+from servicebroker.pipeline.definition import OldCheckpoint, QueueRule
 from servicebroker.pipeline.quarantine_counts import Counts, in_words, nested
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ class QueueRun:
         try:
             self._started = self.start()
         except InstanceError as problem:
-            self._fail(str(problem), final=False)
+            # a run that goes on finds it when somebody has removed it; one that is to end would try in vain
+            self._fail(str(problem), final=self.once and isinstance(problem, OldCheckpoint))
             return
         self.state = State.RUNS
         self._batch, self._read, self._latest = -1, (0, 0), None
@@ -177,7 +178,7 @@ class QueueRun:
         pause = min(FIRST_PAUSE * 2 ** (self._failures - 1), LONGEST_PAUSE)
         self.state, self._due = State.WAITS, self.clock() + pause
         self.restarts += 1
-        said = f"is started again in {pause:g} s, for the {self.restarts}. time: {reason}"
+        said = f"is started again in {pause:g} s (restart {self.restarts}): {reason}"
         self._tell(logging.WARNING, "queue restarts", said, reason=reason, pause=pause, restarts=self.restarts)
 
     def _take_in(self, query: StreamingQuery) -> None:

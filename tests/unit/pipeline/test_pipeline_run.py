@@ -13,7 +13,7 @@ from pyspark.sql.pandas.utils import require_minimum_pandas_version
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import run as pipeline_run
-from servicebroker.pipeline.definition import QueueRule
+from servicebroker.pipeline.definition import OldCheckpoint, QueueRule
 from servicebroker.pipeline.metrics import Metrics
 from servicebroker.pipeline.queue_run import LONGEST_PAUSE, STARTS, QueueRun, Started, State
 from servicebroker.pipeline.run import Run
@@ -90,7 +90,7 @@ def test_pauses_grow_up_to_a_minute_and_a_batch_makes_them_short_again(caplog):
     assert (queries.run.restarts, queries.run.reason, queries.cleared) == (10, "The disk is full.", 10)
     told = [record for record in caplog.records if record.fields["event"] == "queue restarts"]
     assert told[2].getMessage() == (
-        "The queue 'Shop.StockQueue' is started again in 4 s, for the 3. time: The disk is full."
+        "The queue 'Shop.StockQueue' is started again in 4 s (restart 3): The disk is full."
     )
     assert told[2].fields | {"pause": 4.0, "restarts": 3, "reason": "The disk is full."} == told[2].fields
 
@@ -108,6 +108,13 @@ def test_a_rule_that_says_stop_is_obeyed_at_once():
     queries = Queries(Query(problem=STOP))
     queries.look()
     assert (queries.run.state, queries.run.restarts) == (State.FAILED, 0)
+
+
+@pytest.mark.parametrize(("once", "state"), [(True, State.FAILED), (False, State.WAITS)])
+def test_an_old_checkpoint_ends_a_run_that_is_to_end_at_once(once, state):
+    queries = Queries(OldCheckpoint("It is older."), once=once)
+    queries.run.begin()
+    assert (queries.run.state, queries.run.reason) == (state, "It is older.")
 
 
 def test_one_that_fails_leaves_the_others_alone():
