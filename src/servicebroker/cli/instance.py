@@ -193,7 +193,7 @@ def _adopt(instance: str, identifier: str) -> None:
             if identifier != KEEP and name != SYSTEM_DATABASE:
                 database = opened.database(name)
                 database.alter(new_broker=identifier == NEW, error_broker_conversations=identifier == ERROR)
-    say(f"The instance is adopted. {counted(changed, 'row')} got the transaction number of this server.")
+    say(f"The instance is adopted. Rows that got a transaction number of this server: {changed:,}.")
     say(
         {
             KEEP: "Its broker identifiers are those of the original, which must not run any more.",

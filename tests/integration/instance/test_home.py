@@ -84,7 +84,9 @@ def test_a_copy_refuses_every_command_and_names_the_cure(copy: str, original: st
 
 
 def test_an_adopted_copy_works_and_its_endpoint_is_stopped_beside_the_original(copy: str, original: str) -> None:
-    assert "endpoint is stopped" in said("instance", "adopt", "--identifier", "new", "--instance", copy)
+    assert "it is stopped: give it a port of its own" in said(
+        "instance", "adopt", "--identifier", "new", "--instance", copy
+    )
     for url, state in ((original, "STARTED"), (copy, "STOPPED")):
         with sb.open(url, upkeep=None) as instance:
             query = "SELECT state_desc FROM sys.tcp_endpoints WHERE name = N'Net'"
@@ -181,7 +183,9 @@ def test_a_copied_folder_is_refused_until_it_is_adopted(folder: Path) -> None:
     copy = copied(folder)
     assert f"is a copy of '{folder}'" in refusal(copy)
     assert "is a copy of" in said("doctor", "--instance", copy)
-    assert "endpoint is stopped" in said("instance", "adopt", "--identifier", "new", "--instance", copy)
+    assert "it is stopped: give it a port of its own" in said(
+        "instance", "adopt", "--identifier", "new", "--instance", copy
+    )
     for place in (copy, folder):
         sb.open(place, upkeep=None).close()
 

@@ -437,7 +437,10 @@ def test_of_two_people_who_act_on_one_message_one_does(
 ) -> None:
     poisoned(database, b"bad")
     said = by_two(browse, act, "i/0/poison")
-    assert [sum(text in one for one in said) for text in (done, "must be one that was set aside")] == [1, 1]
+    assert [sum(text in one for one in said) for text in (done, "must be that of a message that is set aside")] == [
+        1,
+        1,
+    ]
     assert bodies(database.receive(STOCK_QUEUE)) == left
 
 
