@@ -112,6 +112,8 @@ async def answer(handle: UUID, request: Request, response: Response) -> dict[str
         response.status_code = 202
         return {"order": str(handle)}
     await db.end_conversation(handle)
+    if messages[0].message_type_name == sb.ERROR:
+        raise HTTPException(502, f"The stock has refused the order: {sb.read_error(messages[0].message_body)[1]}")
     return {"order": str(handle), "answer": messages[0].message_body.decode()}
 
 
