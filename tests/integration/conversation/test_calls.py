@@ -10,11 +10,13 @@ import pytest
 
 import servicebroker as sb
 from calls import SEND, SETUP, counted
+from servicebroker.api import tracing
 from servicebroker.store.direct import PreparedStatements
 
 
 @pytest.fixture
-def database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
+def database(make_instance_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Iterator[sb.Database]:
+    monkeypatch.setattr(tracing, "_trace", lambda: None)  # another test of this process may have set up OpenTelemetry
     with sb.open(make_instance_url(), upkeep=None) as instance:
         database = instance.database("Test", create=True)
         database.execute_tsql(SETUP)
