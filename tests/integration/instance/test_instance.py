@@ -161,7 +161,7 @@ def test_a_role_without_superuser_rights_can_do_all_of_it(as_limited_role: Calla
 
 
 def test_a_role_that_may_not_create(as_limited_role: Callable[[bool], str]) -> None:
-    with pytest.raises(sb.InstanceError, match="grant it CREATE"):
+    with pytest.raises(sb.InstanceError, match="grant the role CREATE"):
         sb.open(as_limited_role(False))
 
 
