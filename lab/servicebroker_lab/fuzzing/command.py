@@ -11,7 +11,7 @@ import typer
 from servicebroker.cli.options import JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker_lab.fuzzing.cases import MAKERS, make_case
-from servicebroker_lab.fuzzing.trials import PORTION, Failure, shown, summed, trial
+from servicebroker_lab.fuzzing.trials import CASES_PER_PROCESS, Failure, shown, summed, trial
 
 
 def fuzz_command(
@@ -43,8 +43,8 @@ def fuzz(formats: list[str], first: int, seconds: float) -> tuple[Counter[str], 
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for format_ in formats:
-            summed(trial(format_, range(first, first + PORTION)), sums, failures, format_)
-        first += PORTION
+            summed(trial(format_, range(first, first + CASES_PER_PROCESS)), sums, failures, format_)
+        first += CASES_PER_PROCESS
     return sums, failures
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 
-LARGEST = 1024 * 1024  # bytes of a body, about
+MAX_BODY_BYTES = 1024 * 1024
 NUMBERS = (0, 1, -1, 2**31 - 1, -(2**31), 2**32, 2**63 - 1, -(2**63))
 
 
 def mutated(body: bytes, draw: random.Random) -> bytes:
-    """The body, changed in no, one or several places; never larger than `LARGEST`."""
+    """The body, changed in no, one or several places; never larger than `MAX_BODY_BYTES`."""
     for _ in range(draw.choice((0, 0, 1, 1, 3))):
-        body = draw.choice(_CHANGES)(body, draw)[:LARGEST]
-    return body[:LARGEST]
+        body = draw.choice(_CHANGES)(body, draw)[:MAX_BODY_BYTES]
+    return body[:MAX_BODY_BYTES]
 
 
 def zigzag(value: int) -> bytes:
@@ -54,7 +54,7 @@ def _nest(body: bytes, draw: random.Random) -> bytes:
 
 
 def _times(part: bytes, times: int) -> bytes:
-    return part * min(times, LARGEST // (1 + len(part)))
+    return part * min(times, MAX_BODY_BYTES // (1 + len(part)))
 
 
 def _number(body: bytes, draw: random.Random) -> bytes:

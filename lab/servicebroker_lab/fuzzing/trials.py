@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from servicebroker.pipeline.decoding import Undecodable, decoder
 from servicebroker_lab.fuzzing.cases import Case, make_case
+from servicebroker_lab.fuzzing.memory import limit_memory
 
-MEMORY = 1 << 30  # bytes of address space beside what the process has when it begins
-PROCESSOR = 5.0  # seconds of one body
-PATIENCE = 60.0  # seconds until a body is taken for one that never ends
-PORTION = 200  # cases of one process: what one leaves behind must not count against a later one for ever
+MEMORY_BYTES = 1 << 30  # of address space for the cases of one process
+CPU_LIMIT_S = 5.0  # for one body
+CASE_TIMEOUT_S = 60.0  # after which a body is taken for one that never ends
+CASES_PER_PROCESS = 200  # few, since what a case leaves behind counts against later ones
 
 
 class Failure(NamedTuple):
@@ -48,7 +47,7 @@ def trial(format_: str, numbers: range, judge: Judge = judged) -> Iterator[str |
     """Judge the cases of these numbers: of each what became of it."""
     left = numbers
     while left:
-        outcomes = list(_in_process(format_, left[:PORTION], judge))
+        outcomes = list(_in_process(format_, left[:CASES_PER_PROCESS], judge))
         yield from outcomes
         left = left[len(outcomes) :]
 
@@ -62,7 +61,9 @@ def _in_process(format_: str, numbers: range, judge: Judge) -> Iterator[str | Fa
     try:
         for number in numbers:
             try:
-                outcome, problem = ours.recv() if ours.poll(PATIENCE) else ("", f"still busy after {PATIENCE} s")
+                outcome, problem = (
+                    ours.recv() if ours.poll(CASE_TIMEOUT_S) else ("", f"still busy after {CASE_TIMEOUT_S} s")
+                )
             except EOFError:
                 process.join()
                 outcome, problem = "", f"the process has ended: exit code {process.exitcode}"
@@ -77,8 +78,7 @@ def _in_process(format_: str, numbers: range, judge: Judge) -> Iterator[str | Fa
 
 def _judge_all(format_: str, numbers: range, judge: Judge, told: Connection) -> None:
     """In the process: of each case the outcome and, of a failure, the problem."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
+    limit_memory(MEMORY_BYTES)
     for number in numbers:
         case = make_case(format_, number)
         begun, problem, outcome = time.process_time(), "", "failed"
@@ -87,7 +87,7 @@ def _judge_all(format_: str, numbers: range, judge: Judge, told: Connection) -> 
         except BaseException as raised:
             problem = f"{type(raised).__name__}: {raised}"[:500]
         took = time.process_time() - begun
-        if took > PROCESSOR:
+        if took > CPU_LIMIT_S:
             problem = problem or f"{took:.1f} s of processor time for {len(case.body):,} bytes"
         told.send((outcome, problem))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import UUID
 
-OVERLAP = 5.0  # seconds: what was under way when a daemon was replaced comes before
-MEMORY = 120.0  # seconds for which a daemon that brings nothing is remembered
-MOST = 1_000  # identities that are remembered
-MOST_DAEMONS = 4  # of one identity
+OVERLAP_S = 5.0  # seconds: what was under way when a daemon was replaced comes before
+MEMORY_S = 120.0  # seconds for which a daemon that brings nothing is remembered
+MAX_IDENTITIES = 1_000  # identities that are remembered
+MAX_DAEMONS = 4  # of one identity
 
 
 class Identity(NamedTuple):
@@ -39,21 +39,21 @@ class Twins:
     def heard(self, identity: Identity, incarnation: UUID, where: str, now: float) -> str | None:
         """A daemon has brought messages. Returns where another one of this identity does so at the same time.
 
-        The same two are told again after `OVERLAP` seconds.
+        The same two are told again after `OVERLAP_S` seconds.
         """
-        daemons = {key: one for key, one in self._known.pop(identity, {}).items() if one.last + MEMORY > now}
+        daemons = {key: one for key, one in self._known.pop(identity, {}).items() if one.last + MEMORY_S > now}
         before = daemons.pop(incarnation, Presence(where, now, now))
         present = Presence(where, before.first, now)
-        other = next((key for key, one in daemons.items() if _overlap(present, one) > OVERLAP), None)
+        other = next((key for key, one in daemons.items() if _overlap(present, one) > OVERLAP_S), None)
         twin = daemons[other].where if other is not None else None
         if other is not None:
             present = Presence(where, now, now)
             daemons[other] = daemons[other]._replace(first=now)
         daemons[incarnation] = present
-        while len(daemons) > MOST_DAEMONS:
+        while len(daemons) > MAX_DAEMONS:
             del daemons[next(iter(daemons))]
         self._known[identity] = daemons
-        if len(self._known) > MOST:
+        if len(self._known) > MAX_IDENTITIES:
             del self._known[next(iter(self._known))]
         return twin
 

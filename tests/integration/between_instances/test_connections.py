@@ -640,7 +640,7 @@ def gauge(name: str) -> float | None:
 
 def test_two_daemons_with_one_identity_are_told(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a virtual machine that was copied: what both bring is taken, and doctor says where they are."""
-    monkeypatch.setattr(twins, "OVERLAP", 1.5)
+    monkeypatch.setattr(twins, "OVERLAP_S", 1.5)
     instance = uuid4()
     header = Header(uuid4(), False, Kind.RUN, False, ORDERS, uuid4(), "//test/Nobody", uuid4(), number=1)
     message = encode(header, (Part(ORDER, Content.DATA, b"x"),), CHECKSUM)

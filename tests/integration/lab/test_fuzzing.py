@@ -38,7 +38,7 @@ def ends(case: Case) -> str:
 
 
 def allocates(case: Case) -> str:
-    return str(len(bytes(trials.MEMORY * 2)))
+    return str(len(bytes(trials.MEMORY_BYTES * 2)))
 
 
 def computes(case: Case) -> str:
@@ -66,8 +66,8 @@ def waits(case: Case) -> str:
 def test_each_kind_of_failure_is_found(
     monkeypatch: pytest.MonkeyPatch, judge: Callable[[Case], str], problem: str
 ) -> None:
-    monkeypatch.setattr(trials, "PROCESSOR", 0.1)
-    monkeypatch.setattr(trials, "PATIENCE", 1.0)
+    monkeypatch.setattr(trials, "CPU_LIMIT_S", 0.1)
+    monkeypatch.setattr(trials, "CASE_TIMEOUT_S", 1.0)
     found = list(trial("avro", range(2), judge))
     assert [one.number for one in found if isinstance(one, Failure)] == [0, 1]
     assert all(problem in one.problem for one in found if isinstance(one, Failure))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from servicebroker.model.xml import (
     read_schema,
     validation_failure,
 )
+from servicebroker_lab.fuzzing.memory import limit_memory
 
 
 @given(st.binary(min_size=1) | st.none())
@@ -393,8 +393,7 @@ LARGE = {
 def judge(name: str, told: Any) -> None:
     """In a process with 1 GB beside what it has already."""
     body, _ = LARGE[name]
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, ((1 << 30) + pages * resource.getpagesize(),) * 2)
+    limit_memory(1 << 30)
     told.send(validation_failure("X", body))
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servicebroker.protocol.twins import MEMORY, MOST, OVERLAP, Identity, Twins
+from servicebroker.protocol.twins import MAX_IDENTITIES, MEMORY_S, OVERLAP_S, Identity, Twins
 
 SHOP = Identity("certificate shop", UUID(int=1))
 
@@ -20,21 +20,21 @@ def test_two_that_bring_messages_beside_each_other_are_told_with_both_places() -
     twins = Twins()
     told = [twins.heard(SHOP, incarnation(number % 2), f"host{number % 2}", float(number)) for number in range(9)]
     assert [one for one in told if one] == ["host1"]
-    assert told.index("host1") == OVERLAP + 3  # the second begins at 1, the first must be heard for longer than that
+    assert told.index("host1") == OVERLAP_S + 3  # the second begins at 1, the first must be heard for longer than that
 
 
 def test_the_same_two_are_told_again_while_it_goes_on() -> None:
     twins = Twins()
     told = [twins.heard(SHOP, incarnation(number % 2), "x", float(number)) for number in range(100)]
-    assert 10 <= sum(one is not None for one in told) <= 100 / OVERLAP
+    assert 10 <= sum(one is not None for one in told) <= 100 / OVERLAP_S
 
 
 @given(
     st.lists(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=5), min_size=1, max_size=8),
-    st.floats(-OVERLAP, MEMORY),
+    st.floats(-OVERLAP_S, MEMORY_S),
 )
 def test_daemons_that_replace_each_other_are_not_told(lives: list[list[float]], pause: float) -> None:
-    """What a daemon sent last may arrive up to `OVERLAP` seconds after its successor's first message."""
+    """What a daemon sent last may arrive up to `OVERLAP_S` seconds after its successor's first message."""
     heard, now = [], 0.0
     for number, life in enumerate(lives):
         begun = now + pause if pause > 0 else now
@@ -56,8 +56,8 @@ def test_two_instances_and_two_owners_are_not_twins() -> None:
 
 def test_strangers_fill_no_memory() -> None:
     twins = Twins()
-    for number in range(3 * MOST):
+    for number in range(3 * MAX_IDENTITIES):
         twins.heard(Identity("", UUID(int=number)), incarnation(number), "x", 0.0)
         twins.heard(SHOP, incarnation(number), "x", 0.0)
-    assert len(twins._known) <= MOST
+    assert len(twins._known) <= MAX_IDENTITIES
     assert all(len(daemons) <= 4 for daemons in twins._known.values())
