@@ -1,5 +1,5 @@
 """Found by PySpark, which registers the data source of every module named pyspark_*: format "servicebroker_delta"."""
 
-from servicebroker.pipeline.delta import DeltaSink as DefaultSource
+from servicebroker.pipeline.sinks.delta import DeltaSink as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,5 +1,5 @@
 """Found by PySpark, which registers the data source of every module named pyspark_*."""
 
-from servicebroker.pipeline.warehouse import WarehouseSink as DefaultSource
+from servicebroker.pipeline.sinks.warehouse import WarehouseSink as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from forked import Command
-from servicebroker.cli import certificate
+from servicebroker.cli.commands import certificate
 from support import (
     CONTRACT,
     ORDER,

@@ -32,7 +32,7 @@ LOADED = (
     "typer.rich_utils",
     "pyspark.sql",  # not what it loads as it runs: pyarrow and deltalake start threads
     "servicebroker.pipeline.run",
-    "servicebroker.pipeline.maintenance",
+    "servicebroker.pipeline.sinks.maintenance",
 )
 _LARGEST = 1 << 20  # bytes of arguments and environment
 

@@ -84,7 +84,7 @@ def main(file: Path) -> None:
         with sb.open(f"{folder}/data", upkeep=None) as instance:
             fill(instance)
             copied = Path(folder, "copy")
-            from servicebroker.cli.instance import dump
+            from servicebroker.cli.commands.instance import dump
 
             dump(copied, instance=instance.url)
         file.write_bytes(lzma.compress(copied.read_bytes(), preset=9))

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterable
 
 import servicebroker as sb
-from servicebroker.broker.links import Arrival
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.remote.site import Here
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Address

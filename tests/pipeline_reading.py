@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.reader import QueueStreamReader
+from servicebroker.pipeline.stream.reader import QueueStreamReader
 
 ALL = ReadAllAvailable()
 

@@ -19,7 +19,7 @@ from adbc_driver_manager import Error as ReadError
 import servicebroker as sb
 from pipeline_support import LINE, Feed
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.reader import QueueReader, QueueStreamReader
+from servicebroker.pipeline.stream.reader import QueueReader, QueueStreamReader
 
 FLEETING = 1000  # numbers of senders from here on: their conversations are ended by the side that reads
 

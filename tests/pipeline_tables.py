@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from servicebroker.pipeline import rows as source_rows
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.stream import rows as source_rows
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 QUEUE = QueueRule("./data", "Shop", "Stock")

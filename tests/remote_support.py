@@ -15,9 +15,9 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 import servicebroker as sb
-from servicebroker.broker.links import Arrival
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.transport.links import Arrival
 from servicebroker.protocol.envelope import Kind, parse
 from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store.connection import connect

@@ -23,9 +23,9 @@ from pipeline_tables import batch, land, message, pipeline
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule
-from servicebroker.pipeline.landing import target
-from servicebroker.pipeline.maintenance import compact, replay
 from servicebroker.pipeline.rebuild import rebuild
+from servicebroker.pipeline.sinks.landing import target
+from servicebroker.pipeline.sinks.maintenance import compact, replay
 
 KINDS = ("integer", "long", "double", "string", "decimal(4,1)", "decimal(6,1)", "decimal(8,3)")
 WIDER = {

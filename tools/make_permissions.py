@@ -1,4 +1,5 @@
-"""Writes the table of docs/reference/permissions.md that says which statement needs what, from model/permissions.py.
+"""Writes the table of docs/reference/permissions.md that says which statement needs what, from
+model/security/permissions.py.
 
 python tools/make_permissions.py
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from servicebroker.model.permissions import KIND_WORDS, NEEDS, Kind, Need
+from servicebroker.model.security.permissions import KIND_WORDS, NEEDS, Kind, Need
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "permissions.md"
 BEGIN, END = "| statement | needs | refused with |\n|---|---|---|\n", "\n\n"

@@ -1,7 +1,7 @@
 """The connections of a daemon: opened and greeted, one for each peer. A crash takes them all.
 
-What `broker/sockets.py` does with sockets and threads, over simulated streams: the same protocol and arbitration, the
-same happenings, the same pauses between attempts.
+What `broker/transport/sockets.py` does with sockets and threads, over simulated streams: the same protocol and
+arbitration, the same happenings, the same pauses between attempts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from uuid import UUID
 from servicebroker.broker.inboxes import Answered, Lost, Reached, Unreached
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED
-from servicebroker.broker.stream import CLAIM
+from servicebroker.broker.transport.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED
+from servicebroker.broker.transport.stream import CLAIM
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.peers import UNPROVED, Peer, Proved
+from servicebroker.model.security.peers import UNPROVED, Peer, Proved
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import (
     Arrived,

@@ -11,7 +11,7 @@ from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.dialog_security import Binding
+from servicebroker.model.security.dialog_security import Binding
 from servicebroker.model.states import EndpointState
 from servicebroker.protocol.envelope import Content
 from servicebroker_lab.simulation.faults import Faults, draw_limits

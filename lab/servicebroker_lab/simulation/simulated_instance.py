@@ -16,19 +16,19 @@ from servicebroker.broker.conversations import CAPACITY
 from servicebroker.broker.departures import BUDGET
 from servicebroker.broker.inboxes import Answered, Reached, share_for
 from servicebroker.broker.inboxes import Lost as LinkLost
-from servicebroker.broker.links import Arrival
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy, trusted
 from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.tls import Tls
+from servicebroker.broker.transport.links import Arrival
+from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.remote.departing import Settled
 from servicebroker.engine.remote.site import Here
 from servicebroker.engine.security.transport_certificates import TransportCertificate
-from servicebroker.model.dialog_security import Binding
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.peers import Answer, Proved
+from servicebroker.model.security.dialog_security import Binding
+from servicebroker.model.security.peers import Answer, Proved
 from servicebroker.protocol.adjacent import Arrived, Myself
 from servicebroker.protocol.dialog import Acknowledged
 from servicebroker.protocol.division import WHOLE, Division

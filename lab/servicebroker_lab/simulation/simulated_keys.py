@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, KeptKey, UserCertificate
-from servicebroker.model.certificates import MASTER_KEY, PRIVATE_KEY
-from servicebroker.model.permissions import DBO
-from servicebroker.store.key_files import KeyFolder
-from servicebroker.store.sealing import KEY, seal
-from servicebroker.store.x509_certificates import issue, key_bytes
+from servicebroker.model.security.certificates import MASTER_KEY, PRIVATE_KEY
+from servicebroker.model.security.permissions import DBO
+from servicebroker.store.keys.key_files import KeyFolder
+from servicebroker.store.keys.sealing import KEY, seal
+from servicebroker.store.keys.x509_certificates import issue, key_bytes
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 
 SERVICE_MASTER_KEY, OF_DATABASES = bytes(KEY), bytes(range(KEY))

@@ -36,10 +36,10 @@ from servicebroker.engine.remote.site import Database, Here, Home, Located, pass
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import UserCertificate
-from servicebroker.model.dialog_security import Binding, Security
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import error_body
-from servicebroker.model.permissions import DBO, Kind, Securable
+from servicebroker.model.security.dialog_security import Binding, Security
+from servicebroker.model.security.permissions import DBO, Kind, Securable
 from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.division import WHOLE, Division

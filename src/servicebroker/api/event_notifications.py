@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from servicebroker.api.definitions import defined
 from servicebroker.engine.catalog import event_notifications
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:

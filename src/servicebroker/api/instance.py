@@ -36,14 +36,14 @@ from servicebroker.engine.remote.site import find_instance
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.store import kept
 from servicebroker.store.concurrency import Lock, in_thread, is_interrupt
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.key_files import KeyFolder
-from servicebroker.store.opened_keys import OpenedKeys
+from servicebroker.store.keys.key_files import KeyFolder
+from servicebroker.store.keys.opened_keys import OpenedKeys
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.server_time import follow

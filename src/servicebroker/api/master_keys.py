@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 from servicebroker.engine.security import master_keys
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.model.arguments import check_switch, checked_password
-from servicebroker.model.certificates import MASTER_KEY
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import User
+from servicebroker.model.security.certificates import MASTER_KEY
+from servicebroker.model.security.permissions import User
 from servicebroker.store.concurrency import in_thread
-from servicebroker.store.sealing import new_key, seal, seal_by_password, unseal, unseal_by_password
+from servicebroker.store.keys.sealing import new_key, seal, seal_by_password, unseal, unseal_by_password
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:

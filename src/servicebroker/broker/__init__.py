@@ -22,9 +22,9 @@ frames.
 * Memory is bounded: 10,000 conversations, 64 MB of bodies that wait for links, 64 MB that wait for rows, 32 MB in the
   inboxes. If the share of a peer is full, its connections are not read.
 * Only `conversations.py` changes the state of a conversation, by the tables of `protocol/on_its_way.py`.
-* A peer is what its certificate proves (`tls.py`, `recognition.py`). A message counts if its seal proves the sender, or
-  if a route names the peer for the sending service (`trust.py`).
-* The relay knows no socket and no SQL: `links.py` and `store_operations.py` are its interfaces. The simulator
+* A peer is what its certificate proves (`transport/tls.py`, `recognition.py`). A message counts if its seal proves the
+  sender, or if a route names the peer for the sending service (`trust.py`).
+* The relay knows no socket and no SQL: `transport/links.py` and `store_operations.py` are its interfaces. The simulator
   implements both in memory.
 * One daemon serves an instance, by an advisory lock. It says that it is the principal only after a commit.
 

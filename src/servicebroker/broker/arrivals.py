@@ -16,16 +16,16 @@ from servicebroker.broker import journal, metrics
 from servicebroker.broker.conversations import Conversations, Entry
 from servicebroker.broker.dialog_security import Denied, DialogSecurity
 from servicebroker.broker.inboxes import Charges, line_of
-from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.quotas import Quotas
 from servicebroker.broker.store_operations import Store
+from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.engine.conversation.traces import Traced
 from servicebroker.engine.remote import arriving
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import BEING_ALTERED, Place, Unroutable
 from servicebroker.model.conversation_events import CREATED, DROPPED, Deed
-from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.errors import RULES
+from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.states import EndpointState
 from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.again import Again

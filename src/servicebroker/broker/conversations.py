@@ -15,10 +15,10 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal
-from servicebroker.broker.links import Link, Links
+from servicebroker.broker.transport.links import Link, Links
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY, Security
 from servicebroker.model.errors import RULES
+from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY, Security
 from servicebroker.model.states import EndpointState
 from servicebroker.protocol.again import SOON
 from servicebroker.protocol.dialog import SENDS, Dialog, Identity, Sending, TransmissionState

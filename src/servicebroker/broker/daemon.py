@@ -22,17 +22,18 @@ from uuid import UUID, uuid4, uuid5
 
 import psycopg
 
-from servicebroker.broker import connections, forwarding, journal, metrics
-from servicebroker.broker.connections import Observed
+from servicebroker.broker import forwarding, journal, metrics
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached
-from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.processes import Begin, Gone, ShareProcess
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.shares import FALLBACK, MANY, NAME, PACE, SOON, Serving, Share, Shares, pin_plans
-from servicebroker.broker.sockets import Network
 from servicebroker.broker.standing import Proof
+from servicebroker.broker.transport import connections
+from servicebroker.broker.transport.connections import Observed
+from servicebroker.broker.transport.links import Arrival
+from servicebroker.broker.transport.sockets import Network
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, NetworkEndpoint
@@ -54,8 +55,8 @@ from servicebroker.store.connection import connect, one_line
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.hearing import Ear, hearing
 from servicebroker.store.home import check_home, find_home
-from servicebroker.store.key_files import KeyFolder
-from servicebroker.store.opened_keys import OpenedKeys
+from servicebroker.store.keys.key_files import KeyFolder
+from servicebroker.store.keys.opened_keys import OpenedKeys
 from servicebroker.store.outage import AGAIN, Outage
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server_clock import taken_ahead

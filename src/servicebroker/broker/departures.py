@@ -12,8 +12,8 @@ from servicebroker.broker import journal, metrics
 from servicebroker.broker.conversations import MATCH_AGAIN, Conversations, Entry
 from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.inboxes import Charges
-from servicebroker.broker.links import Link
 from servicebroker.broker.store_operations import Store
+from servicebroker.broker.transport.links import Link
 from servicebroker.engine.remote.departing import NOTHING, Leaving, Reading, WaitingConversation
 from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.dialog import SENDS

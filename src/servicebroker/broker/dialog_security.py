@@ -16,26 +16,26 @@ import msgspec
 
 from servicebroker.broker import journal
 from servicebroker.broker.key_exchange import is_signed, sign, unwrap, wrap
-from servicebroker.broker.links import Link
 from servicebroker.broker.store_operations import Store
+from servicebroker.broker.transport.links import Link
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.site import Home
 from servicebroker.engine.security import session_keys
 from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, UserCertificate
-from servicebroker.model.certificates import SESSION_KEY
-from servicebroker.model.dialog_security import NO_BINDING, NO_SERVICE_MASTER_KEY, TABLE, Security
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.permissions import PUBLIC
+from servicebroker.model.security.certificates import SESSION_KEY
+from servicebroker.model.security.dialog_security import NO_BINDING, NO_SERVICE_MASTER_KEY, TABLE, Security
+from servicebroker.model.security.permissions import PUBLIC
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys, bound
 from servicebroker.protocol.envelope import BrokerFailure, Exchange, Header, Kind, pack_exchange, refusal
 from servicebroker.protocol.integrity import KEY_SIZE, SALT_SIZE, SessionKey
 from servicebroker.protocol.wire_errors import CorruptedMessage
-from servicebroker.store.key_files import KeyFolder
-from servicebroker.store.opened_keys import OpenedKeys
-from servicebroker.store.sealing import seal, unseal
-from servicebroker.store.x509_certificates import public_key
+from servicebroker.store.keys.key_files import KeyFolder
+from servicebroker.store.keys.opened_keys import OpenedKeys
+from servicebroker.store.keys.sealing import seal, unseal
+from servicebroker.store.keys.x509_certificates import public_key
 
 
 class Secured(NamedTuple):

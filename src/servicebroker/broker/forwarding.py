@@ -9,9 +9,9 @@ import psycopg
 
 from servicebroker.broker import journal
 from servicebroker.broker.arrivals import Came
-from servicebroker.broker.connections import show
-from servicebroker.broker.links import Links
 from servicebroker.broker.mirrors import Mirrors
+from servicebroker.broker.transport.connections import show
+from servicebroker.broker.transport.links import Links
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.forwarding import MEGABYTE, Forwarder, Passage, Refusal

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.broker.links import Arrival, Link
+from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.protocol.division import share_of
 from servicebroker.protocol.envelope import conversation_of
 from servicebroker.protocol.forwarding import unwrap

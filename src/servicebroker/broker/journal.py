@@ -9,12 +9,12 @@ import logging
 from uuid import UUID
 
 from servicebroker.broker import metrics
-from servicebroker.broker.links import Link
+from servicebroker.broker.transport.links import Link
 from servicebroker.engine.conversation.failure import Failed
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.peers import MESSAGES, STANDING, STRANGER, TWINS, Mistrust
+from servicebroker.model.security.peers import MESSAGES, STANDING, STRANGER, TWINS, Mistrust
 from servicebroker.model.wording import cleaned
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header, Kind

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from servicebroker.protocol.envelope import Exchange
 from servicebroker.protocol.integrity import KEY_SIZE
-from servicebroker.store import x509_certificates
-from servicebroker.store.x509_certificates import PrivateKey, PublicKey
+from servicebroker.store.keys import x509_certificates
+from servicebroker.store.keys.x509_certificates import PrivateKey, PublicKey
 
 _ABOUT = b"servicebroker key exchange key 1"
 _OAEP = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), None)

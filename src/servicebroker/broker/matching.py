@@ -8,13 +8,13 @@ from uuid import UUID
 from servicebroker.broker import journal
 from servicebroker.broker.conversations import Conversations, Entry
 from servicebroker.broker.dialog_security import DialogSecurity, Secured
-from servicebroker.broker.links import Link, Links
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.store_operations import Store
+from servicebroker.broker.transport.links import Link, Links
 from servicebroker.engine.remote.departing import Claimed
 from servicebroker.engine.remote.site import Here
-from servicebroker.model.dialog_security import Security
 from servicebroker.model.errors import RULES
+from servicebroker.model.security.dialog_security import Security
 from servicebroker.protocol.on_its_way import UNCLAIMED, UNSETTLED, Event
 from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local
 

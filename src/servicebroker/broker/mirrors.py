@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from servicebroker.broker.links import Links
+from servicebroker.broker.transport.links import Links
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.protocol import mirroring
 from servicebroker.protocol.mirroring import NEVER, Known, Pair, Standing

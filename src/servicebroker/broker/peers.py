@@ -10,7 +10,7 @@ from uuid import UUID
 
 from servicebroker.broker.policy import Policy
 from servicebroker.engine.remote.known_peers import MOST, MOST_CLAIMS
-from servicebroker.model.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
+from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
 from servicebroker.protocol.routing import Address
 
 OTHERS = "others"  # an owner: of those that are too many to be told apart

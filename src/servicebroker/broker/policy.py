@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.broker.tls import Tls
+from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     REQUIRED,
@@ -28,11 +28,11 @@ from servicebroker.engine.remote.known_peers import find_answers
 from servicebroker.engine.remote.site import find_instance, own_addresses
 from servicebroker.engine.security.logins import Connect, find_connect
 from servicebroker.engine.security.transport_certificates import TransportCertificate, all_certificates, shown
-from servicebroker.model.authentication import Method
 from servicebroker.model.errors import RULES, DomainError, InstanceError
-from servicebroker.model.peers import Answer
+from servicebroker.model.security.authentication import Method
+from servicebroker.model.security.peers import Answer
 from servicebroker.protocol.routing import Address
-from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.membership import Membership, MemberState
 from servicebroker.store.running import run
 

@@ -25,8 +25,8 @@ import psycopg
 
 from servicebroker.broker import metrics
 from servicebroker.broker.forwarding import Row
-from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.peers import Peers
+from servicebroker.broker.transport.links import Arrival, Link, Links
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.division import Division

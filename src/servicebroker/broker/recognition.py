@@ -10,13 +10,13 @@ import msgspec
 
 from servicebroker.engine.security.logins import Connect
 from servicebroker.engine.security.transport_certificates import TransportCertificate
-from servicebroker.model.authentication import CERTIFICATE, Authentication, Method
-from servicebroker.model.domain import Member
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.peers import STRANGER, Proved
-from servicebroker.store.domain_certificates import member_of
+from servicebroker.model.security.authentication import CERTIFICATE, Authentication, Method
+from servicebroker.model.security.domain import Member
+from servicebroker.model.security.peers import STRANGER, Proved
+from servicebroker.store.keys.domain_certificates import member_of
+from servicebroker.store.keys.x509_certificates import facts_of_der
 from servicebroker.store.membership import MemberState
-from servicebroker.store.x509_certificates import facts_of_der
 
 NOT_IN_THE_TABLE = 0  # the number of a certificate that nobody has imported
 

@@ -19,11 +19,11 @@ from servicebroker.broker.departures import BUDGET, Finding, Frames, Readahead
 from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.forwarding import Forwarding
 from servicebroker.broker.inboxes import Charges
-from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.matching import Matching
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.store_operations import Store
+from servicebroker.broker.transport.links import Arrival, Link, Links
 from servicebroker.broker.trust import Trust
 from servicebroker.engine.remote.departing import Snapshot
 from servicebroker.engine.remote.site import Here
@@ -33,7 +33,7 @@ from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Decision
 from servicebroker.protocol.unfinished import UnfinishedMessages
 from servicebroker.protocol.wire_errors import CorruptedMessage
-from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.keys.key_files import KeyFolder
 
 
 class Relay:

@@ -23,8 +23,6 @@ from weakref import WeakValueDictionary
 import psycopg
 
 from servicebroker.broker import metrics
-from servicebroker.broker.links import Arrival
-from servicebroker.broker.links import Link as AnyLink
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.processes import (
     PROGRAM,
@@ -42,13 +40,15 @@ from servicebroker.broker.processes import (
 )
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.shares import open_share
+from servicebroker.broker.transport.links import Arrival
+from servicebroker.broker.transport.links import Link as AnyLink
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.peers import Mistrust
+from servicebroker.model.security.peers import Mistrust
 from servicebroker.protocol.mirroring import NEVER, Known
 from servicebroker.protocol.routing import Address
 from servicebroker.store.connection import one_line
-from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.running import execute
 from servicebroker.store.statement_counts import counts_of, place_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.broker.sockets import Network
+from servicebroker.broker.transport.sockets import Network
 from servicebroker.engine.remote.mirrored_pairs import find_standing, proof
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from servicebroker.broker.arrivals import Came, WaitingOpenings
 from servicebroker.broker.conversations import Entry
-from servicebroker.broker.links import Links
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.store_operations import Store
+from servicebroker.broker.transport.links import Links
 from servicebroker.engine.remote.site import Here, Located
-from servicebroker.model.dialog_security import Security
-from servicebroker.model.peers import MESSAGES, Mistrust
+from servicebroker.model.security.dialog_security import Security
+from servicebroker.model.security.peers import MESSAGES, Mistrust
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local, RoutingTable, asks, ways
 

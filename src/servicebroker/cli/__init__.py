@@ -18,6 +18,7 @@ of `engine/diagnosis`, and prints. `main` turns expected errors into one sentenc
   end with it (`orphans.py`).
 * What peers can cause in the log is bounded (`log.py`).
 
-**Where.** The daemon: `serve.py`. Workers: `worker.py`. T-SQL: `sql.py`, `sqlcmd.py`, `prompt.py`. Help with examples:
-`examples.py`. How bodies are shown: `texts.py`. Begin with `main.py`, then `queue.py`.
+**Where.** The daemon: `commands/serve.py`. Workers: `commands/worker.py`. T-SQL: `commands/sql.py`, `sqlcmd.py`,
+`prompt.py`. Help with examples: `examples.py`. How bodies are shown: `texts.py`. Begin with `main.py`, then
+`commands/queue.py`.
 """

@@ -12,12 +12,12 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.engine.catalog.present import find_present
-from servicebroker.model.certificates import Facts
 from servicebroker.model.errors import BrokerError, InstanceError, NotAdopted, Unreachable
+from servicebroker.model.security.certificates import Facts
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.keys.x509_certificates import certificate_in
 from servicebroker.store.running import execute
-from servicebroker.store.x509_certificates import certificate_in
 
 
 def must_exist(target: str) -> None:

@@ -163,7 +163,7 @@ class Commands(TyperGroup):
 def load(name: str) -> Any:
     """The command of that name."""
     place = COMMANDS[name]
-    found = getattr(import_module(f"servicebroker.cli.{place.module}"), place.attribute)
+    found = getattr(import_module(f"servicebroker.cli.commands.{place.module}"), place.attribute)
     command = typer.main.get_command(found if isinstance(found, typer.Typer) else alone(found, name))
     _finish(name, command)
     return command

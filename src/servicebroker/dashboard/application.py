@@ -26,10 +26,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from servicebroker.cli.audit import changed
+from servicebroker.cli.commands.audit import changed
+from servicebroker.cli.commands.trail import told
 from servicebroker.cli.people_file import People, Role
 from servicebroker.cli.texts import printable
-from servicebroker.cli.trail import told
 from servicebroker.dashboard import pages
 from servicebroker.dashboard.acts import ACTS
 from servicebroker.dashboard.bodies import editable, shown

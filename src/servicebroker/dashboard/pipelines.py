@@ -37,7 +37,7 @@ class WatchedPipeline(Watched):
         Raises:
             InstanceError: the tables cannot be changed, or no rule of the file is of that type.
         """
-        from servicebroker.pipeline.maintenance import replay
+        from servicebroker.pipeline.sinks.maintenance import replay
 
         found = replay(read_pipeline(self._path), message_type)  # nothing, where there is no quarantine any more
         self.forget()
@@ -46,7 +46,7 @@ class WatchedPipeline(Watched):
 
     def _look(self) -> dict[str, Any]:
         from servicebroker.pipeline.last_run import in_words, last_run
-        from servicebroker.pipeline.maintenance import status
+        from servicebroker.pipeline.sinks.maintenance import status
 
         pipeline = read_pipeline(self._path)
         found = status(pipeline)

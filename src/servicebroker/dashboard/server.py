@@ -15,7 +15,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from servicebroker.broker.accepting import Acceptor, Terms, Visitor, Why
+from servicebroker.broker.transport.accepting import Acceptor, Terms, Visitor, Why
 from servicebroker.protocol.admission import Places
 
 REQUEST_TIME = 10.0  # seconds for the TLS handshake, for the head of a request, and for its body

@@ -9,9 +9,10 @@ follows which event, and which number refuses what. Each of these facts stands h
   pair is missing, the event is refused.
 * `errors.py`: every error with its Service Broker number and text. `remedies.py` says what a person does about it.
 * `arguments.py`: what a verb or a definition refuses by its arguments alone. `names.py`: rules for names.
-* `permissions.py`: principals and permissions. `NEEDS` says what each statement needs; `is_allowed` decides.
+* `security/permissions.py`: principals and permissions. `NEEDS` says what each statement needs; `is_allowed` decides.
 * `poison.py`: when a queue is switched off, and what a policy says about a failed message.
-* `dialog_security.py`, `peers.py`: how a conversation between instances is secured, and who a peer is.
+* `security/dialog_security.py`, `security/peers.py`: how a conversation between instances is secured, and who a peer
+  is.
 * `application.py`: a whole application as one value. `workers.py`: a worker as a value.
 
 **The rules.**
@@ -24,5 +25,5 @@ follows which event, and which number refuses what. Each of these facts stands h
   type reads nothing but the documents of its collection.
 * Text from a peer passes `cleaned` in `wording.py` before it is stored, logged or shown.
 
-Begin with `states.py`, then `NEEDS` in `permissions.py`.
+Begin with `states.py`, then `NEEDS` in `security/permissions.py`.
 """

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import ANALYTICS, Pipeline
-from servicebroker.pipeline.landing import place_of
-from servicebroker.pipeline.tables import rows_of
+from servicebroker.pipeline.sinks.landing import place_of
+from servicebroker.pipeline.sinks.tables import rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

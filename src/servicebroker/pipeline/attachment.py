@@ -12,11 +12,11 @@ from servicebroker.engine.catalog.catalog import Catalog, find_queue
 from servicebroker.engine.security.authorization import authorize, queue_number
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.names import split_queue_name
-from servicebroker.pipeline import frontier
-from servicebroker.pipeline.acknowledge import Rows, look, remove_rows, take_away
 from servicebroker.pipeline.connecting import OpenDatabase, has_table
-from servicebroker.pipeline.frontier import Frontier, Now, Slice
 from servicebroker.pipeline.options import SourceOptions
+from servicebroker.pipeline.stream import frontier
+from servicebroker.pipeline.stream.acknowledge import Rows, look, remove_rows, take_away
+from servicebroker.pipeline.stream.frontier import Frontier, Now, Slice
 from servicebroker.store import locks
 from servicebroker.store.running import execute, run
 from servicebroker.store.server_time import server_time

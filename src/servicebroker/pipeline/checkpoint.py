@@ -9,7 +9,7 @@ from pathlib import Path
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import OldCheckpoint, Pipeline, QueueRule
-from servicebroker.pipeline.landing import Target, target
+from servicebroker.pipeline.sinks.landing import Target, target
 
 
 class Checkpoints:

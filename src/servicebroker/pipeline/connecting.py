@@ -10,7 +10,7 @@ import psycopg
 from servicebroker.engine.catalog.databases import find_database
 from servicebroker.engine.security.principals import find_user
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.home import check_home, find_home

@@ -12,7 +12,7 @@ import msgspec
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import UTF_8, Column, Decoder, RegisteredDecoder, check_given, decoder
-from servicebroker.pipeline.storage import Folder, StoreFolder, folder_at
+from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, folder_at
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,120}")
 TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,100}")

@@ -25,7 +25,7 @@ from servicebroker.pipeline.definition import (
 )
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.schema_registry import checked_url
-from servicebroker.pipeline.storage import Folder, StoreFolder, folder_at
+from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, folder_at
 from servicebroker.store.connection import is_url
 
 _SOURCE_OPTIONS = {

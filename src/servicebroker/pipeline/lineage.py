@@ -18,8 +18,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.queue_run import Hear, QueueRun
+from servicebroker.pipeline.sinks.storage import Folder
 from servicebroker.pipeline.sorting import columns_of
-from servicebroker.pipeline.storage import Folder
 from servicebroker.store.connection import is_url
 
 if TYPE_CHECKING:

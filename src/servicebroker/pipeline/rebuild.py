@@ -9,14 +9,14 @@ from uuid import uuid4
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.landing import Target, folded, newest, target
-from servicebroker.pipeline.maintenance import messages_of, replay
-from servicebroker.pipeline.parquet import DataFile
-from servicebroker.pipeline.places import except_at
-from servicebroker.pipeline.replacing import carried, read_columns
+from servicebroker.pipeline.sinks.landing import Target, folded, newest, target
+from servicebroker.pipeline.sinks.maintenance import messages_of, replay
+from servicebroker.pipeline.sinks.parquet import DataFile
+from servicebroker.pipeline.sinks.places import except_at
+from servicebroker.pipeline.sinks.replacing import carried, read_columns
+from servicebroker.pipeline.sinks.tables import Place, Table, check_partitions, committed, others_columns, own
+from servicebroker.pipeline.sinks.warehouse import FULL
 from servicebroker.pipeline.sorting import Sorter, now_in_utc
-from servicebroker.pipeline.tables import Place, Table, check_partitions, committed, others_columns, own
-from servicebroker.pipeline.warehouse import FULL
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,14 +16,14 @@ from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.checkpoint import Checkpoints
 from servicebroker.pipeline.definition import Pipeline, QueueRule
-from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.last_run import LastRun
 from servicebroker.pipeline.lineage import lineage
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.planners import end_planners, planners
 from servicebroker.pipeline.quarantine_counts import Counts, check_limits, forget, limits_of, place, read_noted
 from servicebroker.pipeline.queue_run import QueueRun, Started, State
+from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.spark_session import how_java_ended, is_running, register_formats, spark_session
+from servicebroker.pipeline.stream.planners import end_planners, planners
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column, Decoder, Undecodable
 from servicebroker.pipeline.decoding.columns import digits
 from servicebroker.pipeline.definition import ORIGIN, MessageRule, Pipeline, QueueRule, StopError
-from servicebroker.pipeline.places import only_at
+from servicebroker.pipeline.sinks.places import only_at
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ from servicebroker.pipeline.message_columns import COLUMNS, PARTS
 from servicebroker.pipeline.options import source_options, writer_options
 
 if TYPE_CHECKING:
-    from servicebroker.pipeline.reader import QueueReader, QueueStreamReader
+    from servicebroker.pipeline.stream.reader import QueueReader, QueueStreamReader
     from servicebroker.pipeline.writer import MessageBatchWriter, MessageStreamWriter
 
 
@@ -49,13 +49,13 @@ class ServiceBrokerSource(DataSource):
 
     def reader(self, schema: StructType) -> QueueReader:
         """A look at the queue as it is."""
-        from servicebroker.pipeline.reader import QueueReader
+        from servicebroker.pipeline.stream.reader import QueueReader
 
         return QueueReader(source_options(self._given))
 
     def streamReader(self, schema: StructType) -> QueueStreamReader:
         """The stream, which consumes the queue."""
-        from servicebroker.pipeline.reader import QueueStreamReader
+        from servicebroker.pipeline.stream.reader import QueueStreamReader
 
         return QueueStreamReader(source_options(self._given))
 

@@ -153,9 +153,9 @@ def register_formats(session: SparkSession) -> None:
     variables per registration, writes into it as a query starts, and copies it into the tasks of those that run
     (decision 135).
     """
-    from servicebroker.pipeline.delta import DeltaSink
+    from servicebroker.pipeline.sinks.delta import DeltaSink
+    from servicebroker.pipeline.sinks.warehouse import WarehouseSink
     from servicebroker.pipeline.source import ServiceBrokerSource
-    from servicebroker.pipeline.warehouse import WarehouseSink
 
     for source in (ServiceBrokerSource, DeltaSink, WarehouseSink):
         session.dataSource.register(source)

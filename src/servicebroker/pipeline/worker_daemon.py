@@ -12,11 +12,11 @@ from pyspark import daemon
 for name in (
     "pyspark.worker",
     "pyspark.sql.worker.write_into_data_source",
-    "servicebroker.pipeline.reader",
+    "servicebroker.pipeline.stream.reader",
     "servicebroker.pipeline.sending",
     "servicebroker.pipeline.writer",
-    "servicebroker.pipeline.delta",
-    "servicebroker.pipeline.warehouse",
+    "servicebroker.pipeline.sinks.delta",
+    "servicebroker.pipeline.sinks.warehouse",
 ):
     importlib.import_module(name)
 

@@ -119,7 +119,7 @@ def commit_rows(
 ) -> bool:
     """Send what the tasks have staged, in the order of their partitions. False when it was sent before."""
     from servicebroker.engine.catalog.catalog import Catalog
-    from servicebroker.model.permissions import DBO
+    from servicebroker.model.security.permissions import DBO
     from servicebroker.pipeline.connecting import OpenDatabase
     from servicebroker.pipeline.sending import Sender, send_staged
     from servicebroker.store.running import run

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-from servicebroker.model.peers import NOBODY, Peer
+from servicebroker.model.security.peers import NOBODY, Peer
 from servicebroker.protocol.adjacent import Hello, Online
 
 Key = TypeVar("Key")

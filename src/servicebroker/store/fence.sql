@@ -14,7 +14,7 @@ select key from servicebroker.fenced_roles where postgres_role = current_user;
 create or replace function servicebroker_fence.me() returns uuid language sql stable
 return (select key from servicebroker_fence.caller);
 
--- model/permissions.py, as far as the functions below ask for it
+-- model/security/permissions.py, as far as the functions below ask for it
 delete from servicebroker.needs;
 insert into servicebroker.needs (statement, place, class, permission, number, brought_by, of_roles, denied_to)
 values {needs};

@@ -16,13 +16,21 @@ from uuid import UUID
 
 import msgspec
 
-from servicebroker.model.certificates import Facts
-from servicebroker.model.domain import Member, Token
 from servicebroker.model.errors import BrokerError, DomainError, InstanceError
-from servicebroker.store import domain_certificates as x509
-from servicebroker.store.domain_folder import Domain, Request, Revoked, SignedAnswer, machine_name, own_name, proof_of
-from servicebroker.store.key_files import KeyFolder, check_alone, replace, user_data
-from servicebroker.store.x509_certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
+from servicebroker.model.security.certificates import Facts
+from servicebroker.model.security.domain import Member, Token
+from servicebroker.store.keys import domain_certificates as x509
+from servicebroker.store.keys.domain_folder import (
+    Domain,
+    Request,
+    Revoked,
+    SignedAnswer,
+    machine_name,
+    own_name,
+    proof_of,
+)
+from servicebroker.store.keys.key_files import KeyFolder, check_alone, replace, user_data
+from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
 
 RENEWAL = x509.LIFE / 2  # when this is left of a certificate, the next one is asked for
 OVERDUE = x509.LIFE / 3  # when this is left, something is wrong

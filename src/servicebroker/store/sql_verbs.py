@@ -12,8 +12,8 @@ from servicebroker.model import names
 from servicebroker.model.arguments import DEFAULT_LEVEL, MAXIMUM_BODY, MAXIMUM_DESCRIPTION, MAXIMUM_HANDLES
 from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
 from servicebroker.model.event_types import BROKER_QUEUE_DISABLED
-from servicebroker.model.permissions import DBO, GUEST, NEEDS, PUBLIC, Kind, bringing, fixed_roles_with
 from servicebroker.model.poison import MAXIMUM_PAUSE_S
+from servicebroker.model.security.permissions import DBO, GUEST, NEEDS, PUBLIC, Kind, bringing, fixed_roles_with
 from servicebroker.model.states import REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
 from servicebroker.model.waiting import TARGET_QUEUE_OFF
 from servicebroker.model.wording import MAXIMUM_TRACEBACK

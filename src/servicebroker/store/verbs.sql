@@ -103,7 +103,7 @@ begin
 end $$;
 
 -- Why somebody may not do a statement with an object; null when it may. The decision is `is_allowed` of
--- model/permissions.py, over the needs that the table there names. Without identities everything is allowed.
+-- model/security/permissions.py, over the needs that the table there names. Without identities everything is allowed.
 create or replace function servicebroker.refusal(
     statement text, database integer, identities integer[], kind integer, id integer, owner integer, name text,
     in_schema integer default 0, schema_name text default 'dbo'

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import psycopg
 
 from servicebroker.model.names import name_parts
-from servicebroker.tsql.interpreter.modules import module_named
+from servicebroker.tsql.interpreter.definitions.modules import module_named
 from servicebroker.tsql.results import Said
 from servicebroker.tsql.statement_errors import Message, TsqlError
 

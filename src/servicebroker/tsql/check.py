@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import RAISED_BY_NOTHING, events_of
+from servicebroker.model.security.domain import check_account
+from servicebroker.tsql.interpreter.definitions.objects import OPTIONS
+from servicebroker.tsql.interpreter.definitions.principals import asked_by_nothing
 from servicebroker.tsql.interpreter.foresight import Declared, OtherTables, OtherTypes, foresee, inside
-from servicebroker.tsql.interpreter.objects import OPTIONS
-from servicebroker.tsql.interpreter.principals import asked_by_nothing
 from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
 from servicebroker.tsql.parser import parse, parse_apart
 from servicebroker.tsql.session import Session

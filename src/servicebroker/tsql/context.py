@@ -26,7 +26,7 @@ from servicebroker.engine.security.principals import (
 )
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import Login, User
+from servicebroker.model.security.permissions import Login, User
 from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.statements import Statement, Steps, resumed
 from servicebroker.tsql.statement_errors import TsqlError, no_server

@@ -21,26 +21,20 @@ from servicebroker.store.direct import send_ahead
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import Context
 from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what they run
-    applocks,
     calls,
-    catalog_procedures,
-    console_commands,
     control,
     conversations,
     cursors,
-    for_each,
-    foreign_procedures,
-    help_procedures,
+    printing,
+    result_sets,
+)
+from servicebroker.tsql.interpreter.definitions import (  # noqa: F401
     objects,
     own_rights,
     owners,
     principals,
-    printing,
-    renaming,
-    result_sets,
     secrets_of_databases,
     synonyms,
-    system,
     transfers,
     user_functions,
     user_types,
@@ -48,6 +42,16 @@ from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what 
 from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import BatchEnd, Machine, ScopeEnd
+from servicebroker.tsql.interpreter.procedures import (  # noqa: F401
+    applocks,
+    catalog_procedures,
+    console_commands,
+    for_each,
+    foreign_procedures,
+    help_procedures,
+    renaming,
+    system,
+)
 from servicebroker.tsql.interpreter.queries import Queries
 from servicebroker.tsql.interpreter.table_variables import keep
 from servicebroker.tsql.parser import parse

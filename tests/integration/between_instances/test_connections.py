@@ -27,11 +27,12 @@ import servicebroker as sb
 from daemons import wait_for
 from fault_proxy import FaultProxy
 from many_sites import Pipe
-from servicebroker.broker import inboxes, metrics, sockets
-from servicebroker.broker import stream as streams
+from servicebroker.broker import inboxes, metrics
 from servicebroker.broker.daemon import Daemon, seat
 from servicebroker.broker.inboxes import Inbox
-from servicebroker.broker.links import Arrival
+from servicebroker.broker.transport import sockets
+from servicebroker.broker.transport import stream as streams
+from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.findings import Finding, judge
 from servicebroker.protocol import adjacent, twins

@@ -29,8 +29,8 @@ from hostile import Forwarder, Hostile, HostileProcess, Orders, Talk, context
 from servicebroker.broker.daemon import instance_of, seat
 from servicebroker.cli.main import app
 from servicebroker.protocol.frames import FrameKind, encode_frame
-from servicebroker.store import x509_certificates
 from servicebroker.store.connection import connect
+from servicebroker.store.keys import x509_certificates
 from support import (
     CONTRACT,
     ORDER,

@@ -24,7 +24,8 @@ from daemons import Served, Serving, Site
 from fault_proxy import FaultProxy
 from mirrored_servers import Server
 from servicebroker.broker import metrics
-from servicebroker.cli import main, route
+from servicebroker.cli import main
+from servicebroker.cli.commands import route
 from support import (
     CONTRACT,
     ORDER,

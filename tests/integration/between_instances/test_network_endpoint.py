@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
-from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.membership import Membership
 from support import query, refused
 

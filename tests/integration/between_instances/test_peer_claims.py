@@ -17,12 +17,12 @@ from servicebroker.broker.policy import PolicyWatch
 from servicebroker.cli.main import app
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.security.transport_certificates import all_certificates
-from servicebroker.model.peers import ADDRESS, INSTANCE, Answer, Mistrust, Proved
+from servicebroker.model.security.peers import ADDRESS, INSTANCE, Answer, Mistrust, Proved
 from servicebroker.protocol.routing import Address
-from servicebroker.store import x509_certificates
 from servicebroker.store.connection import connect
+from servicebroker.store.keys import x509_certificates
+from servicebroker.store.keys.x509_certificates import instance_of, read
 from servicebroker.store.running import run, run_alone
-from servicebroker.store.x509_certificates import instance_of, read
 
 HERE = Address("here", 4022)
 

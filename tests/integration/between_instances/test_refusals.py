@@ -19,8 +19,8 @@ from servicebroker.broker.refusals import Refusals
 from servicebroker.cli.main import app
 from servicebroker.engine.diagnosis import findings
 from servicebroker.engine.remote.refusals import KEPT, MOST, Refusal, find_refusals, save_refusals
-from servicebroker.store import x509_certificates
 from servicebroker.store.connection import connect
+from servicebroker.store.keys import x509_certificates
 from servicebroker.store.running import run, run_alone
 from support import CONTRACT, ORDER, ORDERS, STOCK, eventually
 

@@ -22,9 +22,9 @@ from servicebroker.broker.shares import pin_plans
 from servicebroker.engine.remote import departing
 from servicebroker.engine.remote.departing import Reading
 from servicebroker.engine.security.transport_certificates import add_certificate
-from servicebroker.store import x509_certificates
 from servicebroker.store.connection import connect
-from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.keys import x509_certificates
+from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.running import run_alone
 from support import (
     ORDER,

@@ -17,9 +17,9 @@ from servicebroker.engine.remote.departing import Claimed, Reading
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import Place
-from servicebroker.model.dialog_security import Security
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import error_body
+from servicebroker.model.security.dialog_security import Security
 from servicebroker.model.states import EndpointState
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Kind, Opening, Part

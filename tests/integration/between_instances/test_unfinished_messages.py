@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from remote_support import Pair, Site, Wire, begin, paired
-from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.transport.links import Arrival
 from servicebroker.cli.main import app
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
 from servicebroker.protocol.integrity import CHECKSUM

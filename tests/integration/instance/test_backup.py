@@ -180,7 +180,7 @@ def test_a_stream_refuses_a_copy_by_its_checkpoint_and_reads_it_with_a_new_one(
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     from servicebroker.pipeline.options import source_options
-    from servicebroker.pipeline.reader import QueueStreamReader
+    from servicebroker.pipeline.stream.reader import QueueStreamReader
 
     def stream(url: str) -> QueueStreamReader:
         return QueueStreamReader(source_options({"instance": url, "database": "Shop", "queue": STOCK_QUEUE}))

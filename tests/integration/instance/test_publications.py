@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
-from servicebroker.pipeline.frontier import create_archive
+from servicebroker.pipeline.stream.frontier import create_archive
 from support import (
     CONTRACT,
     ORDER,

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from forked import Command
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, server
-from servicebroker.store import x509_certificates
+from servicebroker.store.keys import x509_certificates
 from support import eventually
 
 SOON = 5.0  # seconds in which an answer is there

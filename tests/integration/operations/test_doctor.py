@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
-from servicebroker.store import x509_certificates
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.keys import x509_certificates
 from support import (
     APP,
     CONTRACT,

@@ -9,7 +9,7 @@ import pytest
 
 import servicebroker as sb
 from forked import ran
-from servicebroker.cli.load import DATABASE, percentile
+from servicebroker.cli.commands.load import DATABASE, percentile
 
 
 def test_all_that_was_sent_is_received_and_the_database_is_gone(make_instance_url: Callable[..., str]) -> None:

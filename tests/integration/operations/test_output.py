@@ -177,7 +177,7 @@ def test_what_rich_draws(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_the_linter_refuses_every_other_way(line: str) -> None:
     root = Path(__file__).parents[3]
-    where = "src/servicebroker/cli/doctor.py"
+    where = "src/servicebroker/cli/commands/doctor.py"
     done = subprocess.run(
         [Path(sys.executable).with_name("ruff"), "check", "--select", "T20,TID251", "--stdin-filename", where, "-"],
         input=line, capture_output=True, text=True, check=False, cwd=root,

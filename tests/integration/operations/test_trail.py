@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.api.upkeep import upkeep
+from servicebroker.cli.commands.trail import told
 from servicebroker.cli.main import app
-from servicebroker.cli.trail import told
 from servicebroker.dashboard import Dashboard
 from servicebroker.engine.diagnosis.trail import KEPT, Event, briefly, life, merged, partitions
 from servicebroker.store.running import in_transaction, run
@@ -167,7 +167,7 @@ def test_a_queue_that_comes_later_is_followed_and_partitions_are_dropped(databas
 
 
 def test_a_transaction_that_holds_a_queue_is_waited_for(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servicebroker.cli.trail._PATIENCE", 0.2)
+    monkeypatch.setattr("servicebroker.cli.commands.trail._PATIENCE", 0.2)
     handle, _ = open_dialog(database)
     with database.transaction() as tx:
         tx.send(handle, ORDER, b"x")

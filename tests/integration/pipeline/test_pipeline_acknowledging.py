@@ -19,14 +19,14 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pipeline_reading import ALL, attach, batches, bodies, counted
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.pipeline import frontier, queue_stream
-from servicebroker.pipeline.acknowledge import end_now, look, take_away
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.reader import QueueReader
-from servicebroker.pipeline.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.stream import frontier, queue_stream
+from servicebroker.pipeline.stream.acknowledge import end_now, look, take_away
+from servicebroker.pipeline.stream.frontier import Frontier
+from servicebroker.pipeline.stream.reader import QueueReader
 
 
 def acknowledge(queue, piece, **how):
@@ -87,8 +87,10 @@ def test_a_refused_end_rolls_the_deletion_back(feed):
 def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, dialogs):
     """Each END holds a lock until its transaction ends, and a server has room for some thousands."""
     if dialogs < 1500:
-        monkeypatch.setattr("servicebroker.pipeline.acknowledge.AT_ONCE", dialogs // 3)
-    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", 1 if how == "truncate" else 50_000)
+        monkeypatch.setattr("servicebroker.pipeline.stream.acknowledge.AT_ONCE", dialogs // 3)
+    monkeypatch.setattr(
+        "servicebroker.pipeline.stream.acknowledge.WORTH_TRUNCATING", 1 if how == "truncate" else 50_000
+    )
     with feed.database.transaction() as sending:
         handles = [sending.begin_dialog(feed.near, feed.far, contract="Lines") for _ in range(dialogs)]
         sending.send(handles, LINE, b"shared" if how in ("share", "archive") else b"")
@@ -124,7 +126,7 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
 @pytest.mark.parametrize("late", ["nothing", "behind", "between", "open", "reader"])
 def test_a_large_slice_is_truncated_only_when_nothing_else_is_there(feed, reader, monkeypatch, late):
     """A message behind the slice, one between its rows of a younger transaction, an open sender, somebody who reads."""
-    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", 3)
+    monkeypatch.setattr("servicebroker.pipeline.stream.acknowledge.WORTH_TRUNCATING", 3)
     slow, fast = feed.dialog(b"1"), feed.dialog(b"2")
     with feed.database.instance.connection() as connection, contextlib.ExitStack() as stack:
         (before,) = connection.execute(f"select pg_relation_filenode('{feed.table}')").fetchone()
@@ -151,7 +153,7 @@ def test_a_large_slice_is_truncated_only_when_nothing_else_is_there(feed, reader
 
 @pytest.mark.parametrize("worth", [1, 50_000])
 def test_the_body_of_a_multicast_is_read_and_goes_with_its_last_reader(feed, reader, worth, monkeypatch):
-    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", worth)
+    monkeypatch.setattr("servicebroker.pipeline.stream.acknowledge.WORTH_TRUNCATING", worth)
     other = Feed(feed.database)
     handles = [feed.dialog(b"first"), feed.dialog(b"first"), other.dialog()]
     feed.database.send(handles, LINE, b"shared")
@@ -169,7 +171,7 @@ def test_the_body_of_a_multicast_is_read_and_goes_with_its_last_reader(feed, rea
 @pytest.mark.feature(198)
 @pytest.mark.parametrize("worth", [1, 50_000])
 def test_a_queue_with_retention_keeps_what_was_acknowledged(feed, reader, worth, monkeypatch):
-    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", worth)
+    monkeypatch.setattr("servicebroker.pipeline.stream.acknowledge.WORTH_TRUNCATING", worth)
     feed.database.alter_queue(feed.queue, retention=True)
     handle = feed.dialog(b"a", b"b")
     feed.database.send([handle, feed.dialog()], LINE, b"shared")

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import servicebroker as sb
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.reader import QueueStreamReader
+from servicebroker.pipeline.stream.reader import QueueStreamReader
 from support import eventually
 
 ALL = ReadAllAvailable()

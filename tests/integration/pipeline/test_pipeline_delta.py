@@ -16,9 +16,9 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.delta import DeltaPlace, DeltaSink
-from servicebroker.pipeline.parquet import write_parquet
-from servicebroker.pipeline.tables import UNSEEN, land
+from servicebroker.pipeline.sinks.delta import DeltaPlace, DeltaSink
+from servicebroker.pipeline.sinks.parquet import write_parquet
+from servicebroker.pipeline.sinks.tables import UNSEEN, land
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string()), ("body", pa.binary()), ("at", pa.timestamp("us", "UTC"))])
 NOON = datetime(2026, 1, 2, 12, 0, 0, 5, tzinfo=UTC)

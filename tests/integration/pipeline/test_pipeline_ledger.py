@@ -23,16 +23,16 @@ from deltalake import DeltaTable
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.pipeline import rows as source_rows
 from servicebroker.pipeline.checkpoint import Checkpoints
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.frontier import Frontier
-from servicebroker.pipeline.landing import Target
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.reader import QueueReader, QueueStreamReader
-from servicebroker.pipeline.rows import delivered
-from servicebroker.pipeline.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.landing import Target
+from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.stream import rows as source_rows
+from servicebroker.pipeline.stream.frontier import Frontier
+from servicebroker.pipeline.stream.reader import QueueReader, QueueStreamReader
+from servicebroker.pipeline.stream.rows import delivered
 from servicebroker.store import locks
 from support import eventually
 

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pipeline_reading import ALL, attach, bodies
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline import rows
+from servicebroker.pipeline.stream import rows
 from support import eventually
 
 OLD = "The checkpoint is older than what the queue"

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pipeline_reading import ALL, attach, batches, bodies
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.reader import QueueStreamReader
+from servicebroker.pipeline.stream.reader import QueueStreamReader
 from servicebroker.store import locks
 from support import eventually
 

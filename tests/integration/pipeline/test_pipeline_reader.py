@@ -25,13 +25,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 import servicebroker as sb
 from pipeline_reading import ALL, attach, batches, bodies
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.pipeline import frontier, rows
 from servicebroker.pipeline.attachment import Attachment
-from servicebroker.pipeline.delta import DeltaWriter
-from servicebroker.pipeline.frontier import Frontier, Share, Slice
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.reader import QueueReader
-from servicebroker.pipeline.rows import arrow_schema
+from servicebroker.pipeline.sinks.delta import DeltaWriter
+from servicebroker.pipeline.stream import frontier, rows
+from servicebroker.pipeline.stream.frontier import Frontier, Share, Slice
+from servicebroker.pipeline.stream.reader import QueueReader
+from servicebroker.pipeline.stream.rows import arrow_schema
 from servicebroker.store import locks
 from servicebroker.store.home import settle
 from support import eventually

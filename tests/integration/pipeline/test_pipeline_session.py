@@ -41,9 +41,9 @@ def test_what_workers_are_forked_from_has_our_modules_and_one_thread():
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
     assert said[0] == "1"
     assert {
-        "servicebroker.pipeline.reader",
+        "servicebroker.pipeline.stream.reader",
         "servicebroker.pipeline.sending",
-        "servicebroker.pipeline.warehouse",
+        "servicebroker.pipeline.sinks.warehouse",
         "psycopg",
     } <= set(said)
     assert not {"pyarrow", "deltalake"} & set(said)

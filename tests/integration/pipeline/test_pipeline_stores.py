@@ -23,16 +23,16 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.analysis import analyze
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule, Pipeline
-from servicebroker.pipeline.delta import DeltaPlace, DeltaSink
-from servicebroker.pipeline.delta_reader import open_table
-from servicebroker.pipeline.iceberg import catalog
-from servicebroker.pipeline.landing import target
-from servicebroker.pipeline.maintenance import compact, replay, status
-from servicebroker.pipeline.parquet import write_parquet
 from servicebroker.pipeline.rebuild import rebuild
-from servicebroker.pipeline.storage import StoreFolder, files_in, names_in
-from servicebroker.pipeline.tables import Conflict
-from servicebroker.pipeline.tables import land as land_files
+from servicebroker.pipeline.sinks.delta import DeltaPlace, DeltaSink
+from servicebroker.pipeline.sinks.delta_reader import open_table
+from servicebroker.pipeline.sinks.iceberg import catalog
+from servicebroker.pipeline.sinks.landing import target
+from servicebroker.pipeline.sinks.maintenance import compact, replay, status
+from servicebroker.pipeline.sinks.parquet import write_parquet
+from servicebroker.pipeline.sinks.storage import StoreFolder, files_in, names_in
+from servicebroker.pipeline.sinks.tables import Conflict
+from servicebroker.pipeline.sinks.tables import land as land_files
 
 STOCK = MessageRule("Stock", "json", "stock", (Column("id", "long"), Column("note", "string", True)), key=("id",))
 DAYS = replace(ORDER, message_type="Day", table="days", partition_by=("_date",))

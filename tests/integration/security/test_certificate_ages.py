@@ -17,7 +17,7 @@ from servicebroker.broker import metrics
 from servicebroker.cli.main import app as command
 from servicebroker.engine.remote.domain_state import ToldMembership, tell_membership
 from servicebroker.engine.security.transport_certificates import add_certificate
-from servicebroker.store import x509_certificates
+from servicebroker.store.keys import x509_certificates
 from servicebroker.store.running import run_alone
 
 DAY = timedelta(days=1)

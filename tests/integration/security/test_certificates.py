@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from forked import ran
-from servicebroker.cli import certificate
+from servicebroker.cli.commands import certificate
 from support import query
 
 

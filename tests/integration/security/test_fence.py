@@ -27,7 +27,7 @@ from servicebroker.engine.diagnosis.findings import judge
 from servicebroker.model import names
 from servicebroker.model.messages import error_body
 from servicebroker.model.names import DEFAULT
-from servicebroker.model.permissions import (
+from servicebroker.model.security.permissions import (
     DBO,
     DENY,
     FIXED_PRINCIPALS,

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import servicebroker as sb
-from servicebroker.store.x509_certificates import issue, key_pem
+from servicebroker.store.keys.x509_certificates import issue, key_pem
 from support import APP, ORDERS, STOCK, as_user, query, refused
 
 PASSWORD = "correct horse"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 import servicebroker as sb
-from servicebroker.model.permissions import NEEDS
+from servicebroker.model.security.permissions import NEEDS
 from servicebroker.tsql.session import Session
 
 SETUP = """

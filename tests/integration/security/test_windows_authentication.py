@@ -13,8 +13,8 @@ import servicebroker as sb
 from daemons import Served, Site, Two, free_port
 from forked import ran
 from servicebroker.cli.main import app as command
-from servicebroker.store.domain_folder import Domain, own_name
-from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.keys.domain_folder import Domain, own_name
+from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.membership import Membership, default_folder
 from support import STOCK_QUEUE, eventually, query
 

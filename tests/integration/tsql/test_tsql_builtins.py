@@ -10,7 +10,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.function_table import PLAIN, Function
-from servicebroker.tsql.interpreter.session_functions import KNOWN
+from servicebroker.tsql.interpreter.procedures.session_functions import KNOWN
 from servicebroker.tsql.relational import translate_expression
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError

@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import check
-from servicebroker.tsql.interpreter.foreign_procedures import INSTEAD
+from servicebroker.tsql.interpreter.procedures.foreign_procedures import INSTEAD
 from servicebroker.tsql.results import ResultSet
 from tsql_support import create_database, told
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from servicebroker.model.permissions import IMPLIED_BY, Kind
+from servicebroker.model.security.permissions import IMPLIED_BY, Kind
 from servicebroker.tsql.check import Verdict, check
 from tsql_support import create_database, rows, told
 

@@ -13,9 +13,9 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql import parser
 from servicebroker.tsql.interpreter.calls import SYSTEM
-from servicebroker.tsql.interpreter.foreign_procedures import INSTEAD
+from servicebroker.tsql.interpreter.definitions.objects import DEFINERS
 from servicebroker.tsql.interpreter.machine import RUNNERS
-from servicebroker.tsql.interpreter.objects import DEFINERS
+from servicebroker.tsql.interpreter.procedures.foreign_procedures import INSTEAD
 from servicebroker.tsql.session import Session
 from support import query
 

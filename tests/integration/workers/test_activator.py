@@ -14,7 +14,7 @@ import pytest
 
 import servicebroker as sb
 from forked import Command
-from servicebroker.cli.activator import read_config
+from servicebroker.cli.commands.activator import read_config
 from support import ORDER, STOCK_QUEUE, begin, eventually, is_running, query
 
 POST = "http://schemas.microsoft.com/SQL/Notifications/PostEventNotification"

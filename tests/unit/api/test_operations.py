@@ -17,7 +17,7 @@ from servicebroker import operations
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.model.errors import RULES
-from servicebroker.model.permissions import NEEDS
+from servicebroker.model.security.permissions import NEEDS
 from servicebroker.operations.operation import method_name
 from servicebroker.testing.verbs import INTERPRETERS
 

@@ -20,8 +20,8 @@ from servicebroker.broker.arrivals import (
 )
 from servicebroker.broker.conversations import CAPACITY
 from servicebroker.broker.departures import BUDGET
-from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.conversation.traces import Traced
 from servicebroker.protocol.dialog import Dialog
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode, parse

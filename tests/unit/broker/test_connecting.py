@@ -13,7 +13,7 @@ import pytest
 
 from servicebroker.broker.inboxes import Inboxes, Unreached
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.sockets import Network
+from servicebroker.broker.transport.sockets import Network
 from servicebroker.protocol.routing import Address
 from support import eventually
 

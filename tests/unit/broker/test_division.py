@@ -19,7 +19,6 @@ from servicebroker.broker import inboxes, share_process, shares
 from servicebroker.broker.conversations import Conversations
 from servicebroker.broker.departures import BUDGET, PIPELINE, Readahead
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
-from servicebroker.broker.links import Arrival
 from servicebroker.broker.processes import Gone, ShareProcess
 from servicebroker.broker.shares import (
     COMPUTING,
@@ -35,6 +34,7 @@ from servicebroker.broker.shares import (
     Shares,
     _Opened,
 )
+from servicebroker.broker.transport.links import Arrival
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.dialog_keys import UNSECURED
 from servicebroker.protocol.division import Division, share_of

@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from servicebroker.model.domain import Token
 from servicebroker.model.errors import DomainError, InstanceError
-from servicebroker.store import domain_certificates
-from servicebroker.store.domain_folder import Domain, Request, own_name
-from servicebroker.store.key_files import KeyFolder
+from servicebroker.model.security.domain import Token
+from servicebroker.store.keys import domain_certificates
+from servicebroker.store.keys.domain_folder import Domain, Request, own_name
+from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.membership import Membership, MemberState, default_folder, is_in_domain
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)

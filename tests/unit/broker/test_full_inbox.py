@@ -10,10 +10,10 @@ import pytest
 
 from servicebroker.broker import inboxes
 from servicebroker.broker.inboxes import Inboxes
-from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.sockets import Network
-from servicebroker.broker.stream import Stream
+from servicebroker.broker.transport.links import Arrival, Link
+from servicebroker.broker.transport.sockets import Network
+from servicebroker.broker.transport.stream import Stream
 from servicebroker.protocol.routing import Address
 from support import eventually
 

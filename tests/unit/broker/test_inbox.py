@@ -10,7 +10,7 @@ import pytest
 from many_sites import Pipe
 from servicebroker.broker import inboxes
 from servicebroker.broker.inboxes import Inbox, Lost
-from servicebroker.broker.links import Arrival
+from servicebroker.broker.transport.links import Arrival
 
 
 class Of(Pipe):

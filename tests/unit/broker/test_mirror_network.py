@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from servicebroker.broker import sockets as networks
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached
-from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.sockets import Network
-from servicebroker.broker.stream import Stream
+from servicebroker.broker.transport import sockets as networks
+from servicebroker.broker.transport.links import Arrival
+from servicebroker.broker.transport.sockets import Network
+from servicebroker.broker.transport.stream import Stream
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.protocol.routing import Address
 from support import eventually

@@ -13,15 +13,15 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import OFF, Policy
-from servicebroker.broker.tls import Tls
+from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.security.transport_certificates import TransportCertificate
-from servicebroker.model.certificates import Facts
-from servicebroker.model.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
+from servicebroker.model.security.certificates import Facts
+from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
 from servicebroker.protocol.mirroring import Known, Role, Standing
 from servicebroker.protocol.routing import Address, Route, RoutingTable, ways
-from servicebroker.store import x509_certificates
-from servicebroker.store.key_files import KeyFolder
-from servicebroker.store.x509_certificates import PrivateKey, instance_of, succeeds
+from servicebroker.store.keys import x509_certificates
+from servicebroker.store.keys.key_files import KeyFolder
+from servicebroker.store.keys.x509_certificates import PrivateKey, instance_of, succeeds
 
 NOW = datetime.now(UTC)
 SHOP, OTHER = UUID(int=1), UUID(int=2)

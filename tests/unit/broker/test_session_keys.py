@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servicebroker.broker.key_exchange import is_signed, sign, unwrap, wrap
-from servicebroker.model.certificates import Facts
-from servicebroker.model.dialog_security import TABLE, Binding, Security, choose
+from servicebroker.model.security.certificates import Facts
+from servicebroker.model.security.dialog_security import TABLE, Binding, Security, choose
 from servicebroker.protocol.dialog_keys import SessionKeys, bound
 from servicebroker.protocol.envelope import Exchange, Header, Kind, pack_exchange, unpack_exchange
 from servicebroker.protocol.integrity import SessionKey

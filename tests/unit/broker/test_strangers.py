@@ -17,17 +17,18 @@ from uuid import UUID, uuid4
 import pytest
 
 from hostile import Hostile
-from servicebroker.broker import accepting, journal, sockets, stream
-from servicebroker.broker.accepting import Acceptor, Terms, Visitor
+from servicebroker.broker import journal
 from servicebroker.broker.inboxes import Inboxes
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.sockets import Network
-from servicebroker.broker.tls import Tls
+from servicebroker.broker.transport import accepting, sockets, stream
+from servicebroker.broker.transport.accepting import Acceptor, Terms, Visitor
+from servicebroker.broker.transport.sockets import Network
+from servicebroker.broker.transport.tls import Tls
 from servicebroker.cli.descriptors import DESCRIPTORS, raise_limit
 from servicebroker.engine.catalog.network_endpoints import SUPPORTED
 from servicebroker.protocol.admission import Places
 from servicebroker.protocol.routing import Address
-from servicebroker.store import x509_certificates
+from servicebroker.store.keys import x509_certificates
 from support import eventually
 
 PLACES = 6  # of one network, where there are twelve in all

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from servicebroker.broker.tls import Channel, Tls
+from servicebroker.broker.transport.tls import Channel, Tls
 from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.peers import Proved
-from servicebroker.store import x509_certificates
-from servicebroker.store.key_files import KeyFolder
+from servicebroker.model.security.peers import Proved
+from servicebroker.store.keys import x509_certificates
+from servicebroker.store.keys.key_files import KeyFolder
 
 NOW = datetime.now(UTC)
 Make = Callable[..., tuple[TransportCertificate, Path]]

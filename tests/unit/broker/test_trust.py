@@ -13,19 +13,19 @@ import pytest
 from servicebroker.broker.inboxes import Inboxes
 from servicebroker.broker.policy import Policy
 from servicebroker.broker.recognition import Recognition
-from servicebroker.broker.sockets import Network
-from servicebroker.broker.tls import Channel, Tls
+from servicebroker.broker.transport.sockets import Network
+from servicebroker.broker.transport.tls import Channel, Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.security.logins import DENY, GRANT, Connect
 from servicebroker.engine.security.transport_certificates import TransportCertificate
-from servicebroker.model.authentication import Authentication, parse_authentication
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.peers import Proved
+from servicebroker.model.security.authentication import Authentication, parse_authentication
+from servicebroker.model.security.peers import Proved
 from servicebroker.protocol.mirroring import Known, Role, Standing
 from servicebroker.protocol.routing import Address
-from servicebroker.store import x509_certificates
-from servicebroker.store.domain_folder import Domain, own_name
-from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.keys import x509_certificates
+from servicebroker.store.keys.domain_folder import Domain, own_name
+from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.membership import Membership, MemberState
 from support import Clock, eventually
 
@@ -270,7 +270,7 @@ def test_a_denied_login_is_no_stranger(make: Callable[..., tuple[TransportCertif
 def test_strangers_leave_nothing_behind(
     make: Callable[..., tuple[TransportCertificate, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("servicebroker.broker.tls.MOST_STRANGERS", 2)
+    monkeypatch.setattr("servicebroker.broker.transport.tls.MOST_STRANGERS", 2)
     (_, west_file), (_, east_file) = make("west"), make("east")
     acceptor = Tls(east_file, [], connect=PUBLIC)
     for name in ("a", "b", "c"):

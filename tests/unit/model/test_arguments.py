@@ -12,7 +12,7 @@ import pytest
 from servicebroker.engine.catalog import catalog, message_types
 from servicebroker.engine.conversation import begin, end, receive, send
 from servicebroker.model import arguments
-from servicebroker.model.permissions import DBO, User
+from servicebroker.model.security.permissions import DBO, User
 from servicebroker.operations import Receive, Send, SendBatch
 from servicebroker.store.statements import Steps
 from support import refused

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servicebroker.model.errors import RULES
-from servicebroker.model.permissions import (
+from servicebroker.model.security.permissions import (
     DB_DDLADMIN,
     DB_OWNER,
     DBO,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from servicebroker.cli.activator import read_config
+from servicebroker.cli.commands.activator import read_config
 from servicebroker.model import application
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.toml import parse_toml

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.frontier import (
+from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.stream.frontier import (
     Frontier,
     Now,
     Slice,
@@ -16,7 +17,6 @@ from servicebroker.pipeline.frontier import (
     has_read,
     read_so_far,
 )
-from servicebroker.pipeline.options import source_options
 
 pytest.importorskip("pyspark")
 

@@ -11,8 +11,8 @@ from pipeline_tables import ORDER, QUEUE, batch, land, order, pipeline, table
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.checkpoint import Checkpoints
 from servicebroker.pipeline.definition import Pipeline, QueueRule
-from servicebroker.pipeline.delta import DeltaPlace, OpenDelta
-from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.sinks.delta import DeltaPlace, OpenDelta
+from servicebroker.pipeline.sinks.landing import target
 
 
 def noted(pipe, *batches):

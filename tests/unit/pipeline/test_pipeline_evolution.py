@@ -14,15 +14,15 @@ from deltalake.schema import PrimitiveType
 
 from pipeline_tables import ORDER, batch, land, message, order, pipeline, table
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline import landing
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import QueueRule
-from servicebroker.pipeline.delta import OpenDelta
-from servicebroker.pipeline.evolution import plan
-from servicebroker.pipeline.landing import target
-from servicebroker.pipeline.maintenance import compact, replay
 from servicebroker.pipeline.rebuild import rebuild
-from servicebroker.pipeline.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks import landing
+from servicebroker.pipeline.sinks.delta import OpenDelta
+from servicebroker.pipeline.sinks.evolution import plan
+from servicebroker.pipeline.sinks.landing import target
+from servicebroker.pipeline.sinks.maintenance import compact, replay
+from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
 from table_histories import History, InDelta
 
 LONG, TEXT = pa.int64(), pa.string()

@@ -24,17 +24,17 @@ from iceberg_tables import Found, rest_catalog
 from pipeline_tables import ORDER, QUEUE, batch, land, message, order, pipeline
 from servicebroker.cli.main import EXTRAS
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline import iceberg, iceberg_files, maintenance
 from servicebroker.pipeline.analysis import analyze
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.file import parse_pipeline
-from servicebroker.pipeline.iceberg import catalog
-from servicebroker.pipeline.landing import target
-from servicebroker.pipeline.maintenance import compact, replay
 from servicebroker.pipeline.rebuild import rebuild
-from servicebroker.pipeline.tables import Conflict
-from servicebroker.pipeline.warehouse import sort_rows
+from servicebroker.pipeline.sinks import iceberg, iceberg_files, maintenance
+from servicebroker.pipeline.sinks.iceberg import catalog
+from servicebroker.pipeline.sinks.landing import target
+from servicebroker.pipeline.sinks.maintenance import compact, replay
+from servicebroker.pipeline.sinks.tables import Conflict
+from servicebroker.pipeline.sinks.warehouse import sort_rows
 from table_histories import History, by_order
 
 STOCK = MessageRule("Stock", "json", "stock", (Column("id", "long"), Column("note", "string", True)), key=("id",))
@@ -389,7 +389,7 @@ def test_what_a_snapshot_names_is_on_the_disk_before_the_catalog_names_it(lake, 
         assert {str(Path(name).parent) for name in names} <= flushed | {str(Path(name).parent) for name in before}
         return done
 
-    monkeypatch.setattr("servicebroker.pipeline.parquet.flush", noted)
+    monkeypatch.setattr("servicebroker.pipeline.sinks.parquet.flush", noted)
     for module in (iceberg, iceberg_files):
         monkeypatch.setattr(module, "flush", noted)
     monkeypatch.setattr(SqlCatalog, "commit_table", committing)

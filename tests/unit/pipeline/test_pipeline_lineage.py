@@ -13,7 +13,7 @@ from pipeline_tables import ORDER
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.lineage import EVERY, Lineage, lineage
 from servicebroker.pipeline.queue_run import QueueRun
-from servicebroker.pipeline.storage import StoreFolder
+from servicebroker.pipeline.sinks.storage import StoreFolder
 
 QUEUE = QueueRule("postgresql://user:secret@db/broker", "Shop", "StockQueue")
 

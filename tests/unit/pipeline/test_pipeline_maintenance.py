@@ -22,10 +22,10 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.analysis import Hour, analyze
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule
-from servicebroker.pipeline.delta import OpenDelta
-from servicebroker.pipeline.delta_reader import open_table
-from servicebroker.pipeline.maintenance import compact, last_landed, replay
 from servicebroker.pipeline.report import report
+from servicebroker.pipeline.sinks.delta import OpenDelta
+from servicebroker.pipeline.sinks.delta_reader import open_table
+from servicebroker.pipeline.sinks.maintenance import compact, last_landed, replay
 
 STRICT = replace(ORDER, columns=(Column("id", "long"), Column("note", "string")))
 
@@ -129,7 +129,7 @@ def disturbed(monkeypatch, folder, landing, times):
             landing(number)
         return opened
 
-    monkeypatch.setattr("servicebroker.pipeline.delta.open_table", stale)
+    monkeypatch.setattr("servicebroker.pipeline.sinks.delta.open_table", stale)
 
 
 @pytest.mark.parametrize("hours", [-1, float("nan"), float("inf")])
@@ -192,7 +192,7 @@ def test_a_table_that_cannot_be_changed_is_said_and_the_others_are_compacted(tmp
 def test_hours_are_counted_by_service_and_contract(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path, unconfigured="quarantine")
     landed = datetime(2026, 1, 2, 14, tzinfo=UTC)
-    monkeypatch.setattr("servicebroker.pipeline.warehouse.now_in_utc", lambda: landed)
+    monkeypatch.setattr("servicebroker.pipeline.sinks.warehouse.now_in_utc", lambda: landed)
     given = [order(n, minutes=n) for n in range(100)]
     land(
         pipe, "q", 0, batch(*given, message(100, None, names.ERROR), message(101, b"?"), message(102, b"12", "Unheard"))

@@ -10,14 +10,14 @@ pytest.importorskip("fastavro")
 import pyarrow as pa
 
 from pipeline_tables import NOON, ORDER, QUEUE, message, pipeline
-from servicebroker.pipeline import places
-from servicebroker.pipeline import rows as source_rows
 from servicebroker.pipeline.definition import MessageRule
-from servicebroker.pipeline.landing import newest, target
-from servicebroker.pipeline.places import except_at, only_at, taken
-from servicebroker.pipeline.replacing import carried
+from servicebroker.pipeline.sinks import places
+from servicebroker.pipeline.sinks.landing import newest, target
+from servicebroker.pipeline.sinks.places import except_at, only_at, taken
+from servicebroker.pipeline.sinks.replacing import carried
+from servicebroker.pipeline.sinks.tables import TableFile
 from servicebroker.pipeline.sorting import Sorter
-from servicebroker.pipeline.tables import TableFile
+from servicebroker.pipeline.stream import rows as source_rows
 
 PIECES = 100
 PIECE = 25_000_000  # bytes

@@ -25,7 +25,7 @@ from servicebroker.pipeline.quarantine_counts import (
 )
 from servicebroker.pipeline.queue_run import QueueRun, State
 from servicebroker.pipeline.run import Run
-from servicebroker.pipeline.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
 
 BAD = {("Order", "malformed"): 2, ("Order", "wrong type"): 1, ("Strange", "unconfigured type"): 1}
 

@@ -25,8 +25,8 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import schema_registry
 from servicebroker.pipeline.decoding import Column, Undecodable, registered
 from servicebroker.pipeline.definition import MessageRule
-from servicebroker.pipeline.maintenance import replay
 from servicebroker.pipeline.schema_registry import TOKEN, URL, USER_INFO, check_registry, find
+from servicebroker.pipeline.sinks.maintenance import replay
 from servicebroker.pipeline.sorting import Sorter
 
 COLUMNS = (Column("id", "long"), Column("note", "string", is_optional=True))

@@ -17,16 +17,16 @@ from deltalake import DeltaTable
 from pipeline_tables import NOON, ORDER, QUEUE, batch, land, message, order, pipeline, table
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline import landing
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.decoding.plain import JsonDecoder
 from servicebroker.pipeline.definition import MessageRule, QueueRule
-from servicebroker.pipeline.delta_reader import files_of
-from servicebroker.pipeline.landing import target
-from servicebroker.pipeline.maintenance import compact, replay
+from servicebroker.pipeline.sinks import landing
+from servicebroker.pipeline.sinks.delta_reader import files_of
+from servicebroker.pipeline.sinks.landing import target
+from servicebroker.pipeline.sinks.maintenance import compact, replay
+from servicebroker.pipeline.sinks.storage import move
+from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
 from servicebroker.pipeline.sorting import Sorter
-from servicebroker.pipeline.storage import move
-from servicebroker.pipeline.warehouse import land_rows, sort_rows
 
 
 def test_a_message_is_in_bronze_and_in_its_own_table(tmp_path):
@@ -291,7 +291,7 @@ def test_what_can_be_read_after_a_cut_is_somewhere(tmp_path, monkeypatch):
         return target(pipe, table)
 
     with monkeypatch.context() as patch:
-        patch.setattr("servicebroker.pipeline.warehouse.target", cut)
+        patch.setattr("servicebroker.pipeline.sinks.warehouse.target", cut)
         with pytest.raises(OSError, match="cut"):
             land(strict, "q", 0, rows)
     pipe = pipeline(tmp_path, ORDER, bronze="", unconfigured="quarantine")
@@ -434,7 +434,7 @@ def test_parquet_files_that_have_landed_stay_when_their_batch_comes_again_with_l
 
 def test_a_batch_of_parquet_files_that_was_cut_off_lands_whole(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path, format="parquet")
-    monkeypatch.setattr("servicebroker.pipeline.warehouse.FULL", 1)  # a file for each part
+    monkeypatch.setattr("servicebroker.pipeline.sinks.warehouse.FULL", 1)  # a file for each part
     parts = [batch(order(number)) for number in range(3)]
 
     def cut(folder, name, new):

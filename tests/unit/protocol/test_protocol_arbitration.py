@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from servicebroker.model.peers import NOBODY, Peer
+from servicebroker.model.security.peers import NOBODY, Peer
 from servicebroker.protocol.adjacent import Hello, Online
 from servicebroker.protocol.arbitration import Arbiter
 

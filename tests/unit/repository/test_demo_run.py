@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from servicebroker.cli.demo import run
+from servicebroker.cli.commands.demo import run
 
 
 class Sending:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servicebroker.cli.demo import input_file as source
-from servicebroker.cli.demo.input_file import advanced, batches, default_source, open_source, resume
+from servicebroker.cli.commands.demo import input_file as source
+from servicebroker.cli.commands.demo.input_file import advanced, batches, default_source, open_source, resume
 
 
 def read_all(path: Path, offset: int = 0) -> tuple[list[bytes], int]:

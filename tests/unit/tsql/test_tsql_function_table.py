@@ -6,7 +6,7 @@ import pytest
 
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.function_table import CODE, PLAIN, REFUSED, ROWS, SESSION, Function
-from servicebroker.tsql.interpreter.session_functions import KNOWN
+from servicebroker.tsql.interpreter.procedures.session_functions import KNOWN
 from servicebroker.tsql.relational import translate_expression
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError

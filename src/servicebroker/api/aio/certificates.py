@@ -14,13 +14,12 @@ from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals, user_certificates
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey
 from servicebroker.model.arguments import check_switch, checked_password
-from servicebroker.model.certificates import PRIVATE_KEY, Facts
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.security.certificates import PRIVATE_KEY, Facts
 from servicebroker.store.aio.concurrency import in_thread
-from servicebroker.store.key_files import write_private
-from servicebroker.store.sealing import seal, seal_by_password, unseal, unseal_by_password
-from servicebroker.store.statements import Steps
-from servicebroker.store.x509_certificates import (
+from servicebroker.store.keys.key_files import write_private
+from servicebroker.store.keys.sealing import seal, seal_by_password, unseal, unseal_by_password
+from servicebroker.store.keys.x509_certificates import (
     DAYS,
     PrivateKey,
     as_pem,
@@ -32,6 +31,7 @@ from servicebroker.store.x509_certificates import (
     read_key,
     sign,
 )
+from servicebroker.store.statements import Steps
 
 T = TypeVar("T")
 File = str | os.PathLike[str]

@@ -44,8 +44,8 @@ from servicebroker.model.arguments import (
 )
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.permissions import User
 from servicebroker.model.poison import Policy
+from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
 from servicebroker.store.aio.concurrency import IS_ASYNC
 from servicebroker.store.aio.running import run_alone

@@ -20,7 +20,7 @@ from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals
 from servicebroker.model.arguments import check_switch, may_exist, read_once
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:

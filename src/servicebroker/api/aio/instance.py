@@ -36,7 +36,7 @@ from servicebroker.engine.remote.site import find_instance
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import Lock, finish, in_thread
 from servicebroker.store.aio.connection import connect, is_url, pool
@@ -45,8 +45,8 @@ from servicebroker.store.aio.running import run, run_alone
 from servicebroker.store.aio.server_time import follow
 from servicebroker.store.concurrency import is_interrupt
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.key_files import KeyFolder
-from servicebroker.store.opened_keys import OpenedKeys
+from servicebroker.store.keys.key_files import KeyFolder
+from servicebroker.store.keys.opened_keys import OpenedKeys
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.statements import Steps
 

@@ -17,15 +17,15 @@ from servicebroker.engine.remote.known_peers import Accepted
 from servicebroker.engine.security import logins, transport_certificates
 from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.arguments import checked_password
-from servicebroker.model.certificates import Facts
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.security.certificates import Facts
 from servicebroker.store.aio.concurrency import in_thread
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import run_alone
-from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.keys.key_files import KeyFolder
+from servicebroker.store.keys.x509_certificates import DAYS, SKEW, PrivateKey, as_pem, issue, key_pem, read, read_key
 from servicebroker.store.membership import is_in_domain
 from servicebroker.store.statements import Steps
-from servicebroker.store.x509_certificates import DAYS, SKEW, PrivateKey, as_pem, issue, key_pem, read, read_key
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from servicebroker.engine.conversation.replay import replay
 from servicebroker.engine.diagnosis.audit import note
 from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals
 from servicebroker.model.arguments import may_exist
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.statements import Steps
 

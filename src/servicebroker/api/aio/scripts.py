@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.model.arguments import check_script
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.store.aio.concurrency import in_thread
 
 if TYPE_CHECKING:

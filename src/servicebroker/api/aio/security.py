@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from servicebroker.api.aio.definitions import defined
 from servicebroker.engine.security import grants, principals
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.store.statements import Steps
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, r
 from servicebroker.engine.security.authorization import authorize, user_named
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.store.statements import Statement, Steps
 
 MAXIMUM_QUEUE_READERS = 32_767

@@ -18,7 +18,7 @@ from servicebroker.engine.security.authorization import refused_arrival
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.permissions import PUBLIC
+from servicebroker.model.security.permissions import PUBLIC
 from servicebroker.model.service_diagnostic import ServiceState, asked_service, description_body, status_body
 from servicebroker.operations.send import Send
 from servicebroker.store.statements import Statement, Steps

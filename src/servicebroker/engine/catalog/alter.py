@@ -17,7 +17,7 @@ from servicebroker.model import names
 from servicebroker.model.arguments import check_changes
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
-from servicebroker.model.permissions import Kind
+from servicebroker.model.security.permissions import Kind
 from servicebroker.store import locks
 from servicebroker.store.queue import quoted
 from servicebroker.store.sql_verbs import MONITORS_CHANNEL

@@ -7,7 +7,7 @@ from servicebroker.engine.security.principals import find_owner, find_principal
 from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import GUEST, Kind, User
+from servicebroker.model.security.permissions import GUEST, Kind, User
 from servicebroker.store.statements import Statement, Steps
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from servicebroker.model import names
 from servicebroker.model.arguments import SENT_BY, check_switch, checked_contracts, checked_sent_by
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import DBO, DBO_SCHEMA, User
+from servicebroker.model.security.permissions import DBO, DBO_SCHEMA, User
 from servicebroker.model.xml import SchemaCollection, SchemaDocument
 from servicebroker.protocol.routing import Route, RoutingTable
 from servicebroker.store import locks
@@ -19,7 +19,7 @@ from servicebroker.store.queue import queue_objects
 from servicebroker.store.statements import Rows, Statement, Steps
 
 if TYPE_CHECKING:
-    from servicebroker.store.opened_keys import OpenedKeys  # loads the ciphers
+    from servicebroker.store.keys.opened_keys import OpenedKeys  # loads the ciphers
 
 _CHANNELS_KEPT = 10_000
 _USAGES_KEPT = 1_000  # of contracts; every change of permissions makes new versions

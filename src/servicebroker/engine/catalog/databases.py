@@ -11,7 +11,7 @@ from servicebroker.engine.catalog.read_only import set_read_write
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
-from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, Kind
+from servicebroker.model.security.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, Kind
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
 

@@ -26,7 +26,7 @@ from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_instances import Element, EventInstance, event_body, post_time
 from servicebroker.model.event_types import DATABASE, QUEUE, QUEUE_ACTIVATION, SERVER, events_of
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.operations.send import Send
 from servicebroker.store.statements import Statement, Steps
 

@@ -10,7 +10,7 @@ from servicebroker.engine.security.principals import find_owner
 from servicebroker.model import names
 from servicebroker.model.arguments import may_exist, validation_letter
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import Kind, User
+from servicebroker.model.security.permissions import Kind, User
 from servicebroker.store.statements import Statement, Steps
 
 

@@ -10,9 +10,9 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from servicebroker.model import names
-from servicebroker.model.authentication import CERTIFICATE, Authentication, parse_authentication
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.peers import WITHOUT_PROOF
+from servicebroker.model.security.authentication import CERTIFICATE, Authentication, parse_authentication
+from servicebroker.model.security.peers import WITHOUT_PROOF
 from servicebroker.store.statements import Statement, Steps
 
 STARTED, STOPPED, DISABLED = "STARTED", "STOPPED", "DISABLED"

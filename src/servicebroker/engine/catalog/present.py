@@ -16,7 +16,7 @@ from servicebroker.model.application import (
     UserPart,
 )
 from servicebroker.model.names import FIRST_USER_ID
-from servicebroker.model.permissions import DENY, Kind
+from servicebroker.model.security.permissions import DENY, Kind
 from servicebroker.store.statements import Statement, Steps
 
 _VALIDATIONS = {"N": "NONE", "E": "EMPTY", "X": "WELL_FORMED_XML"}

@@ -8,7 +8,7 @@ from servicebroker.engine.security.authorization import authorize
 from servicebroker.model import names
 from servicebroker.model.arguments import ANY, DEFAULT_LEVEL, criterion, priority_level
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.store.statements import Statement, Steps
 
 # The level of an endpoint, drawn once when it is made. To be filled in with expressions for the four.

@@ -14,7 +14,7 @@ from servicebroker.engine.remote.site import find_site
 from servicebroker.engine.security.authorization import forget_permissions
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
-from servicebroker.model.permissions import DBO, Kind
+from servicebroker.model.security.permissions import DBO, Kind
 from servicebroker.protocol.explanation import Explanation, explain
 from servicebroker.protocol.routing import (
     DYNAMIC_ROUTING_SERVICE,

@@ -12,7 +12,7 @@ from servicebroker.engine.catalog.catalog import created, schema_documents
 from servicebroker.engine.security.authorization import demand
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.model.xml import SchemaCollection, SchemaDocument, read_schema
 from servicebroker.store.statements import Statement, Steps
 

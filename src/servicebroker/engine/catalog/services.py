@@ -15,7 +15,7 @@ from servicebroker.engine.security.authorization import forget_permissions
 from servicebroker.model import names
 from servicebroker.model.arguments import checked_contracts
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import Kind
+from servicebroker.model.security.permissions import Kind
 from servicebroker.store.statements import Statement, Steps
 
 

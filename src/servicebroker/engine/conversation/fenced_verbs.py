@@ -24,7 +24,7 @@ from servicebroker.model import arguments, names
 from servicebroker.model.arguments import check_end, check_handle, check_move, check_timeout
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Bodies, Statement, Steps

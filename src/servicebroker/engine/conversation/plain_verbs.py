@@ -33,7 +33,7 @@ from servicebroker.engine.delivery import transmission
 from servicebroker.engine.security import authorization, principals
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch

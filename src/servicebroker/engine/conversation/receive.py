@@ -13,7 +13,7 @@ from servicebroker.engine.conversation.endpoints import keep_lock
 from servicebroker.engine.security.authorization import authorize, queue_number
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
-from servicebroker.model.permissions import User
+from servicebroker.model.security.permissions import User
 from servicebroker.operations.receive import Receive
 from servicebroker.store import locks
 from servicebroker.store.statements import Rows, Statement, Steps

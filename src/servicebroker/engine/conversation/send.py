@@ -26,8 +26,8 @@ from servicebroker.engine.delivery.parking import park
 from servicebroker.engine.security.authorization import authorize, conversation, refused_arrival
 from servicebroker.model.arguments import MAXIMUM_BODY
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import DBO
 from servicebroker.model.rejection import Rejection, on_both_sides
+from servicebroker.model.security.permissions import DBO
 from servicebroker.model.states import Event, after
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Bodies, Statement, Steps

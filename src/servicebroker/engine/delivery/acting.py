@@ -23,9 +23,9 @@ from servicebroker.engine.security.session_keys import (
     signer,
 )
 from servicebroker.engine.security.user_certificates import NONE, UserCertificate
-from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY, Binding
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import PUBLIC
+from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY, Binding
+from servicebroker.model.security.permissions import PUBLIC
 from servicebroker.store.statements import Statement, Steps
 
 _UNKNOWN_OWNER = "Its database has no valid certificate of the owner of the initiating service."

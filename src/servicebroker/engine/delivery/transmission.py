@@ -28,8 +28,8 @@ from servicebroker.engine.remote.waiting_arrivals import deliver_kept, find_kept
 from servicebroker.engine.security.authorization import refused_arrival
 from servicebroker.model.arguments import check_handle
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.permissions import DBO
 from servicebroker.model.rejection import on_both_sides
+from servicebroker.model.security.permissions import DBO
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 

@@ -4,7 +4,7 @@
 instance, and the same in commands, pages and metrics.
 
 **The flow of doctor.** `facts.py` reads facts at a bounded cost. `findings.py` judges them: pure functions that return
-sentences with what to do. `cli/doctor.py` prints them, and the pages of the dashboard show them.
+sentences with what to do. `cli/commands/doctor.py` prints them, and the pages of the dashboard show them.
 
 **The rules.**
 

@@ -15,9 +15,9 @@ from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import BROKE, FAILED, Refused
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import InUse
-from servicebroker.model.certificates import Facts as CertificateFacts
-from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
 from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
+from servicebroker.model.security.certificates import Facts as CertificateFacts
+from servicebroker.model.security.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
 from servicebroker.model.wording import counted
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.store.lock_functions import COMMAND, LockRights
@@ -179,7 +179,8 @@ class NeighbourFacts(NamedTuple):
 
 
 class PeerFacts(NamedTuple):
-    """What a peer has claimed or brought that is not its own (model/peers.py, `Mistrust`), how often, and lately what.
+    """What a peer has claimed or brought that is not its own (model/security/peers.py, `Mistrust`), how often, and
+    lately what.
 
     `certificate` is the name of one of its owner's.
     """

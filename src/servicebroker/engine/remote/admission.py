@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.security.authorization import find_rights
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import DBO, Kind, Need, Securable, is_denied
+from servicebroker.model.security.permissions import DBO, Kind, Need, Securable, is_denied
 from servicebroker.store.statements import Statement, Steps
 
 

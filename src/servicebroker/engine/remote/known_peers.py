@@ -9,7 +9,7 @@ from uuid import UUID
 
 from servicebroker.engine.security.transport_certificates import find_certificate
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.peers import ADDRESS, INSTANCE, Answer, Mistrust
+from servicebroker.model.security.peers import ADDRESS, INSTANCE, Answer, Mistrust
 from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store.statements import Statement, Steps
 

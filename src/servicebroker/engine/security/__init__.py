@@ -4,18 +4,21 @@
 and peers in other instances. Each may do only what somebody has granted.
 
 **The flow.** A verb calls `authorize` (`authorization.py`) with the object and the statement's name in `NEEDS`. The
-function reads what the principal and its roles were granted and denied, and `model/permissions.py` decides. For dbo
-nothing is asked. GRANT, DENY and REVOKE (`grants.py`) renew the catalog version of every queue, so that clients ask
-again. A PostgreSQL role without rights on our tables has only the functions of `store/fence.sql`, which ask the same.
+function reads what the principal and its roles were granted and denied, and `model/security/permissions.py` decides.
+For dbo nothing is asked. GRANT, DENY and REVOKE (`grants.py`) renew the catalog version of every queue, so that clients
+ask again. A PostgreSQL role without rights on our tables has only the functions of `store/fence.sql`, which ask the
+same.
 
 **The rules.**
 
-* A permission is asked before a verb writes. A new statement gets its row in `NEEDS` of `model/permissions.py`.
+* A permission is asked before a verb writes. A new statement gets its row in `NEEDS` of
+  `model/security/permissions.py`.
 * Remembered answers are valid for one catalog version of the queue. Whatever changes principals, owners or permissions
   renews that version.
 * In T-SQL the principal that works is asked, not the connection's (`tsql/context.py`). What belongs to the broker is
   refused to dbo too (`tsql_objects.py`).
-* No private key, master key or session key is in the database in clear: `store/key_files.py`, `store/sealing.py`.
+* No private key, master key or session key is in the database in clear: `store/keys/key_files.py`,
+  `store/keys/sealing.py`.
 * The caller of DDL holds the lock of `lock_catalog` (`engine/catalog/alter.py`).
 
 **Where.** Users and roles: `principals.py`. Logins and CONNECT: `logins.py`. Certificates of the transport:

@@ -1,4 +1,5 @@
-"""Whether a principal may do what a statement asks for: what `model/permissions.py` decides by, read and refused.
+"""Whether a principal may do what a statement asks for: what `model/security/permissions.py` decides by, read and
+refused.
 
 dbo costs nothing: no statement is yielded. What is checked here may be revoked a moment later; who remembers the
 answer compares the catalog version of the queue, which every change of principals, owners and permissions renews.
@@ -16,7 +17,7 @@ from servicebroker.engine.security.logins import find_login
 from servicebroker.model.arguments import check_handle
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import is_encodable, split_queue_name
-from servicebroker.model.permissions import (
+from servicebroker.model.security.permissions import (
     DBO,
     DBO_SCHEMA,
     GUEST,

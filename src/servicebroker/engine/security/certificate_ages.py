@@ -14,7 +14,7 @@ from typing import NamedTuple
 from servicebroker.engine.catalog.network_endpoints import NetworkEndpoint, find_endpoint
 from servicebroker.engine.remote.domain_state import find_membership
 from servicebroker.engine.security.transport_certificates import TransportCertificate, all_certificates, shown
-from servicebroker.model.authentication import Method
+from servicebroker.model.security.authentication import Method
 from servicebroker.store.statements import Statement, Steps
 
 WARNING = timedelta(days=30)  # so long before it expires everybody is warned
@@ -45,7 +45,7 @@ def certificates_in_use(now: datetime) -> Steps[list[InUse]]:
     takes_certificates = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
     found = _of_the_transport(endpoint, certificates, now) if takes_certificates else []
     rows = yield Statement(
-        # of several the broker takes the latest that is valid (model/dialog_security.py)
+        # of several the broker takes the latest that is valid (model/security/dialog_security.py)
         "certificate_ages.certificates_in_use",
         "select distinct on (d.name, p.name) d.name, p.name, c.name, c.private_key is not null, c.expiry_date "
         "from servicebroker.certificates c join servicebroker.databases d using (database_id) "

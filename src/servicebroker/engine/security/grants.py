@@ -16,7 +16,7 @@ from servicebroker.engine.security.tsql_objects import registered
 from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import (
+from servicebroker.model.security.permissions import (
     DBO,
     DENY,
     FIXED_PRINCIPALS,

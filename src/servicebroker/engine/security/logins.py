@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
-from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
-from servicebroker.model.permissions import Kind, bringing
+from servicebroker.model.security.domain import check_account
+from servicebroker.model.security.permissions import Kind, bringing
 from servicebroker.store.statements import Statement, Steps
 
 PUBLIC = 2  # everybody

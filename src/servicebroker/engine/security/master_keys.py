@@ -1,7 +1,7 @@
 """CREATE, ALTER and DROP MASTER KEY: the key of a database under which its private keys and session keys are kept.
 
 Here it is always encrypted; who opens it has the password, or the service master key of the instance
-(`api/aio/master_keys.py`, `store/opened_keys.py`).
+(`api/aio/master_keys.py`, `store/keys/opened_keys.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from servicebroker.engine.security.authorization import demand
-from servicebroker.model.certificates import PRIVATE_KEY, SESSION_KEY
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import User
+from servicebroker.model.security.certificates import PRIVATE_KEY, SESSION_KEY
+from servicebroker.model.security.permissions import User
 from servicebroker.store.statements import Statement, Steps
 
 

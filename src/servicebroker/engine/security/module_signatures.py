@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from servicebroker.engine.security.authorization import authorize_login, find_rights
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import DBO, NEEDS, Kind, Login, Securable
+from servicebroker.model.security.permissions import DBO, NEEDS, Kind, Login, Securable
 from servicebroker.store.statements import Statement, Steps
 
 

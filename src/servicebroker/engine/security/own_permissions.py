@@ -20,7 +20,7 @@ from servicebroker.engine.security.authorization import (
 )
 from servicebroker.engine.security.tsql_objects import present
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import DBO, IMPLIED_BY, Kind, Login, Securable, User, is_allowed
+from servicebroker.model.security.permissions import DBO, IMPLIED_BY, Kind, Login, Securable, User, is_allowed
 from servicebroker.store.statements import Steps
 
 _LOOKUPS: dict[str, Callable[[str], Lookup]] = {

@@ -18,7 +18,7 @@ from servicebroker.engine.security.module_signatures import users_of
 from servicebroker.engine.security.user_certificates import find_certificate
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import (
+from servicebroker.model.security.permissions import (
     DBO,
     FIXED_PRINCIPALS,
     GRANT,

@@ -14,7 +14,7 @@ from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.catalog.databases import find_database
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.permissions import DBO, DENY, GRANT, KIND_WORDS, PUBLIC, Kind
+from servicebroker.model.security.permissions import DBO, DENY, GRANT, KIND_WORDS, PUBLIC, Kind
 from servicebroker.store.lock_functions import COMMAND, OWNER, closing, find_lock_rights, taking_from
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps

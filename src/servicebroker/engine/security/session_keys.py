@@ -1,7 +1,7 @@
 """The security of conversations, as it is stored: who has which certificates, session keys.
 
-What follows from it is decided by `model/dialog_security.py`; keys are opened and used by `broker/dialog_security.py`,
-and between databases of this instance by `engine/delivery/acting.py`.
+What follows from it is decided by `model/security/dialog_security.py`; keys are opened and used by
+`broker/dialog_security.py`, and between databases of this instance by `engine/delivery/acting.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from uuid import UUID
 
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, NONE, SELECT, UserCertificate, certificate_of
-from servicebroker.model.dialog_security import Binding, choose
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.security.dialog_security import Binding, choose
 from servicebroker.store.statements import Bodies, Statement, Steps
 
 

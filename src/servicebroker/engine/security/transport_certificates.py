@@ -13,11 +13,11 @@ from uuid import UUID
 from servicebroker.engine.catalog.network_endpoints import NetworkEndpoint, find_endpoint
 from servicebroker.engine.security.logins import find_login
 from servicebroker.model import names
-from servicebroker.model.certificates import Facts
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.peers import Proved
+from servicebroker.model.security.certificates import Facts
+from servicebroker.model.security.peers import Proved
+from servicebroker.store.keys.x509_certificates import instance_of, succeeds
 from servicebroker.store.statements import Statement, Steps
-from servicebroker.store.x509_certificates import instance_of, succeeds
 
 
 class TransportCertificate(NamedTuple):

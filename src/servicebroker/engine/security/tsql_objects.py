@@ -13,7 +13,7 @@ from servicebroker.engine.security.authorization import Lookup, authorize, autho
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
-from servicebroker.model.permissions import DBO, DBO_SCHEMA, Kind, Securable, User
+from servicebroker.model.security.permissions import DBO, DBO_SCHEMA, Kind, Securable, User
 from servicebroker.store.statements import Statement, Steps
 
 ENTER = "USE"  # instead of a statement of `NEEDS`: what everybody may see who may be in the database

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from servicebroker.engine.security.authorization import authorize, certificate, forget_permissions
 from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
-from servicebroker.model.certificates import Facts
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import Kind, User
+from servicebroker.model.security.certificates import Facts
+from servicebroker.model.security.permissions import Kind, User
 from servicebroker.store.statements import Statement, Steps
 
 NONE, BY_MASTER_KEY, BY_PASSWORD = "N", "M", "P"

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.tsql.context import SessionDatabase, database_of
-from servicebroker.tsql.interpreter import user_types
+from servicebroker.tsql.interpreter.definitions import user_types
+from servicebroker.tsql.interpreter.definitions.modules import Module, find_procedure
 from servicebroker.tsql.interpreter.evaluation import evaluate, operand_value, text
 from servicebroker.tsql.interpreter.execute_as import working_as
 from servicebroker.tsql.interpreter.foresight import CALLS, system_name
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import RUNNERS, Machine, ScopeEnd, check_nesting, runs
-from servicebroker.tsql.interpreter.modules import Module, find_procedure
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.results import ResultSet, RowCount, Said

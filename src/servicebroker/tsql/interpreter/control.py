@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.interpreter import user_types
+from servicebroker.tsql.interpreter.definitions import user_types
 from servicebroker.tsql.interpreter.evaluation import condition, evaluate, text
 from servicebroker.tsql.interpreter.frame import Jump, Left, Signal
 from servicebroker.tsql.interpreter.machine import Machine, runs

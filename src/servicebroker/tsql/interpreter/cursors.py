@@ -9,7 +9,7 @@ from typing import Any
 from servicebroker.store.running import fetch
 from servicebroker.tsql.interpreter.evaluation import integer
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.session_functions import KNOWN_BY
+from servicebroker.tsql.interpreter.procedures.session_functions import KNOWN_BY
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import CursorStep, DeclareCursor, Fetch

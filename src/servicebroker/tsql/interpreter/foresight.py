@@ -13,14 +13,14 @@ from typing import NamedTuple, TypeVar
 from servicebroker.engine.security.tsql_objects import Use, check_schemas
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.context import MASTER
+from servicebroker.tsql.interpreter.definitions.objects import check_definition
+from servicebroker.tsql.interpreter.definitions.principals import check_permission
+from servicebroker.tsql.interpreter.definitions.temporary_procedures import check_temporary
+from servicebroker.tsql.interpreter.definitions.transport import check_alteration
 from servicebroker.tsql.interpreter.machine import RUNNERS
-from servicebroker.tsql.interpreter.objects import check_definition
-from servicebroker.tsql.interpreter.principals import check_permission
+from servicebroker.tsql.interpreter.procedures.session_functions import KNOWN
 from servicebroker.tsql.interpreter.receiving import check_items
-from servicebroker.tsql.interpreter.session_functions import KNOWN
 from servicebroker.tsql.interpreter.set_options import check_options
-from servicebroker.tsql.interpreter.temporary_procedures import check_temporary
-from servicebroker.tsql.interpreter.transport import check_alteration
 from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.relational import TEMPORARY, translate, translate_expression
 from servicebroker.tsql.scope import Scope, UserType

@@ -15,7 +15,7 @@ from servicebroker.engine.security.principals import add_role_member, create_use
 from servicebroker.engine.security.tsql_objects import Use, authorize_uses, check_definitions
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.names import postgres_name
-from servicebroker.model.permissions import DBO, User
+from servicebroker.model.security.permissions import DBO, User
 from servicebroker.store.direct import DirectConnection, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch, in_transaction
@@ -23,7 +23,7 @@ from servicebroker.store.server_errors import concerns_the_transaction
 from servicebroker.store.statements import Steps
 from servicebroker.tsql.interpreter.frame import Frame, Jump, Left
 from servicebroker.tsql.interpreter.implicit_transactions import begin_implicitly
-from servicebroker.tsql.interpreter.session_functions import Functions, spid_of
+from servicebroker.tsql.interpreter.procedures.session_functions import Functions, spid_of
 from servicebroker.tsql.interpreter.transactions import Transactions
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, RowCount, Said

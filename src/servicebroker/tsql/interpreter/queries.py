@@ -16,15 +16,15 @@ from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, out_of_variant
-from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.cursors import follow
-from servicebroker.tsql.interpreter.ddl_events import tell_of_uses
+from servicebroker.tsql.interpreter.definitions import triggers
+from servicebroker.tsql.interpreter.definitions.ddl_events import tell_of_uses
 from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.implicit_transactions import begin_to_look
 from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.procedures.session_functions import session_context
 from servicebroker.tsql.interpreter.remembered import Columns, Synonyms, UserFunctions, UserTypes
-from servicebroker.tsql.interpreter.session_functions import session_context
 from servicebroker.tsql.interpreter.set_options import HOLDING
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.interpreter.statement_runner import run_definition, run_statement

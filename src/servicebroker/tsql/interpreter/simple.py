@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.function_table import GLOBALS, type_of_session
-from servicebroker.tsql.interpreter.session_functions import KNOWN
+from servicebroker.tsql.interpreter.procedures.session_functions import KNOWN
 from servicebroker.tsql.parser.token_reader import Reader, number
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, WORD, string_value, tokenize

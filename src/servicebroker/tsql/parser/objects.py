@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servicebroker.model.authentication import PROTOCOLS
+from servicebroker.model.security.authentication import PROTOCOLS
 from servicebroker.tsql.parser.security import Securing
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Constant, Definition, Name, Operand, Statement

@@ -16,7 +16,7 @@ create table servicebroker.transport_certificates (
     expiry_date timestamptz not null,
     login_id integer references servicebroker.logins,  -- the login of a peer with it; null: any peer with it is let in
     instance_id uuid,      -- the instance that the certificate names
-    owner text not null,   -- see model/peers.py
+    owner text not null,   -- see model/security/peers.py
     accepted timestamptz,  -- when a claim of its owner was accepted
     by_password boolean not null default false  -- a password encrypts the private key, so the endpoint cannot use it
 );
@@ -34,7 +34,7 @@ create table servicebroker.network_endpoints (
     is_message_forwarding_enabled boolean not null,
     message_forwarding_size integer not null,  -- MB
     connection_auth smallint not null  -- SQL Server's number: 1 NTLM, 2 KERBEROS, 3 NEGOTIATE, 4 CERTIFICATE,
-                                       -- 5 to 10 both (model/authentication.py)
+                                       -- 5 to 10 both (model/security/authentication.py)
 );
 create unique index network_endpoints_once on servicebroker.network_endpoints ((true));  -- one row at most
 

@@ -123,7 +123,7 @@ create table servicebroker.fenced_roles (
     key uuid not null unique default gen_random_uuid()  -- proves the caller in a call; only the role can read it
 );
 
--- The permissions that each statement of the fence asks for, filled from model/permissions.py.
+-- The permissions that each statement of the fence asks for, filled from model/security/permissions.py.
 create table servicebroker.needs (
     statement text not null,
     place integer not null,

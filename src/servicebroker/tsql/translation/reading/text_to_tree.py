@@ -1,5 +1,5 @@
-"""Text to syntax tree: sqlglot parses, after a few spellings that it would misread were written otherwise; trees of which
-a part is missing are refused.
+"""Text to syntax tree: sqlglot parses, after a few spellings that it would misread were written otherwise; trees of
+which a part is missing are refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Whether a text is a query, a list of values, a condition or a list of sources of T-SQL.
 
 sqlglot makes trees of more than T-SQL: it takes LIMIT, joins without ON, clauses in any order and CASE without THEN.
-This goes along the text by T-SQL's own grammar, all of it, also where nothing stands behind a clause, and makes nothing.
+This goes along the text by T-SQL's own grammar, all of it, also where nothing stands behind a clause, and makes
+nothing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,19 @@
+"""Connections between daemons: sockets, TLS, and the bytes of frames.
+
+**The problem.** A relay hands over frames and gets frames. In between are connections that break, peers that send
+anything, and strangers who send nothing.
+
+**The flow.** `sockets.py` runs an event loop in a thread of its own. It opens a connection for each address that the
+relay wants (`links.py`), and accepts those of others (`accepting.py`). Each connection is a `stream.py`, which puts
+bytes through `tls.py`, and greets and reads frames by the rules of `protocol`. What it reads goes to an inbox of
+the relay.
+
+**The rules.**
+
+* `tls.py` and `stream.py` do no I/O: bytes in, bytes out. The simulator runs them as they are.
+* Who has not proved who it is holds a place, memory and time within bounds (`accepting.py`).
+* Between two daemons one connection stays: the protocol says which, so that both close the same.
+* A connection whose inbox is full is not read.
+
+What `status` and the views tell of connections: `connections.py`. Begin with `stream.py`.
+"""

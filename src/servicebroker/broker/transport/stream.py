@@ -1,0 +1,544 @@
+"""One connection: bytes on one side, with TLS or without; frames and events on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from datetime import datetime
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+from servicebroker.broker import journal, metrics
+from servicebroker.broker.transport.accepting import Visitor, Why
+from servicebroker.broker.transport.connections import Observed
+from servicebroker.broker.transport.links import Arrival
+from servicebroker.broker.transport.tls import HANDSHAKE, RECORDS, Channel
+from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED
+from servicebroker.engine.remote.refusals import BROKE, Refusal
+from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.model.security.peers import UNPROVED, Peer, Proved
+from servicebroker.protocol.adjacent import (
+    Alive,
+    Arrived,
+    Asked,
+    Closed,
+    Connection,
+    Corrupted,
+    Event,
+    Greeted,
+    Online,
+    Phase,
+    Told,
+)
+from servicebroker.protocol.mirroring import Known, Standing
+from servicebroker.protocol.routing import Address
+from servicebroker.protocol.wire_errors import CorruptedMessage
+
+if TYPE_CHECKING:
+    from servicebroker.broker.transport.sockets import Network
+
+OUTBOX = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
+FRAMES = 100  # that are looked at before it is asked again whether the peer is noisy
+OPENING = 0.5  # what a new conversation counts for, where something for nothing counts for 1
+STEP_TIME = 5.0  # seconds until a peer that connected has said something, has ended TLS's handshake, has greeted
+CLOSING_TIME = 10.0  # seconds in which a peer takes what we have said before the end
+LINGER = 1.0  # seconds that a refused peer has to read why
+CLAIM = "it does not prove that this is the instance which it says"
+
+REFUSED_BY_PEER = (9751, 28038)  # it says so as an alert of TLS
+
+_TOLD = {  # what a peer hears of why it is refused
+    28034: RULES[28034].text.format("of your certificate"),
+    28035: RULES[28035].text.format("it is none of those that are let in here, or was revoked"),
+}
+
+BROKEN = (9753, 11235, 28029)  # an end of a connection that was online, which nobody wanted
+
+NOTHING = Alive, Asked, Told, Corrupted  # what brings no message
+
+_LOGIN_STATES = {Phase.INITIAL: 0, Phase.NEGOTIATING: 1, Phase.ARBITRATING: 11, Phase.ONLINE: 12, Phase.CLOSED: 13}
+
+
+class Stream(asyncio.Protocol):
+    """One connection of a network. It is a `Link` while it is online."""
+
+    def __init__(self, network: Network, address: Address | None, visitor: Visitor | None = None) -> None:
+        self.network = network
+        self._visitor = visitor  # of a connection that we accepted, until it is online
+        self.address = address  # where we connected to; None for a connection that we accepted
+        self.connection = Connection(network.me, is_opener=address is not None, now=time.monotonic())
+        self.moment = 0
+        self.where = str(address or "")  # the peer is, for who reads of it
+        self._channel: Channel | None = None
+        self._is_begun = False  # the protocol has: it is known whether TLS is under it
+        self._transport: asyncio.Transport | None = None
+        self._was_online = self._is_lost = False
+        self._has_asked = False  # wants to be told whether we are the principal
+        self._owes = False  # the answer, until the peer reads what it was told before
+        self._outbox: deque[tuple[bytes, bool]] = deque()
+        self._outgoing = 0  # bytes in the outbox
+        self._sending = threading.Lock()  # among the threads of shares, and the loop
+        self._flush_due = False
+        self._handed = 0  # fragments that the socket was given since it last had taken all
+        self._loop = asyncio.get_running_loop()
+        self._id = uuid4()
+        self._connected_at = self._active_at = network.clock()
+        self._online_at: datetime | None = None
+        self._bytes = [0, 0]  # sent, received
+        self._fragments = [0, 0]
+        self._fragments_seen = 0  # of those received, when the network looked last
+        self._calls = [0, 0]
+
+    # ---------------------------------------------------------------- as a link, from any thread
+
+    @property
+    def room(self) -> int:
+        """How many bytes it takes now."""
+        transport = self._transport
+        return OUTBOX - self._outgoing - (transport.get_write_buffer_size() if transport else 0)
+
+    def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
+        """Send the body of a DIALOG frame, or of a FORWARDED one; dropped when the connection is over."""
+        with self._sending:
+            self._outbox.append((body, is_forwarded))
+            self._outgoing += len(body)
+            is_due, self._flush_due = self._flush_due, True
+        if not is_due:
+            self._loop.call_soon_threadsafe(self._flush)
+
+    @property
+    def owner(self) -> str:
+        """Whose certificate the peer has shown."""
+        return self.proved.owner
+
+    @property
+    def proved(self) -> Proved:
+        """What the peer's certificate stands for."""
+        return UNPROVED if self._channel is None else self._channel.proved
+
+    @property
+    def _certificate(self) -> str:
+        return "" if self._channel is None or self._channel.peer is None else self._channel.peer.name
+
+    @property
+    def instance(self) -> UUID:
+        """Which instance the peer says that it is; of a daemon that does not say so its seat stands for it."""
+        greeting = self.connection.peer
+        assert greeting is not None
+        return greeting.instance or greeting.seat
+
+    @property
+    def incarnation(self) -> UUID:
+        """Of the peer's daemon: another one each time it is started."""
+        greeting = self.connection.peer
+        assert greeting is not None
+        return greeting.incarnation
+
+    def has_brought_more(self) -> bool:
+        """Whether messages have come since this was asked last."""
+        before, self._fragments_seen = self._fragments_seen, self._fragments[metrics.RECEIVE]
+        return self._fragments_seen > before
+
+    @property
+    def peer(self) -> Peer | None:
+        """Who is at the other end, once it has greeted."""
+        greeting = self.connection.peer
+        return None if greeting is None else Peer(self.owner, greeting.seat)
+
+    @property
+    def phase(self) -> Phase:
+        """How far the connection is."""
+        return self.connection.phase
+
+    def complain(self) -> None:
+        """What it has brought was for nothing: who does that all the time is read from time to time only."""
+        self.network.inbox.complain(self, 1)
+        self.network.inbox.waste(self, 1.0)
+
+    def refused(self, number: int, text: str) -> None:
+        """What it has brought was refused."""
+        self.network.refusals.note(Refusal(True, self.known_as, number), text)
+
+    @property
+    def known_as(self) -> str:
+        """Its owner; of who has proved nothing the host, since the port is another one each time."""
+        return self.owner or self.where.rpartition(":")[0]
+
+    def opened(self) -> None:
+        """It has begun a conversation, which costs a hundred times what a message does."""
+        self.network.inbox.waste(self, OPENING)
+
+    def charge(self, seconds: float) -> None:
+        """What it has brought has taken so long: its owner rests accordingly."""
+        self.network.inbox.charge(self, seconds)
+
+    # ---------------------------------------------------------------- what the loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The stream is there."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=OUTBOX)
+        self.network.streams.add(self)
+        name = transport.get_extra_info("peername") or ("", 0)
+        if self.address is None:
+            self.where = str(Address(name[0], name[1]))
+            journal.connection("Accept", self.where)
+            if self._visitor is not None:
+                self._visitor.end = self._give_up
+            if self.network.is_away:
+                self._transport.abort()
+            return
+        if self.network.policy.silence:  # the endpoint was stopped meanwhile
+            self._transport.abort()
+            return
+        if not self.network.is_secured(self.address):
+            self._begin()
+            self._write()
+            return
+        tls = self.network.policy.tls
+        if tls is None:  # it has just been taken away
+            self.shut(9762, RULES[9762].text)
+            return
+        self._channel = tls.channel(is_opener=True, turn=self.network.turn(self.address))
+        self._channel.begin()
+        self._write()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        if self.connection.phase is Phase.CLOSED:
+            return
+        self._active_at = self.network.clock()
+        self._count(metrics.RECEIVE, data)
+        try:
+            plain = self._unsecured(data)
+        except BrokerError as problem:
+            self._turn_away(problem)
+            return
+        self._hear(plain)
+
+    def _hear(self, said: bytes) -> None:
+        """What has come, and what was left of before, as far as the peer is listened to."""
+        events = self.connection.receive(said, time.monotonic(), FRAMES)
+        self._handle(events)
+        while len(events) >= FRAMES and not self.network.inbox.is_noisy(self):
+            events = self.connection.resume(time.monotonic(), FRAMES)
+            self._handle(events)
+        if self.network.inbox.is_noisy(self) or self.network.inbox.is_full(self):
+            self._pause()
+
+    def eof_received(self) -> bool:
+        """The peer has closed the stream."""
+        return False
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        """The stream is over."""
+        if problem is not None:  # a pipe is found broken when it is written to
+            kind = "Send IO Error" if isinstance(problem, BrokenPipeError) else "Receive IO Error"
+            journal.connection(kind, self.where, str(problem))
+        self._is_lost = True
+        if self._visitor is not None:
+            self._visitor.leave()
+        self._handle(self.connection.end_of_stream())
+        self._transport = None
+
+    def resume_writing(self) -> None:
+        """The socket takes bytes again."""
+        self.network.inbox.ring()
+
+    # ---------------------------------------------------------------- what the network calls
+
+    def tick(self) -> None:
+        """Time has passed, also for the peer's certificate."""
+        peer = None if self._channel is None else self._channel.peer
+        if peer is not None and peer.facts.expiry_date <= self.network.clock():
+            self.shut(28035, BrokerError(28035, "it has expired").text)
+        if self._owes:
+            self.tell(self.network.standing)
+        self._handle(self.connection.tick(time.monotonic()))
+
+    def _pause(self) -> None:
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """The inbox may take frames again."""
+        if self._transport is None or self._transport.is_closing() or self._transport.is_reading():
+            return
+        self._hear(b"")
+        if not self.network.inbox.is_noisy(self) and not self.network.inbox.is_full(self):
+            self._transport.resume_reading()
+
+    def shut(self, number: int, text: str) -> None:
+        """End the connection, and tell the peer why."""
+        if self.connection.phase is not Phase.CLOSED:
+            self._handle([self.connection.close(number, text, time.monotonic())])
+
+    def refuse(self, why: str) -> None:
+        """The peer is not believed to be who it says; it is not told whose that is."""
+        if self.phase is Phase.ARBITRATING:
+            self.connection.reject(BrokerError(28035, CLAIM), time.monotonic())
+        elif self.phase is not Phase.CLOSED:
+            self.connection.close(28035, BrokerError(28035, CLAIM).text, time.monotonic())
+        self._handle([Closed(28035, BrokerError(28035, why).text)])
+
+    def _turn_away(self, why: BrokerError) -> None:
+        """The peer is not let in, or does not let us in; it is told so without the names that we have for it."""
+        if self.phase is not Phase.CLOSED:
+            self.connection.close(why.number, _TOLD.get(why.number, why.text), time.monotonic())
+            self._handle([Closed(why.number, why.text)])
+
+    def _give_up(self, why: Why) -> None:
+        """End the connection of a peer that is too slow to say who it is, or whose place another one needs.
+
+        Of the second kind a stranger makes thousands: each costs one line, which the log counts.
+        """
+        assert self._transport is not None
+        event = "timeout" if why is Why.LATE else "newer connections"
+        text = BrokerError(28029, event, self.phase).text
+        if why is Why.LATE and self.phase is not Phase.CLOSED:
+            self.shut(28029, text)
+            return
+        self._transport.abort()
+        if self.phase is not Phase.CLOSED:
+            closed = self.connection.close(28029, text, time.monotonic())
+            journal.login(journal.AUDITED[28029], self.where, error=text)
+            self.network.refuse(28029, self.where)
+            self.network.over(self, closed, was_online=False)
+
+    def _expect_next_step(self) -> None:
+        if self._visitor is not None:
+            self._visitor.expect(STEP_TIME)
+
+    def ask(self, known: Known) -> None:
+        """Ask the peer whether it is the principal."""
+        if self.connection.phase is Phase.ONLINE:
+            self._handle(self.connection.ask(known, time.monotonic()))
+
+    def tell(self, standing: Standing) -> None:
+        """Tell the peer what we are, if it has asked: only the last of it, when it does not read."""
+        if self._has_asked and self.connection.phase is Phase.ONLINE:
+            self._owes = self.room <= 0
+            if self._owes:
+                return
+            self.connection.tell(self.network.evident(standing), time.monotonic())
+            self._write()
+
+    @property
+    def _unsent(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def backlog(self) -> tuple[int, int, int, int]:
+        """Bytes and fragments that are ready to be sent, and those that the socket was given and has not taken yet."""
+        unsent = self._unsent
+        return self._outgoing, len(self._outbox), unsent, self._handed if unsent else 0
+
+    def observed(self) -> Observed:
+        """For sys.dm_broker_connections."""
+        transport, peer = self._transport, self._channel.peer if self._channel else None
+        login = _LOGIN_STATES[self.connection.phase]
+        greeting = self.connection.peer
+        return Observed(
+            self._id,
+            4 if self._was_online else 3,
+            self._connected_at,
+            self._online_at,
+            peer.name if peer else None,
+            (peer.certificate_id or None) if peer else None,
+            self.where,
+            self._active_at,
+            self.address is None,
+            login,
+            peer is not None,
+            (self._channel.authentication or None) if self._channel else None,
+            transport is not None and not transport.is_closing() and not transport.is_reading(),
+            self.room <= 0,
+            *(self._bytes[0], self._bytes[1], self._fragments[0], self._fragments[1], self._calls[0], self._calls[1]),
+            greeting.seat if greeting else None,
+        )
+
+    # ---------------------------------------------------------------- TLS, or not
+
+    def _unsecured(self, data: bytes) -> bytes:
+        """What the peer has said, out of TLS where it is used.
+
+        Raises:
+            BrokerError: the peer is not let in, or does not let us in.
+        """
+        if self._is_begun and self._channel is None:
+            return data
+        if self.address is None and self._channel is None:
+            self._decide(is_tls=data[0] == HANDSHAKE)
+            if self._channel is None:
+                return data
+        assert self._channel is not None
+        if self.address is not None and self._calls[1] == 1 and data[0] not in RECORDS:
+            self._answered_without_tls(data)
+        plain = self._channel.receive(data)
+        if self._channel.peer is not None and not self._is_begun:
+            self._begin()
+        return plain
+
+    def _decide(self, *, is_tls: bool) -> None:
+        """How to go on with a peer that has just begun to speak."""
+        self._expect_next_step()
+        policy = self.network.policy
+        if policy.refusal:
+            raise BrokerError(policy.refusal)
+        if is_tls and policy.encryption != DISABLED and policy.tls is not None:
+            self._channel = policy.tls.channel(is_opener=False)
+        elif is_tls or policy.encryption == REQUIRED:
+            raise BrokerError(28027, "encryption algorithm")
+        else:
+            self._begin()
+
+    def _answered_without_tls(self, data: bytes) -> None:
+        """We spoke TLS and the peer does not: all that is believed of such an answer is that it is a refusal."""
+        assert self.address is not None
+        self.network.takes_no_tls(self.address)
+        opened = Connection(self.network.me, is_opener=True, now=time.monotonic())
+        opened.begin(0, time.monotonic())
+        for event in opened.receive(data, time.monotonic()):
+            if isinstance(event, Closed) and event.number in (28027, 28036, 28080):
+                raise BrokerError(event.number, "encryption algorithm")
+        raise BrokerError(9758)
+
+    def _begin(self) -> None:
+        self._is_begun = True
+        self._expect_next_step()
+        self.moment = self.network.arbiter.moment()
+        self.connection.begin(self.moment, time.monotonic())
+
+    def _count(self, direction: int, data: bytes) -> None:
+        self._bytes[direction] += len(data)
+        self._calls[direction] += 1
+        metrics.IO_BYTES[direction].inc(len(data))
+        metrics.IOS[direction].inc()
+
+    def _count_fragment(self, direction: int, body: bytes) -> None:
+        self._fragments[direction] += 1
+        metrics.FRAGMENTS[direction].inc()
+        metrics.FRAGMENT_BYTES[direction].inc(len(body))
+
+    # ---------------------------------------------------------------- events
+
+    def _handle(self, events: list[Event]) -> None:
+        self.network.inbox.complain(self, sum(isinstance(event, NOTHING) for event in events))
+        is_asked = False
+        for event in events:
+            match event:
+                case Arrived() if self.network.is_mirror:
+                    self.shut(28012, RULES[28012].text.format("It is a replica of a mirrored database."))
+                    return
+                case Asked():
+                    self._has_asked = is_asked = True
+                    self.network.asked(self, event.known)
+                case Told():
+                    self.network.told(self, event.standing)
+                case Arrived():
+                    self._count_fragment(metrics.RECEIVE, event.body)
+                    self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))
+                case Corrupted():
+                    problem = CorruptedMessage(11235, f"{event.size} bytes were changed under way")
+                    journal.corrupted(problem, self, self.where)
+                case Greeted():
+                    self._greeted(event)
+                case Online():
+                    why = None if self.address is None else self.network.doubt(self)
+                    if why is not None:
+                        self.refuse(why)
+                        return
+                    self._was_online = True
+                    if self._visitor is not None:
+                        self._visitor.prove()
+                    self._online_at = self.network.clock()
+                    journal.connection("Connected", self.where)
+                    if self._certificate:
+                        journal.login("Login Success", self.where, self._certificate)
+                    self.network.online(self, event)
+                case Closed():
+                    self._write()
+                    self._end(event)
+                    return
+        if is_asked:
+            self.tell(self.network.standing)
+        self._write()
+
+    def _greeted(self, event: Greeted) -> None:
+        now = time.monotonic()
+        why = self.network.doubt(self)
+        if why is not None:
+            self.refuse(why)
+            return
+        refused = self.network.arbiter.greeted(event.hello, self.owner)
+        if refused:
+            self._handle([self.connection.reject(BrokerError(refused), now)])
+            return
+        self.moment = self.network.arbiter.moment()
+        self._handle([self.connection.welcome(self.moment, now), *self.connection.resume(now)])
+
+    def _end(self, closed: Closed) -> None:
+        is_refusal = not self._was_online and closed.number in journal.AUDITED
+        error = closed.text if closed.number else ""
+        if self._transport is not None and not self._is_lost:
+            journal.connection("Closing", self.where, error)
+        if self._transport is not None:
+            if is_refusal and self.address is None:
+                self._let_it_read(self._transport)
+            else:
+                self._transport.close()
+            self._loop.call_later(CLOSING_TIME, self._transport.abort)
+        if is_refusal:
+            journal.login(journal.AUDITED[closed.number], self.where, self._certificate, error)
+            if self.address is None:
+                self.network.refuse(closed.number, self.where)
+            self._remember(closed)
+        if self._was_online and (closed.number in BROKEN or closed == Closed(0, "")):
+            self._remember(Closed(BROKE, closed.text or "The stream has ended without a word."))
+        journal.connection("Closed", self.where, error)
+        self.network.over(self, closed, was_online=self._was_online)
+
+    def _remember(self, closed: Closed) -> None:
+        """Who has refused whom, and why."""
+        is_ours = not closed.is_by_peer and closed.number not in REFUSED_BY_PEER
+        peer = str(self.address or self.known_as)
+        self.network.refusals.note(Refusal(is_ours, peer, closed.number), closed.text)
+
+    def _let_it_read(self, transport: asyncio.Transport) -> None:
+        """A stream that is closed while the peer still speaks may lose what we have said to it: why it is refused."""
+        if not transport.is_closing():
+            try:
+                transport.write_eof()
+            except OSError:  # the peer has reset the connection
+                transport.abort()
+            else:
+                self._loop.call_later(LINGER, transport.close)
+
+    def _flush(self) -> None:
+        if not self._unsent:
+            self._handed = 0
+        now = time.monotonic()
+        with self._sending:
+            was_full = self.room <= 0
+            self._flush_due, self._outgoing = False, 0
+            outbox, self._outbox = self._outbox, deque()
+        for body, is_forwarded in outbox:
+            if self.connection.phase == "ONLINE":
+                self.connection.send(body, now, is_forwarded=is_forwarded)
+                self._count_fragment(metrics.SEND, body)
+                self._handed += 1
+        self._write()
+        if was_full:
+            self.network.inbox.ring()
+
+    def _write(self) -> None:
+        data = self.connection.outgoing()
+        if self._channel is not None:
+            if data and self._channel.is_open:
+                self._channel.send(data)
+            data = self._channel.outgoing()  # before it is open: the handshake, or an alert
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._count(metrics.SEND, data)
+            self._transport.write(data)

@@ -1,0 +1,131 @@
+"""`//demo/Warehouse`: the Spark query that lands the lines, and the table it makes."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from py4j.protocol import Py4JError
+from pyarrow.parquet import ParquetFile
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from servicebroker.cli.commands.demo import shipper as names
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.failed_query import reason
+from servicebroker.pipeline.sinks.delta import ensure_table
+from servicebroker.pipeline.spark_session import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+TRIGGER = "100 milliseconds"
+Row = tuple[str, int, bytes]  # conversation handle, sequence number, body
+
+
+class Landing:
+    """A query from the warehouse's queue into a Delta table, exactly once. Spark starts while others work.
+
+    Takes a lock's descriptor: two queries must never share a checkpoint, so it is held as long as Java lives.
+    """
+
+    def __init__(self, url: str, table: Path, checkpoint: Path, lock: int) -> None:
+        self._url, self._table, self._checkpoint = url, table, checkpoint
+        self._query: StreamingQuery | None = None
+        self._starting = ThreadPoolExecutor(1)
+        self._spark = self._starting.submit(spark_session, "servicebroker demo", held=[lock])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether Spark has started, or will not; `begin` does not wait then."""
+        return self._spark.done()
+
+    def begin(self) -> None:
+        """Begin to land, when Spark has started; what has begun goes on.
+
+        Raises:
+            InstanceError: Spark does not start, or the query is refused.
+        """
+        if self._query is None:  # in the thread that has started Spark, which is the one where Java knows the session
+            self._query = self._starting.submit(self._begun).result()
+
+    def _begun(self) -> StreamingQuery:
+        lines = (
+            self._spark.result()
+            .readStream.format("servicebroker")
+            .option("instance", self._url)
+            .option("database", names.DATABASE)
+            .option("queue", names.WAREHOUSE_QUEUE)
+            .option("endOfStream", names.END_OF_STREAM)
+            .load()
+            .where(F.col("message_type_name") == names.LINE)
+            # an empty body travels as NULL; here it is a blank line again
+            .withColumn("message_body", F.coalesce("message_body", F.lit(bytearray())))
+        )
+        ensure_table(self._table, lines.schema)
+        return (
+            lines.writeStream.format("servicebroker_delta")
+            .option("path", str(self._table))
+            .option("checkpointLocation", str(self._checkpoint))
+            .trigger(processingTime=TRIGGER)
+            .start()
+        )
+
+    def check(self) -> None:
+        """Raise what broke the query, if anything did.
+
+        Raises:
+            InstanceError: with the innermost reason.
+        """
+        if self._query is None:
+            return
+        problem = self._query.exception()
+        if problem is not None:
+            raise InstanceError(f"The Spark query failed: {reason(problem)}")
+        if not self._query.isActive:
+            raise InstanceError("The Spark query stopped by itself.")
+
+    def rows(self) -> int:
+        """Rows in the table now."""
+        return landed_rows(self._table)
+
+    def first_rows(self, count: int) -> list[Row]:
+        """Some rows of the table."""
+        return first_rows(self._table, count)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._query is not None:
+            with contextlib.suppress(PySparkException, Py4JError):  # Ctrl-C may have broken the connection to Java
+                self._query.stop()
+        with contextlib.suppress(PySparkException, Py4JError, InstanceError):
+            self._spark.result().stop()
+        self._starting.shutdown()
+
+
+def landed_rows(table: Path) -> int:
+    """Rows of a Delta table, read from its log; 0 when it does not exist yet."""
+    if not DeltaTable.is_deltatable(str(table)):
+        return 0
+    return int(DeltaTable(str(table)).count())
+
+
+def first_rows(table: Path, count: int) -> list[Row]:
+    """Conversation handle, sequence number and body of the first rows of the table's oldest file."""
+    files = pa.table(DeltaTable(str(table)).get_add_actions()).sort_by("modification_time").column("path").to_pylist()
+    if not files:
+        return []
+    columns = ["conversation_handle", "message_sequence_number", "message_body"]
+    # not through a dataset: its scan leaves threads behind that break the end of the process
+    with ParquetFile(table / str(files[0])) as file:
+        batch = next(file.iter_batches(batch_size=count, columns=columns, use_threads=False), None)
+    return [tuple(row[column] for column in columns) for row in batch.to_pylist()] if batch else []

@@ -1,0 +1,208 @@
+"""`servicebroker serve`: the daemon of an instance as a process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from servicebroker.activation.activate import activate
+from servicebroker.activation.alerts import Alert, alerts
+from servicebroker.activation.host import Host
+from servicebroker.activation.output import captured
+from servicebroker.api.instance import Instance
+from servicebroker.api.open import open_instance
+from servicebroker.broker.daemon import Daemon
+from servicebroker.broker.metrics import count_event, registry
+from servicebroker.broker.shares import are_many_cores
+from servicebroker.cli import stopping
+from servicebroker.cli.descriptors import raise_limit
+from servicebroker.cli.existing import must_exist
+from servicebroker.cli.log import log_to_standard_error
+from servicebroker.cli.metrics_server import served
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption, PatienceOption
+from servicebroker.engine.catalog.network_endpoints import (
+    DISABLED,
+    HIGHEST_PORT,
+    LOWEST_PORT,
+    REQUIRED,
+    STARTED,
+    SUPPORTED,
+    NetworkEndpoint,
+)
+from servicebroker.model.errors import BrokerError, Unreachable
+from servicebroker.model.security.authentication import parse_authentication
+from servicebroker.protocol.queue_monitor import INTERVAL
+from servicebroker.store.connection import is_url
+
+MOST_PROCESSES = 32
+RETRY = 2.0  # seconds between attempts to reach a database that is down when we begin
+_LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})")
+
+_log = logging.getLogger("servicebroker.broker")
+
+
+def serve(
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Listen there, whatever the stored endpoint says; :4022 for every address."
+        ),
+    ] = None,
+    encryption: Annotated[
+        str, typer.Option(metavar="MODE", help="With --listen: REQUIRED, SUPPORTED or DISABLED.")
+    ] = "REQUIRED",
+    authentication: Annotated[
+        str, typer.Option(metavar="METHODS", help="With --listen: CERTIFICATE, WINDOWS, or both in their order.")
+    ] = "CERTIFICATE",
+    keys: KeysOption = None,
+    procedures: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="A module or .py file with activation procedures; may be repeated."),
+    ] = None,
+    activation_interval: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Between two readers that are started for one queue under load.")
+    ] = INTERVAL,
+    alert_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND", help="Run for each queue that is switched off by itself, the event as JSON on its input."
+        ),
+    ] = None,
+    alert_webhook: Annotated[str | None, typer.Option(metavar="URL", help="Gets a POST with the same JSON.")] = None,
+    patience: PatienceOption = stopping.PATIENCE,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MOST_PROCESSES,
+            help="Divide the conversations among so many processes; on more than four cores it is as load asks for.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
+) -> None:
+    """Start the readers of queues, and carry messages to other instances and theirs in, until SIGTERM or Ctrl-C."""
+    listener = None if listen is None else parse_listener(listen, encryption, authentication)
+    alert = Alert(alert_command, alert_webhook)
+    log_to_standard_error(as_json=as_json)
+    raise_limit()
+    ending = _Ending(patience)
+    while not ending.asked:
+        try:
+            must_exist(instance)
+            with open_instance(instance, keys=keys) as opened:
+                daemon = Daemon(
+                    opened.url,
+                    opened.clock,
+                    listener=listener,
+                    keys=opened.key_folder(),
+                    shares=processes if processes != 1 else None,
+                    in_processes=are_many_cores() if processes is None else processes > 1,
+                )
+                ending.daemon = daemon
+                with contextlib.ExitStack() as running:
+                    running.enter_context(_measured(opened, metrics))
+                    running.enter_context(captured())
+                    if not ending.asked and daemon.wait_for_promotion():
+                        running.enter_context(alerts(opened, alert))
+                        readers = activate(
+                            opened, procedures=procedures or (), interval=activation_interval, patience=patience
+                        )
+                        ending.host = running.enter_context(readers)
+                    ending.again()  # where the signal came before there was anybody to tell
+                    daemon.run()
+                return
+        except Unreachable as problem:
+            if not is_url(instance):
+                raise
+            _log.warning("%s It is tried again every %g seconds.", problem, RETRY)
+            ending.wait(RETRY)
+
+
+@contextlib.contextmanager
+def _measured(instance: Instance, metrics: str | None) -> Iterator[None]:
+    """Answer /metrics at HOST:PORT, when it is given."""
+    if metrics is None:
+        yield
+        return
+    host, port = parse_address("--metrics", metrics)
+    instance.events.subscribe(count_event)
+    with served(registry(instance.url), host, port) as found:
+        _log.info("Metrics are served at http://%s:%s/metrics.", host or "0.0.0.0", found)
+        yield
+
+
+def parse_address(option: str, text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; an empty host is every address of the machine.
+
+    Raises:
+        BrokerError: 402 no HOST:PORT.
+    """
+    found = _LISTEN.fullmatch(text)
+    if found is None or int(found["port"]) > HIGHEST_PORT:
+        raise BrokerError(402, option, repr(text), "HOST:PORT")
+    return found["v6"] or found["host"], int(found["port"])
+
+
+def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICATE") -> NetworkEndpoint:
+    """The endpoint that HOST:PORT stands for; an empty host is every address of the machine.
+
+    Raises:
+        BrokerError: 5837 port, 5838 authentication, 402 no HOST:PORT.
+    """
+    found = _LISTEN.fullmatch(text)
+    if found is None:
+        raise BrokerError(402, "--listen", repr(text), "HOST:PORT")
+    if not LOWEST_PORT <= int(found["port"]) <= HIGHEST_PORT:
+        raise BrokerError(5837)
+    if encryption.upper() not in (DISABLED, SUPPORTED, REQUIRED):
+        raise BrokerError(402, "--encryption", repr(encryption), "DISABLED, SUPPORTED or REQUIRED")
+    methods, certificate = parse_authentication(authentication)
+    if certificate is not None:
+        raise BrokerError(5838, hint="A certificate is named by ALTER ENDPOINT; --listen takes the oldest valid one.")
+    host = found["v6"] or found["host"]
+    return NetworkEndpoint(STARTED, host, int(found["port"]), encryption.upper(), authentication=methods)
+
+
+class _Ending:
+    """SIGTERM and SIGINT: the round that runs is finished, the peers are told, calls in progress have their time.
+
+    A second signal leaves them none. The process ends with code 0.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.asked = False
+        self.daemon: Daemon | None = None
+        self.host: Host | None = None
+        stopping.at_signal(self._ask, self._hurry, patience=patience)
+
+    def again(self) -> None:
+        """Tell those who came after the signal."""
+        if self.asked:
+            self._ask()
+
+    def wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self.asked and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def _ask(self) -> None:
+        self.asked = True
+        for told in (self.daemon, self.host):
+            if told is not None:  # not here: the thread that was interrupted may hold a lock that this takes
+                threading.Thread(target=told.stop if isinstance(told, Daemon) else told.ask, daemon=True).start()
+
+    def _hurry(self) -> None:
+        if self.host is not None:
+            self.host.hurry()

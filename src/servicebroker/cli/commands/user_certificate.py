@@ -1,0 +1,145 @@
+"""`servicebroker certificate ... --database DB`: the certificates of users, for secure conversations.
+
+What importing one takes besides, the user, its binding or its permission, is made in the same command.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from servicebroker.api.certificates import after
+from servicebroker.api.database import Database
+from servicebroker.api.instance import Instance
+from servicebroker.engine.security.principals import find_principal
+from servicebroker.engine.security.user_certificates import (
+    BY_PASSWORD,
+    NONE,
+    UserCertificate,
+    find_certificate,
+    find_certificates_by_user,
+)
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.security.certificates import Facts
+from servicebroker.model.security.dialog_security import choose
+from servicebroker.store.running import run
+
+PASSWORD = "SERVICEBROKER_MASTER_KEY_PASSWORD"  # the name of the variable
+
+DatabaseOption = Annotated[
+    str | None, typer.Option("--database", help="A certificate of a user of this database, for secure conversations.")
+]
+UserOption = Annotated[str | None, typer.Option("--user", help="Whose it is; made when it is missing. Default: dbo.")]
+
+
+class Row(NamedTuple):
+    """A certificate, as it is listed. `is_used`: it is the one of several that is taken."""
+
+    name: str
+    whose: str
+    is_own: bool
+    is_used: bool
+    by_password: bool
+    facts: Facts
+
+    def told(self) -> dict[str, object]:
+        """For a program."""
+        return {
+            "name": self.name,
+            "of": self.whose,
+            "is_own": self.is_own,
+            "is_used": self.is_used,
+            "by_password": self.by_password,
+            "subject": self.facts.subject,
+            "start_date": self.facts.start_date.isoformat(),
+            "expiry_date": self.facts.expiry_date.isoformat(),
+            "sha256": self.facts.thumbprint.hex(),
+        }
+
+
+def listed(opened: Instance, database: str) -> list[Row]:
+    """The certificates of the users of a database, by user and name."""
+    there = opened.database(database)
+    with opened.connection() as connection:
+        found = run(connection, find_certificates_by_user(there.database_id))
+    now, rows = opened.clock(), []
+    for user, certificates in found.items():
+        used = choose(certificates, now)
+        for one in certificates:
+            own, locked = one.key.encryption != NONE, one.key.encryption == BY_PASSWORD
+            rows.append(Row(one.name, f"user {user}", own, one == used, locked, one.facts))
+    return rows
+
+
+def create_master_key(opened: Instance, database: str) -> None:
+    """Make the master key of a database; its password comes from the environment, or is asked for."""
+    password = os.environ.get(PASSWORD)
+    if password is None:
+        password = typer.prompt("Password of the master key", hide_input=True, confirmation_prompt=True)
+    opened.database(database).create_master_key(password)
+
+
+def expiry(opened: Instance, days: int) -> datetime:
+    """So many days from now."""
+    return after(opened.clock().replace(microsecond=0), max(days, 0))
+
+
+def create(opened: Instance, database: str, name: str, user: str | None, days: int) -> UserCertificate:
+    """Make a certificate of a user, with its private key under the master key of the database."""
+    there = opened.database(database)
+    ensure_user(there, user)
+    try:
+        there.create_certificate(name, authorization=user, expiry_date=expiry(opened, days))
+    except BrokerError as refused:
+        if refused.number == 15581:
+            command = f"servicebroker certificate master-key --database {database}"
+            raise BrokerError(15581, hint=f"Make one with {command}.") from None
+        raise
+    return find(there, name)
+
+
+def import_(
+    opened: Instance, database: str, name: str, file: Path, user: str | None, to_service: str | None, send: str | None
+) -> UserCertificate:
+    """Keep the certificate of somebody else: of the user that stands for it here.
+
+    `to_service` is the remote service that has it, and gets a remote service binding; `send` is a service of ours to
+    which it may send.
+    """
+    there = opened.database(database)
+    if user is None:
+        raise BrokerError(402, "--user", "missing", "the user that stands for the peer", hint="Any name that is free.")
+    ensure_user(there, user)
+    there.create_certificate(name, authorization=user, file=file)
+    if to_service is not None:
+        there.create_remote_service_binding(name, to_service=to_service, user=user)
+    if send is not None:
+        there.grant("SEND", user, service=send)
+    return find(there, name)
+
+
+def find(there: Database, name: str) -> UserCertificate:
+    """The certificate of that name.
+
+    Raises:
+        BrokerError: 15151 there is none.
+    """
+    with there.instance.connection() as connection:
+        return run(connection, find_certificate("find", there.database_id, name))
+
+
+def ensure_user(there: Database, user: str | None) -> None:
+    """The user; made, without a login, when it is missing."""
+    if user is None:
+        return
+    try:
+        with there.instance.connection() as connection:
+            run(connection, find_principal("find", there.database_id, user))
+    except BrokerError as missing:
+        if missing.number != 15151:
+            raise
+        there.create_user(user)

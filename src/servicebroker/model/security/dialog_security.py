@@ -1,0 +1,80 @@
+"""How a conversation with another instance is secured, as the table of docs/reference/rules.md#dialog-security.
+
+Inside an instance nothing is encrypted, and a binding says only who acts (`engine/delivery/acting.py`). The
+reference says of some cells that the conversation fails, and elsewhere that its messages wait; here they wait, and
+transmission_status says for what (docs/decisions/086).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol, TypeVar
+
+from servicebroker.model.security.certificates import Facts
+
+
+class Security(StrEnum):
+    """What protects a conversation: nothing, a session key of somebody unknown, or of somebody who is known."""
+
+    NONE = "N"
+    ANONYMOUS = "A"
+    FULL = "F"
+
+
+class Binding(StrEnum):
+    """What the remote service binding for the target service says."""
+
+    NO_BINDING = "no binding"
+    ANONYMOUS_ON = "ANONYMOUS = ON"
+    ANONYMOUS_OFF = "ANONYMOUS = OFF"
+
+
+NO_BINDING, NO_CERTIFICATE = 9727, 9731  # of the reasons why messages wait
+NO_SERVICE_MASTER_KEY = 32  # the code that 28054 shows
+
+# (whether the owner of the initiating service has a certificate, ENCRYPTION, binding)
+TABLE: dict[tuple[bool, bool, Binding], Security | int] = {
+    (True, True, Binding.NO_BINDING): NO_BINDING,
+    (True, True, Binding.ANONYMOUS_ON): Security.ANONYMOUS,
+    (True, True, Binding.ANONYMOUS_OFF): Security.FULL,
+    (True, False, Binding.NO_BINDING): Security.NONE,
+    (True, False, Binding.ANONYMOUS_ON): Security.ANONYMOUS,
+    (True, False, Binding.ANONYMOUS_OFF): Security.FULL,
+    (False, True, Binding.NO_BINDING): NO_BINDING,
+    (False, True, Binding.ANONYMOUS_ON): Security.ANONYMOUS,
+    (False, True, Binding.ANONYMOUS_OFF): NO_CERTIFICATE,
+    (False, False, Binding.NO_BINDING): Security.NONE,
+    (False, False, Binding.ANONYMOUS_ON): Security.ANONYMOUS,
+    (False, False, Binding.ANONYMOUS_OFF): NO_CERTIFICATE,
+}
+
+
+class Candidate(Protocol):
+    """A certificate that a conversation may use."""
+
+    @property
+    def is_active_for_begin_dialog(self) -> bool:
+        """Whether conversations that begin may use it."""
+        ...
+
+    @property
+    def facts(self) -> Facts:
+        """What it says of itself."""
+        ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+def choose(certificates: Sequence[C], now: datetime) -> C | int:
+    """Of the certificates of a user that with the latest expiry among those that are valid and active.
+
+    Otherwise the number of the reason why there is none: 9731, or 9767 when those that are valid are not active.
+    """
+    valid = [one for one in certificates if one.facts.is_valid(now)]
+    active = [one for one in valid if one.is_active_for_begin_dialog]
+    if not active:
+        return 9767 if valid else NO_CERTIFICATE
+    return max(active, key=lambda one: one.facts.expiry_date)

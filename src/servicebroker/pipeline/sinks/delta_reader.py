@@ -1,0 +1,157 @@
+"""A Delta table as rows of Spark, without jars: its log is read by deltalake, its files by pyarrow in the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.sinks.storage import Folder, files_in, plain
+from servicebroker.pipeline.sinks.tables import TableFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+
+@dataclass
+class File(InputPartition):
+    """One file of a version of the table, the values of its partition, and the columns to read."""
+
+    folder: Folder
+    name: str
+    partition: dict[str, Any]
+    schema: bytes
+
+    @classmethod
+    def of(cls, folder: Folder, file: TableFile, schema: pa.Schema) -> File:
+        """A file of the table in `folder`, in these columns."""
+        return cls(folder, file.name, file.partition, schema.serialize().to_pybytes())
+
+
+_READ = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "typeWidening"}  # features of Delta that need no more
+_LOOKED_AT = {"columnMapping", "deletionVectors"}  # which a table may have and not use
+
+
+class DeltaReader(DataSourceReader):
+    """Reads the newest version of a table, or the one that was asked for; one task for each file.
+
+    `columns`: those that Spark knows of; the table may have got others since.
+    """
+
+    def __init__(self, folder: Folder, version: int | None, columns: Sequence[str]) -> None:
+        self._folder = folder
+        self._version = version
+        self._columns = columns
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The files of the version."""
+        import pyarrow as pa
+
+        table = open_table(self._folder, self._version)
+        there = arrow_columns(table)
+        for name in self._columns:
+            if name not in there.names:
+                raise InstanceError(f"The Delta table '{self._folder}' has no column '{name}'.")
+        columns = pa.schema([there.field(name) for name in self._columns])
+        return [File.of(self._folder, file, columns) for file in files_of(table)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a file, in a task. Spark makes up a part of another kind when there is none."""
+        return read_file(partition) if isinstance(partition, File) else iter(())
+
+
+def open_table(folder: Folder, version: int | None = None) -> DeltaTable:
+    """A Delta table that is there.
+
+    Raises:
+        InstanceError: there is none, or not in that version, or it needs more than we know.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    try:
+        table = DeltaTable(str(folder), version=version)
+        check_readable(folder, table)
+    except TableNotFoundError:
+        raise InstanceError(f"There is no Delta table in '{folder}'.") from None
+    except (DeltaError, OSError, ValueError) as problem:
+        raise InstanceError(f"The Delta table '{folder}' cannot be read: {plain(problem)}.") from None
+    return table
+
+
+def check_readable(folder: Folder, table: DeltaTable) -> None:
+    """Refuse a table whose rows are not simply those of its files.
+
+    Raises:
+        InstanceError: it has others, or needs more of its readers than is known here.
+    """
+    import pyarrow as pa
+
+    features = set(table.protocol().reader_features or ())
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        why = "its columns have other names in its files (column mapping)"
+    elif unknown := features - _READ - _LOOKED_AT:
+        why = f"it needs more of its readers than is known here: {', '.join(sorted(unknown))}"
+    elif "deletionVectors" in features and pa.table(table.deletion_vectors()).num_rows:
+        why = (
+            "rows of its files are marked as deleted elsewhere (deletion vectors): write these files anew, by "
+            "REORG TABLE ... APPLY (PURGE), and set delta.enableDeletionVectors to false"
+        )
+    else:
+        return
+    raise InstanceError(f"The Delta table '{folder}' cannot be read: {why}.")
+
+
+def arrow_columns(table: DeltaTable) -> pa.Schema:
+    """The table's columns in Arrow."""
+    import pyarrow as pa
+
+    columns: Any = table.schema().to_arrow()
+    return pa.schema(columns)
+
+
+def table_schema(folder: Folder, version: int | None) -> StructType:
+    """The table's columns in Spark."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(arrow_columns(open_table(folder, version)))
+
+
+def files_of(table: DeltaTable) -> list[TableFile]:
+    """The files of a table's version."""
+    import pyarrow as pa
+
+    columns = table.metadata().partition_columns
+    rows: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    return [
+        TableFile(
+            *(row["path"], row["size_bytes"], row["num_records"] or 0),
+            {name: row[f"partition.{name}"] for name in columns},
+            row,
+        )
+        for row in rows
+    ]
+
+
+def read_file(file: File) -> Iterator[pa.RecordBatch]:
+    """The rows of one file in the columns that it is asked for; what an older file lacks is null."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    schema = pa.ipc.read_schema(pa.py_buffer(file.schema))
+    with files_in(file.folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
+        there = [name for name in schema.names if name in parquet.schema_arrow.names and name not in file.partition]
+        for batch in parquet.iter_batches(columns=there, use_threads=False):
+            columns = []
+            for field in schema:
+                if field.name in there:
+                    columns.append(batch.column(field.name).cast(field.type))
+                else:
+                    value = pa.scalar(file.partition.get(field.name), field.type)
+                    columns.append(pa.repeat(value, batch.num_rows))
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,166 @@
+"""The certificates of a domain: its authority's own, and those that it signs for its members' endpoints.
+
+A member's certificate names the domain (O), the member (CN), and the instance as every certificate of ours does.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from servicebroker.model.errors import DomainError
+from servicebroker.model.security.certificates import Facts
+from servicebroker.model.security.domain import Member
+from servicebroker.store.keys.x509_certificates import INSTANCE, MOST_DAYS, SKEW, PrivateKey, facts_of, instance_of
+
+LIFE = timedelta(days=7)  # of a member's certificate: as long as it is believed where a revocation is not read
+_USAGE = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+
+
+def new_key() -> PrivateKey:
+    """A private key on P-256."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def make_authority(domain: str, now: datetime) -> tuple[Facts, PrivateKey]:
+    """The authority of a new domain; it lives as long as anybody will need it."""
+    key = new_key()
+    name = _name(domain, f"Domain {domain}"[:64])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    start = now.replace(microsecond=0)
+    certificate = (
+        _builder(name, name, start - SKEW, start + timedelta(days=MOST_DAYS))
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_signs_certificates(), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return facts_of(certificate), key
+
+
+def request(key: PrivateKey) -> bytes:
+    """Asks for a certificate for this key, and proves to have it (PKCS #10, DER)."""
+    empty = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return empty.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+def public_key_of(request: bytes) -> bytes:
+    """The public key that a request proves to have, as DER.
+
+    Raises:
+        DomainError: it is no request, or proves nothing.
+    """
+    try:
+        read = x509.load_der_x509_csr(request)
+        proven = read.is_signature_valid and isinstance(read.public_key(), ec.EllipticCurvePublicKey)
+    except (ValueError, TypeError):
+        proven = False
+    if not proven:
+        raise DomainError("The request is none, or does not prove to have its key.")
+    return _public_bytes(read.public_key())
+
+
+def public_bytes(key: PrivateKey) -> bytes:
+    """The public half of a key, as DER."""
+    return _public_bytes(key.public_key())
+
+
+def issue(authority: Facts, authority_key: PrivateKey, public_key: bytes, member: Member, now: datetime) -> Facts:
+    """A certificate of a member's instance, for that public key (DER), valid for `LIFE` from now on."""
+    issuer = x509.load_der_x509_certificate(authority.der)
+    start = now.replace(microsecond=0)
+    subject = _name(member.domain, member.name)
+    certificate = (
+        _builder(subject, issuer.subject, start - SKEW, start + LIFE)
+        .public_key(serialization.load_der_public_key(public_key))  # type: ignore[arg-type] # of a curve
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_USAGE, critical=False)
+        .add_extension(x509.SubjectAlternativeName([_uri(member.instance)]), critical=False)
+        .add_extension(_issuer_identifier(issuer), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    return facts_of(certificate)
+
+
+def is_authority(facts: Facts) -> bool:
+    """Whether it is the certificate of an authority, signed by itself."""
+    certificate = x509.load_der_x509_certificate(facts.der)
+    try:
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        certificate.verify_directly_issued_by(certificate)
+    except (x509.ExtensionNotFound, InvalidSignature, ValueError, TypeError):
+        return False
+    return constraints.ca
+
+
+def domain_of(authority: Facts) -> str:
+    """The name of the domain that an authority is that of."""
+    return _one(x509.load_der_x509_certificate(authority.der), NameOID.ORGANIZATION_NAME)
+
+
+def member_of(der: bytes, authority: bytes) -> Member | None:
+    """Who a certificate stands for, None when that authority (DER) has not signed it. Dates are not looked at."""
+    certificate = x509.load_der_x509_certificate(der)
+    issuer = x509.load_der_x509_certificate(authority)
+    instance = instance_of(der)
+    try:
+        certificate.verify_directly_issued_by(issuer)
+        domain, name = (_one(certificate, oid) for oid in (NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME))
+    except (InvalidSignature, ValueError, TypeError):
+        return None
+    return None if instance is None else Member(domain, name, instance)
+
+
+def public_key_of_certificate(der: bytes) -> bytes:
+    """Its public key, as DER."""
+    return _public_bytes(x509.load_der_x509_certificate(der).public_key())
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, start: datetime, expiry: datetime) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(expiry)
+    )
+
+
+def _name(domain: str, common: str) -> x509.Name:
+    return x509.Name(
+        [x509.NameAttribute(NameOID.ORGANIZATION_NAME, domain), x509.NameAttribute(NameOID.COMMON_NAME, common)]
+    )
+
+
+def _one(certificate: x509.Certificate, oid: x509.ObjectIdentifier) -> str:
+    (found,) = certificate.subject.get_attributes_for_oid(oid)
+    return str(found.value)
+
+
+def _uri(instance: UUID) -> x509.UniformResourceIdentifier:
+    return x509.UniformResourceIdentifier(f"{INSTANCE}{instance}")
+
+
+def _issuer_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    found = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(found)
+
+
+def _signs_certificates() -> x509.KeyUsage:
+    unused = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False
+    )
+    return x509.KeyUsage(digital_signature=False, key_cert_sign=True, crl_sign=False, decipher_only=False, **unused)
+
+
+def _public_bytes(key: object) -> bytes:
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

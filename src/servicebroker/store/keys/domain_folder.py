@@ -1,0 +1,401 @@
+"""A domain: a certificate authority in a folder that instances share.
+
+    authority.pem     its certificate
+    authority.key     its private key, of whoever has made the domain alone
+    revoked.json      who is no member any more
+    members.json      who was given a certificate
+    invitations/      one file for each token, for the key's owner alone
+    requests/         what members ask, a file for each, which anybody may leave here
+    answers/          what the authority has answered
+
+Whoever can use the key is the authority: it answers whenever it looks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import os
+import pwd
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from servicebroker.model.errors import BrokerError, DomainError, InstanceError
+from servicebroker.model.security.certificates import Facts
+from servicebroker.model.security.domain import RANDOM, Member, Token, checked_name, usable_name
+from servicebroker.store.keys import domain_certificates as x509
+from servicebroker.store.keys.key_files import check_alone, replace, write_private
+from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_key
+
+LARGEST_REQUEST = 64 * 1024  # bytes
+REQUESTS_AT_ONCE = 100
+KEPT = timedelta(days=30)  # how long it is known that an invitation was used or has expired
+
+
+class Request(msgspec.Struct):
+    """What a member asks: a certificate for the key that `request` proves to have.
+
+    With an invitation (its number and what `proof_of` makes of its secret) for the first time, with the certificate
+    that it has for the next one.
+    """
+
+    request: bytes
+    instance: UUID
+    invitation: str = ""
+    proof: bytes = b""
+    certificate: bytes = b""
+
+    @property
+    def name(self) -> str:
+        """Of the files of the request and of its answer: that of its key."""
+        return x509.public_key_of(self.request).hex()[-64:]
+
+
+class SignedAnswer(msgspec.Struct):
+    """A certificate (DER), or why there is none."""
+
+    certificate: bytes = b""
+    refusal: str = ""
+
+
+class Invitation(msgspec.Struct):
+    """One token; `used_by` is the public key that it has let in."""
+
+    member: str
+    secret: bytes
+    expires: datetime
+    used_by: bytes = b""
+
+
+class Issued(msgspec.Struct):
+    """The latest certificate of an instance."""
+
+    issued: datetime
+    expires: datetime
+
+
+Ledger = dict[str, dict[UUID, Issued]]  # by member and instance
+Revoked = dict[str, datetime]  # by member, in lower case
+
+
+class Guest(NamedTuple):
+    """An invitation, as it is shown."""
+
+    member: str
+    expires: datetime
+    is_used: bool
+
+
+class Domain:
+    """The folder. What needs the key is done under a lock, one at a time.
+
+    Raises:
+        DomainError: there is no domain in the folder, or it cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self.authority = read((folder / "authority.pem").read_bytes())
+        except FileNotFoundError:
+            raise DomainError(f"There is no domain in {folder}: make one with servicebroker domain create.") from None
+        except (OSError, BrokerError) as problem:
+            raise DomainError(f"The domain in {folder} cannot be read: {problem}") from None
+        if not x509.is_authority(self.authority):
+            raise DomainError(f"The certificate in {folder} is not that of a domain.")
+        self.name = x509.domain_of(self.authority)
+
+    @classmethod
+    def create(cls, folder: Path, name: str, now: datetime, *, is_shared: bool = True) -> Domain:
+        """A new domain, whose key is the caller's. The folder is new, or empty; others may enter one that is shared.
+
+        Raises:
+            DomainError: there is something already, the folder cannot be made, or the name cannot be one.
+        """
+        facts, key = x509.make_authority(checked_name("domain", name), now)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+            try:
+                _fill(made, facts, key)
+                made.chmod(0o755 if is_shared else 0o700)
+                os.rename(made, folder)  # whole, or not at all; of two that make it at once the first one has
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
+        except OSError as problem:
+            if (folder / "authority.pem").exists():
+                raise DomainError(f"There is a domain in {folder} already.") from None
+            raise DomainError(f"No domain can be made in {folder}: {problem.strerror or problem}.") from None
+        return cls(folder)
+
+    @property
+    def holds_key(self) -> bool:
+        """Whether this process may sign: it can read the key, and others than its owner cannot.
+
+        Raises:
+            InstanceError: others may read the key.
+        """
+        file = self.folder / "authority.key"
+        if not os.access(file, os.R_OK):
+            return False
+        check_alone(file)
+        return True
+
+    def check_key(self) -> None:
+        """That this process may sign.
+
+        Raises:
+            DomainError: the key is somebody else's.
+            InstanceError: others may read the key.
+        """
+        if not self.holds_key:
+            raise DomainError(f"The key of the domain in {self.folder} is not yours: its owner does that.")
+
+    def revoked(self) -> Revoked:
+        """Who is no member any more, and since when.
+
+        Raises:
+            DomainError: it cannot be read.
+        """
+        return dict(self._read("revoked.json", Revoked))
+
+    def members(self) -> Ledger:
+        """Who was given a certificate.
+
+        Raises:
+            DomainError: it cannot be read.
+        """
+        return dict(self._read("members.json", Ledger))
+
+    def guests(self) -> list[Guest]:
+        """The invitations of the last weeks, for who holds the key."""
+        found = [msgspec.json.decode(file.read_bytes(), type=Invitation) for file in self._invitations()]
+        return sorted(Guest(one.member, one.expires, bool(one.used_by)) for one in found)
+
+    # ---------------------------------------------------------------- what the owner of the key does
+
+    def invite(self, member: str, now: datetime, life: timedelta) -> Token:
+        """A token that lets one instance in, once, as that member.
+
+        Raises:
+            DomainError: the name cannot be one, or is that of a revoked member; the key is somebody else's.
+        """
+        checked_name("member", member)
+        with self._owner():
+            if member.lower() in self.revoked():
+                raise DomainError(f"{member} was revoked, and stays so: invite it under another name.")
+            for file in self._invitations():
+                if msgspec.json.decode(file.read_bytes(), type=Invitation).expires + KEPT < now:
+                    file.unlink()
+            token = Token.make(os.urandom(RANDOM), self.authority.thumbprint)
+            invitation = Invitation(member, token.secret, now + life)
+            write_private(self._invitation(token.number.hex()), msgspec.json.encode(invitation))
+        return token
+
+    def revoke(self, member: str, now: datetime) -> None:
+        """It is no member any more, for good: gets no certificate, and is not let in where this folder is read.
+
+        Raises:
+            DomainError: the key is somebody else's; nobody of that name is a member, or invited; it is the owner.
+        """
+        with self._owner():
+            wanted = member.lower()
+            if wanted == own_name().lower():
+                raise DomainError(f"{member} has the key of {self.name} and can be anybody in it: make another domain.")
+            known = {name.lower() for name in self.members()} | {guest.member.lower() for guest in self.guests()}
+            if wanted not in known:
+                raise DomainError(f"Nobody of the name {member} is a member of {self.name}, or invited.")
+            self._write("revoked.json", self.revoked() | {wanted: now})
+
+    def issue(self, key: bytes, member: str, instance: UUID, now: datetime) -> Facts:
+        """A certificate for that public key (DER), as the owner of the domain's key gives it to itself.
+
+        Raises:
+            DomainError: the key is somebody else's, or the member was revoked.
+        """
+        with self._owner() as authority_key:
+            return self._issue(authority_key, key, Member(self.name, member, instance), now)
+
+    def answer(self, now: datetime) -> int:
+        """Answer what waits; how many requests that were.
+
+        Raises:
+            DomainError: the key is somebody else's, or a file cannot be read or written.
+        """
+        with os.scandir(self.folder / "requests") as found:
+            waiting = [one.name for one in found if one.name.endswith(".json") and one.is_file(follow_symlinks=False)]
+        if not waiting:
+            return 0
+        with self._owner() as authority_key:
+            for name in waiting[:REQUESTS_AT_ONCE]:
+                file = self.folder / "requests" / name
+                self._answer(authority_key, file, now)
+                file.unlink(missing_ok=True)
+        return len(waiting)
+
+    def _answer(self, authority_key: PrivateKey, file: Path, now: datetime) -> None:
+        """Who has proved nothing gets no answer: it could stand in the place of somebody's."""
+        try:
+            asked = msgspec.json.decode(_read_request(file), type=Request)
+            name, key = asked.name, x509.public_key_of(asked.request)
+            member, invitation = self._proven(asked, key)
+        except (OSError, ValueError, DomainError):
+            return
+        try:
+            if invitation is not None:
+                self._use(invitation, key, asked.instance, now)
+            answer = SignedAnswer(self._issue(authority_key, key, member, now).der)
+        except DomainError as refused:
+            answer = SignedAnswer(refusal=str(refused))
+        replace(self._answers(name), msgspec.json.encode(answer), 0o644)
+
+    def _proven(self, asked: Request, key: bytes) -> tuple[Member, Path | None]:
+        """Who asks: a member by its certificate, or by the invitation in that file.
+
+        Raises:
+            DomainError: nothing proves it.
+        """
+        if asked.certificate:
+            member = x509.member_of(asked.certificate, self.authority.der)
+            if member is None or x509.public_key_of_certificate(asked.certificate) != key:
+                raise DomainError("The certificate is not of this domain, or not that of the key.")
+            return member, None
+        file = self._invitation(asked.invitation)
+        invitation = msgspec.json.decode(file.read_bytes(), type=Invitation)
+        if not hmac.compare_digest(proof_of(invitation.secret, asked.request, asked.instance), asked.proof):
+            raise DomainError("That is not the token of the invitation.")
+        return Member(self.name, invitation.member, asked.instance), file
+
+    def _use(self, file: Path, key: bytes, instance: UUID, now: datetime) -> None:
+        """An invitation lets in one key; it may ask again."""
+        invitation = msgspec.json.decode(file.read_bytes(), type=Invitation)
+        if invitation.used_by not in (b"", key):
+            raise DomainError("The token was used already: ask for a new one.")
+        if invitation.expires <= now:
+            raise DomainError(f"The token has expired on {invitation.expires:%Y-%m-%d %H:%M} UTC: ask for a new one.")
+        self._check_alone(invitation.member, instance)
+        replace(file, msgspec.json.encode(msgspec.structs.replace(invitation, used_by=key)))
+
+    def _check_alone(self, member: str, instance: UUID) -> None:
+        """Nobody becomes an instance that is another member's."""
+        revoked = self.revoked()
+        for name, instances in self.members().items():
+            if instance in instances and name.lower() not in (member.lower(), *revoked):
+                raise DomainError(f"The instance {instance} is that of the member {name}.")
+
+    def _issue(self, authority_key: PrivateKey, key: bytes, member: Member, now: datetime) -> Facts:
+        if member.name.lower() in self.revoked():
+            raise DomainError(f"{member.account} was revoked.")
+        issued = x509.issue(self.authority, authority_key, key, member, now)
+        ledger = self.members()
+        ledger.setdefault(member.name, {})[member.instance] = Issued(now, issued.expiry_date)
+        self._write("members.json", ledger)
+        return issued
+
+    @contextmanager
+    def _owner(self) -> Iterator[PrivateKey]:
+        """The key, for one at a time."""
+        try:
+            self.check_key()
+            with (self.folder / "authority.key").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield read_key(file.read(), None, self.authority)
+        except (OSError, InstanceError, BrokerError, msgspec.MsgspecError) as problem:
+            raise DomainError(f"The domain in {self.folder} cannot be used: {problem}") from None
+
+    # ---------------------------------------------------------------- what a member does
+
+    def ask(self, asked: Request) -> None:
+        """Leave a request. What is there already for the same key is replaced.
+
+        Raises:
+            DomainError: it cannot be written.
+        """
+        try:
+            replace(self.folder / "requests" / f"{asked.name}.json", msgspec.json.encode(asked), 0o644)
+        except OSError as problem:
+            raise DomainError(f"Nothing can be asked of the domain in {self.folder}: {problem}") from None
+
+    def answered(self, key: PrivateKey) -> SignedAnswer | None:
+        """The latest answer for a key, None while there is none.
+
+        Raises:
+            DomainError: it cannot be read.
+        """
+        file = self._answers(x509.public_bytes(key).hex()[-64:])
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=SignedAnswer)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as problem:
+            raise DomainError(f"The answer of the domain in {self.folder} cannot be read: {problem}") from None
+
+    # ---------------------------------------------------------------- files
+
+    def _answers(self, name: str) -> Path:
+        return self.folder / "answers" / f"{name}.json"
+
+    def _invitation(self, number: str) -> Path:
+        return self.folder / "invitations" / f"{Path(number).name}.json"
+
+    def _invitations(self) -> list[Path]:
+        with suppress(PermissionError):
+            return sorted((self.folder / "invitations").glob("*.json"))
+        return []
+
+    def _read(self, name: str, kind: Any) -> Any:
+        file = self.folder / name
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=kind)
+        except (OSError, msgspec.MsgspecError) as problem:
+            raise DomainError(f"{file} cannot be read: {problem}") from None
+
+    def _write(self, name: str, value: Ledger | Revoked) -> None:
+        replace(self.folder / name, msgspec.json.encode(value), 0o644)
+
+
+def proof_of(secret: bytes, request: bytes, instance: UUID) -> bytes:
+    """That somebody who asks for a certificate has the secret of an invitation."""
+    return hmac.digest(secret, instance.bytes + request, "sha256")
+
+
+def machine_name() -> str:
+    """What a domain is called that is given no name."""
+    return usable_name(socket.gethostname().split(".")[0].upper())
+
+
+def own_name() -> str:
+    """The member that whoever holds a domain's key is: the operating-system user."""
+    try:
+        return usable_name(pwd.getpwuid(os.geteuid()).pw_name)
+    except KeyError:
+        return f"user-{os.geteuid()}"
+
+
+def _fill(folder: Path, facts: Facts, key: PrivateKey) -> None:
+    for name, mode in (("invitations", 0o700), ("requests", 0o1777), ("answers", 0o755)):
+        (folder / name).mkdir()
+        (folder / name).chmod(mode)
+    write_private(folder / "authority.key", key_pem(key))
+    replace(folder / "authority.pem", as_pem(facts.der), 0o644)
+    for name in ("revoked.json", "members.json"):
+        replace(folder / name, b"{}", 0o644)
+
+
+def _read_request(file: Path) -> bytes:
+    """What anybody may have left there: no link, no pipe, nothing that is too long."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DomainError("It is no file.")
+        return opened.read(LARGEST_REQUEST)

@@ -1,0 +1,122 @@
+"""Keys of an instance that are files, in a folder that only their owner may read.
+
+A private key of the transport, or the key that opens every master key, never stands in the database in clear: whoever
+may read every table there, or a dump of it, could be us.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.store.keys.sealing import new_key
+
+SERVICE_MASTER_KEY = "service-master-key"
+
+
+class KeyFolder:
+    """The folder: for each certificate of the transport a file with its key, and the service master key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def file(self, thumbprint: bytes) -> Path:
+        """Where the key of that certificate is, or would be."""
+        return self.path / f"{thumbprint.hex()}.pem"
+
+    def write(self, thumbprint: bytes, pem: bytes) -> None:
+        """Keep a key, in the place of what is there; nobody but the owner may read it."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace(self.file(thumbprint), pem)
+
+    def find(self, thumbprint: bytes) -> Path | None:
+        """The file with the key; None when it is not here.
+
+        Raises:
+            InstanceError: others than the owner may read it.
+        """
+        file = self.file(thumbprint)
+        if not file.is_file():
+            return None
+        check_alone(file)
+        return file
+
+    def remove(self, thumbprint: bytes) -> None:
+        """Forget a key."""
+        self.file(thumbprint).unlink(missing_ok=True)
+
+    def service_master_key(self) -> bytes | None:
+        """The key that opens the master key of every database; None where it is not.
+
+        Raises:
+            InstanceError: others than the owner may read it.
+        """
+        file = self.path / SERVICE_MASTER_KEY
+        if not file.is_file():
+            return None
+        check_alone(file)
+        return file.read_bytes()
+
+    def ensure_service_master_key(self) -> bytes:
+        """The same, made when it is missing; of several who make it at once all get the same."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self.path / SERVICE_MASTER_KEY
+        if not file.exists():
+            with tempfile.TemporaryDirectory(dir=self.path) as folder:
+                new = Path(folder) / SERVICE_MASTER_KEY
+                write_private(new, new_key())
+                with suppress(FileExistsError):
+                    os.link(new, file)
+        found = self.service_master_key()
+        assert found is not None
+        return found
+
+
+def user_data() -> Path:
+    """Where what belongs to the operating-system user is kept, whatever the instance."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "servicebroker"
+
+
+def write_private(file: Path, data: bytes) -> None:
+    """A new file that nobody but the owner may read, on the disk when this returns.
+
+    Raises:
+        OSError: it exists already, or cannot be written.
+    """
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as written:
+        written.write(data)
+        written.flush()
+        os.fsync(descriptor)
+
+
+def replace(file: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file, new or instead of the one that is there: who reads it sees the one or the other, whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=".", dir=file.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as written:
+            os.fchmod(descriptor, mode)
+            written.write(data)
+            written.flush()
+            os.fsync(descriptor)
+        os.replace(name, file)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def check_alone(file: Path) -> None:
+    """That nobody but its owner may read a key.
+
+    Raises:
+        InstanceError: others may.
+    """
+    if file.stat().st_mode & 0o077:
+        raise InstanceError(f"Others may read the key in {file}: make it yours alone with chmod 600.")

@@ -1,0 +1,65 @@
+"""Master keys and private keys of databases, opened by the service master key of a key folder, and remembered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from uuid import UUID
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.security.certificates import MASTER_KEY, PRIVATE_KEY
+from servicebroker.store.keys.key_files import KeyFolder, user_data
+from servicebroker.store.keys.sealing import unseal
+from servicebroker.store.keys.x509_certificates import PrivateKey, load_key
+
+REMEMBERED = 1_000  # private keys
+_LOG = logging.getLogger("servicebroker")
+
+
+class OpenedKeys:
+    """Opens keys for a process. `trouble` is told why the folder is of no use.
+
+    Attributes:
+        folder: where the service master key is; None until somebody has said, see `locate`.
+    """
+
+    def __init__(self, folder: KeyFolder | None, trouble: Callable[[str], None] = _LOG.warning) -> None:
+        self.folder = folder
+        self._trouble = trouble
+        self._master_keys: dict[bytes, bytes] = {}  # in clear, by how they are stored
+        self._private_keys: dict[bytes, PrivateKey] = {}  # by how they are stored
+
+    def locate(self, instance_id: UUID) -> KeyFolder:
+        """The folder: that of the instance's own in the user's data where none was given."""
+        if self.folder is None:
+            self.folder = KeyFolder(user_data() / str(instance_id) / "keys")
+        return self.folder
+
+    def master_key(self, sealed: bytes | None) -> bytes | None:
+        """A master key in clear; None when the service master key does not open it, or is not here."""
+        if sealed is None or self.folder is None:
+            return None
+        if sealed not in self._master_keys:
+            try:
+                service_key = self.folder.service_master_key()
+            except InstanceError as problem:
+                self._trouble(str(problem))
+                return None
+            opened = None if service_key is None else unseal(service_key, sealed, MASTER_KEY)
+            if opened is None:
+                return None
+            self._master_keys[sealed] = opened
+        return self._master_keys[sealed]
+
+    def private_key(self, sealed: bytes | None, master: bytes) -> PrivateKey | None:
+        """A private key that is kept under a master key; None when that does not open it."""
+        if sealed is None:
+            return None
+        if sealed not in self._private_keys:
+            opened = unseal(master, sealed, PRIVATE_KEY)
+            if opened is None:
+                return None
+            if len(self._private_keys) >= REMEMBERED:
+                self._private_keys.clear()
+            self._private_keys[sealed] = load_key(opened)
+        return self._private_keys[sealed]

@@ -1,0 +1,275 @@
+"""Certificates and their private keys as X.509 and PKCS #8: made, read, written."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import lru_cache
+from uuid import UUID
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
+
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.security.certificates import Facts
+
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
+
+DAYS = 365  # how long a new certificate is valid
+MOST_DAYS = 36_500
+SKEW = timedelta(minutes=10)  # one of the transport is valid from so long ago, for clocks that are behind
+LARGEST = 32_767  # bytes of a certificate (docs/reference/rules.md#dialog-security)
+LONGEST_SUBJECT = 64  # characters of a common name
+SMALLEST_RSA = 2048  # bits
+INSTANCE = "servicebroker:"  # and its identifier: a URI among the alternative names
+SUCCESSION = ObjectIdentifier("2.25.152235390811078377695762435585911865375")  # signed by the certificate before
+
+_PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
+
+
+def make(
+    subject: str,
+    now: datetime,
+    days: int = DAYS,
+    *,
+    instance: UUID | None = None,
+    predecessor: PrivateKey | None = None,
+) -> tuple[Facts, PrivateKey]:
+    """A certificate for the transport, valid from now on, and its key.
+
+    Args:
+        instance: whom it names.
+        predecessor: the key of the certificate that it takes the place of, which vouches for it.
+
+    Raises:
+        BrokerError: 402 when it would be valid for less than a day or more than a hundred years.
+    """
+    if not 1 <= days <= MOST_DAYS:
+        raise BrokerError(402, "EXPIRY_DATE", f"{days} days away", f"1 to {MOST_DAYS} days away")
+    start = now.replace(microsecond=0)
+    return issue(subject, start, start + timedelta(days=days), SKEW, instance=instance, predecessor=predecessor)
+
+
+def issue(
+    subject: str,
+    start: datetime,
+    expiry: datetime,
+    before: timedelta = timedelta(0),
+    *,
+    instance: UUID | None = None,
+    predecessor: PrivateKey | None = None,
+) -> tuple[Facts, PrivateKey]:
+    """A new key on the curve P-256, and a certificate that it signs itself. `subject`: CN=..., or just the name.
+
+    It is valid from so long `before` its start, for clocks that are behind.
+
+    Raises:
+        BrokerError: 402 the dates are none, or in the wrong order, or the subject is no text.
+    """
+    if not all(isinstance(date, datetime) and date.tzinfo is not None for date in (start, expiry)):
+        raise BrokerError(402, "START_DATE or EXPIRY_DATE", "something else", "datetime with a time zone")
+    if not timedelta(0) < expiry - start <= timedelta(days=MOST_DAYS + 1):
+        raise BrokerError(402, "EXPIRY_DATE", f"{expiry - start} after START_DATE", f"up to {MOST_DAYS} days after it")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(subject)
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start - before)
+        .not_valid_after(expiry)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage, critical=False)
+    )
+    if instance is not None:
+        named = x509.UniformResourceIdentifier(f"{INSTANCE}{instance}")
+        builder = builder.add_extension(x509.SubjectAlternativeName([named]), critical=False)
+    if predecessor is not None:
+        vouched = x509.UnrecognizedExtension(SUCCESSION, sign(_succession(key.public_key()), predecessor))
+        builder = builder.add_extension(vouched, critical=False)
+    return facts_of(builder.sign(key, hashes.SHA256())), key
+
+
+def instance_of(der: bytes) -> UUID | None:
+    """The instance that a certificate names."""
+    with suppress(x509.ExtensionNotFound, ValueError):
+        names = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        for name in names.value.get_values_for_type(x509.UniformResourceIdentifier):
+            if name.startswith(INSTANCE):
+                return UUID(name.removeprefix(INSTANCE))
+    return None
+
+
+def succeeds(der: bytes, before: bytes) -> bool:
+    """Whether a certificate takes the place of another one, whose key has vouched for its own."""
+    key, signer = public_key(der), public_key(before)
+    if key is None or signer is None:
+        return False
+    try:
+        vouched = x509.load_der_x509_certificate(der).extensions.get_extension_for_oid(SUCCESSION).value
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+    return isinstance(vouched, x509.UnrecognizedExtension) and is_signed(_succession(key), vouched.value, signer)
+
+
+def _succession(key: PublicKey) -> bytes:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return b"servicebroker succession 1" + key.public_bytes(serialization.Encoding.DER, form)
+
+
+def _name(subject: object) -> x509.Name:
+    if not isinstance(subject, str) or not subject.strip() or "\0" in subject:
+        raise BrokerError(402, "SUBJECT", type(subject).__name__, "str with at least one character")
+    try:
+        return x509.Name.from_rfc4514_string(subject)
+    except ValueError:
+        try:
+            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:LONGEST_SUBJECT])])
+        except ValueError:
+            raise BrokerError(402, "SUBJECT", "a text that no certificate can hold", "str") from None
+
+
+def read(data: bytes) -> Facts:
+    """The certificate in a PEM or DER file.
+
+    Raises:
+        BrokerError: 15208 when it holds none, or one that is too large.
+    """
+    try:
+        is_pem = b"-----BEGIN" in data
+        certificate = x509.load_pem_x509_certificate(data) if is_pem else x509.load_der_x509_certificate(data)
+        facts = facts_of(certificate)
+    except ValueError:
+        raise BrokerError(15208) from None
+    if len(facts.der) > LARGEST:
+        raise BrokerError(15208)
+    return facts
+
+
+def as_pem(der: bytes) -> bytes:
+    """The certificate as text."""
+    return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+
+
+def facts_of_der(der: bytes) -> Facts:
+    """What a certificate in DER says of itself."""
+    return facts_of(x509.load_der_x509_certificate(der))
+
+
+def facts_of(certificate: x509.Certificate) -> Facts:
+    """What it says of itself."""
+    der = certificate.public_bytes(serialization.Encoding.DER)
+    return Facts(
+        der,
+        hashlib.sha256(der).digest(),
+        certificate.subject.rfc4514_string(),
+        certificate.issuer.rfc4514_string(),
+        f"{certificate.serial_number:x}",
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
+    )
+
+
+# ---------------------------------------------------------------- keys
+
+
+@lru_cache(maxsize=1_000)
+def public_key(der: bytes) -> PublicKey | None:
+    """The key in a certificate; None when it is of a kind that we have no use for."""
+    key = x509.load_der_x509_certificate(der).public_key()
+    return key if isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey) else None
+
+
+def sign(text: bytes, own: PrivateKey) -> bytes:
+    """The signature of a text: ECDSA or RSA-PSS, SHA-256."""
+    if isinstance(own, rsa.RSAPrivateKey):
+        return own.sign(text, _PSS, hashes.SHA256())
+    return own.sign(text, ec.ECDSA(hashes.SHA256()))
+
+
+def is_signed(text: bytes, signature: bytes, by: PublicKey) -> bool:
+    """Whether the signature of a text is that of `by`."""
+    try:
+        if isinstance(by, rsa.RSAPublicKey):
+            by.verify(signature, text, _PSS, hashes.SHA256())
+        else:
+            by.verify(signature, text, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def read_key(data: bytes, password: str | None, certificate: Facts) -> PrivateKey:
+    """The private key in a PEM or DER file, which must be that of the certificate.
+
+    Raises:
+        BrokerError: 15465 wrong password, 15208 no key, or not one that a certificate of ours can have.
+    """
+    try:
+        is_pem = b"-----BEGIN" in data
+        load = serialization.load_pem_private_key if is_pem else serialization.load_der_private_key
+        key = load(data, password.encode() if password is not None else None)
+    except TypeError:
+        raise BrokerError(15465) from None
+    except ValueError as problem:
+        # what a wrong password has made of the bytes looks well padded once in 256 times, and is no key then
+        is_wrong = "ncorrect password" in str(problem) or b"-----BEGIN ENCRYPTED" in data
+        raise BrokerError(15465 if password is not None and is_wrong else 15208) from None
+    public = x509.load_der_x509_certificate(certificate.der).public_key()
+    if key.public_key() != public:
+        raise BrokerError(15208, hint="The private key is not that of the certificate.")
+    return checked_key(key)
+
+
+def read_identity(pem: bytes) -> PrivateKey:
+    """The key in a file of the key folder, which has its certificate behind it."""
+    return checked_key(serialization.load_pem_private_key(pem, None))
+
+
+def certificate_in(pem: bytes) -> Facts | None:
+    """What the certificate behind such a key says of itself; None where there is none."""
+    try:
+        return facts_of(x509.load_pem_x509_certificate(pem))
+    except ValueError:
+        return None
+
+
+def checked_key(key: object) -> PrivateKey:
+    """Refuse what is no elliptic curve key, nor an RSA key of at least 2048 bits.
+
+    Raises:
+        BrokerError: 15208.
+    """
+    if isinstance(key, ec.EllipticCurvePrivateKey) or (
+        isinstance(key, rsa.RSAPrivateKey) and key.key_size >= SMALLEST_RSA
+    ):
+        return key
+    raise BrokerError(15208, hint=f"A key is one of an elliptic curve, or RSA with at least {SMALLEST_RSA} bits.")
+
+
+def key_bytes(key: PrivateKey) -> bytes:
+    """The private key, in clear: for memory, and to be sealed."""
+    return key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def load_key(der: bytes) -> PrivateKey:
+    """What `key_bytes` has made."""
+    return checked_key(serialization.load_der_private_key(der, None))
+
+
+def key_pem(key: PrivateKey, password: str | None = None) -> bytes:
+    """The private key as text, encrypted when there is a password."""
+    protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if password is not None:
+        protection = serialization.BestAvailableEncryption(password.encode())
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)

@@ -1,0 +1,479 @@
+"""CREATE, ALTER and DROP of the broker's objects, each as the method of the API that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from servicebroker.engine.activation.clause import Activation
+from servicebroker.engine.security.authorization import authorize
+from servicebroker.engine.security.principals import find_owning_login
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.event_types import SERVER, events_of
+from servicebroker.tsql.context import SessionDatabase, check_alone, database_of
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.interpreter.conversations import written
+from servicebroker.tsql.interpreter.definitions.ddl_events import tell_of_definition
+from servicebroker.tsql.interpreter.evaluation import evaluate, integer, text
+from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.parser.words import words
+from servicebroker.tsql.postgres_errors import from_broker
+from servicebroker.tsql.statement_errors import SYNTAX, Message, TsqlError, unsupported
+from servicebroker.tsql.syntax import Definition, Name
+from servicebroker.tsql.types import NVARCHAR
+
+Definer = Callable[[Machine, Definition], None]
+DEFINERS: dict[tuple[str, str], Definer] = {}
+Refusal = Callable[[Definition], None]
+_REFUSALS: dict[tuple[str, str], Refusal] = {}
+
+
+def defines(verb: str, kind: str) -> Callable[[Definer], Definer]:
+    """Registers what does CREATE MESSAGE TYPE and its like."""
+
+    def register(definer: Definer) -> Definer:
+        DEFINERS[verb, kind] = definer
+        return definer
+
+    return register
+
+
+def refuses(verb: str, kind: str) -> Callable[[Refusal], Refusal]:
+    """Registers what refuses, by the text alone, clauses of a statement that are read and not done."""
+
+    def register(refusal: Refusal) -> Refusal:
+        _REFUSALS[verb, kind] = refusal
+        return refusal
+
+    return register
+
+
+def check_definition(statement: Definition) -> None:
+    """Refuse what never runs, whoever says it and wherever; `tsql check` asks this too.
+
+    Raises:
+        TsqlError: 40515.
+    """
+    refusal = _REFUSALS.get((statement.verb, statement.kind))
+    if refusal is not None:
+        refusal(statement)
+    if (statement.verb, statement.kind) not in DEFINERS:
+        raise unsupported(
+            f"{statement.verb} {statement.kind}", "See the table of statements in the reference.", statement.line
+        )
+
+
+@runs(Definition)
+def _define(machine: Machine, statement: Definition) -> None:
+    check_definition(statement)
+    with suppress(NothingThere):
+        DEFINERS[statement.verb, statement.kind](machine, statement)
+        tell_of_definition(machine, statement)
+    machine.done(0)
+
+
+class NothingThere(Exception):
+    """DROP IF EXISTS has found nothing."""
+
+
+def drop(statement: Definition, work: Callable[[], object]) -> None:
+    """DROP, which IF EXISTS lets find nothing.
+
+    Raises:
+        NothingThere: it has, and the statement has done nothing.
+    """
+    try:
+        work()
+    except BrokerError as refused:
+        if not statement.if_exists or refused.number not in (15151, 911, 3701):
+            raise
+        raise NothingThere from None
+
+
+def _written_here(machine: Machine, kind: str, name: Name) -> str:
+    """The name of something that must be in the current database, as the API wants it.
+
+    Raises:
+        BrokerError: 9609 it is said to be in another database.
+    """
+    if name.database and name.database.lower() != machine.database.name.lower():
+        raise BrokerError(9609, kind, str(name), 1)
+    return written(name)
+
+
+def _given(statement: Definition, *names: str) -> dict[str, Any]:
+    return {name: statement.clauses[name] for name in names if name in statement.clauses}
+
+
+# ---------------------------------------------------------------- message types, contracts, queues, services
+
+
+@defines("CREATE", "MESSAGE TYPE")
+def _create_message_type(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    machine.database.create_message_type(
+        statement.name.own,
+        clauses.get("validation", "NONE"),
+        schema_collection=_collection(machine, clauses),
+        authorization=clauses.get("authorization"),
+    )
+
+
+@defines("ALTER", "MESSAGE TYPE")
+def _alter_message_type(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    machine.database.alter_message_type(
+        statement.name.own, clauses["validation"], schema_collection=_collection(machine, clauses)
+    )
+
+
+def _collection(machine: Machine, clauses: Any) -> str | None:
+    name = clauses.get("schema_collection")
+    return None if name is None else _written_here(machine, "XML schema collection", name)
+
+
+@defines("DROP", "MESSAGE TYPE")
+def _drop_message_type(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_message_type(statement.name.own))
+
+
+@defines("CREATE", "CONTRACT")
+def _create_contract(machine: Machine, statement: Definition) -> None:
+    machine.database.create_contract(
+        statement.name.own, statement.clauses["sent_by"], authorization=statement.clauses.get("authorization")
+    )
+
+
+@defines("DROP", "CONTRACT")
+def _drop_contract(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_contract(statement.name.own))
+
+
+@defines("CREATE", "QUEUE")
+def _create_queue(machine: Machine, statement: Definition) -> None:
+    given = _given(statement, "status", "retention", "poison_message_handling", "filegroup")
+    database_of(machine, statement.name).create_queue(
+        written(statement.name), activation=_activation(statement), **given
+    )
+
+
+@defines("ALTER", "QUEUE")
+def _alter_queue(machine: Machine, statement: Definition) -> None:
+    given = _given(statement, "status", "retention", "poison_message_handling", "rebuild", "reorganize", "move_to")
+    database_of(machine, statement.name).alter_queue(
+        written(statement.name), activation=_activation(statement), **given
+    )
+
+
+def _activation(statement: Definition) -> Any:
+    said = statement.clauses.get("activation")
+    if said is None or said == "DROP":
+        return said
+    name = said.get("procedure_name")
+    parts = [part for part in name.parts if part] if name else []
+    return Activation(
+        procedure_name=".".join("[" + part.replace("]", "]]") + "]" for part in parts) or None,
+        max_queue_readers=said.get("max_queue_readers"),
+        execute_as=said.get("execute_as"),
+        status=said.get("status"),
+    )
+
+
+@defines("DROP", "QUEUE")
+def _drop_queue(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: database_of(machine, statement.name).drop_queue(written(statement.name)))
+
+
+@defines("CREATE", "SERVICE")
+def _create_service(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    machine.database.create_service(
+        statement.name.own,
+        _written_here(machine, "queue", clauses["queue"]),
+        clauses.get("contracts", ()),
+        authorization=clauses.get("authorization"),
+    )
+
+
+@defines("ALTER", "SERVICE")
+def _alter_service(machine: Machine, statement: Definition) -> None:
+    queue = statement.clauses.get("queue")
+    machine.database.alter_service(
+        statement.name.own,
+        queue=None if queue is None else _written_here(machine, "queue", queue),
+        **_given(statement, "add_contracts", "drop_contracts"),
+    )
+
+
+@defines("DROP", "SERVICE")
+def _drop_service(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_service(statement.name.own))
+
+
+# ---------------------------------------------------------------- schema collections, routes, priorities
+
+
+@defines("CREATE", "XML SCHEMA COLLECTION")
+def _create_collection(machine: Machine, statement: Definition) -> None:
+    database_of(machine, statement.name).create_xml_schema_collection(
+        written(statement.name), _schemas(machine, statement)
+    )
+
+
+@defines("ALTER", "XML SCHEMA COLLECTION")
+def _alter_collection(machine: Machine, statement: Definition) -> None:
+    database_of(machine, statement.name).alter_xml_schema_collection(
+        written(statement.name), _schemas(machine, statement)
+    )
+
+
+@defines("DROP", "XML SCHEMA COLLECTION")
+def _drop_collection(machine: Machine, statement: Definition) -> None:
+    drop(
+        statement,
+        lambda: database_of(machine, statement.name).drop_xml_schema_collection(written(statement.name)),
+    )
+
+
+def _schemas(machine: Machine, statement: Definition) -> str:
+    value, source = evaluate(machine, statement.clauses["schemas"])
+    return "" if value is None else str(convert(value, source, NVARCHAR))
+
+
+def _route_clauses(machine: Machine, statement: Definition) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        name: text(machine, value)
+        for name, value in statement.clauses.items()
+        if name not in ("lifetime", "authorization")
+    }
+    if "lifetime" in statement.clauses:
+        given["lifetime"] = integer(machine, statement.clauses["lifetime"])
+    return given
+
+
+@defines("CREATE", "ROUTE")
+def _create_route(machine: Machine, statement: Definition) -> None:
+    given = _route_clauses(machine, statement)
+    given.setdefault("address", "")
+    machine.database.create_route(statement.name.own, authorization=statement.clauses.get("authorization"), **given)
+
+
+@defines("ALTER", "ROUTE")
+def _alter_route(machine: Machine, statement: Definition) -> None:
+    machine.database.alter_route(statement.name.own, **_route_clauses(machine, statement))
+
+
+@defines("DROP", "ROUTE")
+def _drop_route(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_route(statement.name.own))
+
+
+def _priority_clauses(machine: Machine, statement: Definition) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for name, value in statement.clauses.items():
+        is_level = name == "priority_level" and getattr(value, "value", None) != "DEFAULT"
+        given[name] = integer(machine, value) if is_level else text(machine, value)
+    return given
+
+
+@defines("CREATE", "BROKER PRIORITY")
+def _create_priority(machine: Machine, statement: Definition) -> None:
+    machine.database.create_broker_priority(statement.name.own, **_priority_clauses(machine, statement))
+
+
+@defines("ALTER", "BROKER PRIORITY")
+def _alter_priority(machine: Machine, statement: Definition) -> None:
+    machine.database.alter_broker_priority(statement.name.own, **_priority_clauses(machine, statement))
+
+
+@defines("DROP", "BROKER PRIORITY")
+def _drop_priority(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_broker_priority(statement.name.own))
+
+
+# ---------------------------------------------------------------- event notifications
+
+
+@defines("CREATE", "EVENT NOTIFICATION")
+def _create_notification(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    database, on = _notified(machine, statement)
+    database.create_event_notification(
+        statement.name.own,
+        events=clauses["events"],
+        to_service=text(machine, clauses["service"]) or "",
+        broker_instance=text(machine, clauses["broker_instance"]) or "",
+        with_fan_in=clauses["fan_in"],
+        **on,
+    )
+
+
+@refuses("CREATE", "EVENT NOTIFICATION")
+def _check_events(statement: Definition) -> None:
+    events_of(statement.clauses["events"], statement.clauses["on"])
+
+
+@defines("DROP", "EVENT NOTIFICATION")
+def _drop_notification(machine: Machine, statement: Definition) -> None:
+    database, on = _notified(machine, statement)
+    for name in statement.clauses["names"]:
+        database.drop_event_notification(name, **on)
+
+
+def _notified(machine: Machine, statement: Definition) -> tuple[SessionDatabase, dict[str, Any]]:
+    """The database in which an event notification is, or was made, and what it is on."""
+    on, queue = statement.clauses["on"], statement.clauses.get("queue")
+    if on == SERVER:
+        machine.context.demand(
+            f"{statement.verb} EVENT NOTIFICATION ON SERVER", "event notification", statement.name.own
+        )
+    if queue is None:
+        return machine.context.database, {"on_server": on == SERVER}
+    return database_of(machine, queue), {"on_queue": written(queue)}
+
+
+# ---------------------------------------------------------------- endpoints and databases
+
+
+def _demand(machine: Machine, statement: Definition) -> None:
+    machine.context.demand(f"{statement.verb} ENDPOINT", "endpoint", statement.name.own)
+
+
+def _endpoint_clauses(machine: Machine, statement: Definition) -> dict[str, Any]:
+    check_alone(machine, f"{statement.verb} ENDPOINT")
+    _demand(machine, statement)
+    clauses = dict(statement.clauses)
+    owner = clauses.pop("authorization", None)
+    if owner is not None:  # the instance owns endpoints, whoever is named
+        machine.context.ask(find_owning_login(machine.context.person, owner))
+    return clauses
+
+
+@defines("CREATE", "ENDPOINT")
+def _create_endpoint(machine: Machine, statement: Definition) -> None:
+    clauses = _endpoint_clauses(machine, statement)
+    _warn(machine, machine.instance.create_endpoint(statement.name.own, **clauses))
+
+
+@refuses("CREATE", "ENDPOINT")
+def _only_with_a_port(statement: Definition) -> None:
+    if "listener_port" not in statement.clauses:
+        raise TsqlError(SYNTAX, "Incorrect syntax: AS TCP (LISTENER_PORT = ...) is missing.", severity=15)
+
+
+@defines("ALTER", "ENDPOINT")
+def _alter_endpoint(machine: Machine, statement: Definition) -> None:
+    _warn(machine, machine.instance.alter_endpoint(statement.name.own, **_endpoint_clauses(machine, statement)))
+
+
+def _warn(machine: Machine, warning: str | None) -> None:
+    if warning is not None:
+        machine.say(Message(warning))
+
+
+@defines("DROP", "ENDPOINT")
+def _drop_endpoint(machine: Machine, statement: Definition) -> None:
+    check_alone(machine, "DROP ENDPOINT")
+    _demand(machine, statement)
+    drop(statement, lambda: machine.instance.drop_endpoint(statement.name.own))
+
+
+@defines("CREATE", "DATABASE")
+def _create_database(machine: Machine, statement: Definition) -> None:
+    check_alone(machine, "CREATE DATABASE")
+    machine.create_database(statement.name.own)
+    switches: dict[str, Any] = {
+        name: statement.clauses[name] for name in ("enable_broker", "new_broker") if name in statement.clauses
+    }
+    if "trustworthy" in statement.clauses:
+        machine.context.demand("SET TRUSTWORTHY")
+        switches["trustworthy"] = statement.clauses["trustworthy"]
+    if switches:
+        machine.context.named(statement.name.own).alter(**switches)
+
+
+@defines("ALTER", "DATABASE")
+def _alter_database(machine: Machine, statement: Definition) -> None:
+    check_alone(machine, "ALTER DATABASE")
+    try:
+        _alter(machine, statement)
+    except BrokerError as refused:
+        if not machine.tries:  # CATCH sees the last one only
+            machine.say(from_broker(refused).at(statement.line, machine.frame.procedure))
+        raise TsqlError(5069, "ALTER DATABASE statement failed.") from None
+
+
+def _alter(machine: Machine, statement: Definition) -> None:
+    clauses = dict(statement.clauses)
+    clauses.pop("ignored", None)
+    database = _altered(machine, statement.name.own)
+    if "trustworthy" in clauses:
+        machine.context.demand("SET TRUSTWORTHY")
+    if any(name not in ("no_wait", "rollback_after") for name in clauses):
+        database.alter(**clauses)
+    else:  # what it says holds anyhow, for who may say it
+        machine.context.ask(authorize(database.user, "ALTER DATABASE"))
+
+
+def _altered(machine: Machine, name: str) -> SessionDatabase:
+    """Raises: BrokerError: 5011 there is none, or who works is nobody there."""
+    if name.upper() == "CURRENT":
+        return machine.context.database
+    try:
+        return machine.context.named(name)
+    except BrokerError as refused:
+        if refused.number not in (911, 916):
+            raise
+        raise BrokerError(5011, name) from None
+
+
+# what such an option asks for holds here anyhow, or is PostgreSQL's to set
+OPTIONS = words(
+    "RECOVERY SINGLE_USER MULTI_USER RESTRICTED_USER ONLINE AUTO_CLOSE AUTO_SHRINK "
+    "AUTO_CREATE_STATISTICS AUTO_UPDATE_STATISTICS AUTO_UPDATE_STATISTICS_ASYNC PAGE_VERIFY COMPATIBILITY_LEVEL "
+    "ALLOW_SNAPSHOT_ISOLATION READ_COMMITTED_SNAPSHOT DB_CHAINING QUOTED_IDENTIFIER ANSI_NULLS ANSI_PADDING "
+    "ANSI_WARNINGS ANSI_NULL_DEFAULT ARITHABORT CONCAT_NULL_YIELDS_NULL NUMERIC_ROUNDABORT RECURSIVE_TRIGGERS "
+    "CURSOR_CLOSE_ON_COMMIT CURSOR_DEFAULT PARAMETERIZATION DATE_CORRELATION_OPTIMIZATION DELAYED_DURABILITY "
+    "TARGET_RECOVERY_TIME QUERY_STORE CONTAINMENT COLLATE FILESTREAM DEFAULT_LANGUAGE "
+    "ACCELERATED_DATABASE_RECOVERY ADD REMOVE MODIFY"
+)
+
+
+_OTHERWISE = "Set what PostgreSQL has for it."
+_MIRRORED = "PostgreSQL's replication does that: see the page on mirrored services."
+_INSTEAD = {"PARTNER": _MIRRORED, "WITNESS": _MIRRORED, "HADR": _MIRRORED, "CHANGE_TRACKING": "Use a trigger."}
+
+
+@refuses("ALTER", "DATABASE")
+def _check_options(statement: Definition) -> None:
+    for option in statement.clauses.get("ignored", ()):
+        if option.split()[0] not in OPTIONS:
+            what, *_ = option.split()
+            raise unsupported(f"ALTER DATABASE SET {what}", _INSTEAD.get(what, _OTHERWISE), statement.line)
+        if option == "RECURSIVE_TRIGGERS ON":
+            said = "Leave it out: no trigger fires itself, but for those of two tables that fire each other."
+            raise unsupported(f"ALTER DATABASE SET {option}", said, statement.line)
+
+
+_OF_THE_SYSTEM = frozenset(("master", "model", "msdb", "tempdb"))
+
+
+@defines("DROP", "DATABASE")
+def _drop_database(machine: Machine, statement: Definition) -> None:
+    check_alone(machine, "DROP DATABASE")
+    for name in statement.clauses["names"]:
+        if name.lower() in _OF_THE_SYSTEM:
+            raise TsqlError(3708, f"Cannot drop the database '{name}' because it is a system database.")
+        if name.lower() == machine.database.name.lower():
+            raise TsqlError(3702, f'Cannot drop database "{name}" because it is currently in use.')
+        with suppress(NothingThere) if len(statement.clauses["names"]) > 1 else nullcontext():
+            try:
+                drop(statement, lambda name=name: machine.drop_database(name))  # type: ignore[misc]
+            except BrokerError as refused:
+                if refused.number != 911:
+                    raise
+                raise TsqlError(
+                    3701, f"Cannot drop the database '{name}', because it does not exist or you do not have "
+                    "permission.", severity=11,
+                ) from None  # fmt: skip

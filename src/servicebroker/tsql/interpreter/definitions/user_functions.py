@@ -1,0 +1,89 @@
+"""CREATE, ALTER and DROP FUNCTION: a function of PostgreSQL, beside its text."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from servicebroker.tsql.context import database_of
+from servicebroker.tsql.interpreter.definitions.modules import drop_modules, store
+from servicebroker.tsql.interpreter.definitions.objects import defines
+from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.remembered import note_of
+from servicebroker.tsql.syntax import Definition, Function, Name
+from servicebroker.tsql.translation.definitions.function_bodies import (
+    body_scope,
+    inline,
+    parameter_list,
+    signature,
+    table_of,
+    written,
+)
+from servicebroker.tsql.translation.definitions.user_functions import postgres_function
+from servicebroker.tsql.translation.text_writer import schema_of, string
+from servicebroker.tsql.types import postgres_type
+
+if TYPE_CHECKING:
+    from servicebroker.engine.security.tsql_objects import Use
+    from servicebroker.tsql.scope import Scope
+
+
+@runs(Function)
+def _function(machine: Machine, statement: Function) -> None:
+    database = database_of(machine, statement.name)
+    name = postgres_function(database.name, statement.name.schema, statement.name.own)
+    noted: dict[Use, None] = {}
+    with machine.whole():
+        store(machine, statement, _kind(statement))
+        scope = replace(machine.queries.scope(), noted=noted)
+        definition = "; ".join(_definition(statement, name, scope, database.name))
+        machine.queries.allow(noted, is_module=True)
+        machine.queries.define(definition)
+    machine.queries.user_functions.forget()
+    machine.done(0)
+
+
+def _kind(statement: Function) -> str:
+    """As sys.objects calls it."""
+    return "FN" if statement.returns is not None else "TF" if statement.table is not None else "IF"
+
+
+def _definition(statement: Function, name: str, scope: Scope, database: str) -> Iterator[str]:
+    """The function in PostgreSQL. It may call itself."""
+    known = signature(statement, scope)
+    inside = body_scope(statement, known, scope)
+    assert scope.user_functions is not None
+    functions = ChainMap({name: known}, scope.user_functions)  # type: ignore[arg-type] # it is only read
+    inside = replace(inside, user_functions=functions)
+    if _kind(statement) == "IF":
+        text, columns = inline(statement, inside)
+        language = "sql stable"
+    else:
+        body = written(statement, name, known, inside)
+        text, columns = body.text, body.columns
+        language = "plpgsql volatile" if body.has_tables else "plpgsql stable"
+    known = known._replace(columns=columns)
+    returns = f"table ({table_of(columns)})" if known.returns is None else postgres_type(known.returns)
+    yield f"create schema if not exists {schema_of(database, statement.name.schema)}"
+    yield f"drop function if exists {name}"
+    strict = " strict" if statement.is_strict else ""
+    yield (
+        f"create function {name}({parameter_list(statement, known)}) returns {returns} "
+        f"language {language}{strict} as {string(text)}"
+    )
+    yield f"comment on function {name} is {string(note_of(known))}"
+
+
+@defines("DROP", "FUNCTION")
+def _drop_function(machine: Machine, statement: Definition) -> None:
+    with machine.whole():
+        for own in drop_modules(machine, statement, "function", "FN", "IF", "TF"):
+            machine.queries.define(f"drop function if exists {_postgres_name(machine, own)}")
+    machine.queries.user_functions.forget()
+    machine.done(0)
+
+
+def _postgres_name(machine: Machine, name: Name) -> str:
+    return postgres_function(database_of(machine, name).name, name.schema, name.own)

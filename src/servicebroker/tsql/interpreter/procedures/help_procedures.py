@@ -1,0 +1,111 @@
+"""sp_helpdb and sp_helpconstraint."""
+
+from __future__ import annotations
+
+from servicebroker.store.running import fetch
+from servicebroker.tsql.interpreter.calls import system
+from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.procedures.catalog_procedures import found_object, text_arguments
+from servicebroker.tsql.interpreter.statement_runner import leaving
+from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.statement_errors import Message, TsqlError
+from servicebroker.tsql.syntax import Execute
+from servicebroker.tsql.translation.text_writer import string
+
+_DATABASES = (
+    "SELECT name, CAST(NULL AS nvarchar(13)) AS db_size, SUSER_SNAME(owner_sid) AS owner, database_id AS dbid, "
+    "CONVERT(nvarchar(11), create_date, 106) AS created, CONCAT('Status=', state_desc, ', Updateability=', "
+    "CASE is_read_only WHEN 1 THEN 'READ_ONLY' ELSE 'READ_WRITE' END, ', UserAccess=MULTI_USER') AS status, "
+    "compatibility_level FROM sys.databases"
+)
+
+
+@system("sp_helpdb")
+def _sp_helpdb(machine: Machine, statement: Execute) -> None:
+    """Without sizes: the databases of an instance share the files of PostgreSQL's.
+
+    Raises:
+        TsqlError: 15010 there is no such database.
+    """
+    (said,) = text_arguments(machine, statement, ("@dbname",))
+    if said is None:
+        machine.say(machine.queries.collect(f"{_DATABASES} ORDER BY name"))
+        return
+    found = machine.queries.collect(f"{_DATABASES} WHERE LOWER(name) = LOWER(N{string(said)})")
+    if not found.rows:
+        raise TsqlError(
+            15010, f"The database '{said}' does not exist. Supply a valid database name. To see available databases, "
+            "use sys.databases."
+        )  # fmt: skip
+    machine.say(found)
+
+
+_CONSTRAINTS = """
+with told as (
+    select o.type, o.name, o.object_id, k.unique_index_id, f.referenced_object_id,
+           coalesce(initcap(replace(f.delete_referential_action_desc, '_', ' ')), '(n/a)') as deleted,
+           coalesce(initcap(replace(f.update_referential_action_desc, '_', ' ')), '(n/a)') as updated,
+           case coalesce(f.is_disabled, c.is_disabled) when 1 then 'Disabled' when 0 then 'Enabled' else '(n/a)' end
+           as enabled, coalesce(c.definition, d.definition) as definition,
+           coalesce(c.parent_column_id, d.parent_column_id) as column_id
+      from tsql.objects o
+      left join tsql.key_constraints k using (object_id)
+      left join tsql.foreign_keys f using (object_id)
+      left join tsql.check_constraints c using (object_id)
+      left join tsql.default_constraints d using (object_id)
+     where o.parent_object_id = $1 and o.type in ('PK', 'UQ', 'F', 'C', 'D')
+)
+select case t.type when 'PK' then 'PRIMARY KEY (clustered)' when 'UQ' then 'UNIQUE (non-clustered)'
+                   when 'F' then 'FOREIGN KEY' when 'D' then 'DEFAULT on column ' || own.name
+                   else 'CHECK ' || coalesce('on column ' || own.name, 'Table Level') end,
+       t.name, t.deleted, t.updated, t.enabled,
+       case when t.enabled = '(n/a)' then '(n/a)' else 'Is_For_Replication' end, case t.type
+       when 'F' then (select string_agg(c.name, ', ' order by p.constraint_column_id) from tsql.foreign_key_columns p
+                        join tsql.every_column c on c.object_id = $1 and c.column_id = p.parent_column_id
+                       where p.constraint_object_id = t.object_id)
+       when 'C' then t.definition when 'D' then t.definition
+       else (select string_agg(c.name, ', ' order by p.key_ordinal) from tsql.index_columns p
+               join tsql.every_column c on c.object_id = $1 and c.column_id = p.column_id
+              where p.index_id = t.unique_index_id and p.key_ordinal > 0) end,
+       (select format('REFERENCES %s.%s.%s (%s)', r.broker_database, r.schema_name, r.name,
+                      string_agg(c.name, ', ' order by p.constraint_column_id))
+          from tsql.every_object r join tsql.foreign_key_columns p on p.constraint_object_id = t.object_id
+          join tsql.every_column c on c.object_id = r.object_id and c.column_id = p.referenced_column_id
+         where r.object_id = t.referenced_object_id group by r.broker_database, r.schema_name, r.name)
+  from told t left join tsql.every_column own on own.object_id = $1 and own.column_id = t.column_id
+ order by 1, 2
+"""
+_REFERRING = (
+    "select format('%s.%s.%s: %s', o.broker_database, o.schema_name, o.name, f.name) from tsql.foreign_keys f "
+    "join tsql.every_object o on o.object_id = f.parent_object_id where f.referenced_object_id = $1 order by 1"
+)
+
+
+@system("sp_helpconstraint")
+def _sp_helpconstraint(machine: Machine, statement: Execute) -> None:
+    """Raises: TsqlError: 15009 there is no such table."""
+    said, silent = text_arguments(machine, statement, ("@objname", "@nomsg"), 1)
+    shown = found_object(machine, said or "")
+    tells = (silent or "").lower() != "nomsg"
+    if tells:
+        machine.say(ResultSet(("Object Name",), [(said,)]))
+    rows = []
+    found = fetch(machine.connection, "help_procedures.sp_helpconstraint.find", _CONSTRAINTS, (shown.number,))
+    for row in leaving(found):
+        rows.append(tuple(row[:7]))
+        if row[7] is not None:
+            rows.append((" ", " ", " ", " ", " ", " ", row[7]))
+    names = ("constraint_type", "constraint_name", "delete_action", "update_action", "status_enabled",
+             "status_for_replication", "constraint_keys")  # fmt: skip
+    if rows:
+        machine.say(ResultSet(names, rows))
+    elif tells:
+        machine.say(Message(f"No constraints are defined on object '{said}', or you do not have permissions.", 15469))
+    referring = fetch(
+        machine.connection, "help_procedures.sp_helpconstraint.find_referring", _REFERRING, (shown.number,)
+    )
+    if referring:
+        machine.say(ResultSet(("Table is referenced by foreign key",), [tuple(row) for row in referring]))
+    elif tells:
+        text = f"No foreign keys reference table '{said}', or you do not have permissions on referencing tables."
+        machine.say(Message(text, 15470))
