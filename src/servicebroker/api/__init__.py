@@ -3,7 +3,7 @@
 **The problem.** An application wants verbs as methods, in its own transaction, with threads or with asyncio. A reader
 that waits must be woken at once, and a cancelled task must lose no message.
 
-**The flow of a verb.** A method of `aio/verbs.py` makes an operation (`servicebroker.operations`). `_run` runs it
+**The flow of a verb.** A method of `aio/verbs.py` makes an operation (`servicebroker.operations`). `run` runs it
 within its wrappers (`WRAPPERS` in `aio/wrappers.py`): counting, traces, a second try if a queue was dropped, events,
 WAITFOR. Verbs that are no operations yet go through `_change`. `_do` runs the steps: in the open transaction
 (`aio/transaction.py`), or as a transaction of their own (`aio/database.py`). `instance.engine` is the interpreter:

@@ -177,17 +177,18 @@ class Transaction(JoinedTransaction, TransactionScripts):
                 self.connection.waiting.verbs = None  # nothing of the transaction will be
             self._send_what_waits()
 
-    def _run(self, operation: Operation[T]) -> T:
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation, as `Database.run`. Within `pipeline()` a SEND on one conversation returns its place."""
         pipeline = self._pipeline
         if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
-            return super()._run(operation)
+            return super().run(operation)
         place: Any = self._run_piped(pipeline, operation)
         return cast(T, place)
 
     def _run_piped(self, pipeline: Pipeline, operation: Send[int]) -> int:
         """SEND within `pipeline()`. Returns its place in the block."""
         if tracing.is_on() or self.instance.events.watches_conversations or not is_direct(self.connection):
-            return pipeline.sent(super()._run(operation))
+            return pipeline.sent(super().run(operation))
         self._check_open()
         self._works()
         place = pipeline.wait(operation)

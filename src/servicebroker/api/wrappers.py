@@ -18,9 +18,13 @@ from servicebroker.api import tracing
 from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.end import EndConversation
+from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -42,7 +46,7 @@ def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, 
     """Return the method that runs an operation; its parameters, types and help are those of the operation."""
 
     def method(verbs: Any, /, *given: P.args, **named: P.kwargs) -> T:
-        result: T = verbs._run(operation(*given, **named))
+        result: T = verbs.run(operation(*given, **named))
         return result
 
     return described(method, operation)  # type: ignore[arg-type] # a class
@@ -92,7 +96,7 @@ def watched(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin
     engine = verbs.engine
 
     def with_looks() -> Steps[Any]:
-        return engine.watched(operation.deed, begin(), operation.handles, verbs._tell, many=operation.messages)
+        return engine.watched(operation, begin(), verbs._tell)
 
     return inner(verbs, operation, with_looks)
 
@@ -100,6 +104,11 @@ def watched(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin
 def performed(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
     """Run the steps where the verbs run."""
     verbs._works()
+    return verbs._do(begin())
+
+
+def asked(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
+    """Run the steps where the verbs run. They change nothing, so a rollback is no rollback of theirs."""
     return verbs._do(begin())
 
 
@@ -145,10 +154,9 @@ class Within(NamedTuple):
     observed: Runner
 
 
-def _within(*wrappers: Wrapper) -> Within:
+def _within(*wrappers: Wrapper, innermost: Runner = performed) -> Within:
     """Return what runs an operation within these wrappers, the first of them outside."""
-    quiet: Runner = performed
-    observed: Runner = performed
+    quiet = observed = innermost
     for wrapper in reversed(wrappers):
         observed = partial(wrapper, observed)
         quiet = quiet if wrapper in OBSERVERS else partial(wrapper, quiet)
@@ -163,4 +171,9 @@ WRAPPERS: Mapping[type[Operation[Any]], Within] = {
     SendBatch: _SENDING,
     Receive: _within(counted, waiting, delivered, repeated),
     GetConversationGroup: _within(waiting, noted, repeated),
+    BeginDialog: _within(watched),
+    EndConversation: _within(watched),
+    MoveConversation: _within(watched),
+    BeginConversationTimer: _within(),
+    GetTransmissionStatus: _within(innermost=asked),
 }

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
+from servicebroker.model.errors import BrokerError
 from servicebroker.model.handlers import check_kind, check_parameters
 
 VALID_XML = "VALID_XML"
@@ -156,86 +155,10 @@ def check_count(name: str, count: object) -> None:
         raise BrokerError(402, name, repr(count), "an int of 1 or more")
 
 
-def check_end(handle: object, error: object, cleanup: bool) -> None:
-    """The three forms of END CONVERSATION.
-
-    Raises:
-        BrokerError: 8418 no handle, 8419, 8422, 8424 a half-given error, 402 an impossible one.
-    """
-    check_handle(handle)
-    check_switch("WITH CLEANUP", cleanup)
-    if error is None:
-        return
-    if cleanup:
-        raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "one of the two")
-    if not isinstance(error, tuple) or len(error) != 2:
-        raise BrokerError(402, "the error", repr(error), "a tuple of code and description")
-    code, description = error
-    if code is None and description is None:
-        raise BrokerError(8424)
-    if code is None:
-        raise BrokerError(8419)
-    if description is None:
-        raise BrokerError(8422)
-    check_error_code(code)
-    if not isinstance(description, str) or len(description) > MAXIMUM_DESCRIPTION:
-        raise BrokerError(
-            402,
-            "the error description",
-            type(description).__name__,
-            f"str, at most {MAXIMUM_DESCRIPTION} characters",
-        )
-
-
 def check_error_code(code: object) -> None:
     """The code of END CONVERSATION WITH ERROR."""
     if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
         raise BrokerError(402, "the error code", repr(code), "a positive int")
-
-
-def check_timeout(timeout: object) -> None:
-    """The seconds of BEGIN CONVERSATION TIMER."""
-    if not isinstance(timeout, int) or isinstance(timeout, bool) or not 0 <= timeout <= MAXIMUM_LIFETIME:
-        raise BrokerError(402, "TIMEOUT", repr(timeout), f"int seconds from 0 to {MAXIMUM_LIFETIME}")
-
-
-def check_move(handle: object, group: object) -> None:
-    """What MOVE CONVERSATION is given.
-
-    Raises:
-        BrokerError: 8418 and 8420 missing handle or group, 402 another type.
-    """
-    if handle is None:
-        raise BrokerError(8418)
-    if group is None:
-        raise BrokerError(8420)
-    for kind, given in (("conversation handle", handle), ("conversation group", group)):
-        if not isinstance(given, UUID):
-            raise BrokerError(402, f"the {kind}", type(given).__name__, "uuid.UUID")
-
-
-def check_dialog(from_service: object, to_service: object, contract: object) -> None:
-    """The names that BEGIN DIALOG is given, as far as they must not be missing, and the target's."""
-    if from_service is None or to_service is None:
-        raise BrokerError(8421)
-    if contract is None:
-        raise BrokerError(8417)
-    names.checked("service", to_service, names.MAXIMUM_SERVICE_NAME)
-
-
-def expiry(lifetime: object, now: datetime) -> datetime:
-    """When a conversation that begins at `now` ends by its lifetime in seconds.
-
-    Raises:
-        BrokerError: 8406 no lifetime, 8411 out of range, 402 another type.
-    """
-    if lifetime is None:
-        raise BrokerError(8406, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
-    if not isinstance(lifetime, int) or isinstance(lifetime, bool):
-        raise BrokerError(402, "LIFETIME", type(lifetime).__name__, "int seconds")
-    if not MINIMUM_LIFETIME <= lifetime <= MAXIMUM_LIFETIME:
-        raise BrokerError(8411, lifetime, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
-    return now + timedelta(seconds=lifetime)
 
 
 def broker_instance(given: object) -> str | None:
@@ -256,21 +179,6 @@ def broker_instance(given: object) -> str | None:
         return str(UUID(given))
     except ValueError:
         raise BrokerError(1093, given) from None
-
-
-def check_relation(conversation: object, group: object) -> None:
-    """RELATED_CONVERSATION or RELATED_CONVERSATION_GROUP of BEGIN DIALOG.
-
-    Raises:
-        BrokerError: 8414 the zero group, 402 both, or another type.
-    """
-    if conversation is not None and group is not None:
-        raise BrokerError(402, "WITH", "RELATED_CONVERSATION and RELATED_CONVERSATION_GROUP", "one of the two")
-    for given in (conversation, group):
-        if given is not None and not isinstance(given, UUID):
-            raise BrokerError(402, "the related conversation", type(given).__name__, "uuid.UUID")
-    if isinstance(group, UUID) and group.int == 0:
-        raise BrokerError(8414, group)
 
 
 # ---------------------------------------------------------------- definitions

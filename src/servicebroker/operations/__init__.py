@@ -10,7 +10,7 @@ in-memory double run it. With a signature in each of them, a clause stands in a 
                          \\                /
                        Send(handle, "M", b"x")                     a value of this package
                                  |
-         `_run` of the verbs, within the list `WRAPPERS`: counted, traced, repeated, watched
+         `run` of the verbs, within the list `WRAPPERS`: counted, traced, repeated, watched
                                  |
            `interpreters`: engine/conversation/plain_verbs.py for the owner,
            fenced_verbs.py for a restricted role; testing/verbs.py for the double, which has no wrappers
@@ -26,12 +26,27 @@ in-memory double run it. With a signature in each of them, a clause stands in a 
 * What surrounds a statement is a wrapper in the list of the operation, not a method between face and interpreter.
 
 Begin with `send.py`, then `api/aio/wrappers.py`, then `_send` in `engine/conversation/plain_verbs.py`. The worked
-example "Add a field to an operation" is in docs/architecture.md. SEND, RECEIVE and GET CONVERSATION GROUP are
-operations; the other statements follow (decision 440).
+example "Add a field to an operation" is in docs/architecture.md. The verbs of
+conversations are operations; definitions follow (decision 440).
 """
 
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.end import EndConversation
+from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.transmission_status import GetTransmissionStatus
 
-__all__ = ["GetConversationGroup", "Operation", "Receive", "Send", "SendBatch"]
+__all__ = [
+    "BeginConversationTimer",
+    "BeginDialog",
+    "EndConversation",
+    "GetConversationGroup",
+    "GetTransmissionStatus",
+    "MoveConversation",
+    "Operation",
+    "Receive",
+    "Send",
+    "SendBatch",
+]

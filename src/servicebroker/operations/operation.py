@@ -19,20 +19,25 @@ class Operation(Generic[Result]):
     """A statement of Service Broker as a value: a frozen dataclass, whose `Result` is what its method returns.
 
     Attributes:
-        permission: the row of `model.permissions.NEEDS` that says who may run it.
+        permission: the row of `model.permissions.NEEDS` that says who may run it; None for whoever may connect.
         deed: what it does to the conversations of `handles`, for who watches them.
         handles: the conversations that it changes.
+        groups: those that a new conversation may join.
         messages: how many it puts on each of them.
     """
 
     __slots__ = ()
 
-    permission: ClassVar[str]
+    permission: ClassVar[str | None] = None
     deed: ClassVar[Deed | None] = None
     messages: ClassVar[int] = 1
 
     @property
     def handles(self) -> Sequence[UUID]:  # noqa: D102 # an attribute above
+        return ()
+
+    @property
+    def groups(self) -> Sequence[UUID]:  # noqa: D102 # an attribute above
         return ()
 
 
@@ -56,5 +61,5 @@ def result_of(operation: type[Operation[Any]]) -> object:
     """Return the type of what the operation returns, as a signature shows it."""
     (result,) = operation.__orig_bases__[0].__args__  # type: ignore[attr-defined] # that of Operation[...]
     if not isinstance(result, TypeVar):
-        return result
+        return None if result is type(None) else result
     return functools.reduce(lambda one, other: one | other, result.__constraints__)

@@ -18,7 +18,7 @@ from uuid import UUID
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.routes import explain_route
 from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
+from servicebroker.engine.conversation.begin import begin_dialog
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.endpoints import find_endpoint
 from servicebroker.engine.conversation.send import send, send_batch
@@ -26,6 +26,8 @@ from servicebroker.model.errors import RULES, BrokerError, InstanceError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID
 from servicebroker.model.states import EndpointState
+from servicebroker.operations.begin import BeginDialog
+from servicebroker.operations.end import EndConversation
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.pipeline.options import WriterOptions
 from servicebroker.pipeline.staging import together
@@ -298,7 +300,7 @@ def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
     options = sender.options
     if options.refuses_unknown_target and not sender.target_is_known:
         yield from _check_target(sender, now)
-    dialog = NewDialog(
+    dialog = BeginDialog(
         options.from_service, options.to_service, contract=options.contract, encryption=options.encryption
     )
     handle = yield from begin_dialog(sender.database_id, dialog, now=now)
@@ -345,7 +347,7 @@ def _end_stream(sender: Sender, handle: UUID, now: datetime) -> Steps[None]:
 
 def _end(handle: UUID, now: datetime) -> Steps[None]:
     try:
-        yield from end_conversation(handle, now=now)
+        yield from end_conversation(EndConversation(handle), now=now)
     except BrokerError as refused:
         if refused.number not in _GONE:
             raise

@@ -5,39 +5,26 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
-from servicebroker.model import arguments, names
+from servicebroker.model.arguments import CURRENT_DATABASE
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import EndpointState, Event, after
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.move import MoveConversation
 from servicebroker.testing.catalog import Broker, Service
 from servicebroker.testing.endpoints import remove_empty_group
 from servicebroker.testing.rows import Endpoint, Session
 
 
-def begin_dialog(
-    session: Session,
-    broker: Broker,
-    from_service: str,
-    to_service: str,
-    *,
-    broker_instance: str | UUID | None,
-    contract: str,
-    related_conversation: UUID | None,
-    related_conversation_group: UUID | None,
-    lifetime: int,
-) -> UUID:
+def begin_dialog(session: Session, broker: Broker, operation: BeginDialog) -> UUID:
     """BEGIN DIALOG: an endpoint in the state STARTED_OUTBOUND, its group locked. Returns its handle."""
-    arguments.check_dialog(from_service, to_service, contract)
-    expiry = arguments.expiry(lifetime, session.now)
-    instance = arguments.broker_instance(broker_instance)
-    arguments.check_relation(related_conversation, related_conversation_group)
-    names.checked("service", from_service)
-    names.checked("service contract", contract)
+    operation.check()
+    from_service, contract, instance = operation.from_service, operation.contract, operation.target_broker
     if from_service not in broker.services:
         raise BrokerError(8423, from_service)
     if contract not in broker.contracts:
         raise BrokerError(8425, contract)
     service = broker.services[from_service]
-    related = _related_group(session, service, related_conversation, related_conversation_group)
+    related = _related_group(session, service, operation.related_conversation, operation.related_conversation_group)
     handle, conversation, new_group = session.memory.identify(None)
     group = related or new_group
     if session.groups.get(group) is None:
@@ -51,11 +38,11 @@ def begin_dialog(
         is_initiator=True,
         service=service,
         contract=broker.contracts[contract],
-        priority=broker.level(broker.contracts[contract], service, to_service),
+        priority=broker.level(broker.contracts[contract], service, operation.to_service),
         state=EndpointState.STARTED_OUTBOUND,
-        lifetime=expiry,
-        far_service=to_service,
-        far_broker_instance=str(broker.service_broker_guid) if instance == arguments.CURRENT_DATABASE else instance,
+        lifetime=operation.expiry(session.now),
+        far_service=operation.to_service,
+        far_broker_instance=str(broker.service_broker_guid) if instance == CURRENT_DATABASE else instance,
     )
     session.endpoints.put(handle, endpoint)
     return handle
@@ -77,22 +64,22 @@ def _related_group(session: Session, service: Service, conversation: UUID | None
     return group
 
 
-def begin_conversation_timer(session: Session, handle: UUID, timeout: int) -> None:
+def begin_conversation_timer(session: Session, operation: BeginConversationTimer) -> None:
     """BEGIN CONVERSATION TIMER: one per endpoint; a second call replaces it."""
-    arguments.check_handle(handle)
-    arguments.check_timeout(timeout)
-    endpoint = session.endpoint(handle)
+    operation.check()
+    endpoint = session.endpoint(operation.handle)
     session.lock("group", endpoint.conversation_group_id)
     after(endpoint.state, Event.TIMER)
-    fires = session.now + timedelta(seconds=timeout)
+    fires = session.now + timedelta(seconds=operation.timeout)
     if fires > endpoint.lifetime:
         raise BrokerError(8410)
     session.update(endpoint, dialog_timer=fires)
 
 
-def move_conversation(session: Session, handle: UUID, group: UUID) -> None:
+def move_conversation(session: Session, operation: MoveConversation) -> None:
     """MOVE CONVERSATION to another group of its service; its messages arrive anew there."""
-    arguments.check_move(handle, group)
+    operation.check()
+    handle, group = operation.handle, operation.group
     endpoint = session.endpoint(handle)
     left = endpoint.conversation_group_id
     session.lock("move", handle)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.arguments import check_end
 from servicebroker.model.messages import error_body
 from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event, after, at
+from servicebroker.operations.end import EndConversation
 from servicebroker.testing.delivery import never_opened, obstacle, park, tell_error
 from servicebroker.testing.endpoints import close_endpoint, remove_closed, remove_endpoint
 from servicebroker.testing.rows import Endpoint, Session
 
 
-def end_conversation(session: Session, handle: UUID, error: tuple[int, str] | None, cleanup: bool) -> None:
+def end_conversation(session: Session, operation: EndConversation) -> None:
     """END CONVERSATION: plain, WITH ERROR or WITH CLEANUP."""
-    check_end(handle, error, cleanup)
+    operation.check()
+    handle, error, cleanup = operation.handle, operation.error, operation.cleanup
     endpoint, peer = _lock(session, handle)
     state = REMOVED if cleanup else after(at(endpoint.state, endpoint.lifetime, session.now), Event.END)
     for message in session.messages.all():

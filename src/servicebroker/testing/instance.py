@@ -433,9 +433,10 @@ class Transaction(Verbs):
             finally:
                 self._pipeline = before
 
-    def _run(self, operation: Operation[T]) -> T:
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation, as `Database.run`. Within `pipeline()` a SEND on one conversation returns its place."""
         if self._pipeline is None or not isinstance(operation, Send) or not operation.is_single:
-            return super()._run(operation)
+            return super().run(operation)
         self._check_open()
         place: Any = len(self._pipeline.numbers) + len(self._pipeline.waiting)
         content = operation.content()

@@ -9,13 +9,15 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
-from servicebroker.model import names
-from servicebroker.model.arguments import check_handle, check_switch
-from servicebroker.model.errors import MAXIMUM_LIFETIME, InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.end import EndConversation
+from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.testing import delivery, dialogs, ending, receiving, views
 from servicebroker.testing.definitions import find_queue
 from servicebroker.testing.rows import Session, WouldWait
@@ -31,7 +33,7 @@ def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, 
     """Return the method that runs an operation; its parameters, types and help are those of the operation."""
 
     def method(verbs: Any, /, *given: P.args, **named: P.kwargs) -> T:
-        result: T = verbs._run(operation(*given, **named))
+        result: T = verbs.run(operation(*given, **named))
         return result
 
     return described(method, operation)  # type: ignore[arg-type] # a class
@@ -58,37 +60,15 @@ class Verbs(ABC):
             "servicebroker.testing.open(connect=...), or use servicebroker.open for a test that needs PostgreSQL."
         )
 
-    def begin_dialog(
-        self,
-        from_service: str,
-        to_service: str,
-        *,
-        broker_instance: str | UUID | None = None,
-        contract: str = names.DEFAULT,
-        related_conversation: UUID | None = None,
-        related_conversation_group: UUID | None = None,
-        lifetime: int = MAXIMUM_LIFETIME,
-        encryption: bool = True,
-    ) -> UUID:
-        """BEGIN DIALOG; `encryption` makes no difference inside an instance."""
-        check_switch("ENCRYPTION", encryption)
-        with self._verb() as session:
-            return dialogs.begin_dialog(
-                session,
-                self.database.broker,
-                from_service,
-                to_service,
-                broker_instance=broker_instance,
-                contract=contract,
-                related_conversation=related_conversation,
-                related_conversation_group=related_conversation_group,
-                lifetime=lifetime,
-            )
-
-    def _run(self, operation: Operation[T]) -> T:
-        """Run an operation."""
-        result: T = INTERPRETERS[type(operation)](self, operation)
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation, one of `servicebroker.operations`. Each verb is a method that does this."""
+        interpreter = INTERPRETERS.get(type(operation))
+        if interpreter is None:
+            raise BrokerError(402, "operation", repr(operation), "a value of servicebroker.operations")
+        result: T = interpreter(self, operation)
         return result
+
+    begin_dialog = operated(BeginDialog)
 
     send = operated(Send)
 
@@ -98,29 +78,13 @@ class Verbs(ABC):
 
     get_conversation_group = operated(GetConversationGroup)
 
-    def move_conversation(self, handle: UUID, group: UUID) -> None:
-        """MOVE CONVERSATION to another group of the same service."""
-        with self._verb() as session:
-            dialogs.move_conversation(session, handle, group)
+    move_conversation = operated(MoveConversation)
 
-    def end_conversation(self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False) -> None:
-        """END CONVERSATION, plain, WITH ERROR = (code, description) or WITH CLEANUP."""
-        with self._verb() as session:
-            ending.end_conversation(session, handle, error, cleanup)
+    end_conversation = operated(EndConversation)
 
-    def begin_conversation_timer(self, handle: UUID, timeout: int) -> None:
-        """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue."""
-        with self._verb() as session:
-            dialogs.begin_conversation_timer(session, handle, timeout)
+    begin_conversation_timer = operated(BeginConversationTimer)
 
-    def get_transmission_status(self, handle: UUID) -> str:
-        """GET_TRANSMISSION_STATUS."""
-        check_handle(handle)
-        with self._verb() as session:
-            rows = views.transmission_queue(session, self.database.broker)
-        waiting = [row for row in rows if row["conversation_handle"] == handle]
-        oldest = min(waiting, key=lambda row: row["message_sequence_number"], default=None)
-        return "" if oldest is None else str(oldest["transmission_status"])
+    get_transmission_status = operated(GetTransmissionStatus)
 
     # ------------------------------------------------------------ what a test looks at
 
@@ -215,9 +179,42 @@ def _get_conversation_group(verbs: Verbs, operation: GetConversationGroup) -> UU
     return verbs._waiting(operation, once)
 
 
+def _begin_dialog(verbs: Verbs, operation: BeginDialog) -> UUID:
+    """BEGIN DIALOG; ENCRYPTION makes no difference inside an instance."""
+    with verbs._verb() as session:
+        return dialogs.begin_dialog(session, verbs.database.broker, operation)
+
+
+def _end_conversation(verbs: Verbs, operation: EndConversation) -> None:
+    with verbs._verb() as session:
+        ending.end_conversation(session, operation)
+
+
+def _move_conversation(verbs: Verbs, operation: MoveConversation) -> None:
+    with verbs._verb() as session:
+        dialogs.move_conversation(session, operation)
+
+
+def _begin_conversation_timer(verbs: Verbs, operation: BeginConversationTimer) -> None:
+    with verbs._verb() as session:
+        dialogs.begin_conversation_timer(session, operation)
+
+
+def _get_transmission_status(verbs: Verbs, operation: GetTransmissionStatus) -> str:
+    operation.check()
+    rows = [row for row in verbs.transmission_queue() if row["conversation_handle"] == operation.handle]
+    oldest = min(rows, key=lambda row: row["message_sequence_number"], default=None)
+    return "" if oldest is None else str(oldest["transmission_status"])
+
+
 INTERPRETERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     Send: _send,
     SendBatch: _send_batch,
     Receive: _receive,
     GetConversationGroup: _get_conversation_group,
+    BeginDialog: _begin_dialog,
+    EndConversation: _end_conversation,
+    MoveConversation: _move_conversation,
+    BeginConversationTimer: _begin_conversation_timer,
+    GetTransmissionStatus: _get_transmission_status,
 }

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 import servicebroker as sb
+from servicebroker import operations
 from support import (
     APP,
     CONTRACT,
@@ -117,6 +118,7 @@ def calls(database: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "move_conversation": {"handle": handle, "group": group_of(database, handle)},
         "end_conversation": {"handle": uuid4()},
         "begin_conversation_timer": {"handle": handle, "timeout": 100},
+        "run": {"operation": operations.Receive(STOCK_QUEUE)},
     }
 
 

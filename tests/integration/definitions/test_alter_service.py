@@ -16,7 +16,8 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
+from servicebroker.engine.conversation.begin import begin_dialog
+from servicebroker.operations.begin import BeginDialog
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps, resumed
 from support import (
@@ -142,7 +143,7 @@ def begun_beside(database: sb.Database, change: Callable[[], None]) -> UUID:
     """BEGIN DIALOG that has looked for its service and its contract when the change comes."""
 
     def steps() -> Steps[UUID]:
-        dialog = NewDialog(ORDERS, STOCK, contract=CONTRACT)
+        dialog = BeginDialog(ORDERS, STOCK, contract=CONTRACT)
         beginning = begin_dialog(database.database_id, dialog, now=datetime.now(UTC))
         looked = yield next(beginning)
         change()

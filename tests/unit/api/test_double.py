@@ -15,6 +15,7 @@ import pytest
 
 import servicebroker as sb
 import servicebroker.testing as double
+from servicebroker import operations
 from support import (
     CONTRACT,
     MARK,
@@ -73,6 +74,16 @@ def test_it_has_the_methods_of_the_real_one(real: type, ours: type) -> None:
         theirs, mine = (inspect.signature(getattr(one, name)).parameters.values() for one in (real, ours))
         wanted = [(p.name, p.kind, p.default) for p in theirs if p.name not in LACKING_OPTIONS]
         assert [(p.name, p.kind, p.default) for p in mine] == wanted, name
+
+
+def test_it_runs_operations_and_nothing_else(database: double.Database) -> None:
+    handle = database.run(operations.BeginDialog(ORDERS, STOCK, contract=CONTRACT))
+    with database.transaction() as tx:
+        assert tx.run(operations.Send(handle, ORDER, b"a")) == 0
+    assert bodies(database.run(operations.Receive(STOCK_QUEUE))) == [b"a"]
+    database.run(operations.EndConversation(handle))
+    with refused(402, "operation"):
+        database.run(operations.Send)  # type: ignore[arg-type]
 
 
 def test_there_is_no_connection(database: double.Database) -> None:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from servicebroker import operations
 from servicebroker.engine.catalog import catalog, message_types
 from servicebroker.engine.conversation import begin, end, receive, send
 from servicebroker.model import arguments
@@ -32,7 +33,7 @@ def start(steps: Steps[Any]) -> None:
 
 
 def begin_dialog(**changes: Any) -> None:
-    start(begin.begin_dialog(1, begin.NewDialog(**{"from_service": "a", "to_service": "b"} | changes), now=NOW))
+    start(begin.begin_dialog(1, operations.BeginDialog(**{"from_service": "a", "to_service": "b"} | changes), now=NOW))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,10 @@ def test_begin_dialog_refuses(changes: dict[str, Any], number: int) -> None:
         begin_dialog(**changes)
 
 
+def timer(handle: Any, timeout: Any = 5) -> Steps[None]:
+    return begin.begin_conversation_timer(operations.BeginConversationTimer(handle, timeout), now=NOW)
+
+
 def test_the_name_of_a_target_may_have_256_characters() -> None:
     begin_dialog(to_service="x" * 256)
 
@@ -86,8 +91,8 @@ def test_a_handle_is_a_uuid() -> None:
     known = catalog.Catalog()
     refuses_wrong_handles(lambda handle: send.send(known, Send(handle, "t", b""), now=NOW), WRONG_HANDLES[:-1])
     refuses_wrong_handles(lambda handle: send.send_batch(known, SendBatch(handle, "t", [b""]), now=NOW))
-    refuses_wrong_handles(lambda handle: end.end_conversation(handle, now=NOW))
-    refuses_wrong_handles(lambda handle: begin.begin_conversation_timer(handle, 5, now=NOW))
+    refuses_wrong_handles(lambda handle: end.end_conversation(operations.EndConversation(handle), now=NOW))
+    refuses_wrong_handles(timer)
 
 
 @pytest.mark.feature(46)
@@ -179,13 +184,13 @@ def test_receive_refuses(changes: dict[str, Any], number: int) -> None:
 )
 def test_end_conversation_refuses(options: dict[str, Any], number: int) -> None:
     with refused(number):
-        start(end.end_conversation(HANDLE, now=NOW, **options))
+        start(end.end_conversation(operations.EndConversation(HANDLE, **options), now=NOW))
 
 
 @pytest.mark.parametrize("timeout", [None, -1, 2**31, 1.5, "5", True], ids=repr)
 def test_a_timer_takes_whole_seconds(timeout: Any) -> None:
     with refused(402, "TIMEOUT"):
-        start(begin.begin_conversation_timer(HANDLE, timeout, now=NOW))
+        start(timer(HANDLE, timeout))
 
 
 @pytest.mark.parametrize(

@@ -178,17 +178,18 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
                 self.connection.waiting.verbs = None  # nothing of the transaction will be
             await finish(self._send_what_waits())
 
-    async def _run(self, operation: Operation[T]) -> T:
+    async def run(self, operation: Operation[T]) -> T:
+        """Run an operation, as `Database.run`. Within `pipeline()` a SEND on one conversation returns its place."""
         pipeline = self._pipeline
         if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
-            return await super()._run(operation)
+            return await super().run(operation)
         place: Any = await self._run_piped(pipeline, operation)
         return cast(T, place)
 
     async def _run_piped(self, pipeline: AsyncPipeline, operation: Send[int]) -> int:
         """SEND within `pipeline()`. Returns its place in the block."""
         if tracing.is_on() or self.instance.events.watches_conversations or not is_direct(self.connection):
-            return pipeline.sent(await super()._run(operation))
+            return pipeline.sent(await super().run(operation))
         self._check_open()
         self._works()
         place = pipeline.wait(operation)

@@ -17,9 +17,13 @@ from servicebroker.api import tracing
 from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.end import EndConversation
+from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -41,7 +45,7 @@ def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, 
     """Return the method that runs an operation; its parameters, types and help are those of the operation."""
 
     async def method(verbs: Any, /, *given: P.args, **named: P.kwargs) -> T:
-        result: T = await verbs._run(operation(*given, **named))
+        result: T = await verbs.run(operation(*given, **named))
         return result
 
     return described(method, operation)  # type: ignore[arg-type] # a class
@@ -91,7 +95,7 @@ async def watched(inner: Runner, verbs: AsyncVerbs, operation: Operation[Any], b
     engine = verbs.engine
 
     def with_looks() -> Steps[Any]:
-        return engine.watched(operation.deed, begin(), operation.handles, verbs._tell, many=operation.messages)
+        return engine.watched(operation, begin(), verbs._tell)
 
     return await inner(verbs, operation, with_looks)
 
@@ -99,6 +103,11 @@ async def watched(inner: Runner, verbs: AsyncVerbs, operation: Operation[Any], b
 async def performed(verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) -> Any:
     """Run the steps where the verbs run."""
     verbs._works()
+    return await verbs._do(begin())
+
+
+async def asked(verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) -> Any:
+    """Run the steps where the verbs run. They change nothing, so a rollback is no rollback of theirs."""
     return await verbs._do(begin())
 
 
@@ -144,10 +153,9 @@ class Within(NamedTuple):
     observed: Runner
 
 
-def _within(*wrappers: Wrapper) -> Within:
+def _within(*wrappers: Wrapper, innermost: Runner = performed) -> Within:
     """Return what runs an operation within these wrappers, the first of them outside."""
-    quiet: Runner = performed
-    observed: Runner = performed
+    quiet = observed = innermost
     for wrapper in reversed(wrappers):
         observed = partial(wrapper, observed)
         quiet = quiet if wrapper in OBSERVERS else partial(wrapper, quiet)
@@ -162,4 +170,9 @@ WRAPPERS: Mapping[type[Operation[Any]], Within] = {
     SendBatch: _SENDING,
     Receive: _within(counted, waiting, delivered, repeated),
     GetConversationGroup: _within(waiting, noted, repeated),
+    BeginDialog: _within(watched),
+    EndConversation: _within(watched),
+    MoveConversation: _within(watched),
+    BeginConversationTimer: _within(),
+    GetTransmissionStatus: _within(innermost=asked),
 }

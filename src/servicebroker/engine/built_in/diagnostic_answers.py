@@ -20,6 +20,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.security.permissions import PUBLIC
 from servicebroker.model.service_diagnostic import ServiceState, asked_service, description_body, status_body
+from servicebroker.operations.end import EndConversation
 from servicebroker.operations.send import Send
 from servicebroker.store.statements import Statement, Steps
 
@@ -37,7 +38,7 @@ def answer_query(catalog: Catalog, database_id: int, query: Message, now: dateti
     except ValueError as problem:
         where = (endpoint.conversation_id, 1, query.message_sequence_number)
         error = BrokerError(9615, names.QUERY, problem, *where)
-        yield from end_conversation(handle, now=now, error=(error.number, error.text))
+        yield from end_conversation(EndConversation(handle, error=(error.number, error.text)), now=now)
         return
     rows = yield Statement(
         "diagnostic_answers.answer_query",

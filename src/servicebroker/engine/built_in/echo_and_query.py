@@ -18,6 +18,7 @@ from servicebroker.engine.delivery.transmission import lock_free
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED
 from servicebroker.model.errors import BrokerError
+from servicebroker.operations.end import EndConversation
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
 from servicebroker.store import locks
@@ -83,6 +84,6 @@ def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
             elif message.message_type_name == names.QUERY:
                 yield from answer_query(catalog, queue.database_id, message, now)
             else:  # EndDialog or Error
-                yield from end_conversation(handle, now=now)
+                yield from end_conversation(EndConversation(handle), now=now)
                 return False
     return True

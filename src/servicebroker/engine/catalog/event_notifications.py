@@ -16,7 +16,7 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, ring_monitors
 from servicebroker.engine.catalog.catalog import Catalog, created, find_queue_now
-from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
+from servicebroker.engine.conversation.begin import begin_dialog
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.send import send
 from servicebroker.engine.security import authorization as rights
@@ -27,6 +27,8 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_instances import Element, EventInstance, event_body, post_time
 from servicebroker.model.event_types import DATABASE, QUEUE, QUEUE_ACTIVATION, SERVER, events_of
 from servicebroker.model.security.permissions import User
+from servicebroker.operations.begin import BeginDialog
+from servicebroker.operations.end import EndConversation
 from servicebroker.operations.send import Send
 from servicebroker.store.statements import Statement, Steps
 
@@ -290,11 +292,11 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
         is_here = notification.broker_instance == CURRENT_DATABASE
         handle = yield from begin_dialog(
             notification.database_id,
-            NewDialog(
+            BeginDialog(
                 names.EVENT_NOTIFICATION_SERVICE,
                 notification.service_name,
-                arguments.CURRENT_DATABASE if is_here else notification.broker_instance,
-                names.POST_EVENT_NOTIFICATION,
+                broker_instance=arguments.CURRENT_DATABASE if is_here else notification.broker_instance,
+                contract=names.POST_EVENT_NOTIFICATION,
                 encryption=False,
             ),
             now=now,
@@ -336,7 +338,7 @@ def _drop(object_id: int, now: datetime) -> Steps[None]:
     for queue_id, handle in rows:
         if handle is not None:
             with suppress(BrokerError):  # it is gone
-                yield from end_conversation(handle, now=now)
+                yield from end_conversation(EndConversation(handle), now=now)
         if queue_id is not None:
             yield _tell_monitors(queue_id)
             yield ring_monitors()

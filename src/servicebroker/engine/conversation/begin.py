@@ -3,57 +3,32 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.priorities import PRIORITY
 from servicebroker.engine.conversation.endpoints import find_endpoint, lock_group, lock_group_of
-from servicebroker.model import arguments, names
-from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
+from servicebroker.model import names
+from servicebroker.model.arguments import CURRENT_DATABASE
+from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import EndpointState, Event, after
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.store import locks
 from servicebroker.store.statements import Rows, Statement, Steps
 
 
-class NewDialog(NamedTuple):
-    """What BEGIN DIALOG says; `lifetime` is in seconds."""
-
-    from_service: str
-    to_service: str
-    broker_instance: str | UUID | None = None
-    contract: str = names.DEFAULT
-    related_conversation: UUID | None = None
-    related_conversation_group: UUID | None = None
-    lifetime: int = MAXIMUM_LIFETIME
-    encryption: bool = True
-
-    def check(self, now: datetime) -> None:
-        """Refuse what is wrong by itself.
-
-        Raises:
-            BrokerError: 8406 and 8411 lifetime, 1093 and 8413 broker instance, 8417 and 8421 missing names, 8414 group
-                id, 402 types.
-        """
-        arguments.check_dialog(self.from_service, self.to_service, self.contract)
-        arguments.expiry(self.lifetime, now)
-        arguments.broker_instance(self.broker_instance)
-        arguments.check_switch("ENCRYPTION", self.encryption)
-        arguments.check_relation(self.related_conversation, self.related_conversation_group)
-
-
-def begin_dialog(database_id: int, dialog: NewDialog, *, now: datetime) -> Steps[UUID]:
+def begin_dialog(database_id: int, dialog: BeginDialog, *, now: datetime) -> Steps[UUID]:
     """BEGIN DIALOG: an endpoint in the state STARTED_OUTBOUND. No message, and no look at the target.
 
     A related group that does not exist is made under the id that was given.
     Returns the conversation handle; its group is locked until the transaction ends.
 
     Raises:
-        BrokerError: what `NewDialog.check` refuses, 8423 and 8425 unknown service or contract, 8426 unknown related
+        BrokerError: what `BeginDialog.check` refuses, 8423 and 8425 unknown service or contract, 8426 unknown related
             conversation, 9610 a related group of another service.
     """
-    dialog.check(now)
-    instance = arguments.broker_instance(dialog.broker_instance)
-    if instance == arguments.CURRENT_DATABASE:
+    dialog.check()
+    instance = dialog.target_broker
+    if instance == CURRENT_DATABASE:
         yield _hold_database(database_id)
     rows: Rows = ()
     while not rows:  # the service or the contract was dropped between the two looks: the first one says so
@@ -80,9 +55,9 @@ def begin_dialog(database_id: int, dialog: NewDialog, *, now: datetime) -> Steps
                 database_id,
                 contract_id,
                 dialog.encryption,
-                arguments.expiry(dialog.lifetime, now),
+                dialog.expiry(now),
                 dialog.to_service,
-                own_instance if instance == arguments.CURRENT_DATABASE else instance,
+                own_instance if instance == CURRENT_DATABASE else instance,
                 locks.GROUP,
             ),
             locks=True,
@@ -98,7 +73,7 @@ def _hold_database(database_id: int) -> Statement:
     )
 
 
-def _own_side(database_id: int, dialog: NewDialog) -> Steps[tuple[int, int, str]]:
+def _own_side(database_id: int, dialog: BeginDialog) -> Steps[tuple[int, int, str]]:
     """The numbers of the service and of the contract, and the broker's identifier.
 
     Raises:
@@ -111,11 +86,7 @@ def _own_side(database_id: int, dialog: NewDialog) -> Steps[tuple[int, int, str]
         "left join servicebroker.services s on s.database_id = d.database_id and s.name = $2 "
         "left join servicebroker.service_contracts c on c.database_id = d.database_id and c.name = $3 "
         "where d.database_id = $1",
-        (
-            database_id,
-            names.checked("service", dialog.from_service),
-            names.checked("service contract", dialog.contract),
-        ),
+        (database_id, dialog.from_service, dialog.contract),
     )
     if not rows:
         raise BrokerError(8442)
@@ -127,20 +98,21 @@ def _own_side(database_id: int, dialog: NewDialog) -> Steps[tuple[int, int, str]
     return service_id, contract_id, own_instance
 
 
-def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> Steps[None]:
-    """BEGIN CONVERSATION TIMER (handle) TIMEOUT = seconds: one per endpoint, a second call replaces it.
+def begin_conversation_timer(operation: BeginConversationTimer, *, now: datetime) -> Steps[None]:
+    """BEGIN CONVERSATION TIMER: one per endpoint, a second call replaces it.
 
     When it fires, a DialogTimer message comes into this side's own queue.
 
     Raises:
-        BrokerError: 8418 no handle, 8426 unknown handle, 8458 wrong state, 8410 beyond the lifetime, 402 types.
+        BrokerError: what `BeginConversationTimer.check` refuses, 8426 unknown handle, 8458 wrong state, 8410 beyond the
+            lifetime.
     """
-    arguments.check_handle(handle)
-    arguments.check_timeout(timeout)
+    operation.check()
+    handle = operation.handle
     yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
     after(EndpointState(endpoint.state), Event.TIMER)
-    at = now + timedelta(seconds=timeout)
+    at = now + timedelta(seconds=operation.timeout)
     if at > endpoint.lifetime:
         raise BrokerError(8410)
     yield Statement(  # all DialogTimers have one number: what the last one has failed is not counted against this one
@@ -152,7 +124,7 @@ def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> St
     )
 
 
-def _related_group(service_id: int, dialog: NewDialog) -> Steps[UUID | None]:
+def _related_group(service_id: int, dialog: BeginDialog) -> Steps[UUID | None]:
     """The group that the new conversation joins, locked, so that nobody ends it meanwhile; None for a new one."""
     conversation, group = dialog.related_conversation, dialog.related_conversation_group
     if conversation is not None:

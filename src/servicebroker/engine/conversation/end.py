@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from uuid import UUID
 
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import (
@@ -21,26 +20,24 @@ from servicebroker.engine.conversation.failure import drop_waiting
 from servicebroker.engine.conversation.shared_bodies import purge
 from servicebroker.engine.delivery.parking import park
 from servicebroker.model import names
-from servicebroker.model.arguments import check_end
 from servicebroker.model.messages import error_body
 from servicebroker.model.states import TRANSITIONS, EndpointState, Event, after
+from servicebroker.operations.end import EndConversation
 from servicebroker.store.statements import Statement, Steps
 
 
-def end_conversation(
-    handle: UUID, *, now: datetime, error: tuple[int, str] | None = None, cleanup: bool = False
-) -> Steps[None]:
-    """END CONVERSATION handle [WITH ERROR = n DESCRIPTION = 't' | WITH CLEANUP].
+def end_conversation(operation: EndConversation, *, now: datetime) -> Steps[None]:
+    """END CONVERSATION, plain, WITH ERROR or WITH CLEANUP.
 
     The conversation's messages leave this side's queue. Plain: the peer gets EndDialog after everything sent
     before. With `error`, a positive code and its description: what was not delivered is dropped and the peer
     gets the Error. With `cleanup` the peer is not told. A peer that ended first is never told.
 
     Raises:
-        BrokerError: 8418 no handle, 8426 unknown handle, 8427 wrong state, 8419, 8422, 8424 a half-given or
-            impossible error, 402 for wrong types.
+        BrokerError: what `EndConversation.check` refuses, 8426 unknown handle, 8427 wrong state.
     """
-    check_end(handle, error, cleanup)
+    operation.check()
+    handle, error, cleanup = operation.handle, operation.error, operation.cleanup
     endpoint, peer = yield from lock_conversation(handle)
     next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
     yield from _purge(endpoint)

@@ -6,7 +6,7 @@ into the transmission queue, and an instance that the owner has open delivers it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -15,18 +15,22 @@ from uuid import UUID
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Labels, Queue
 from servicebroker.engine.conversation import enqueue, receive
-from servicebroker.engine.conversation.begin import NewDialog
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.engine.conversation.plain_verbs import Direct, Sent
 from servicebroker.engine.conversation.receive import Received, refuse_pipeline
 from servicebroker.engine.conversation.together import Waiting, send_in_runs
-from servicebroker.model import arguments, names
-from servicebroker.model.arguments import check_end, check_handle, check_move, check_timeout
+from servicebroker.model import names
+from servicebroker.model.conversation_events import Happened
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.security.permissions import User
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.end import EndConversation
+from servicebroker.operations.move import MoveConversation
+from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Bodies, Statement, Steps
 
 T = TypeVar("T")
@@ -115,34 +119,7 @@ class Fenced(Direct):
         found = self.catalog.labels[self.user.database_id] = Labels(*kinds)
         return found
 
-    # ------------------------------------------------------------ verbs
-
-    def begin_dialog(self, dialog: NewDialog) -> Steps[UUID]:
-        """BEGIN DIALOG."""
-        dialog.check(self.settings.clock())
-        rows = yield call(
-            "begin_conversation",
-            self.user.database_id,
-            names.checked("service", dialog.from_service),
-            dialog.to_service,
-            names.checked("service contract", dialog.contract),
-            dialog.lifetime,
-            arguments.broker_instance(dialog.broker_instance),
-            dialog.related_conversation,
-            dialog.related_conversation_group,
-            dialog.encryption,
-            locks=True,
-        )
-        handle, refusal, _ = rows[0]
-        _refuse(refusal)
-        begun: UUID = handle
-        return begun
-
-    def begin_conversation_timer(self, handle: UUID, timeout: int) -> Steps[None]:
-        """BEGIN CONVERSATION TIMER."""
-        check_handle(handle)
-        check_timeout(timeout)
-        _refuse((yield self._locking("begin_conversation_timer", handle, timeout))[0][0])
+    # ------------------------------------------------------------ beside the verbs
 
     def send_together(self, sends: Sequence[Waiting]) -> Steps[dict[int, int]]:
         """SENDs of a pipeline: their sequence numbers by place."""
@@ -157,28 +134,7 @@ class Fenced(Direct):
         """How often a service of the queue was altered or dropped."""
         return receive.counted_changes((yield call("service_changes", queue.queue_id)), queue)
 
-    def move_conversation(self, handle: UUID, group: UUID) -> Steps[None]:
-        """MOVE CONVERSATION."""
-        check_move(handle, group)
-        _refuse((yield self._locking("move_conversation", handle, group))[0][0])
-
-    def end_conversation(self, handle: UUID, error: tuple[int, str] | None, *, cleanup: bool) -> Steps[None]:
-        """END CONVERSATION."""
-        check_end(handle, error, cleanup)
-        _refuse((yield self._locking("end_conversation", handle, *(error or (None, None)), cleanup))[0][0])
-
-    def get_transmission_status(self, handle: UUID) -> Steps[str]:
-        """GET_TRANSMISSION_STATUS; '' for a conversation that is not the role's own, too."""
-        check_handle(handle)
-        rows = yield call("transmission_status", self.user.database_id, handle)
-        return str(rows[0][0])
-
-    def _locking(self, function: str, handle: UUID, *given: object) -> Statement:
-        return call(function, self.user.database_id, handle, *given, locks=True)
-
-    # ------------------------------------------------------------ beside the verbs
-
-    def watched(self, deed: Any, steps: Steps[T], handles: Sequence[UUID], tell: Any, **more: Any) -> Steps[T]:
+    def watched(self, operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
         """The steps: the events of conversations are for who may look at all of them."""
         return steps
 
@@ -302,11 +258,65 @@ def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]
     receive.judge((yield call("receivable", queue.queue_id, handle, group)), queue, handle, group)
 
 
+def _begin_dialog(here: Fenced, operation: BeginDialog) -> Steps[UUID]:
+    operation.check()
+    rows = yield call(
+        "begin_conversation",
+        here.user.database_id,
+        operation.from_service,
+        operation.to_service,
+        operation.contract,
+        operation.lifetime,
+        operation.target_broker,
+        operation.related_conversation,
+        operation.related_conversation_group,
+        operation.encryption,
+        locks=True,
+    )
+    handle, refusal, _ = rows[0]
+    _refuse(refusal)
+    begun: UUID = handle
+    return begun
+
+
+def _end_conversation(here: Fenced, operation: EndConversation) -> Steps[None]:
+    operation.check()
+    code, description = operation.error or (None, None)
+    yield from _lock(here, "end_conversation", operation.handle, code, description, operation.cleanup)
+
+
+def _move_conversation(here: Fenced, operation: MoveConversation) -> Steps[None]:
+    operation.check()
+    yield from _lock(here, "move_conversation", operation.handle, operation.group)
+
+
+def _begin_conversation_timer(here: Fenced, operation: BeginConversationTimer) -> Steps[None]:
+    operation.check()
+    yield from _lock(here, "begin_conversation_timer", operation.handle, operation.timeout)
+
+
+def _lock(here: Fenced, function: str, handle: UUID, *given: object) -> Steps[None]:
+    """Call a function that locks the conversation's group, and raise what it has refused."""
+    _refuse((yield call(function, here.user.database_id, handle, *given, locks=True))[0][0])
+
+
+def _get_transmission_status(here: Fenced, operation: GetTransmissionStatus) -> Steps[str]:
+    """GET_TRANSMISSION_STATUS; '' for a conversation that is not the role's own, too."""
+    operation.check()
+    rows = yield call("transmission_status", here.user.database_id, operation.handle)
+    return str(rows[0][0])
+
+
 Fenced.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
     Receive: _receive,
     GetConversationGroup: _get_conversation_group,
+    BeginDialog: _begin_dialog,
+    EndConversation: _end_conversation,
+    MoveConversation: _move_conversation,
+    BeginConversationTimer: _begin_conversation_timer,
+    GetTransmissionStatus: _get_transmission_status,
 }
 
 # ---------------------------------------------------------------- functions of the fence

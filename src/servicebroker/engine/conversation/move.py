@@ -13,24 +13,25 @@ from servicebroker.engine.conversation.endpoints import (
 )
 from servicebroker.engine.conversation.receive import keep_off_pipelines
 from servicebroker.engine.conversation.retention import move_to_group
-from servicebroker.model.arguments import check_move
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import EndpointState, Event, after
+from servicebroker.operations.move import MoveConversation
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
 
-def move_conversation(handle: UUID, group: UUID) -> Steps[None]:
-    """MOVE CONVERSATION handle TO group: another group of the same service; its messages go with it.
+def move_conversation(operation: MoveConversation) -> Steps[None]:
+    """MOVE CONVERSATION to another group of the same service; its messages go with it.
 
     Both groups are locked until the transaction ends. A group that is left empty is removed.
 
     Raises:
-        BrokerError: 8418 and 8420 missing handle or group, 8426 unknown handle, 8436 unknown group, 8438 wrong
-            state, 8439 a group of another service, 402 wrong types.
+        BrokerError: what `MoveConversation.check` refuses, 8426 unknown handle, 8436 unknown group, 8438 wrong state,
+            8439 a group of another service.
         InstanceError: a pipeline reads the queue.
     """
-    check_move(handle, group)
+    operation.check()
+    handle, group = operation.handle, operation.group
     yield from _lock_groups(handle, group)
     endpoint = yield from find_endpoint(handle)
     yield from lock_rows(endpoint.conversation_id)  # the peer's SENDs deliver by what stands in its row

@@ -31,12 +31,17 @@ from servicebroker.engine.conversation import (
 from servicebroker.engine.conversation.receive import Received
 from servicebroker.engine.delivery import transmission
 from servicebroker.engine.security import authorization, principals
+from servicebroker.model.conversation_events import Happened
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.security.permissions import User
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.end import EndConversation
+from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
@@ -158,25 +163,7 @@ class Direct:
         """Names by number, which may be remembered."""
         return catalog.find_labels(self.catalog, self.user.database_id, anew=anew)
 
-    # ------------------------------------------------------------ verbs
-
-    def begin_dialog(self, dialog: begin.NewDialog) -> Steps[UUID]:
-        """BEGIN DIALOG."""
-        return authorization.authorized(
-            begin.begin_dialog(self.user.database_id, dialog, now=self.settings.clock()),
-            self.user,
-            "BEGIN DIALOG",
-            authorization.queue_of(dialog.from_service),
-            authorization.contracts([dialog.contract]),
-        )
-
-    def begin_conversation_timer(self, handle: UUID, timeout: int) -> Steps[None]:
-        """BEGIN CONVERSATION TIMER."""
-        return self._on(
-            handle,
-            "BEGIN CONVERSATION TIMER",
-            begin.begin_conversation_timer(handle, timeout, now=self.settings.clock()),
-        )
+    # ------------------------------------------------------------ beside the verbs
 
     def send_together(self, sends: Sequence[together.Waiting]) -> Steps[dict[int, int]]:
         """SENDs of a pipeline: their sequence numbers by place."""
@@ -186,27 +173,9 @@ class Direct:
         """How often a service of the queue was altered or dropped."""
         return receive.service_changes(queue)
 
-    def move_conversation(self, handle: UUID, group: UUID) -> Steps[None]:
-        """MOVE CONVERSATION."""
-        return self._on(handle, "MOVE CONVERSATION", move.move_conversation(handle, group))
-
-    def end_conversation(self, handle: UUID, error: tuple[int, str] | None, *, cleanup: bool) -> Steps[None]:
-        """END CONVERSATION."""
-        yield from authorization.authorize_end(self.user, handle, cleanup=cleanup)
-        yield from end.end_conversation(handle, now=self.settings.clock(), error=error, cleanup=cleanup)
-
-    def get_transmission_status(self, handle: UUID) -> Steps[str]:
-        """GET_TRANSMISSION_STATUS."""
-        return transmission.get_transmission_status(self.user.database_id, handle)
-
-    def _on(self, handle: UUID, statement: str, steps: Steps[T]) -> Steps[T]:
-        return authorization.authorized(steps, self.user, statement, authorization.conversation(handle))
-
-    # ------------------------------------------------------------ beside the verbs
-
-    def watched(self, deed: Any, steps: Steps[T], handles: Sequence[UUID], tell: Any, **more: Any) -> Steps[T]:
-        """The steps, and the events of these conversations."""
-        return watching.watched(deed, steps, handles, tell, **more)
+    def watched(self, operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
+        """The steps of an operation, and the events of its conversations."""
+        return watching.watched(operation, steps, tell)
 
     def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
         """A SEND, and the trace context of what it has sent."""
@@ -268,9 +237,40 @@ def _get_conversation_group(here: Direct, operation: GetConversationGroup) -> St
     return (yield from receive.get_conversation_group(queue, now=here.settings.clock()))
 
 
+def _begin_dialog(here: Direct, operation: BeginDialog) -> Steps[UUID]:
+    queue = authorization.queue_of(operation.from_service)
+    contract = authorization.contracts([operation.contract])
+    yield from authorization.authorize(here.user, operation.permission, queue, contract)
+    return (yield from begin.begin_dialog(here.user.database_id, operation, now=here.settings.clock()))
+
+
+def _end_conversation(here: Direct, operation: EndConversation) -> Steps[None]:
+    yield from authorization.authorize_end(here.user, operation)
+    yield from end.end_conversation(operation, now=here.settings.clock())
+
+
+def _move_conversation(here: Direct, operation: MoveConversation) -> Steps[None]:
+    yield from authorization.authorize(here.user, operation.permission, authorization.conversation(operation.handle))
+    yield from move.move_conversation(operation)
+
+
+def _begin_conversation_timer(here: Direct, operation: BeginConversationTimer) -> Steps[None]:
+    yield from authorization.authorize(here.user, operation.permission, authorization.conversation(operation.handle))
+    yield from begin.begin_conversation_timer(operation, now=here.settings.clock())
+
+
+def _get_transmission_status(here: Direct, operation: GetTransmissionStatus) -> Steps[str]:
+    return transmission.get_transmission_status(here.user.database_id, operation)
+
+
 Direct.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
     Receive: _receive,
     GetConversationGroup: _get_conversation_group,
+    BeginDialog: _begin_dialog,
+    EndConversation: _end_conversation,
+    MoveConversation: _move_conversation,
+    BeginConversationTimer: _begin_conversation_timer,
+    GetTransmissionStatus: _get_transmission_status,
 }

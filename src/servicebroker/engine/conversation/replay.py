@@ -14,7 +14,7 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog, find_usages
 from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
+from servicebroker.engine.conversation.begin import begin_dialog
 from servicebroker.engine.conversation.endpoints import Endpoint, find_endpoint, lock_conversation
 from servicebroker.engine.conversation.failed_messages import Handled, discard, unknown
 from servicebroker.engine.conversation.send import send
@@ -24,6 +24,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import read_error
 from servicebroker.model.states import EndpointState
 from servicebroker.model.xml import validation_failure
+from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.send import Send
 from servicebroker.store.statements import Statement, Steps
 
@@ -161,7 +162,7 @@ def _check(catalog: Catalog, endpoint: Endpoint, message: _SetAside) -> Steps[No
 
 def _begin(catalog: Catalog, database_id: int, message: _SetAside, now: datetime, *, is_edited: bool) -> Steps[UUID]:
     """Put a message for an initiator beside a new dialog of the service that had received it."""
-    dialog = NewDialog(message.service, message.far_service or message.service, None, message.contract)
+    dialog = BeginDialog(message.service, message.far_service or message.service, contract=message.contract)
     handle = yield from begin_dialog(database_id, dialog, now=now)
     yield from _enqueue(catalog, (yield from find_endpoint(handle)), message, is_edited=is_edited)
     return handle
@@ -175,7 +176,9 @@ def _send(
     Raises:
         InstanceError: that service refuses it, which would end the new conversation with the message.
     """
-    dialog = NewDialog(sender, message.service, CURRENT_DATABASE, message.contract, encryption=False)
+    dialog = BeginDialog(
+        sender, message.service, broker_instance=CURRENT_DATABASE, contract=message.contract, encryption=False
+    )
     handle = yield from begin_dialog(database_id, dialog, now=now)
     body = OMITTED if message.body is None else message.body
     yield from send(catalog, Send(handle, message.message_type, body), now=now, maximum_body=maximum_body)

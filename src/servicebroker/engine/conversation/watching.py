@@ -10,30 +10,24 @@ from typing import TypeVar
 from uuid import UUID
 
 from servicebroker.model.conversation_events import Deed, Happened, Look, Seen, happened
+from servicebroker.operations.operation import Operation
 from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
 
 
-def watched(
-    deed: Deed | None,
-    steps: Steps[T],
-    handles: Sequence[UUID],
-    tell: Callable[[Happened], None],
-    *,
-    many: int = 1,
-    groups: Sequence[UUID] = (),
-) -> Steps[T]:
-    """Do these steps and tell what has happened to the conversations of these handles.
+def watched(operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
+    """Do the steps of an operation, and tell what has happened to its conversations.
 
-    BEGIN DIALOG has no handle before: its result is one. `groups` are those that it may join.
+    BEGIN DIALOG has no handle before: its result is one.
     """
-    before = yield from _look(handles, groups)
+    deed, handles = operation.deed, operation.handles
+    before = yield from _look(handles, operation.groups)
     result = yield from steps
     if deed is Deed.BEGIN and isinstance(result, UUID):
         handles = [result]
-    known = [*groups, *(one.conversation_group_id for one in before.endpoints.values())]
-    for event in happened(deed, before, (yield from _look(handles, known)), handles, many):
+    known = [*operation.groups, *(one.conversation_group_id for one in before.endpoints.values())]
+    for event in happened(deed, before, (yield from _look(handles, known)), handles, operation.messages):
         tell(event)
     return result
 

@@ -26,10 +26,10 @@ from servicebroker.engine.conversation.validation import rejection, sender_of
 from servicebroker.engine.delivery.opening import lock_service, open_target
 from servicebroker.engine.remote.waiting_arrivals import deliver_kept, find_kept
 from servicebroker.engine.security.authorization import refused_arrival
-from servicebroker.model.arguments import check_handle
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.rejection import on_both_sides
 from servicebroker.model.security.permissions import DBO
+from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -45,7 +45,7 @@ def discard(endpoint: Endpoint, count: int) -> Steps[int]:
     return endpoint.send_sequence
 
 
-def get_transmission_status(database_id: int, handle: UUID) -> Steps[str]:
+def get_transmission_status(database_id: int, operation: GetTransmissionStatus) -> Steps[str]:
     """GET_TRANSMISSION_STATUS: why the endpoint's oldest row of sys.transmission_queue waits.
 
     The rules: docs/reference/rules.md#transmission-status.
@@ -55,7 +55,7 @@ def get_transmission_status(database_id: int, handle: UUID) -> Steps[str]:
     Raises:
         BrokerError: 8418, 402 what is no handle.
     """
-    check_handle(handle)
+    operation.check()
     rows = yield Statement(
         "transmission.get_transmission_status",
         "select coalesce("
@@ -65,7 +65,7 @@ def get_transmission_status(database_id: int, handle: UUID) -> Steps[str]:
         "  where a.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence "
         "  limit 1), '') "
         "from servicebroker.conversation_endpoints e where conversation_handle = $1 and database_id = $2",
-        (handle, database_id, RULES[9749].text),
+        (operation.handle, database_id, RULES[9749].text),
     )
     return str(rows[0][0]) if rows else ""
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
+from servicebroker.engine.conversation.begin import begin_dialog
 from servicebroker.engine.conversation.endpoints import find_endpoint
 from servicebroker.engine.delivery.parking import park
 from servicebroker.model import names
 from servicebroker.model.messages import xml_text
+from servicebroker.operations.begin import BeginDialog
 from servicebroker.protocol.routing import DYNAMIC_ROUTING_SERVICE, Ask
 from servicebroker.store import locks
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
@@ -64,7 +65,7 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
     is_ours, is_asked, was_useless = rows[0]
     if not is_ours or is_asked:
         return
-    asking = NewDialog(
+    asking = BeginDialog(
         names.SERVICE_BROKER, DYNAMIC_ROUTING_SERVICE, contract=names.CONFIGURATION_NOTICE, encryption=False
     )
     handle = yield from begin_dialog(database_id, asking, now=now)

@@ -13,6 +13,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID
 from servicebroker.model.states import EndpointState
+from servicebroker.operations.end import EndConversation
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -51,7 +52,7 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
         if state == EndpointState.ERROR:
             failures += yield from _failures(handle, queue_id)
         if state is not None:
-            yield from end_conversation(handle, now=now)
+            yield from end_conversation(EndConversation(handle), now=now)
     yield Statement(
         "route_answers.take_answers.note_answer",
         "update servicebroker.route_requests r set answered = $2, was_useless = not conversation_handle = any ($3) "

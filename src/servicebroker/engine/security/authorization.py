@@ -34,6 +34,7 @@ from servicebroker.model.security.permissions import (
     refusal,
 )
 from servicebroker.model.states import EndpointState
+from servicebroker.operations.end import EndConversation
 from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
@@ -151,18 +152,20 @@ def authorized(steps: Steps[T], user: User, statement: str, *objects: Lookup) ->
     return (yield from steps)
 
 
-def authorize_end(user: User, handle: UUID, *, cleanup: bool) -> Steps[None]:
+def authorize_end(user: User, operation: EndConversation) -> Steps[None]:
     """`authorize` for END CONVERSATION. WITH CLEANUP, a conversation that has ended is for db_owner alone."""
-    check_handle(handle)
     if user.is_dbo:
         return
-    yield from authorize(user, "END CONVERSATION", conversation(handle))
+    handle = operation.handle
+    yield from authorize(user, operation.permission, conversation(handle))
+    if not operation.cleanup:
+        return
     rows = yield Statement(
         "authorization.authorize_end",
         "select state from servicebroker.conversation_endpoints where conversation_handle = $1",
         (handle,),
     )
-    if cleanup and rows and rows[0][0] in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED):
+    if rows and rows[0][0] in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED):
         yield from demand(user, "END ENDED CONVERSATION WITH CLEANUP", "end", handle, rows[0][0])
 
 

@@ -139,6 +139,7 @@ def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Written], batc
 
 def _end(queue: QueueRule, bad: list[Bad]) -> None:
     from servicebroker.engine.conversation.end import end_conversation
+    from servicebroker.operations.end import EndConversation
     from servicebroker.pipeline.connecting import OpenDatabase
     from servicebroker.pipeline.options import source_options
     from servicebroker.pipeline.stream.acknowledge import archive_conversation
@@ -154,9 +155,8 @@ def _end(queue: QueueRule, bad: list[Bad]) -> None:
                 with database.connection.transaction():
                     if archives:
                         run(database.connection, archive_conversation(handle))
-                    run(
-                        database.connection, end_conversation(handle, now=server_time(database.connection), error=error)
-                    )
+                    ending = EndConversation(handle, error=error)
+                    run(database.connection, end_conversation(ending, now=server_time(database.connection)))
             except BrokerError as refused:
                 if refused.number not in _ENDED:
                     raise

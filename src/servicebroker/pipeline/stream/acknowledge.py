@@ -12,6 +12,7 @@ import psycopg
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.endpoints import lock_conversation
 from servicebroker.model.errors import BrokerError
+from servicebroker.operations.end import EndConversation
 from servicebroker.pipeline.stream import frontier
 from servicebroker.pipeline.stream.frontier import Slice
 from servicebroker.store.running import execute, run
@@ -27,7 +28,7 @@ _NOTHING_TO_END = (8426, 8427)  # unknown handle; already ended by this side
 
 def end_now(connection: psycopg.Connection[Any], handle: UUID) -> None:
     """END CONVERSATION of the engine, at the time of the server."""
-    run(connection, end_conversation(handle, now=server_time(connection)))
+    run(connection, end_conversation(EndConversation(handle), now=server_time(connection)))
 
 
 def archive_conversation(handle: UUID) -> Steps[None]:

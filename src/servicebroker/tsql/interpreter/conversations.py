@@ -1,4 +1,4 @@
-"""The verbs of conversations, each as the method of the API that does it."""
+"""The verbs of conversations, each as the operation that it is."""
 
 from __future__ import annotations
 
@@ -49,32 +49,35 @@ def written(name: Name) -> str:
 @runs(BeginDialog)
 def _begin_dialog(machine: Machine, statement: BeginDialog) -> None:
     convert(UUID(int=0), UNIQUEIDENTIFIER, machine.frame.type_of(statement.handle))  # it must take a handle
-    contract = names.DEFAULT if statement.contract is None else text(machine, statement.contract)
-    lifetime = MAXIMUM_LIFETIME if statement.lifetime is None else integer(machine, statement.lifetime)
-    handle = machine.context.verbs.begin_dialog(
-        text(machine, statement.from_service),  # type: ignore[arg-type] # NULL is refused by its own number
-        text(machine, statement.to_service),  # type: ignore[arg-type]
-        broker_instance=text(machine, statement.broker_instance),
-        contract=contract,  # type: ignore[arg-type]
-        related_conversation=identifier(machine, statement.related_conversation),
-        related_conversation_group=identifier(machine, statement.related_conversation_group),
-        lifetime=lifetime,  # type: ignore[arg-type]
-        encryption=statement.encryption is not False,
-    )
+    handle = machine.context.verbs.run(_dialog(machine, statement))
     machine.frame.assign(statement.handle, handle, UNIQUEIDENTIFIER)
     machine.done(1)
 
 
+def _dialog(machine: Machine, statement: BeginDialog) -> operations.BeginDialog:
+    """The operation that the clauses say. NULL is refused by its own number."""
+    return operations.BeginDialog(
+        text(machine, statement.from_service),  # type: ignore[arg-type]
+        text(machine, statement.to_service),  # type: ignore[arg-type]
+        broker_instance=text(machine, statement.broker_instance),
+        contract=names.DEFAULT if statement.contract is None else text(machine, statement.contract),  # type: ignore[arg-type]
+        related_conversation=identifier(machine, statement.related_conversation),
+        related_conversation_group=identifier(machine, statement.related_conversation_group),
+        lifetime=MAXIMUM_LIFETIME if statement.lifetime is None else integer(machine, statement.lifetime),  # type: ignore[arg-type]
+        encryption=statement.encryption is not False,
+    )
+
+
 @runs(BeginTimer)
 def _begin_timer(machine: Machine, statement: BeginTimer) -> None:
-    timeout = integer(machine, statement.timeout)
-    machine.context.verbs.begin_conversation_timer(_handle(machine, statement.handle), timeout)  # type: ignore[arg-type]
+    timeout: int = integer(machine, statement.timeout)  # type: ignore[assignment] # NULL is refused with 402
+    machine.context.verbs.run(operations.BeginConversationTimer(_handle(machine, statement.handle), timeout))
     machine.done(0)
 
 
 @runs(Send)
 def _send(machine: Machine, statement: Send) -> None:
-    machine.context.verbs._run(_sending(machine, statement))
+    machine.context.verbs.run(_sending(machine, statement))
     machine.done(len(statement.handles))
 
 
@@ -155,7 +158,7 @@ def _received(machine: Machine, statement: Receive, wait: float) -> list[Message
     operation = operations.Receive(written(queue), wait=wait, **limits)
     try:
         with _reading(queue):
-            found = database_of(machine, queue).verbs._run(operation)
+            found = database_of(machine, queue).verbs.run(operation)
     except BrokerError as refused:
         # what this transaction has ended is no mistake of who asks for more: the loop that reads a group to its end
         if refused.number not in (8426, 8436) or where not in machine.transactions.met:
@@ -202,7 +205,7 @@ def _get_group(machine: Machine, statement: GetConversationGroup, wait: float) -
     convert(UUID(int=0), UNIQUEIDENTIFIER, machine.frame.type_of(statement.group))
     queue = machine.queries.behind(statement.queue)
     with _reading(queue):
-        group = database_of(machine, queue).verbs._run(operations.GetConversationGroup(written(queue), wait=wait))
+        group = database_of(machine, queue).verbs.run(operations.GetConversationGroup(written(queue), wait=wait))
     if group is not None and machine.transactions.count:
         machine.transactions.met.add(group)
     machine.frame.assign(statement.group, group, UNIQUEIDENTIFIER)
@@ -211,21 +214,23 @@ def _get_group(machine: Machine, statement: GetConversationGroup, wait: float) -
 
 @runs(MoveConversation)
 def _move(machine: Machine, statement: MoveConversation) -> None:
-    group = identifier(machine, statement.group)
-    machine.context.verbs.move_conversation(_handle(machine, statement.handle), group)  # type: ignore[arg-type]
+    group: UUID = identifier(machine, statement.group)  # type: ignore[assignment] # NULL is refused with 8420
+    machine.context.verbs.run(operations.MoveConversation(_handle(machine, statement.handle), group))
     machine.done(0)
 
 
 @runs(EndConversation)
 def _end(machine: Machine, statement: EndConversation) -> None:
-    error, handle = None, _handle(machine, statement.handle)
-    if statement.code is not None:
-        error = (integer(machine, statement.code), text(machine, statement.description))
-    machine.context.verbs.end_conversation(
-        handle,
-        error=error,  # type: ignore[arg-type] # NULL is refused by its own number
-        cleanup=statement.cleanup,
-    )
+    operation = _ending(machine, statement)
+    machine.context.verbs.run(operation)
     if machine.transactions.count:
-        machine.transactions.met.add(handle)
+        machine.transactions.met.add(operation.handle)
     machine.done(0)
+
+
+def _ending(machine: Machine, statement: EndConversation) -> operations.EndConversation:
+    """The operation that the clauses say. NULL is refused by its own number."""
+    handle, error = _handle(machine, statement.handle), None
+    if statement.code is not None:
+        error = integer(machine, statement.code), text(machine, statement.description)
+    return operations.EndConversation(handle, error=error, cleanup=statement.cleanup)  # type: ignore[arg-type]

@@ -1,0 +1,146 @@
+"""BEGIN DIALOG CONVERSATION and BEGIN CONVERSATION TIMER."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime, timedelta
+from typing import ClassVar
+from uuid import UUID
+
+from servicebroker.model import arguments, names
+from servicebroker.model.conversation_events import Deed
+from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
+from servicebroker.operations.operation import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class BeginDialog(Operation[UUID]):
+    """BEGIN DIALOG: begin a conversation, and return its handle.
+
+    The target is not told, and not looked for: that happens with the first message. So a name that is wrong there
+    is no error here; the message waits (`servicebroker doctor`).
+
+    Args:
+        from_service: a service of this database. Answers come into its queue.
+        to_service: the service at the other end, here or in another instance. The name is compared byte by byte.
+        broker_instance: identifier of the target's database, where several have such a service; or
+            "CURRENT DATABASE".
+        contract: a contract of this database: what each side may send.
+        related_conversation: a handle. The new conversation joins the conversation group of that one.
+        related_conversation_group: the conversation group to join. It is made when it does not exist.
+        lifetime: seconds after which both sides get an Error (-8489), 1 to 2,147,483,647.
+        encryption: whether dialog security is wanted. It matters only between instances.
+
+    Raises:
+        BrokerError: 8423 no such service, 8425 no such contract, 8426 no such related conversation, 9610 that is
+            one of another service, 8411 the lifetime is out of range, 8494 without RECEIVE on the service's
+            queue, 229 without REFERENCES on the contract; 8406, 8413, 8414, 8417, 8421, 1093 for arguments that
+            nothing can be called.
+    """
+
+    permission: ClassVar[str] = "BEGIN DIALOG"
+    deed: ClassVar[Deed | None] = Deed.BEGIN
+
+    from_service: str
+    to_service: str
+    _: KW_ONLY
+    broker_instance: str | UUID | None = None
+    contract: str = names.DEFAULT
+    related_conversation: UUID | None = None
+    related_conversation_group: UUID | None = None
+    lifetime: int = MAXIMUM_LIFETIME
+    encryption: bool = True
+
+    @property
+    def handles(self) -> Sequence[UUID]:
+        """The related conversation: the handle of the new one is the result."""
+        return [] if self.related_conversation is None else [self.related_conversation]
+
+    @property
+    def groups(self) -> Sequence[UUID]:
+        """The conversation group to join."""
+        return [] if self.related_conversation_group is None else [self.related_conversation_group]
+
+    @property
+    def target_broker(self) -> str | None:
+        """The broker instance in its usual spelling, CURRENT_DATABASE, or None where the routes say which.
+
+        Raises:
+            BrokerError: 1093 no identifier, 8413 too long, 402 another type.
+        """
+        return arguments.broker_instance(self.broker_instance)
+
+    def expiry(self, now: datetime) -> datetime:
+        """Return when a conversation that begins at `now` ends by its lifetime."""
+        return now + timedelta(seconds=self.lifetime)
+
+    def check(self) -> None:
+        """Refuse what is wrong by itself.
+
+        Raises:
+            BrokerError: 8417 and 8421 a missing name, 15151 what cannot be one, 8406 and 8411 lifetime, 1093 and 8413
+                broker instance, 8414 group, 402 another type.
+        """
+        if self.from_service is None or self.to_service is None:
+            raise BrokerError(8421)
+        if self.contract is None:
+            raise BrokerError(8417)
+        names.checked("service", self.to_service, names.MAXIMUM_SERVICE_NAME)
+        self._check_lifetime()
+        arguments.broker_instance(self.broker_instance)
+        arguments.check_switch("ENCRYPTION", self.encryption)
+        self._check_relation()
+        names.checked("service", self.from_service)
+        names.checked("service contract", self.contract)
+
+    def _check_lifetime(self) -> None:
+        if self.lifetime is None:
+            raise BrokerError(8406, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
+        if not isinstance(self.lifetime, int) or isinstance(self.lifetime, bool):
+            raise BrokerError(402, "LIFETIME", type(self.lifetime).__name__, "int seconds")
+        if not MINIMUM_LIFETIME <= self.lifetime <= MAXIMUM_LIFETIME:
+            raise BrokerError(8411, self.lifetime, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
+
+    def _check_relation(self) -> None:
+        conversation, group = self.related_conversation, self.related_conversation_group
+        if conversation is not None and group is not None:
+            raise BrokerError(402, "WITH", "RELATED_CONVERSATION and RELATED_CONVERSATION_GROUP", "one of the two")
+        for given in (conversation, group):
+            if given is not None and not isinstance(given, UUID):
+                raise BrokerError(402, "the related conversation", type(given).__name__, "uuid.UUID")
+        if group is not None and group.int == 0:
+            raise BrokerError(8414, group)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginConversationTimer(Operation[None]):
+    """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue.
+
+    A conversation has one timer: setting it again replaces it. It is a row of PostgreSQL, so it comes also when
+    this program has ended meanwhile.
+
+    Args:
+        handle: the conversation.
+        timeout: seconds, 0 to 2,147,483,647.
+
+    Raises:
+        BrokerError: 8426 no such conversation, 8410 the conversation's lifetime ends before, 8458 it has ended or
+            failed, 8494 no SEND on the conversation's own service, 8418 the handle is missing.
+    """
+
+    permission: ClassVar[str] = "BEGIN CONVERSATION TIMER"
+
+    handle: UUID
+    timeout: int
+
+    def check(self) -> None:
+        """Refuse what is wrong by itself.
+
+        Raises:
+            BrokerError: 8418 the handle is missing, 402 another type, or no number of seconds.
+        """
+        arguments.check_handle(self.handle)
+        timeout = self.timeout
+        if not isinstance(timeout, int) or isinstance(timeout, bool) or not 0 <= timeout <= MAXIMUM_LIFETIME:
+            raise BrokerError(402, "TIMEOUT", repr(timeout), f"int seconds from 0 to {MAXIMUM_LIFETIME}")

@@ -1,0 +1,83 @@
+"""END CONVERSATION in its three forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+from uuid import UUID
+
+from servicebroker.model.arguments import MAXIMUM_DESCRIPTION, check_error_code, check_handle, check_switch
+from servicebroker.model.conversation_events import Deed
+from servicebroker.model.errors import BrokerError
+from servicebroker.operations.operation import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class EndConversation(Operation[None]):
+    """END CONVERSATION: this side is done. Its messages that nobody has received are dropped.
+
+    The other side gets an EndDialog message, or the error, behind what was sent before. Each side ends the
+    conversation for itself.
+
+    Args:
+        handle: the conversation.
+        error: WITH ERROR: a code above 0 and a description, which the other side receives as an Error message.
+        cleanup: WITH CLEANUP: the other side is not told anything. For a conversation whose other side is gone for
+            good.
+
+    Raises:
+        BrokerError: 8426 no such conversation, 8427 it has ended on this side already, 8494 no permission, 8418 the
+            handle is missing, 8419, 8422 and 8424 the code or the description is; 28006 WITH CLEANUP of a
+            conversation that has ended on this side is for db_owner.
+    """
+
+    permission: ClassVar[str] = "END CONVERSATION"
+
+    handle: UUID
+    _: KW_ONLY
+    error: tuple[int, str] | None = None
+    cleanup: bool = False
+
+    @property
+    def deed(self) -> Deed:  # type: ignore[override] # of most operations it is a constant
+        """Which of the three forms."""
+        if self.cleanup:
+            return Deed.END_WITH_CLEANUP
+        return Deed.END if self.error is None else Deed.END_WITH_ERROR
+
+    @property
+    def handles(self) -> Sequence[UUID]:
+        """The conversation."""
+        return [self.handle]
+
+    def check(self) -> None:
+        """Refuse what is wrong by itself.
+
+        Raises:
+            BrokerError: 8418 no handle, 8419, 8422 and 8424 a half-given error, 402 an impossible one, or another type.
+        """
+        check_handle(self.handle)
+        check_switch("WITH CLEANUP", self.cleanup)
+        if self.error is None:
+            return
+        if self.cleanup:
+            raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "one of the two")
+        if not isinstance(self.error, tuple) or len(self.error) != 2:
+            raise BrokerError(402, "the error", repr(self.error), "a tuple of code and description")
+        _check_error(*self.error)
+
+
+def _check_error(code: object, description: object) -> None:
+    if code is None:
+        raise BrokerError(8424 if description is None else 8419)
+    if description is None:
+        raise BrokerError(8422)
+    check_error_code(code)
+    if not isinstance(description, str) or len(description) > MAXIMUM_DESCRIPTION:
+        raise BrokerError(
+            402,
+            "the error description",
+            type(description).__name__,
+            f"str, at most {MAXIMUM_DESCRIPTION} characters",
+        )

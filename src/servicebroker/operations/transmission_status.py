@@ -1,0 +1,34 @@
+"""GET_TRANSMISSION_STATUS, a function in T-SQL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from servicebroker.model.arguments import check_handle
+from servicebroker.operations.operation import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class GetTransmissionStatus(Operation[str]):
+    """GET_TRANSMISSION_STATUS: why the oldest message waits that was sent on this side of the conversation.
+
+    The same text as in sys.transmission_queue; '' when nothing waits, when it was not tried yet, and for a handle
+    that is unknown in this database.
+
+    Args:
+        handle: the conversation.
+
+    Raises:
+        BrokerError: 8418, 402 what is no handle.
+    """
+
+    handle: UUID
+
+    def check(self) -> None:
+        """Refuse what is no handle.
+
+        Raises:
+            BrokerError: 8418, 402.
+        """
+        check_handle(self.handle)
