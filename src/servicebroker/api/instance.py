@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import time
 from contextlib import AbstractContextManager
 from functools import partial
@@ -116,8 +115,7 @@ class Instance(Network, Rights):
         self._server: EmbeddedServer | None = None
         self._pool: DirectPool | None = None
         self._upkeep: Upkeep | None = None
-        self.beside: Any = None  # the blocking form, which runs T-SQL for the one with asyncio
-        self.beside_lock = threading.Lock()
+        self.seen_by_threads: Any = None  # what T-SQL under asyncio sees of it
         self._process = os.getpid()
 
     def open(self) -> Self:
@@ -256,9 +254,6 @@ class Instance(Network, Rights):
             return
         if self._upkeep is not None:
             self._upkeep.close()
-        if self.beside is not None:
-            in_thread(self.beside.close)
-            self.beside = None
         if self._pool is not None:
             if self.engine.has_upkeep:
                 self._tell(self._pool)

@@ -754,3 +754,42 @@ def test_tsql_runs_on_connections_that_stay_open(url: str) -> None:
 
     loop.run(talk)
     loop.run(talk)  # and again, after the instance was closed
+
+
+def test_tsql_works_on_connections_of_the_instance(loop: Loop) -> None:
+    sessions = (
+        "select count(*) from pg_stat_activity where datname = current_database() and application_name like "
+        "'servicebroker%' and application_name not in ('servicebroker doorbell', 'servicebroker waiting readers')"
+    )
+
+    async def work(database: sb.AsyncDatabase) -> None:
+        await asyncio.gather(*(database.execute_tsql("SELECT @n", {"n": n}) for n in range(10)))
+        [(count,)] = await rows(database, sessions)
+        assert count <= 2
+        await database.execute_tsql("CREATE QUEUE Both; CREATE SERVICE Both ON QUEUE Both ([DEFAULT])")
+        assert await database.receive("Both") == []
+        with pytest.raises(sb.TsqlError):
+            await database.execute_tsql("BEGIN TRANSACTION; SELECT 1 / 0")
+        async with database.transaction() as transaction:
+            heard: list[str] = []
+            transaction.connection.add_notice_handler(lambda notice: heard.append(str(notice.message_primary)))
+            await transaction.connection.execute("do $$ begin raise notice 'heard'; end $$")
+        assert heard == ["heard"]
+
+    loop.run(work, connections=2)
+
+
+def test_waitfor_is_woken_by_a_message(loop: Loop) -> None:
+    waiting = "WAITFOR (RECEIVE TOP (1) message_body FROM StockQueue), TIMEOUT 60000"
+
+    async def work(database: sb.AsyncDatabase) -> None:
+        many = [asyncio.create_task(database.execute_tsql(waiting)) for _ in range(12)]
+        while len(database.instance.doorbell._waiting) < 1:
+            await asyncio.sleep(0.01)
+        for number in range(12):
+            await dialog(database, b"%d" % number)
+        async with asyncio.timeout(20):
+            found = await asyncio.gather(*many)
+        assert {each.rows[0][0] for each in found} == {b"%d" % number for number in range(12)}
+
+    loop.run(work, connections=14)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager
@@ -117,8 +116,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self._server: EmbeddedServer | None = None
         self._pool: AsyncDirectPool | None = None
         self._upkeep: Upkeep | None = None
-        self.beside: Any = None  # the blocking form, which runs T-SQL for the one with asyncio
-        self.beside_lock = threading.Lock()
+        self.seen_by_threads: Any = None  # what T-SQL under asyncio sees of it
         self._process = os.getpid()
 
     async def open(self) -> Self:
@@ -257,9 +255,6 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             return
         if self._upkeep is not None:
             await self._upkeep.close()
-        if self.beside is not None:
-            await in_thread(self.beside.close)
-            self.beside = None
         if self._pool is not None:
             if self.engine.has_upkeep:
                 await self._tell(self._pool)

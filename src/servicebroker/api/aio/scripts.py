@@ -1,19 +1,36 @@
-"""T-SQL for asyncio: the same session, in a thread and on connections of its own."""
+"""T-SQL for asyncio: the same session, in a thread, on a connection of the instance's own pool.
+
+T-SQL is written once, for threads. A script runs in a thread of its own, which sees the instance as a blocking one
+(`ThreadInstance`): same catalog, counts, events and doorbell; what must be awaited is done by the event loop, and the
+thread waits for it. The connection that a script works on is lent from the pool, and used by the thread alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from servicebroker.api.aio.doorbell import Bell, Doorbell
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
+from servicebroker.api.poison import PoisonDetector
+from servicebroker.api.transaction import release_kept
 from servicebroker.model.arguments import check_script
 from servicebroker.model.security.permissions import User
-from servicebroker.store.aio.concurrency import in_thread
+from servicebroker.store import kept
+from servicebroker.store.aio.direct import blocking
+from servicebroker.store.direct import DirectConnection
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.instance import AsyncInstance
     from servicebroker.tsql.results import Results
+
+T = TypeVar("T")
+Awaited = Callable[[Coroutine[Any, Any, T]], T]  # has the event loop do it, and waits
 
 
 class AsyncScripts:
@@ -25,31 +42,133 @@ class AsyncScripts:
     async def execute_tsql(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
         """Run a T-SQL script in a thread, in a session of its own; see `Database.execute_tsql`."""
         check_script(script, parameters)
-        return await in_thread(_run, self.instance, self.user, script, parameters)
+        self.instance.check_process()
+        database = Database(_seen_by_threads(self.instance), self.user.database, self.user)
+        return await _in_own_thread(lambda: database.execute_tsql(script, parameters))
 
 
 class AsyncTransactionScripts:
     """Nothing: T-SQL inside a transaction has only the blocking form."""
 
 
-def _run(instance: AsyncInstance, user: User, script: str, parameters: Mapping[str, object] | None) -> Results:
-    return Database(_blocking(instance), user.database, user).execute_tsql(script, parameters)
+def _seen_by_threads(instance: AsyncInstance) -> ThreadInstance:
+    """The instance as threads see it, made once: T-SQL remembers what it has found out of each."""
+    loop, seen = asyncio.get_running_loop(), instance.seen_by_threads
+    if not isinstance(seen, ThreadInstance) or not seen.is_of(instance, loop):
+        seen = instance.seen_by_threads = ThreadInstance(instance, loop)
+    return seen
 
 
-def _blocking(instance: AsyncInstance) -> Instance:
-    """The blocking form of the instance, on connections of its own; it is opened once, and closed with the other."""
-    with instance.beside_lock:
-        if instance.beside is None:
-            keys = instance.keys.folder
-            made = Instance(
-                instance.url,
-                clock=instance.clock,
-                upkeep=None,
-                maximum_body=instance.maximum_body,
-                keys=None if keys is None else keys.path,
-            )
-            made.open()
-            made.share(instance)
-            instance.beside = made
-        found: Instance = instance.beside
-        return found
+async def _in_own_thread(work: Callable[[], T]) -> T:
+    """Work that blocks and needs the event loop meanwhile.
+
+    The threads of the loop's executor are few, and the loop itself needs them to open a connection: were all of them
+    waiting for the loop, nothing would go on.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            done, value = result.set_result, context.run(work)
+        except BaseException as problem:
+            done, value = result.set_exception, problem  # type: ignore[assignment]
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: None if result.done() else done(value))
+
+    threading.Thread(target=run, name="servicebroker T-SQL", daemon=True).start()
+    return await result
+
+
+class ThreadInstance(Instance):
+    """An open instance of asyncio as a thread sees it. Nothing is opened for it, and nothing is closed."""
+
+    def __init__(self, instance: AsyncInstance, loop: asyncio.AbstractEventLoop) -> None:
+        def awaited(work: Coroutine[Any, Any, T]) -> T:
+            return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+        self._inner, self._loop, self._awaited = instance, loop, awaited
+        self.url, self.clock, self.maximum_body = instance.url, instance.clock, instance.maximum_body
+        self.keys, self.tally, self.engine = instance.keys, instance.tally, instance.engine
+        self.catalog, self._catalogs = instance.catalog, instance._catalogs
+        self.events = instance.events
+        self.works_as_user = instance.works_as_user
+        self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
+        self.poison.share(instance.poison)
+        self.doorbell = ThreadDoorbell(instance.doorbell, awaited)  # type: ignore[assignment] # has its methods
+        self._process = instance._process
+
+    def is_of(self, instance: AsyncInstance, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether it shows that instance, as it was opened last, in that event loop."""
+        return self._inner is instance and self._loop is loop and self.doorbell.is_of(instance.doorbell)  # type: ignore[attr-defined]
+
+    @contextmanager
+    def connection(self) -> Iterator[DirectConnection]:
+        """A connection of the pool, for this thread alone until the block ends."""
+        with _entered(self._inner.connection(), self._awaited) as lent, blocking(lent) as connection:
+            try:
+                yield connection
+            finally:
+                if kept.is_kept(connection):
+                    release_kept(connection)
+
+    def renew(self) -> None:
+        """Replace the connections that were lost with the server."""
+        self._awaited(self._inner.renew())
+
+    def took(self, queue_id: int, messages: int, *, choosy: bool) -> None:
+        """A RECEIVE took so many messages."""
+        self._loop.call_soon_threadsafe(lambda: self._inner.took(queue_id, messages, choosy=choosy))
+
+    def looked(self, found: bool) -> None:
+        """A GET CONVERSATION GROUP has found one, or none."""
+        self._loop.call_soon_threadsafe(self._inner.looked, found)
+
+    def sleep(self, bell: Any, seconds: float) -> bool:
+        """A reader waits for its bell, at most `seconds`: whether its queue itself may have changed meanwhile."""
+        return self._awaited(self._inner.sleep(bell, seconds))
+
+
+class ThreadDoorbell:
+    """A doorbell of asyncio as a thread sees it."""
+
+    def __init__(self, inner: Doorbell, awaited: Awaited[Any]) -> None:
+        self._inner, self._awaited = inner, awaited
+        self.hears, self.waiting = inner.hears, inner.waiting
+        self.service_changes = inner.service_changes
+
+    def is_of(self, doorbell: Doorbell) -> bool:
+        """Whether it shows that one."""
+        return self._inner is doorbell
+
+    @contextmanager
+    def listening(self, queue_id: int, *, choosy: bool) -> Iterator[Bell]:
+        """A bell that rings when a message was sent to the queue."""
+        with _entered(self._inner.listening(queue_id, choosy=choosy), self._awaited) as bell:
+            yield bell
+
+    def found(self, queue_id: int, bell: Bell) -> bool:
+        """The bell's reader is done with what it has found, and waits on. Whether it was listed all the while."""
+        return bool(self._awaited(self._inner.found(queue_id, bell)))
+
+    def share(self, queue_id: int) -> None:
+        """A reader has found something and is busy with it: one that sleeps looks whether there is more."""
+        self._awaited(self._inner.share(queue_id))
+
+
+@contextmanager
+def _entered(entered: AbstractAsyncContextManager[T], awaited: Awaited[Any]) -> Iterator[T]:
+    """Enter and leave in the event loop, from a thread."""
+
+    async def enter() -> T:
+        return await entered.__aenter__()
+
+    async def leave() -> None:
+        await entered.__aexit__(None, None, None)
+
+    value: T = awaited(enter())
+    try:
+        yield value
+    finally:
+        awaited(leave())

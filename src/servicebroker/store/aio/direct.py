@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import psycopg
@@ -20,6 +21,7 @@ from servicebroker.store.direct import (
     INTERVAL,
     Ahead,
     AtHand,
+    DirectConnection,
     PreparedStatements,
     Waiting,
     adapt,
@@ -33,6 +35,7 @@ T = TypeVar("T")
 
 _ATTEMPTS = 4  # to cancel a statement
 _PATIENCE = 1.0  # seconds that the server has for each
+_VIEW = "servicebroker_view"  # of a thread, remembered by the connection itself
 
 
 class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
@@ -105,6 +108,39 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
         if (left := self._at_hand.let_go(for_good=True)) is not None:
             await self.putconn(left)
         await super().close(timeout)
+
+
+class _BlockingView(DirectConnection):
+    """A connection of asyncio as a thread uses it: what was prepared and what travels ahead is the connection's."""
+
+    def __init__(self, connection: AsyncDirectConnection) -> None:
+        super().__init__(connection.pgconn)
+        self.handlers = _handlers(connection)
+        self.ahead, self.waiting = connection.ahead, connection.waiting
+        self.prepared_statements = connection.prepared_statements
+        self.prepare_threshold = None
+        self.autocommit = True
+        self._pool = None  # as the driver marks what nobody needs to close
+
+
+@contextlib.contextmanager
+def blocking(connection: AsyncDirectConnection) -> Iterator[DirectConnection]:
+    """The connection for a thread, until the block ends: an object of the driver that blocks, on the same socket.
+
+    No task may use it meanwhile.
+    """
+    remembered, theirs = connection.__dict__, _handlers(connection)
+    view: _BlockingView = remembered.get(_VIEW) or remembered.setdefault(_VIEW, _BlockingView(connection))
+    connection.pgconn.notice_handler, connection.pgconn.notify_handler = view.handlers
+    try:
+        yield view
+    finally:
+        connection.pgconn.notice_handler, connection.pgconn.notify_handler = theirs
+
+
+def _handlers(connection: AsyncDirectConnection) -> tuple[Any, Any]:
+    """Who is told of notices and notifications; the driver's object that was made last sets itself."""
+    return connection.pgconn.notice_handler, connection.pgconn.notify_handler
 
 
 async def run_command(connection: psycopg.AsyncConnection[Any], command: bytes) -> None:
