@@ -476,6 +476,28 @@ def test_a_procedure_that_exits_has_failed_and_others_go_on(
     assert "sys.exit" in caplog.text or problem.__name__ in caplog.text
 
 
+def test_tsql_of_an_activated_coroutine_works_in_its_session(
+    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = (
+        "DECLARE @b varbinary(max); RECEIVE TOP (1) @b = message_body FROM StockQueue; "
+        "SELECT program_name, @b FROM sys.dm_exec_sessions WHERE session_id = @@SPID"
+    )
+
+    async def stock(database: sb.AsyncDatabase) -> None:
+        async with database.instance.connection() as own:
+            name = own.info.parameter_status("application_name")
+        [(program, body)] = (await database.execute_tsql(script)).rows
+        assert (program, "usp_Stock" in program) == (name, True)
+        seen.bodies.append(body)
+
+    sb.procedure(PROCEDURE, form="database")(stock)
+    send(active, "x")
+    switch_on(active)
+    eventually(lambda: b"x" in seen.bodies, 30)
+    assert said(caplog, 28088) == 0
+
+
 def test_a_resolver_that_fails_stops_no_other_queue(
     database: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
