@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import resource
 import socket
+import ssl
 import struct
 import time
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -110,10 +114,16 @@ def test_a_peer_is_let_in_among_strangers_and_stays(site: Site) -> None:
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+def identity(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a certificate and its key."""
     facts, key = x509_certificates.make("east", datetime.now(UTC))
-    identity = tmp_path_factory.mktemp("strangers") / "east.key"
-    identity.write_bytes(x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
+    file = tmp_path_factory.mktemp("strangers") / "east.key"
+    file.write_bytes(x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
+    return file
+
+
+@pytest.fixture(scope="module")
+def tls(identity: Path) -> Tls:
     return Tls(identity, [])
 
 
@@ -202,6 +212,40 @@ def test_without_descriptors_it_waits_and_says_so(
     assert 0.25 < asyncio.run(accepted()) < SOON
     told = [record.getMessage() for record in caplog.records]
     assert told == ["A connection was not accepted: there are 0, and Too many open files."] * 3
+
+
+@pytest.mark.parametrize("kind", ["ends", "is late", "speaks TLS"])
+def test_connections_that_are_over_leave_no_garbage(identity: Path, kind: str) -> None:
+    """asyncio takes 256 KB for each of them: memory that waits for the garbage collector is memory of strangers."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(identity)
+
+    def connect(port: int) -> None:
+        for _ in range(10):
+            made = socket.create_connection(("127.0.0.1", port), SOON)
+            if kind == "speaks TLS":
+                made = ssl._create_unverified_context().wrap_socket(made)  # whoever that is
+            else:
+                made.sendall(HANDSHAKE)
+            with closing(made):
+                if kind == "is late":
+                    assert made.recv(1) == b""
+
+    async def left() -> int:
+        acceptor = Acceptor(Silent, Terms(Places(20, 20), 0.2), context)
+        acceptor.listen([socket.create_server(("127.0.0.1", 0))])
+        gc.collect()
+        gc.disable()
+        try:
+            await asyncio.to_thread(connect, acceptor.port)
+            for _ in range(100):
+                await asyncio.sleep(0.01)
+            return sum(isinstance(one, SSLProtocol) for one in gc.get_objects())
+        finally:
+            gc.enable()
+            acceptor.close()
+
+    assert asyncio.run(left()) == 0
 
 
 class Silent(asyncio.Protocol):

@@ -182,6 +182,7 @@ class Acceptor:
 
     def _connected(self, visitor: Visitor, accepted: socket.socket, connecting: asyncio.Task[object]) -> None:
         """The protocol knows of the connection now, or never will."""
+        visitor.connecting = None  # with its result or exception, it and what serves the connection hold each other
         problem = asyncio.CancelledError() if connecting.cancelled() else connecting.exception()
         if problem is None:
             return
@@ -189,6 +190,7 @@ class Acceptor:
         visitor.leave()
         if not isinstance(problem, OSError | asyncio.CancelledError):  # OSError: no TLS is spoken, or nobody is there
             raise problem
+        problem.__traceback__ = None  # its frames hold the exception, and 256 KB of TLS, until a collection of garbage
 
     def _is_full(self, accepted: socket.socket) -> bool:
         """Whether a connection is one too many. The system gives the lowest descriptor that is free."""
