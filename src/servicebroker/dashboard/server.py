@@ -20,6 +20,7 @@ from servicebroker.protocol.admission import Places
 
 REQUEST_TIME = 10.0  # seconds for the TLS handshake, for the head of a request, and for its body
 READING_TIME = 30.0  # seconds in which a browser reads some of an answer that waits for it
+LINGERING_TIME = 2.0  # seconds in which a browser reads an answer that came before it had sent its whole request
 TERMS = Terms(Places(in_all=100, of_network=50), first_step=REQUEST_TIME, most=400)
 
 _UNFINISHED = (h11.IDLE, h11.SEND_BODY)  # states of a browser whose request has not come whole
@@ -67,6 +68,7 @@ class _Deadlines(H11Protocol):
         super().__init__(**made)
         self._visitor = visitor
         self._step: object = None  # what the browser has to do now
+        self._is_ending = False  # the rest of a request is not read: it was answered without it
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -80,6 +82,8 @@ class _Deadlines(H11Protocol):
     def on_response_complete(self) -> None:
         self._step = None  # the next request has its own time
         super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._linger()
         self._judge()
 
     def pause_writing(self) -> None:
@@ -97,8 +101,17 @@ class _Deadlines(H11Protocol):
     def _end(self, why: Why) -> None:
         self.transport.abort()
 
+    def _linger(self) -> None:
+        """Read no more, and end the connection soon: uvicorn would parse the rest of the request for nothing."""
+        self._is_ending = True
+        self._unset_keepalive_if_required()
+        self.transport.pause_reading()
+        self._visitor.expect(LINGERING_TIME)
+
     def _judge(self) -> None:
         """Set the deadline of what the browser has to do now. The same step keeps the one that it has."""
+        if self._is_ending:
+            return
         step: object = None
         if self.transport.is_closing() or self.flow.write_paused:
             step = "read"

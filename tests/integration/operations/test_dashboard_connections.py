@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import signal
@@ -27,6 +28,7 @@ from servicebroker.store.keys import x509_certificates
 from support import eventually
 
 SOON = 5.0  # seconds in which an answer is there
+FORM = "application/x-www-form-urlencoded"
 
 
 class Site:
@@ -60,8 +62,7 @@ class Site:
 
     def post(self, path: str, fields: dict[str, str]) -> str:
         form = urlencode(fields)
-        kind = "application/x-www-form-urlencoded"
-        headers = told({"origin": self.origin, "content-type": kind, "content-length": str(len(form))})
+        headers = told({"origin": self.origin, "content-type": FORM, "content-length": str(len(form))})
         return f"POST {path} HTTP/1.1\nhost: 127.0.0.1:{self.port}\n{headers}\n{form}"
 
     def sign_in(self) -> str:
@@ -218,6 +219,30 @@ def test_a_request_that_comes_slowly_is_ended(hurried: Site, said: str) -> None:
                 connected.send(b"x")
             time.sleep(0.1)
         assert 0.3 < time.monotonic() - begun < SOON
+
+
+@pytest.mark.parametrize("is_secured", [False, True])
+def test_the_rest_of_a_request_that_was_answered_is_not_read(
+    tmp_path: Path, certified: tuple[str, ...], is_secured: bool
+) -> None:
+    """A form that is too large is refused at once; its sender cannot have us parse on."""
+    with served(tmp_path, *(certified if is_secured else ())) as site:
+        headers = told({"origin": site.origin, "content-type": FORM, "transfer-encoding": "chunked"})
+        with closing(site.send(f"POST /login HTTP/1.1\nhost: 127.0.0.1:{site.port}\n{headers}\n")) as connected:
+            connected.sendall(b"1\r\nx\r\n" * 100_000)
+            assert status(head(connected)) == 413
+            answered = time.monotonic()
+            before = processor_seconds(site.pid)
+            with pytest.raises((ConnectionError, ssl.SSLError)):
+                while time.monotonic() < answered + 20:
+                    connected.sendall(b"1\r\nx\r\n" * 1_000)
+            assert time.monotonic() - answered < SOON
+            assert processor_seconds(site.pid) - before < 1
+
+
+def processor_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_who_reads_no_answers_is_ended(hurried: Site) -> None:
