@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import re
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ class Pgmq:
             "receive-batch": [
                 Way(f"pgmq.read({BATCH}) + delete", "both in one transaction", self.fill_groups, self._read_and_delete)
             ],
+            "dialog": [Way("pgmq.send, pop, send, pop", "psycopg, prepared", self.begin, self._ask_and_answer)],
             "storage-held-read": [self._under("select 1")],
             "storage-held-write": [self._under("select pg_current_xact_id()")],
         }.get(scenario, [])
@@ -120,6 +122,10 @@ class Pgmq:
 
     def _pop(self, messages: int) -> int:
         return sum(len(self._all("select * from pgmq.pop('bench')")) for _ in range(messages))
+
+    def _ask_and_answer(self, messages: int) -> int:
+        verbs = (self._send, self._pop, self._send, self._pop)
+        return sum(all(verb(1) for verb in verbs) for _ in range(messages))
 
     def _pop_loop(self, messages: int) -> int:
         done = 0
@@ -218,6 +224,7 @@ class Procrastinate:
             "worker": [self._worker(1)],
             "activation": [self._worker(1)],
             "workers": [self._worker(10)],
+            "dialog-job": [Way("defer, then worker", own, self._clear, self._do_jobs)],
         }.get(scenario, [])
 
     def close(self) -> None:
@@ -228,21 +235,25 @@ class Procrastinate:
         self._app.close()
 
     def _worker(self, concurrency: int) -> Way:
-        def work(messages: int) -> int:
-            _done.clear()
-            self._loop.run(
-                self._worker_app.run_worker_async(
-                    concurrency=concurrency,
-                    wait=False,
-                    delete_jobs="always",
-                    listen_notify=False,
-                    install_signal_handlers=False,
-                )
-            )
-            return len(_done)
-
         settings = "async task, delete_jobs=always, listen_notify=False, its own pool of 4 connections"
+        work = partial(self._work, concurrency=concurrency)
         return Way(f"worker, concurrency={concurrency}", settings, self._fill, work)
+
+    def _work(self, messages: int, concurrency: int = 1) -> int:
+        _done.clear()
+        self._loop.run(
+            self._worker_app.run_worker_async(
+                concurrency=concurrency,
+                wait=False,
+                delete_jobs="always",
+                listen_notify=False,
+                install_signal_handlers=False,
+            )
+        )
+        return len(_done)
+
+    def _do_jobs(self, messages: int) -> int:
+        return min(self._defer_on_connection(messages), self._work(messages))
 
     def _clear(self, messages: int) -> None:
         self._defer(10)

@@ -12,6 +12,7 @@ from servicebroker.api.instance import Instance
 from servicebroker_lab.benchmarks.activation import activation_systems
 from servicebroker_lab.benchmarks.bare import BareCommits
 from servicebroker_lab.benchmarks.competitors import Pgmq, PgQueuer, Procrastinate
+from servicebroker_lab.benchmarks.dialogs import dialog_systems
 from servicebroker_lab.benchmarks.fence import fence_systems
 from servicebroker_lab.benchmarks.measure import Figures, Meter, Sample, figures
 from servicebroker_lab.benchmarks.measured_system import System, Way
@@ -66,6 +67,7 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
     systems += [stack.enter_context(closing(measured)) for measured in activation_systems(instance)]
     systems += [stack.enter_context(closing(measured)) for measured in tsql_systems(instance)]
     systems += [stack.enter_context(closing(measured)) for measured in fence_systems(instance)]
+    systems += [stack.enter_context(closing(measured)) for measured in dialog_systems(instance)]
     for system in list(systems):
         if isinstance(system, ServiceBroker):
             systems += [stack.enter_context(closing(measured)) for measured in storage_systems(system)]

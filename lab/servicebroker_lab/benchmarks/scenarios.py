@@ -14,7 +14,8 @@ TSQL = "tsql"  # likewise
 FENCE = "fence"  # likewise
 CPU = "cpu"  # likewise: what the scenarios of the rest of their names cost processors
 SCALE = "scale"  # likewise: with more and more processes at a time
-GROUPS = {STORAGE, REMOTE, TSQL, FENCE, CPU, SCALE}
+DIALOG = "dialog"  # likewise
+GROUPS = {STORAGE, REMOTE, TSQL, FENCE, CPU, SCALE, DIALOG}
 BASELINE = "baseline"  # ours in easier conditions
 LOCAL = "local"  # ours, where nothing has to travel
 RABBITMQ = "rabbitmq"
@@ -30,6 +31,9 @@ _COSTS = {  # the most that the server's processor time for a message may be, ag
     "receive-batch": {"pgmq": 0.3},
     "worker": {BARE: 2.0},
     "poison": {BASELINE: 1.05},
+    "dialog-begin": {BARE: 3.0},
+    "dialog-answer": {BARE: 4.0},
+    "dialog-end": {BARE: 3.0},
 }
 _PROCESSES = [2**power for power in range((os.cpu_count() or 1).bit_length())]  # to measure with, up to the processors
 
@@ -109,6 +113,11 @@ SCENARIOS: dict[str, Scenario] = {
     "fence-receive": Scenario(
         "RECEIVE TOP (1) of a restricted role, beside the same by the owner", 2_000, {BASELINE: 0.5}
     ),
+    DIALOG: Scenario("A request and its answer on a conversation of their own, one at a time", 1_000, {"pgmq": 0.8}),
+    f"{DIALOG}-job": Scenario("A conversation for each job", 1_000, {"procrastinate": 1.8}),
+    f"{DIALOG}-begin": Scenario("BEGIN DIALOG and SEND, one transaction", 1_000),
+    f"{DIALOG}-answer": Scenario("RECEIVE, SEND and END CONVERSATION, one transaction", 1_000),
+    f"{DIALOG}-end": Scenario("RECEIVE of the answer and END CONVERSATION, one transaction", 1_000),
     PIPELINE: Scenario("Queue into a Delta table with Spark", 2_000_000, {"spark": 0.5}),
     f"{PIPELINE}-depth": Scenario(
         "A queue of 10,000,000 messages into a Delta table, its first tenth against its last",

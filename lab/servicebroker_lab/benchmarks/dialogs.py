@@ -1,0 +1,121 @@
+"""A conversation for each piece of work: most users begin one for a request and end it with the answer."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from uuid import UUID
+
+from servicebroker.api.database import Database
+from servicebroker.api.instance import Instance
+from servicebroker.api.transaction import Transaction
+from servicebroker_lab.benchmarks.measured_system import System, Way, text_body
+from servicebroker_lab.benchmarks.ours import CONTRACT, INITIATOR, TARGET, TYPE
+from servicebroker_lab.benchmarks.report import OURS
+
+DATABASE = "Dialogs"
+REQUESTS, ANSWERS = "RequestQueue", "AnswerQueue"
+_WARM_UP = 20  # conversations, which prepare the statements
+
+
+class Dialogs:
+    """Conversations inside one database, in three steps, each a transaction: ask, answer and end, take and end."""
+
+    name = OURS
+
+    def __init__(self, instance: Instance) -> None:
+        self.version = version("servicebroker")
+        self._database = set_up(instance)
+        self._body = text_body().encode()
+
+    def ways(self, scenario: str) -> list[Way]:
+        """The whole, and each of its steps."""
+        return {
+            "dialog": [Way("begin_dialog, send; receive, send, end; receive, end", "", self._begin, self._converse)],
+            "dialog-job": [Way("begin_dialog, send; receive, end; receive, end", "", self._begin, self._do_jobs)],
+            "dialog-begin": [Way("begin_dialog, send", "one transaction", self._begin, self._ask_all)],
+            "dialog-answer": [Way("receive(top=1), send, end", "one transaction", self._fill, self._answer_all)],
+            "dialog-end": [Way("receive(top=2), end", "one transaction", self._fill_answered, self._finish_all)],
+        }.get(scenario, [])
+
+    def close(self) -> None:
+        """Nothing: the instance belongs to who opened it."""
+
+    def _begin(self, messages: int) -> None:
+        """Let nothing be in the queues, and all statements be known."""
+        while self._database.receive(REQUESTS, top=None) or self._database.receive(ANSWERS, top=None):
+            pass
+        self._converse(_WARM_UP)
+        self._do_jobs(_WARM_UP)
+
+    def _fill(self, messages: int) -> None:
+        self._begin(messages)
+        self._ask_all(messages)
+
+    def _fill_answered(self, messages: int) -> None:
+        self._fill(messages)
+        self._answer_all(messages)
+
+    def _converse(self, messages: int) -> int:
+        """Ask, answer and take each answer before the next question."""
+        done = 0
+        for _ in range(messages):
+            self._ask()
+            done += self._answer() + self._finish() == 2
+        return done
+
+    def _do_jobs(self, messages: int) -> int:
+        """Begin all, then do all, then take all ends."""
+        self._ask_all(messages)
+        done = sum(self._answer(is_silent=True) for _ in range(messages))
+        return min(done, self._finish_all(messages))
+
+    def _ask_all(self, messages: int) -> int:
+        return sum(isinstance(self._ask(), UUID) for _ in range(messages))
+
+    def _answer_all(self, messages: int) -> int:
+        return sum(self._answer() for _ in range(messages))
+
+    def _finish_all(self, messages: int) -> int:
+        return sum(self._finish() for _ in range(messages))
+
+    def _ask(self) -> UUID:
+        with self._database.transaction() as transaction:
+            return ask(transaction, self._body)
+
+    def _answer(self, *, is_silent: bool = False) -> int:
+        with self._database.transaction() as transaction:
+            (message,) = transaction.receive(REQUESTS, top=1)
+            if not is_silent:
+                transaction.send(message.conversation_handle, TYPE, self._body)
+            transaction.end_conversation(message.conversation_handle)
+        return 1
+
+    def _finish(self) -> int:
+        with self._database.transaction() as transaction:
+            messages = transaction.receive(ANSWERS, top=2)
+            transaction.end_conversation(messages[-1].conversation_handle)
+        return int(messages[-1].is_end_dialog)
+
+
+def ask(transaction: Transaction, body: bytes) -> UUID:
+    """Begin a conversation and send its first message."""
+    handle = transaction.begin_dialog(INITIATOR, TARGET, contract=CONTRACT, encryption=False)
+    transaction.send(handle, TYPE, body)
+    return handle
+
+
+def set_up(instance: Instance) -> Database:
+    """The database of these benchmarks, in which both sides may send."""
+    database = instance.database(DATABASE, create=True)
+    database.create_message_type(TYPE)
+    database.create_contract(CONTRACT, {TYPE: "ANY"})
+    database.create_queue(ANSWERS)
+    database.create_queue(REQUESTS)
+    database.create_service(INITIATOR, ANSWERS)
+    database.create_service(TARGET, REQUESTS, [CONTRACT])
+    return database
+
+
+def dialog_systems(instance: Instance) -> list[System]:
+    """Ours; the others measure these scenarios beside their own."""
+    return [Dialogs(instance)]
