@@ -13,7 +13,7 @@ from servicebroker_lab.benchmarks.ours import CONTRACT, INITIATOR, TARGET, TYPE
 from servicebroker_lab.benchmarks.report import OURS
 
 DATABASE = "Dialogs"
-REQUESTS, ANSWERS = "RequestQueue", "AnswerQueue"
+REQUEST_QUEUE, ANSWER_QUEUE = "RequestQueue", "AnswerQueue"
 _WARM_UP = 20  # conversations, which prepare the statements
 
 
@@ -42,7 +42,7 @@ class Dialogs:
 
     def _begin(self, messages: int) -> None:
         """Let nothing be in the queues, and all statements be known."""
-        while self._database.receive(REQUESTS, top=None) or self._database.receive(ANSWERS, top=None):
+        while self._database.receive(REQUEST_QUEUE, top=None) or self._database.receive(ANSWER_QUEUE, top=None):
             pass
         self._converse(_WARM_UP)
         self._do_jobs(_WARM_UP)
@@ -84,7 +84,7 @@ class Dialogs:
 
     def _answer(self, *, is_silent: bool = False) -> int:
         with self._database.transaction() as transaction:
-            (message,) = transaction.receive(REQUESTS, top=1)
+            (message,) = transaction.receive(REQUEST_QUEUE, top=1)
             if not is_silent:
                 transaction.send(message.conversation_handle, TYPE, self._body)
             transaction.end_conversation(message.conversation_handle)
@@ -92,7 +92,7 @@ class Dialogs:
 
     def _finish(self) -> int:
         with self._database.transaction() as transaction:
-            messages = transaction.receive(ANSWERS, top=2)
+            messages = transaction.receive(ANSWER_QUEUE, top=2)
             transaction.end_conversation(messages[-1].conversation_handle)
         return int(messages[-1].is_end_dialog)
 
@@ -109,10 +109,10 @@ def set_up(instance: Instance) -> Database:
     database = instance.database(DATABASE, create=True)
     database.create_message_type(TYPE)
     database.create_contract(CONTRACT, {TYPE: "ANY"})
-    database.create_queue(ANSWERS)
-    database.create_queue(REQUESTS)
-    database.create_service(INITIATOR, ANSWERS)
-    database.create_service(TARGET, REQUESTS, [CONTRACT])
+    database.create_queue(ANSWER_QUEUE)
+    database.create_queue(REQUEST_QUEUE)
+    database.create_service(INITIATOR, ANSWER_QUEUE)
+    database.create_service(TARGET, REQUEST_QUEUE, [CONTRACT])
     return database
 
 
