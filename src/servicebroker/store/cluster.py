@@ -110,14 +110,17 @@ class Cluster:
             NotAdopted: it is a copy; one that was made while its server ran cannot be adopted either.
         """
         self._check_whole()
-        if takes_copies:
-            return
-        try:
-            original = Path(os.fsdecode((self.folder / HOME).read_bytes()))
-        except FileNotFoundError:
-            return
-        if self._is_copy_of(original):
+        original = None if takes_copies else self.original()
+        if original is not None:
             raise NotAdopted(f"The folder '{self.folder}' is a copy of '{original}', and nobody has adopted it. {CURE}")
+
+    def original(self) -> Path | None:
+        """Return the folder that this one is a copy of; None if it is at home here, or was moved."""
+        try:
+            home = Path(os.fsdecode((self.folder / HOME).read_bytes()))
+        except FileNotFoundError:
+            return None
+        return home if self._is_copy_of(home) else None
 
     def settle(self) -> None:
         """Make this folder the home of its instance."""

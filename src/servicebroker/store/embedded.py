@@ -98,6 +98,11 @@ class EmbeddedServer:
         with _transition(place):
             Cluster(place, server_user()).settle()
 
+    @staticmethod
+    def is_copy(folder: Path | str) -> bool:
+        """Whether the folder is a copy of another one, which nobody has adopted."""
+        return Cluster(Path(os.path.realpath(folder)), server_user()).original() is not None
+
     @classmethod
     def must_exist(cls, folder: Path | str) -> None:
         """Refuse a folder in which no server has been created.

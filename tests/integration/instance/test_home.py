@@ -97,6 +97,21 @@ def test_an_adopted_copy_works_and_its_endpoint_is_stopped_beside_the_original(c
         assert bodies(database.receive(STOCK_QUEUE)) == [b"mine"]
 
 
+@pytest.mark.parametrize("identifier", ["new", "error"])
+def test_an_original_is_adopted_only_after_a_question(original: str, identifier: str) -> None:
+    adopt = ["instance", "adopt", "--identifier", identifier, "--instance", original]
+    asked = CliRunner().invoke(command, adopt, input="n\n")
+    assert asked.exit_code == 1
+    assert "looks like an original, not like a copy: all its conversations" in asked.output
+    with sb.open(original, upkeep=None) as instance:
+        assert bodies(instance.database("Shop").receive(STOCK_QUEUE)) == [b"one"]
+        instance.database("Shop").send(begin(instance.database("Shop")), ORDER, b"two")
+    assert "The instance is adopted." in said(*adopt, "--yes")
+    with sb.open(original, upkeep=None) as instance:
+        left = instance.database("Shop").receive(STOCK_QUEUE)
+        assert [message.is_error for message in left] == ([] if identifier == "new" else [False, True])
+
+
 def test_a_copy_that_takes_the_place_of_the_original_keeps_its_endpoint(copy: str) -> None:
     said("instance", "adopt", "--identifier", "keep", "--instance", copy)
     with sb.open(copy, upkeep=None) as instance:

@@ -24,13 +24,17 @@ from servicebroker.model.wording import counted
 from servicebroker.store import copies
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.home import UPGRADED, find_home, settle
+from servicebroker.store.home import COPY, UPGRADED, find_home, settle
 from servicebroker.store.migrations import check_known
 from servicebroker.store.migrations import mend as make_anew
 from servicebroker.store.running import execute, in_transaction, run
 from servicebroker.store.server import check_server
 
 KEEP, NEW, ERROR = "keep", "new", "error"
+LOST = {  # what an original would lose
+    NEW: "all its conversations and their messages will be lost.",
+    ERROR: "all its conversations will get an Error.",
+}
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="An instance as a whole.")
 
@@ -48,6 +52,7 @@ IdentifierOption = Annotated[
         "dump is lost (ERROR_BROKER_CONVERSATIONS); new: it stands beside the original (NEW_BROKER).",
     ),
 ]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The copy, as pg_dump -Fc makes it.")]
 
 
@@ -165,9 +170,24 @@ def _check_place(instance: str, url: str, roles: Sequence[str]) -> None:
 
 
 @app.command()
-def adopt(identifier: IdentifierOption = None, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
+def adopt(
+    identifier: IdentifierOption = None, yes: YesOption = False, instance: InstanceOption = DEFAULT_INSTANCE
+) -> None:
     """After a restore, before anything uses the copy: give its rows transaction numbers of this server."""
-    _adopt(instance, _chosen(identifier))
+    chosen = _chosen(identifier)
+    if chosen != KEEP and not yes and not _is_copy(instance):
+        must_exist(instance)
+        typer.confirm(
+            f"'{instance}' looks like an original, not like a copy: {LOST[chosen]} Go on?",
+            abort=True,
+        )
+    _adopt(instance, chosen)
+
+
+def _is_copy(instance: str) -> bool:
+    """Whether the instance is known to be a copy: of a folder of this machine, or by where it was made."""
+    with _reached(instance) as url, connect(url) as connection:
+        return find_home(connection) == COPY or (not is_url(instance) and EmbeddedServer.is_copy(instance))
 
 
 def _chosen(identifier: str | None) -> str:
