@@ -109,7 +109,7 @@ def test_an_original_is_adopted_only_after_a_question(original: str, identifier:
     assert "The instance is adopted." in said(*adopt, "--yes")
     with sb.open(original, upkeep=None) as instance:
         left = instance.database("Shop").receive(STOCK_QUEUE)
-        assert [message.is_error for message in left] == ([] if identifier == "new" else [False, True])
+        assert [message.is_error for message in left] == ([] if identifier == "new" else [True, False])
 
 
 def test_a_copy_that_takes_the_place_of_the_original_keeps_its_endpoint(copy: str) -> None:
