@@ -28,6 +28,7 @@ from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.processes import Begin, Gone, ShareProcess
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.self_report import SelfReport
 from servicebroker.broker.shares import FALLBACK, MANY, NAME, PACE, SOON, Serving, Share, Shares, pin_plans
 from servicebroker.broker.standing import Proof
 from servicebroker.broker.transport import connections
@@ -46,6 +47,7 @@ from servicebroker.engine.remote.mirrored_pairs import find_standing
 from servicebroker.engine.remote.refusals import FAILED, Refusal, save_refusals
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.engine.remote.site import Here
+from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import RULES, InstanceError
 from servicebroker.protocol.division import Division
 from servicebroker.protocol.mirroring import IN_DOUBT, Role
@@ -122,17 +124,18 @@ class Daemon:
         self._policy = OFF
         self._addresses: frozenset[Address] = frozenset()  # where routes mean this instance, by the policy
         self._listens_at: int | None = None
+        self._is_deaf = False  # it was to listen, and could not
         self._look_at = 0.0
         self._answer_at = 0.0
         self._sample_at = 0.0
-        self._trouble = ""
+        self._reports = SelfReport(clock)
         self._tell_fault_at = 0.0
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
         self._serving: list[Serving] = []
         self._membership: ToldMembership | None = None  # as the database has it
         self._holds = False  # messages to pass on are shown
-        self._proof = Proof(self._network, self._stopped)
+        self._proof = Proof(self._network, self._stopped, self._reports)
         self._connection: psycopg.Connection[Any] | None = None
         self._impatient: threading.Timer | None = None
 
@@ -285,6 +288,7 @@ class Daemon:
         pin_plans(connection)
         connections.write(connection, [])
         forwarding.write(connection, [])
+        self._reports.write(connection, anew=True)
         with hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name=NAME) as ear:
             self._look(connection)  # what there is to tell of the last round, should no round succeed
             try:
@@ -323,6 +327,7 @@ class Daemon:
             connections.show(connection, "serving_processes", Serving._fields, serving)
             self._serving = serving
         self._shares.show()
+        self._reports.write(connection)
         held = self._shares.forwarded()
         if held or self._holds:
             forwarding.write(connection, held)
@@ -349,7 +354,7 @@ class Daemon:
 
     def _follow(self, connection: psycopg.Connection[Any]) -> None:
         policy = self._watch.look(connection, self._clock(), self._relay.snapshot)
-        if policy is not None or self._trouble:
+        if policy is not None or self._is_deaf:
             self._obey(policy or self._policy)
 
     def _take_answers(self, connection: psycopg.Connection[Any]) -> None:
@@ -376,18 +381,23 @@ class Daemon:
         try:
             found = self._network.obey(policy)
         except InstanceError as problem:
-            if self._trouble != str(problem):  # said once, tried again every second
-                _log.error("%s It is tried again every second; messages leave, but none come in.", problem)
-            self._trouble, self._listens_at = str(problem), None
+            self._is_deaf, self._listens_at = True, None
+            text = f"{problem} It is tried again every second; messages leave, but none come in."
+            self._reports.note(Subject.LISTENS, "")
+            if self._reports.trouble(Subject.ENDPOINT, text):
+                _log.error("%s", text)
             return
-        self._trouble = ""
+        self._is_deaf = False
+        self._reports.trouble(Subject.ENDPOINT, "")
         if found == self._listens_at:
             return
         if found is None:
             _log.info("The Service Broker protocol transport has stopped listening for connections.")
+            self._reports.note(Subject.LISTENS, "")
         else:
             where = Address(policy.host or "0.0.0.0", found)
             _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
+            self._reports.note(Subject.LISTENS, str(where))
         self._listens_at = found
 
     def _doze(self, connection: DirectConnection, ear: Ear) -> None:

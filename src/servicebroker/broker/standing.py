@@ -8,8 +8,10 @@ from typing import Any
 
 import psycopg
 
+from servicebroker.broker.self_report import SelfReport
 from servicebroker.broker.transport.sockets import Network
 from servicebroker.engine.remote.mirrored_pairs import find_standing, proof
+from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.store.running import run
@@ -17,18 +19,23 @@ from servicebroker.store.running import run
 PATIENCE = 5.0  # seconds that a proof may wait for the synchronous standby before that is said
 AGAIN = 1.0  # seconds until the next one
 
+UNGUARDED = (
+    "A peer sends to this instance by a mirrored route, and no commit here waits for a synchronous standby "
+    "(synchronous_standby_names, synchronous_commit): what is acknowledged may be lost with this server."
+)
+
 _log = logging.getLogger("servicebroker.broker")
 
 
 class Proof:
     """Tells the network what the server is: the principal once it has committed, and as long as it goes on to."""
 
-    def __init__(self, network: Network, stopped: threading.Event) -> None:
+    def __init__(self, network: Network, stopped: threading.Event, reports: SelfReport) -> None:
         self._network = network
         self._stopped = stopped
+        self._reports = reports
         self._challenge = Known()  # the highest timeline that a peer has seen
         self._refuted = Known()  # the one that a commit with the standby has proven wrong
-        self._warned = ""
 
     def give(self, connection: psycopg.Connection[Any]) -> bool:
         """Wait for a commit that a synchronous standby has, where there is one. False: it is to stop, or a standby."""
@@ -37,12 +44,13 @@ class Proof:
             if standing.role is Role.MIRROR:
                 return False
             problem = self._commit(connection, standing)
+            self._tell(Subject.PRINCIPAL, problem)
             if not problem:
                 self._refuted = self._challenge
                 self._network.stand(standing)
                 return True
             self._network.stand(IN_DOUBT)
-            self._warn(problem)
+            self._reports.write(connection, anew=True)  # its table is unlogged: no commit waits for the standby
             self._stopped.wait(AGAIN)
         return False
 
@@ -50,11 +58,8 @@ class Proof:
         """The daemon is alive and its commits go through; also a promotion of ours may have been noticed only now."""
         standing = run(connection, find_standing())
         self._network.stand(standing)
-        if self._network.was_asked and not standing.is_guarded:
-            self._warn(
-                "A peer sends to this instance by a mirrored route, and no commit here waits for a synchronous standby "
-                "(synchronous_standby_names, synchronous_commit): what is acknowledged may be lost with this server."
-            )
+        is_unguarded = self._network.was_asked and not standing.is_guarded
+        self._tell(Subject.MIRROR, UNGUARDED if is_unguarded else "")
 
     def challenge(self, known: Known) -> None:
         """A peer has seen a higher timeline of our cluster.
@@ -96,7 +101,7 @@ class Proof:
             )
         return ""
 
-    def _warn(self, text: str) -> None:
-        if text != self._warned:
-            self._warned = text
-            _log.warning("%s", text)
+    def _tell(self, subject: Subject, problem: str) -> None:
+        """Log a problem once, and report it as long as it lasts."""
+        if self._reports.trouble(subject, problem) and problem:
+            _log.warning("%s", problem)

@@ -235,6 +235,13 @@ def test_a_standby_shows_what_it_has_and_says_so(mirrored: Mirrored) -> None:
             database.begin_dialog(STOCK, ORDERS, contract=CONTRACT)
 
 
+def told(half: Half) -> list[str]:
+    """What doctor says of the daemon of a server."""
+    done = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", half.server.url])
+    found = json.loads(done.output)["findings"]
+    return [one["problem"] for one in found if one["subject"] == "servicebroker serve"]
+
+
 @pytest.mark.feature(122)
 @pytest.mark.timeout(240)
 def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrored: Mirrored) -> None:
@@ -271,6 +278,7 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
         eventually(load.is_answered, SECONDS)
         assert f"{new.address} is the principal: it says so, on timeline 2" in mirrored.explanation
         new.daemon.says("no commit here waits for a synchronous standby")
+        assert any("no commit here waits for a synchronous standby" in one for one in told(new))
 
         # the old primary comes back, and cannot commit without its standby
         old.server.start()
@@ -283,6 +291,7 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
         load.send(25)
         eventually(load.is_answered, SECONDS)
         old.daemon.says("Another server of this cluster is on timeline 2, this one on 1")
+        assert any("it takes and sends no messages. Make it a standby of the other one" in one for one in told(old))
 
         # it alone can be reached: it gets nothing all the same
         new.daemon.end(signal.SIGKILL)

@@ -15,6 +15,7 @@ from servicebroker.engine.diagnosis.findings import (
     ConnectionFacts,
     ConversationFacts,
     DaemonFacts,
+    DaemonReport,
     DisputeFacts,
     Facts,
     HoarderFacts,
@@ -117,6 +118,9 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         "left join servicebroker.databases d on d.service_broker_guid = o.own_broker "
         f"order by o.last_time desc limit {_MOST}",
     )
+    daemon = None
+    if daemons:
+        daemon = DaemonFacts(*daemons[0])._replace(reports=(yield from find_reports(daemons[0][0])))
     changes = yield from changed(_MOST)
     return Facts(
         now,
@@ -126,7 +130,7 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         [SessionFacts(*row) for row in sessions],
         certificates,
         dict(settings),
-        DaemonFacts(*daemons[0]) if daemons else None,
+        daemon,
         endpoint,
         remote_routes,
         in_recovery,
@@ -145,6 +149,17 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         (yield from find_blocking(_MOST)),
         (yield from sum_by_peer(_MOST)),
     )
+
+
+def find_reports(pid: int) -> Steps[list[DaemonReport]]:
+    """What the daemon of this session tells of itself."""
+    rows = yield Statement(
+        "facts.find_reports",
+        "select subject, is_trouble, report, since from servicebroker.rows_here(null::servicebroker.daemon_reports) "
+        "where pid = $1 order by since",
+        (pid,),
+    )
+    return [DaemonReport(*row) for row in rows]
 
 
 def find_timeouts() -> Steps[dict[str, int]]:

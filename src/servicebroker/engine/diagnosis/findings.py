@@ -15,6 +15,7 @@ from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import BROKE, FAILED, Refused
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import InUse
+from servicebroker.model.daemon_reports import TROUBLE_REMEDIES, Subject
 from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
 from servicebroker.model.security.certificates import Facts as CertificateFacts
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
@@ -79,6 +80,16 @@ class DaemonFacts(NamedTuple):
     pid: int
     state: str | None
     since: datetime | None
+    reports: Sequence[DaemonReport] = ()
+
+
+class DaemonReport(NamedTuple):
+    """What the daemon tells of itself, by the columns of servicebroker.daemon_reports."""
+
+    subject: str
+    is_trouble: bool
+    report: str
+    since: datetime
 
 
 class WaitFacts(NamedTuple):
@@ -492,6 +503,10 @@ def _broken(one: Refused) -> Finding:
 
 def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
     """One that lives looks into its database every second."""
+    for report in daemon.reports if daemon is not None else ():
+        if report.is_trouble:
+            said = f"{report.report} So it is since {report.since:%Y-%m-%d %H:%M:%S} UTC."
+            yield Finding("servicebroker serve", said, TROUBLE_REMEDIES[Subject(report.subject)])
     if daemon is None or daemon.since is None or now - daemon.since <= REASONLESS:
         return
     long = _long(now - daemon.since)
@@ -543,13 +558,14 @@ def _network(facts: Facts) -> Iterator[Finding]:
             f"{facts.remote_routes} routes lead to other instances, and no servicebroker serve runs here.",
             "Start servicebroker serve.",
         )
-    if facts.endpoint is None:
+    listens = facts.daemon is not None and any(one.subject == Subject.LISTENS for one in facts.daemon.reports)
+    if facts.endpoint is None and not listens:
         yield Finding(
             "network",
             "Routes lead to other instances, and there is no endpoint: no answer can come in.",
             "CREATE ENDPOINT, or servicebroker serve --listen.",
         )
-    elif facts.endpoint != "STARTED":
+    elif facts.endpoint not in (None, "STARTED"):
         yield Finding("network", f"The endpoint is {facts.endpoint}.", "ALTER ENDPOINT ... STATE = STARTED.")
 
 
