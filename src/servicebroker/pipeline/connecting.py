@@ -23,12 +23,16 @@ APPLICATION = "servicebroker pipeline"  # as PostgreSQL shows our sessions
 class OpenInstance:
     """A PostgreSQL that answers at `url` until `close`; that of a data folder is started or joined, never made.
 
+    Args:
+        instance: a URL or a data folder.
+        in_task: a task of Spark stays for a few statements; its driver has the instance open, and watches its server.
+
     Raises:
         InstanceError: there is none.
     """
 
-    def __init__(self, instance: str) -> None:
-        self._server = None if is_url(instance) else EmbeddedServer.join(instance)
+    def __init__(self, instance: str, *, in_task: bool = False) -> None:
+        self._server = None if is_url(instance) else EmbeddedServer.join(instance, watches=not in_task)
         self.url = self._server.url if self._server else instance
 
     def close(self) -> None:
@@ -47,15 +51,17 @@ class OpenDatabase:
     user: User
 
     @classmethod
-    def open(cls, instance: str, database: str) -> OpenDatabase:
+    def open(cls, instance: str, database: str, *, in_task: bool = False) -> OpenDatabase:
         """Connect, starting the embedded server when `instance` is a data folder, and find the broker database.
+
+        `in_task`: as for `OpenInstance`.
 
         Raises:
             InstanceError: the instance cannot be reached, is not one of servicebroker, or its server is not fit
                 (`check_server`), the database holds a copy that nobody has adopted.
             BrokerError: 911 no such database, 916 no permission to use it.
         """
-        opened = OpenInstance(instance)
+        opened = OpenInstance(instance, in_task=in_task)
         try:
             connection = connect(opened.url, application_name=APPLICATION)
         except BaseException:

@@ -108,7 +108,7 @@ def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordB
 
     partition, attempt = partition_id(), uuid4()
     cutter = Cutter(options.conversations, options.message_type, options.key, partition)
-    with closing(OpenDatabase.open(options.instance, options.database)) as database:
+    with closing(OpenDatabase.open(options.instance, options.database, in_task=True)) as database:
         digest = Digest() if options.send_id else Checksum()
         messages = stage(database.connection, writer, attempt, digest.over(cutter.pieces(batches)))
     return Written(writer, partition, Staged(attempt, messages, digest.value))

@@ -1,6 +1,6 @@
 """A private PostgreSQL in a data folder, shared by all processes of the folder's owner.
 
-Whoever has it open starts it again when it has died.
+Whoever has it open starts it again when it has died, but for those who stay for a few statements only.
 
 What the folder holds:
 
@@ -46,18 +46,20 @@ class EmbeddedServer:
 
     url: str
 
-    def __init__(self, cluster: Cluster, in_use: int, url: str) -> None:
+    def __init__(self, cluster: Cluster, in_use: int, url: str, *, watches: bool) -> None:
         self.url = url
         left = threading.Event()
         self._leave = weakref.finalize(self, _leave, cluster, in_use, os.getpid(), left)  # also runs at exit
-        name = f"servicebroker watches {cluster.folder.name}"
-        threading.Thread(target=_watch, args=(cluster, left), name=name, daemon=True).start()
+        if watches:
+            name = f"servicebroker watches {cluster.folder.name}"
+            threading.Thread(target=_watch, args=(cluster, left), name=name, daemon=True).start()
 
     @classmethod
-    def start(cls, folder: Path | str, *, takes_copies: bool = False) -> Self:
+    def start(cls, folder: Path | str, *, takes_copies: bool = False, watches: bool = True) -> Self:
         """Create the server in `folder`, start it, or join the running one.
 
-        `takes_copies` is for the command that adopts one.
+        `takes_copies` is for the command that adopts one. Who stays for a few statements, beside others who have the
+        server open for long, needs no thread that `watches` whether it lives.
 
         Raises:
             InstanceError: the folder cannot be used or is a copy, the disk is full, or PostgreSQL refused to start.
@@ -71,7 +73,7 @@ class EmbeddedServer:
                 try:
                     fcntl.flock(in_use, fcntl.LOCK_SH)
                     cluster.check_home(takes_copies=takes_copies)
-                    server = cls(cluster, in_use, cluster.bring_up())
+                    server = cls(cluster, in_use, cluster.bring_up(), watches=watches)
                     if not takes_copies:
                         cluster.settle()
                     return server
@@ -82,14 +84,14 @@ class EmbeddedServer:
             raise unusable(folder, error) from error
 
     @classmethod
-    def join(cls, folder: Path | str, *, takes_copies: bool = False) -> Self:
+    def join(cls, folder: Path | str, *, takes_copies: bool = False, watches: bool = True) -> Self:
         """The same, only where a server has been created: in a mistyped folder a new one would help nobody.
 
         Raises:
             InstanceError: none has been; and as `start`.
         """
         cls.must_exist(folder)
-        return cls.start(folder, takes_copies=takes_copies)
+        return cls.start(folder, takes_copies=takes_copies, watches=watches)
 
     @staticmethod
     def settle(folder: Path | str) -> None:

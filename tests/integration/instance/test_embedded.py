@@ -23,6 +23,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.connecting import OpenInstance
 from servicebroker.store import cluster
 from servicebroker.store.embedded import EmbeddedServer
 
@@ -131,6 +132,19 @@ def test_the_first_to_close_leaves_it_running_and_the_last_stops_it(folder: Path
         other.communicate("close\n", timeout=20)
     assert other.returncode == 0
     assert postmaster(folder) is None
+
+
+def test_a_task_of_spark_watches_no_server(folder: Path) -> None:
+    def watchers() -> int:
+        return sum(thread.name.startswith("servicebroker watches") for thread in threading.enumerate())
+
+    before = watchers()
+    driver = OpenInstance(str(folder))
+    task = OpenInstance(str(folder), in_task=True)
+    assert watchers() == before + 1
+    driver.close()
+    with psycopg.connect(task.url):  # it has the server open all the same
+        task.close()
 
 
 def test_two_openers_in_one_process_count_as_two(folder: Path) -> None:

@@ -104,7 +104,7 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
     from adbc_driver_postgresql import dbapi
 
     with (
-        closing(OpenInstance(part.instance)) as instance,
+        closing(OpenInstance(part.instance, in_task=True)) as instance,
         closing(dbapi.connect(for_another_driver(instance.url, APPLICATION), autocommit=True)) as connection,
         connection.cursor() as cursor,
     ):
