@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 from uuid import UUID
 
@@ -44,6 +44,11 @@ class Receive(Operation[list[Message]]):
     def patience(self) -> float:
         """How many seconds there is something to wait for: TOP (0) takes nothing."""
         return 0.0 if self.top == 0 else self.wait
+
+    @property
+    def of_one(self) -> Receive:
+        """The same RECEIVE of a single message."""
+        return replace(self, top=1)
 
     @property
     def has_condition(self) -> bool:

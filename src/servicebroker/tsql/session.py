@@ -26,6 +26,7 @@ from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what 
     conversations,
     cursors,
     printing,
+    receive,
     result_sets,
 )
 from servicebroker.tsql.interpreter.definitions import (  # noqa: F401

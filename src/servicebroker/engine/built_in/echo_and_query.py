@@ -71,7 +71,7 @@ def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
 def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
     """One message after the other, since each may be large. True when there may be more."""
     catalog = Catalog()
-    next_message = Receive(queue.name, top=1, conversation_handle=handle)
+    next_message = Receive(queue.name, conversation_handle=handle).of_one
     for _ in range(MESSAGES):
         received = yield from receive(catalog, queue, next_message, now=now)
         if not received.rows:

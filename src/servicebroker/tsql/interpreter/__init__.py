@@ -17,7 +17,7 @@ Frames (`frame.py`) hold the variables of a batch or a call. `evaluation.py` com
 * `simple.py` and the translation give the same value for the same expression.
 * A new file with `@runs` is imported by `tsql/session.py`, since only an imported function is registered.
 
-**Where.** Broker's verbs: `conversations.py`, `receiving.py`; objects: `definitions/objects.py`,
+**Where.** Broker's verbs: `conversations.py`, `receive.py`; objects: `definitions/objects.py`,
 `definitions/principals.py`. EXEC: `calls.py`; modules: `definitions/modules.py`; triggers: `definitions/triggers.py`.
 Control flow and errors: `control.py`, `printing.py`. What is known before a statement runs: `foresight.py`. What is
 remembered of the catalog: `remembered.py`. System procedures: `procedures/system.py`,

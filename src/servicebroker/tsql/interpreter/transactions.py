@@ -7,7 +7,7 @@ that is refused has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -15,6 +15,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api.transaction import release_kept
+from servicebroker.model.messages import Message
 from servicebroker.store.direct import Ahead, DirectConnection, run_command
 from servicebroker.store.running import run
 from servicebroker.store.statements import Rows, Statement, only
@@ -193,6 +194,12 @@ class Transactions:
         finally:
             self._ended()
         restore()
+
+    def meet(self, messages: Iterable[Message]) -> None:
+        """Note the groups and conversations of messages that were taken, if a transaction is open."""
+        if self.count:
+            for message in messages:
+                self.met |= {message.conversation_group_id, message.conversation_handle}
 
     def _ended(self) -> None:
         self.count = 0
