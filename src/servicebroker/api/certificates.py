@@ -16,6 +16,7 @@ from servicebroker.engine.security import principals, user_certificates
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.named_files import MEBIBYTE, read_argument
 from servicebroker.model.security.certificates import PRIVATE_KEY, Facts
 from servicebroker.store.concurrency import in_thread
 from servicebroker.store.keys.key_files import write_private
@@ -261,7 +262,7 @@ def read_file(file: File) -> bytes:
         BrokerError: 402 no name of a file, 15208 it cannot be read.
     """
     try:
-        return _path(file).read_bytes()
+        return read_argument(_path(file), MEBIBYTE)
     except (OSError, ValueError) as problem:
         raise BrokerError(15208, hint=f"'{file}': {_why(problem)}") from None
 

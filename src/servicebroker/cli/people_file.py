@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import read_file
 
 SHORTEST, LONGEST = 10, 1000  # characters of a password
 _COST, _BLOCKS = 2**15, 8  # 32 MB and some 0.1 s for each guess
@@ -110,8 +111,9 @@ def remove(path: Path, name: str) -> None:
 def _read(path: Path) -> dict[str, Person]:
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise InstanceError(f"{path} is open to others, and has passwords in it, if sealed: chmod 600 {path}")
+    text = read_file(path).decode(errors="replace")
     found = {}
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if not line or line.startswith("#"):
             continue
         name, _, rest = line.partition(":")

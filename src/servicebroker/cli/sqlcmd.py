@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from servicebroker.model.named_files import read_file
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
 MAXIMUM_DEPTH = 16  # of files that read files
@@ -131,7 +132,7 @@ class Sqlcmd:
             raise TsqlError(217, f"Files read each other more than {MAXIMUM_DEPTH} levels deep.", line=number)
         file = folder / rest.strip().strip('"').replace("\\", "/")
         try:
-            text = decoded(file.read_bytes())
+            text = decoded(read_file(file, MAXIMUM_SIZE))
         except OSError as problem:
             reason = problem.strerror or type(problem).__name__
             raise TsqlError(40515, f"The file '{file}' cannot be read: {reason}.", line=number) from None

@@ -37,6 +37,7 @@ import msgspec
 
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import read_argument
 
 WITH_COLLECTION = "VALID_XML WITH SCHEMA COLLECTION "
 GRANTED_ON = {  # the words of a grant, and the keyword of `Database.grant`
@@ -129,7 +130,7 @@ def read(given: object) -> Application:
     where = f"The definition '{given}'" if isinstance(given, str | Path) else "The definition"
     try:
         if isinstance(given, str | Path):
-            return msgspec.toml.decode(Path(given).read_bytes(), type=Application)
+            return msgspec.toml.decode(read_argument(Path(given)), type=Application)
         return given if isinstance(given, Application) else msgspec.convert(given, Application)
     except OSError as problem:
         raise InstanceError(f"{where} cannot be read: {problem.strerror}.") from None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import read_file
 from servicebroker.pipeline.definition import OldCheckpoint, Pipeline, QueueRule
 from servicebroker.pipeline.sinks.landing import Target, target
 
@@ -79,7 +80,7 @@ def _said(into: Target) -> Iterator[None]:
 def _query(folder: Path) -> str | None:
     """The query that a checkpoint belongs to, None where there is no checkpoint yet."""
     try:
-        return str(json.loads((folder / "metadata").read_text(encoding="utf-8").splitlines()[0])["id"])
+        return str(json.loads(read_file(folder / "metadata").decode().splitlines()[0])["id"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError) as problem:

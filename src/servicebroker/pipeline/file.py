@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import read_file
 from servicebroker.model.toml import parse_toml
 from servicebroker.pipeline.decoding import FORMATS, UTF_8, Column
 from servicebroker.pipeline.decoding.columns import check_kind, digits
@@ -51,7 +52,7 @@ def read_pipeline(path: Path) -> Pipeline:
         InstanceError: the file cannot be read, or is no such description; with its line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
     except OSError as problem:
         raise InstanceError(f"The pipeline file '{path}' cannot be read: {problem.strerror}.") from None
     except UnicodeDecodeError:
@@ -187,7 +188,7 @@ def _column(name: str, table: Table) -> Column:
 
 def _content(path: Path, table: Table) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except (OSError, ValueError) as problem:  # ValueError: it is no path at all
         why = getattr(problem, "strerror", None) or problem
         raise DefinitionError(f"'{path}' cannot be read: {why}", *table.place, "schema") from None

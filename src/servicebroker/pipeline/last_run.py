@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from servicebroker.model.named_files import read_file
 from servicebroker.model.wording import counted
 from servicebroker.pipeline.definition import Pipeline
 from servicebroker.pipeline.quarantine_counts import in_words as in_words_of
@@ -84,7 +85,7 @@ def place(pipeline: Pipeline) -> Path:
 def last_run(pipeline: Pipeline) -> dict[str, Any] | None:
     """What was noted, None when there was no run. A run that was killed could not note its end: `error` says so."""
     try:
-        told: dict[str, Any] = json.loads(place(pipeline).read_text(encoding="utf-8"))
+        told: dict[str, Any] = json.loads(read_file(place(pipeline)))
     except (OSError, ValueError):
         return None
     if told["ended"] is None and told["host"] == socket.gethostname() and not _lives(told["process"]):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import read_file
 from servicebroker.model.wording import counted
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 
@@ -116,7 +117,7 @@ def check_limits(counts: Counts, limits: Mapping[str, int], table: str, *, allow
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(read_file(path))
     except FileNotFoundError:
         return {"last": -1, "counts": Counter(), "batches": Counter()}
     return {"last": told["last"], "counts": _counts(told["counts"]), "batches": _counts(told["batches"])}

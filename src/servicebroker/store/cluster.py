@@ -31,6 +31,7 @@ from urllib.parse import quote
 from psycopg.pq import PGconn, Ping
 
 from servicebroker.model.errors import InstanceError, NotAdopted
+from servicebroker.model.named_files import read_file
 from servicebroker.store.home import CURE
 
 VERSION = "18"
@@ -117,7 +118,7 @@ class Cluster:
     def original(self) -> Path | None:
         """Return the folder that this one is a copy of; None if it is at home here, or was moved."""
         try:
-            home = Path(os.fsdecode((self.folder / HOME).read_bytes()))
+            home = Path(os.fsdecode(read_file(self.folder / HOME)))
         except FileNotFoundError:
             return None
         return home if self._is_copy_of(home) else None
@@ -133,7 +134,7 @@ class Cluster:
             NotAdopted: they were.
         """
         try:
-            lines = os.fsdecode((self.data / "postmaster.pid").read_bytes()).split("\n")
+            lines = os.fsdecode(read_file(self.data / "postmaster.pid")).split("\n")
         except FileNotFoundError:
             return
         original = Path(lines[1]).parent if len(lines) > 1 else self.folder
@@ -230,7 +231,7 @@ class Cluster:
                 f"give it back with chown -R, or choose another data folder."
             )
         try:
-            version = (self.data / "PG_VERSION").read_text().strip()
+            version = read_file(self.data / "PG_VERSION").decode().strip()
         except FileNotFoundError:
             raise InstanceError(
                 f"'{self.data}' is not a PostgreSQL cluster; move it away, or choose another data folder."
@@ -266,7 +267,7 @@ class Cluster:
     def _recorded(self) -> tuple[int, Path] | None:
         """Process and socket folder that a server, alive or dead, has left in postmaster.pid."""
         try:
-            lines = os.fsdecode((self.data / "postmaster.pid").read_bytes()).split("\n")
+            lines = os.fsdecode(read_file(self.data / "postmaster.pid")).split("\n")
             pid = int(lines[0])
         except (FileNotFoundError, ValueError, IndexError):
             return None
@@ -362,7 +363,7 @@ class Cluster:
         """Replace a file of the cluster as a whole, and never through a link of the server's user."""
         content = os.fsencode(text)
         with suppress(FileNotFoundError):
-            if path.read_bytes() == content:
+            if read_file(path) == content:
                 return
         fresh = path.with_name(f"{path.name}.new")
         fresh.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 
 from servicebroker.model.errors import BrokerError, DomainError, InstanceError
+from servicebroker.model.named_files import read_file
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.domain import Member, Token
 from servicebroker.store.keys import domain_certificates as x509
@@ -29,7 +30,7 @@ from servicebroker.store.keys.domain_folder import (
     own_name,
     proof_of,
 )
-from servicebroker.store.keys.key_files import KeyFolder, check_alone, replace, user_data
+from servicebroker.store.keys.key_files import KeyFolder, read_private, replace, user_data
 from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
 
 RENEWAL = x509.LIFE / 2  # when this is left of a certificate, the next one is asked for
@@ -82,7 +83,7 @@ class Membership:
     def folder(self) -> Path:
         """Where its domain is."""
         with suppress(FileNotFoundError):
-            return Path((self._place / "folder").read_text().rstrip("\n"))
+            return Path(read_file(self._place / "folder").decode().rstrip("\n"))
         return default_folder()
 
     @property
@@ -215,7 +216,7 @@ class Membership:
         joining = self._place / f"joining-{token.number.hex()}.pem"
         if not joining.is_file():  # the same key when it is tried again: the token may have let it in already
             replace(joining, key_pem(x509.new_key()))
-        key = read_identity(joining.read_bytes())
+        key = read_identity(read_private(joining))
         asked = x509.request(key)
         proof = proof_of(token.secret, asked, self._instance)
         domain.ask(Request(asked, self._instance, token.number.hex(), proof))
@@ -259,12 +260,11 @@ class Membership:
             DomainError: others may read the key, or the file is damaged.
         """
         try:
-            data = self._file.read_bytes()
-            check_alone(self._file)
+            if not self._file.exists():
+                return None
+            data = read_private(self._file)
             facts = read(data)
             key = read_key(data, None, facts)
-        except FileNotFoundError:
-            return None
         except (OSError, ValueError, BrokerError, InstanceError) as problem:
             raise DomainError(f"{self._file} cannot be used: {problem}") from None
         member = x509.member_of(facts.der, authority.der)
@@ -275,7 +275,7 @@ class Membership:
     def _pinned(self) -> Facts:
         """The authority of the domain that the instance has joined, whatever is in its folder now."""
         try:
-            return read((self._place / "authority.pem").read_bytes())
+            return read(read_file(self._place / "authority.pem"))
         except (OSError, BrokerError) as problem:
             raise DomainError(f"The authority in {self._place} cannot be read: {problem} Join again.") from None
 
@@ -287,7 +287,7 @@ class Membership:
 
     def _known(self) -> frozenset[str]:
         with suppress(OSError, msgspec.MsgspecError):
-            return frozenset(msgspec.json.decode((self._place / "revoked.json").read_bytes(), type=Revoked))
+            return frozenset(msgspec.json.decode(read_file(self._place / "revoked.json"), type=Revoked))
         return frozenset()
 
 

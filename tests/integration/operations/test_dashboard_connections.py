@@ -186,6 +186,26 @@ def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("given", ["certificate", "key", "no PEM", "/dev/zero", "folder"])
+def test_files_that_are_no_certificate_are_refused_in_a_sentence(
+    tmp_path: Path, certified: tuple[str, ...], given: str
+) -> None:
+    _, certificate, _, key = certified
+    no_pem = tmp_path / "no.pem"
+    no_pem.write_text("no PEM")
+    files = {
+        "certificate": (certificate, certificate),
+        "key": (key, key),
+        "no PEM": (no_pem, no_pem),
+        "/dev/zero": ("/dev/zero", "/dev/zero"),
+        "folder": (tmp_path, tmp_path),
+    }
+    options = ("--certificate", *files[given][:1], "--key", *files[given][1:])
+    done = CliRunner().invoke(command, ["dashboard", "--instance", str(tmp_path), "--port", "0", *map(str, options)])
+    assert str(done.exception).startswith(f"The certificate {options[1]} with the key {options[3]} cannot be used: ")
+
+
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
     """A dashboard whose deadlines are half a second."""

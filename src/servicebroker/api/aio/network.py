@@ -22,7 +22,7 @@ from servicebroker.model.security.certificates import Facts
 from servicebroker.store.aio.concurrency import in_thread
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import run_alone
-from servicebroker.store.keys.key_files import KeyFolder
+from servicebroker.store.keys.key_files import KeyFolder, read_private
 from servicebroker.store.keys.x509_certificates import DAYS, SKEW, PrivateKey, as_pem, issue, key_pem, read, read_key
 from servicebroker.store.membership import is_in_domain
 from servicebroker.store.statements import Steps
@@ -281,7 +281,7 @@ class AsyncNetwork(AsyncCertificateBackup):
             password = checked_password("DECRYPTION BY PASSWORD", password)
         elif password is not None:
             raise BrokerError(15313)
-        return await in_thread(read_key, file.read_bytes(), password, certificate.facts)
+        return await in_thread(read_key, read_private(file), password, certificate.facts)
 
     async def _key_file(self, key: PrivateKey, facts: Facts, password: str | None) -> bytes:
         """What stands in the file of a private key."""

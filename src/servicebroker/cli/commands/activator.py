@@ -27,6 +27,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.event_instances import read_event
 from servicebroker.model.event_types import QUEUE_ACTIVATION
 from servicebroker.model.messages import Message
+from servicebroker.model.named_files import read_argument
 from servicebroker.model.toml import parse_toml
 
 _log = logging.getLogger("servicebroker.activator")
@@ -59,7 +60,7 @@ def read_config(path: Path) -> Config:
         InstanceError: it cannot be read, or says something else than a configuration; the message says what.
     """
     try:
-        given = parse_toml(path.read_text())
+        given = parse_toml(read_argument(path).decode())
     except (OSError, ValueError) as problem:  # also what is not in UTF-8
         said = getattr(problem, "strerror", None) or problem
         raise InstanceError(f"The configuration '{path}' cannot be read: {said}.") from None

@@ -10,7 +10,7 @@ import threading
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from servicebroker.cli.options import DEFAULT_INSTANCE
 from servicebroker.cli.output import say
 from servicebroker.cli.people_file import People, Role
 from servicebroker.model.errors import InstanceError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 PORT = 9401
 
@@ -103,6 +106,8 @@ def dashboard(
         hosts=hosts,
         pipelines=pipeline or (),
     )
+    config = configured(app, ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2)
+    _load(config, certificate, key)
     with _listening(host, port) as listening:
         scheme = "http" if certificate is None else "https"
         address = f"{scheme}://{name[0] if name else shown}:{listening.getsockname()[1]}"
@@ -112,14 +117,28 @@ def dashboard(
             say(f"{who} may {_MAY[role]}. Ctrl-C ends it.", error=True)
         else:
             say(f"The file {people} says who may sign in, and what each may do. Ctrl-C ends it.", error=True)
-        server = Server(
-            configured(app, ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2),
-        )
+        server = Server(config)
         # in a thread of its own it leaves the signals to us, as every other command
         running = threading.Thread(target=server.run, args=([listening],))
         stopping.at_signal(partial(setattr, server, "should_exit", True), partial(setattr, server, "force_exit", True))
         running.start()
         running.join()
+
+
+def _load(config: uvicorn.Config, certificate: Path | None, key: Path | None) -> None:
+    """Read the files for TLS.
+
+    Raises:
+        InstanceError: they cannot be read, or are no certificate with its key.
+    """
+    try:
+        config.load()
+    except OSError as problem:  # also of OpenSSL
+        reason = getattr(problem, "reason", None) or problem.strerror or problem
+        raise InstanceError(
+            f"The certificate {certificate} with the key {key} cannot be used: {reason}. Both are files in PEM, and "
+            "the key has no password."
+        ) from None
 
 
 def _listening(host: str, port: int) -> socket.socket:

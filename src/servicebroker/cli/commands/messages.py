@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
@@ -18,7 +17,9 @@ from servicebroker.cli.texts import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model import names
+from servicebroker.model.arguments import HIGHEST_MAXIMUM
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import read_standard_input
 from servicebroker.model.wording import counted
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
@@ -47,7 +48,7 @@ def send(
     """Send one message, on a new dialog or on a conversation, and print its handle."""
     if (conversation is None) == (from_service is None or to_service is None):
         raise InstanceError("Say --from and --to for a new dialog, or --conversation for one that there is.")
-    content = sys.stdin.buffer.read() if body == "-" else (body or "").encode()
+    content = read_standard_input(HIGHEST_MAXIMUM) if body == "-" else (body or "").encode()
     with open_database(instance, database) as opened, opened.transaction() as transaction:
         if conversation is None and from_service is not None and to_service is not None:
             conversation = transaction.begin_dialog(from_service, to_service, contract=contract, encryption=encryption)

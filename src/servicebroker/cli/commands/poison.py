@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,8 @@ from servicebroker.cli.texts import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.conversation import failed_messages
 from servicebroker.engine.diagnosis import poison_report
-from servicebroker.model.arguments import OMITTED
+from servicebroker.model.arguments import HIGHEST_MAXIMUM, OMITTED, Omitted
+from servicebroker.model.named_files import read_argument, read_standard_input
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
@@ -164,7 +164,10 @@ def replay(
     """Put messages that were set aside into their queues again; where a conversation has ended, on a new one."""
     if body is not None and len(numbers) > 1:
         raise typer.BadParameter("--body is for one message")
-    content = OMITTED if body is None else sys.stdin.buffer.read() if str(body) == "-" else body.read_bytes()
+    content: bytes | Omitted = OMITTED
+    if body is not None:
+        is_piped = str(body) == "-"
+        content = read_standard_input(HIGHEST_MAXIMUM) if is_piped else read_argument(body, HIGHEST_MAXIMUM)
     with open_database(instance, database) as opened:
         for number in numbers:
             handle = opened.replay_message(number, body=content, from_service=from_service)

@@ -22,8 +22,9 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_block, say_json
-from servicebroker.cli.sqlcmd import Sqlcmd, decoded, variables_of
+from servicebroker.cli.sqlcmd import MAXIMUM_SIZE, Sqlcmd, decoded, variables_of
 from servicebroker.cli.tables import Listing, Terminal
+from servicebroker.model.named_files import read_argument, read_standard_input
 from servicebroker.tsql.results import ResultSet, RowCount, Said
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import Message, TsqlError
@@ -153,8 +154,8 @@ def read_script(file: Path | None, text: str | None) -> str | None:
     if text is not None:
         return text
     if file is not None:
-        return decoded(file.read_bytes())
-    return None if sys.stdin.isatty() else sys.stdin.read()
+        return decoded(read_argument(file, MAXIMUM_SIZE))
+    return None if sys.stdin.isatty() else decoded(read_standard_input(MAXIMUM_SIZE))
 
 
 # ---------------------------------------------------------------- what is shown

@@ -11,10 +11,10 @@ import typer
 
 from servicebroker.cli.options import JsonOption
 from servicebroker.cli.output import say, say_json
+from servicebroker.model.named_files import read_argument
 
 if TYPE_CHECKING:
     from servicebroker.tsql.check import Finding
-
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="T-SQL scripts: what runs here.")
 
@@ -66,12 +66,12 @@ def check_files(
 
 def _findings(file: Path, variables: dict[str, str]) -> Iterator[Finding]:
     """Of what is left of the file when the directives of sqlcmd are done, as `servicebroker sql` does them."""
-    from servicebroker.cli.sqlcmd import Sqlcmd, decoded
+    from servicebroker.cli.sqlcmd import MAXIMUM_SIZE, Sqlcmd, decoded
     from servicebroker.tsql.check import Finding, Verdict, check
     from servicebroker.tsql.statement_errors import TsqlError
 
     try:
-        script = Sqlcmd(variables).expand(decoded(file.read_bytes()), file.parent)
+        script = Sqlcmd(variables).expand(decoded(read_argument(file, MAXIMUM_SIZE)), file.parent)
     except TsqlError as error:
         yield Finding(error.line, "directive", Verdict.REFUSED, f"{error.number}: {error.text}")
         return

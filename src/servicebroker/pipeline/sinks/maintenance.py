@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model.errors import BrokerError, InstanceError, Unreachable
+from servicebroker.model.named_files import read_file
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.connecting import OpenDatabase
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
@@ -113,7 +114,7 @@ def last_landed(checkpoint: Path) -> tuple[int, Frontier | None]:
     if not done:
         return -1, None
     try:
-        *_, offset = (checkpoint / "offsets" / str(max(done))).read_text().splitlines()
+        *_, offset = read_file(checkpoint / "offsets" / str(max(done))).decode().splitlines()
         return max(done), Frontier.from_json(json.loads(offset))
     except (OSError, ValueError, TypeError):  # TypeError: it is JSON, and no object
         raise InstanceError(f"The checkpoint '{checkpoint}' is damaged.") from None

@@ -31,6 +31,7 @@ from uuid import UUID
 import msgspec
 
 from servicebroker.model.errors import BrokerError, DomainError, InstanceError
+from servicebroker.model.named_files import read_file
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.domain import RANDOM, Member, Token, checked_name, usable_name
 from servicebroker.store.keys import domain_certificates as x509
@@ -106,7 +107,7 @@ class Domain:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            self.authority = read((folder / "authority.pem").read_bytes())
+            self.authority = read(read_file(folder / "authority.pem"))
         except FileNotFoundError:
             raise DomainError(f"There is no domain in {folder}: make one with servicebroker domain create.") from None
         except (OSError, BrokerError) as problem:
@@ -179,7 +180,7 @@ class Domain:
 
     def guests(self) -> list[Guest]:
         """The invitations of the last weeks, for who holds the key."""
-        found = [msgspec.json.decode(file.read_bytes(), type=Invitation) for file in self._invitations()]
+        found = [msgspec.json.decode(read_file(file), type=Invitation) for file in self._invitations()]
         return sorted(Guest(one.member, one.expires, bool(one.used_by)) for one in found)
 
     # ---------------------------------------------------------------- what the owner of the key does
@@ -195,7 +196,7 @@ class Domain:
             if member.lower() in self.revoked():
                 raise DomainError(f"{member} was revoked, and stays so: invite it under another name.")
             for file in self._invitations():
-                if msgspec.json.decode(file.read_bytes(), type=Invitation).expires + KEPT < now:
+                if msgspec.json.decode(read_file(file), type=Invitation).expires + KEPT < now:
                     file.unlink()
             token = Token.make(os.urandom(RANDOM), self.authority.thumbprint)
             invitation = Invitation(member, token.secret, now + life)
@@ -271,14 +272,14 @@ class Domain:
                 raise DomainError("The certificate is not of this domain, or not that of the key.")
             return member, None
         file = self._invitation(asked.invitation)
-        invitation = msgspec.json.decode(file.read_bytes(), type=Invitation)
+        invitation = msgspec.json.decode(read_file(file), type=Invitation)
         if not hmac.compare_digest(proof_of(invitation.secret, asked.request, asked.instance), asked.proof):
             raise DomainError("That is not the token of the invitation.")
         return Member(self.name, invitation.member, asked.instance), file
 
     def _use(self, file: Path, key: bytes, instance: UUID, now: datetime) -> None:
         """An invitation lets in one key; it may ask again."""
-        invitation = msgspec.json.decode(file.read_bytes(), type=Invitation)
+        invitation = msgspec.json.decode(read_file(file), type=Invitation)
         if invitation.used_by not in (b"", key):
             raise DomainError("The token was used already: ask for a new one.")
         if invitation.expires <= now:
@@ -334,7 +335,7 @@ class Domain:
         """
         file = self._answers(x509.public_bytes(key).hex()[-64:])
         try:
-            return msgspec.json.decode(file.read_bytes(), type=SignedAnswer)
+            return msgspec.json.decode(read_file(file), type=SignedAnswer)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as problem:
@@ -356,7 +357,7 @@ class Domain:
     def _read(self, name: str, kind: Any) -> Any:
         file = self.folder / name
         try:
-            return msgspec.json.decode(file.read_bytes(), type=kind)
+            return msgspec.json.decode(read_file(file), type=kind)
         except (OSError, msgspec.MsgspecError) as problem:
             raise DomainError(f"{file} cannot be read: {problem}") from None
 

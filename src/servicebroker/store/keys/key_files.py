@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import MEBIBYTE, read_file
 from servicebroker.store.keys.sealing import new_key
 
 SERVICE_MASTER_KEY = "service-master-key"
@@ -52,13 +53,10 @@ class KeyFolder:
         """The key that opens the master key of every database; None where it is not.
 
         Raises:
-            InstanceError: others than the owner may read it.
+            InstanceError: others than the owner may read it, or it cannot be read.
         """
         file = self.path / SERVICE_MASTER_KEY
-        if not file.is_file():
-            return None
-        check_alone(file)
-        return file.read_bytes()
+        return read_private(file) if file.is_file() else None
 
     def ensure_service_master_key(self) -> bytes:
         """The same, made when it is missing; of several who make it at once all get the same."""
@@ -70,9 +68,7 @@ class KeyFolder:
                 write_private(new, new_key())
                 with suppress(FileExistsError):
                     os.link(new, file)
-        found = self.service_master_key()
-        assert found is not None
-        return found
+        return read_private(file)
 
 
 def user_data() -> Path:
@@ -112,11 +108,32 @@ def replace(file: Path, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
-def check_alone(file: Path) -> None:
-    """That nobody but its owner may read a key.
+def read_private(file: Path) -> bytes:
+    """Return what is in a file that holds a key, and that nobody else may read.
 
     Raises:
-        InstanceError: others may.
+        InstanceError: others may read it, somebody else has put it there, or it cannot be read.
     """
-    if file.stat().st_mode & 0o077:
+    try:
+        return read_file(file, MEBIBYTE, lambda found: _check_alone(found, file))
+    except OSError as problem:
+        raise InstanceError(f"The key in {file} cannot be read: {problem.strerror or problem}.") from None
+
+
+def check_alone(file: Path) -> None:
+    """Check that nobody but its owner may read a key, and that the owner may put one there.
+
+    Raises:
+        InstanceError: others may, or the owner may not.
+    """
+    _check_alone(file.stat(), file)
+
+
+def _check_alone(found: os.stat_result, file: Path) -> None:
+    if found.st_mode & 0o077:
         raise InstanceError(f"Others may read the key in {file}: make it yours alone with chmod 600.")
+    if found.st_uid not in (0, os.geteuid(), file.parent.stat().st_uid):
+        raise InstanceError(
+            f"The key in {file} is neither yours nor of whoever owns the folder, but of the user {found.st_uid}: make "
+            "it yours with chown, or remove it if you do not know it."
+        )

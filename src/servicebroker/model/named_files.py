@@ -1,0 +1,64 @@
+"""Reading a file that somebody has named: it may be a device, a pipe, as large as a disk, or replaced meanwhile.
+
+Whatever a command, a definition, a script or a folder names is read by these functions (decision 461). A test looks for
+modules that read files in another way.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+MEBIBYTE = 1024 * 1024
+MAX_FILE_BYTES = 16 * MEBIBYTE  # of definitions, schemas and configurations: the largest that are known have 1 MiB
+
+
+def read_file(path: Path, most: int = MAX_FILE_BYTES, check: Callable[[os.stat_result], object] | None = None) -> bytes:
+    """Return what a regular file holds, without waiting for anybody.
+
+    `check` judges the file that is read, whatever takes its place meanwhile.
+
+    Raises:
+        OSError: it cannot be read, is a pipe, a socket or a device, or has more than `most` bytes.
+    """
+    with open(path, "rb", opener=_open_at_once) as opened:
+        found = os.fstat(opened.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "It is a pipe or device, not a file", str(path))
+        if check is not None:
+            check(found)
+        return _read(opened.read(most + 1), most, path)
+
+
+def read_argument(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
+    """Return what an argument of a command names: a file, or a pipe, whose writer is waited for as `cat` does.
+
+    Raises:
+        OSError: it cannot be read, or has more than `most` bytes.
+    """
+    with open(path, "rb") as opened:
+        return _read(opened.read(most + 1), most, path)
+
+
+def read_standard_input(most: int) -> bytes:
+    """Return all of standard input.
+
+    Raises:
+        OSError: it cannot be read, or has more than `most` bytes.
+    """
+    return _read(sys.stdin.buffer.read(most + 1), most, Path("standard input"))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for the writer of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _read(data: bytes, most: int, path: Path) -> bytes:
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"It has more than {most:,} bytes", str(path))
+    return data

@@ -1,0 +1,178 @@
+"""Files that somebody has named: devices, pipes, large ones, links, keys of others, and who reads files otherwise."""
+
+from __future__ import annotations
+
+import ast
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker
+import servicebroker as sb
+from servicebroker.cli.main import app
+from servicebroker.cli.people_file import People
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import read_argument, read_file
+from servicebroker.pipeline.file import read_pipeline
+from servicebroker.store.keys.key_files import KeyFolder
+
+SOURCES = Path(servicebroker.__file__).parent
+READERS = {"read_bytes", "read_text"}
+OURS = {  # what they read so lies in our own package, in /proc, or in the log of a Delta table
+    *("broker/shares.py", "cli/orphans.py", "cli/stopping.py", "pipeline/sinks/delta.py", "store/expected_objects.py"),
+    *("store/migrations/__init__.py", "store/queue.py", "store/sql_verbs.py", "store/tsql/__init__.py"),
+    *("tsql/function_table.py", "store/cluster.py"),
+}
+PIPELINE = """
+[pipeline]
+name = "x"
+warehouse = "w"
+[[queue]]
+instance = "i"
+database = "Test"
+queue = "Q"
+[[message]]
+type = "t"
+format = "json"
+table = "t"
+schema = "SCHEMA"
+"""
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """A pipe into which nobody writes."""
+    made = tmp_path / "pipe"
+    os.mkfifo(made)
+    return made
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A file without blocks that is larger than any memory."""
+    made = tmp_path / "large"
+    with made.open("wb") as file:
+        file.truncate(2**40)
+    return made
+
+
+@pytest.mark.timeout(30)
+def test_what_never_ends_is_refused(pipe: Path, large: Path, tmp_path: Path) -> None:
+    for path, why in ((Path("/dev/zero"), "pipe or device"), (pipe, "pipe or device"), (large, "more than")):
+        with pytest.raises(OSError, match=why):
+            read_file(path)
+    for path in (Path("/dev/zero"), large):
+        with pytest.raises(OSError, match="more than 16,777,216 bytes"):
+            read_argument(path)
+    with pytest.raises(IsADirectoryError):
+        read_file(tmp_path)
+
+
+def test_an_argument_may_be_a_pipe(pipe: Path) -> None:
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"x" * 100_000,))
+    writer.start()
+    assert read_argument(pipe, 100_000) == b"x" * 100_000
+    writer.join()
+
+
+COMMANDS = [
+    ["tsql", "check", "FILE"],
+    ["activator", "FILE"],
+    ["pipeline", "check", "FILE"],
+    ["sql", "-i", "FILE", "--database", "Test"],
+    ["poison", "replay", "1", "--body", "FILE", "--database", "Test"],
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: " ".join(arguments[:2]))
+def test_commands_refuse_a_device_in_a_sentence(arguments: list[str]) -> None:
+    given = [*("/dev/zero" if one == "FILE" else one for one in arguments)]
+    done = CliRunner().invoke(app, given)
+    assert isinstance(done.exception, OSError | sb.ServiceBrokerError)
+    assert "/dev/zero" in str(done.exception)
+    assert "more than" in str(done.exception) or "pipe or device" in str(done.exception)
+
+
+@pytest.mark.timeout(30)
+def test_a_script_names_no_pipe(pipe: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.sql"
+    script.write_text(f":r {pipe}\n")
+    done = CliRunner().invoke(app, ["tsql", "check", str(script)])
+    assert "pipe or device" in done.output
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("which", ["pipe", "/dev/zero"])
+def test_a_pipeline_file_names_no_device(pipe: Path, tmp_path: Path, which: str) -> None:
+    file = tmp_path / "pipeline.toml"
+    file.write_text(PIPELINE.replace("SCHEMA", which))
+    with pytest.raises(InstanceError, match="pipe or device"):
+        read_pipeline(file)
+
+
+@pytest.mark.timeout(30)
+def test_people_that_become_a_pipe_do_not_stop_the_dashboard(tmp_path: Path) -> None:
+    file = tmp_path / "people"
+    file.write_text("")
+    file.chmod(0o600)
+    people = People(file)
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    with pytest.raises(InstanceError, match="pipe or device"):
+        people.all()
+
+
+# ---------------------------------------------------------------- keys
+
+THUMBPRINT = bytes(20)
+
+
+def test_a_key_that_somebody_else_has_put_there_is_refused(tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "keys")
+    keys.write(THUMBPRINT, b"key")
+    assert keys.find(THUMBPRINT) is not None
+    os.chown(keys.file(THUMBPRINT), 65_534, 65_534)
+    with pytest.raises(InstanceError, match="of the user 65534: make it yours"):
+        keys.find(THUMBPRINT)
+    os.chown(keys.path, 65_534, 65_534)  # who owns the folder may put keys there
+    assert keys.find(THUMBPRINT) is not None
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["pipe", "link to nothing", "link to itself", "device", "large"])
+def test_no_service_master_key_is_read_that_is_none(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "service-master-key"
+    match kind:
+        case "pipe":
+            os.mkfifo(file, 0o600)
+        case "link to nothing":
+            file.symlink_to(tmp_path / "nothing")
+        case "link to itself":
+            file.symlink_to(file)
+        case "device":
+            file.symlink_to("/dev/zero")
+        case _:
+            file.touch(0o600)
+            os.truncate(file, 2**40)
+    with pytest.raises(InstanceError, match=r"The key in .* cannot be read"):
+        KeyFolder(tmp_path).ensure_service_master_key()
+
+
+# ---------------------------------------------------------------- who reads otherwise
+
+
+def readers(file: Path) -> Iterator[str]:
+    """The methods by which a module reads whole files."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Attribute):
+            yield from READERS & {node.attr}
+
+
+def test_nothing_reads_a_file_that_somebody_has_named_without_a_bound() -> None:
+    files = {str(file.relative_to(SOURCES)): file for file in SOURCES.rglob("*.py")}
+    assert {name for name, file in files.items() if [*readers(file)]} == OURS
