@@ -29,6 +29,7 @@ from servicebroker.model.poison import (
     Verdict,
     give_up_after,
 )
+from servicebroker.model.requests import RequestError, RequestTimeout
 from servicebroker.model.workers import Worker
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ __all__ = [
     "Message",
     "Policy",
     "Reply",
+    "RequestError",
+    "RequestTimeout",
     "Retry",
     "ServiceBrokerError",
     "SetAside",

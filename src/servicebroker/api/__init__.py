@@ -25,6 +25,6 @@ reader looks once a second in any case.
 
 **Where.** Definitions: `aio/definitions.py`; each other subject has the file of its name. Definitions that must not
 block others: `aio/giving_way.py`. What is due without readers: `aio/upkeep.py`. Workers: `aio/working.py`,
-`aio/processing.py`, `aio/guarded.py` (failures). Pools: `aio/pool.py`. SENDs that wait: `aio/pipelined.py`. SQLAlchemy
-and Django: `aio/foreign.py`. Begin with `aio/verbs.py`, then `aio/transaction.py`.
+`aio/processing.py`, `aio/guarded.py` (failures). Pools: `aio/pool.py`. Requests: `aio/requesting.py`. SENDs that wait:
+`aio/pipelined.py`. SQLAlchemy and Django: `aio/foreign.py`. Begin with `aio/verbs.py`, then `aio/transaction.py`.
 """

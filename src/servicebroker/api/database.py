@@ -19,10 +19,12 @@ from servicebroker.api.exclusive import alone
 from servicebroker.api.giving_way import MOMENTS, find_patience, giving_way, hurried
 from servicebroker.api.poison_messages import PoisonMessages
 from servicebroker.api.processing import process
+from servicebroker.api.requesting import process_late_answers
 from servicebroker.api.routing import Routing
 from servicebroker.api.scripts import Scripts
 from servicebroker.api.security import Security
 from servicebroker.api.transaction import (
+    ASK_THE_DATABASE,
     JoinedTransaction,
     Transaction,
     find_reason,
@@ -48,7 +50,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
-from servicebroker.store.concurrency import IS_ASYNC
+from servicebroker.store.concurrency import IS_ASYNC, current_work
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps, only
 
@@ -147,6 +149,26 @@ class Database(
         check_wait(wait)
         check_policy(poison)
         return process(self, queue, procedure, top=top, wait=wait, poison=poison)
+
+    def process_late_answers(self, queue: str, procedure: Callable[[Transaction, list[Message]], object]) -> int:
+        """Run `procedure(transaction, messages)` on each late answer in a queue, and end its conversation.
+
+        Late are the answers to requests with `late_answers="handle"` whose time has passed, of every program, also of
+        those that have crashed. Each is a transaction: if the procedure raises an exception, it is rolled back, the
+        answer is in the queue again, and the exception ends `process_late_answers`. Call it now and then.
+
+        Args:
+            queue: that of the services which requests came from.
+            procedure: gets what came on one conversation: the answer, and perhaps EndDialog or Error.
+
+        Returns:
+            How many conversations were ended.
+
+        Raises:
+            BrokerError: 15151 no such queue, 229 no permission, 9617 it is off, 402 `procedure` cannot be called.
+        """
+        check_procedure(procedure, may_be_async=IS_ASYNC)
+        return process_late_answers(self, queue, procedure)
 
     @contextmanager
     def defining(self) -> Iterator[Database]:
@@ -322,6 +344,10 @@ class Database(
             except BrokerError as refused:
                 find_reason(connection, self.engine, refused)
                 raise
+
+    def _refuse_transaction(self, statement: str) -> None:
+        if self._within is not None or self.instance.open_transactions[current_work()]:
+            raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import time
+from collections import Counter
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from servicebroker.api.doorbell import Bell, Doorbell
 from servicebroker.api.network import Network
 from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.preparation import prepare
+from servicebroker.api.requesting import Watchers
 from servicebroker.api.rights import Rights
 from servicebroker.api.tally import Tally
 from servicebroker.api.transaction import release_kept, translated
@@ -117,6 +119,8 @@ class Instance(Network, Rights):
         self._upkeep: Upkeep | None = None
         self.seen_by_threads: Any = None  # what T-SQL under asyncio sees of it
         self._process = os.getpid()
+        self.open_transactions: Counter[object] = Counter()  # of each thread, or task
+        self.watchers = Watchers()
 
     def open(self) -> Self:
         """Open it, unless it is open.
@@ -257,8 +261,10 @@ class Instance(Network, Rights):
         if self._pool is not None:
             if self.engine.has_upkeep:
                 self._tell(self._pool)
+            self.watchers.stop()
             self._pool.close()
             self.doorbell.close()  # whoever it wakes is to find the instance closed
+            self.watchers.join()
         if self._server is not None:
             in_thread(self._server.close)
 

@@ -26,6 +26,7 @@ from servicebroker.model.messages import Message
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.send import Send
 from servicebroker.store import kept
+from servicebroker.store.concurrency import current_work
 from servicebroker.store.connection import one_line
 from servicebroker.store.direct import Ahead, DirectConnection, is_direct, is_idle, run_command, send_ahead
 from servicebroker.store.running import in_transaction, run, run_alone
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
 
 T = TypeVar("T")
+
+ASK_THE_DATABASE = (
+    "The request would leave with the COMMIT that waits for its answer. Call it on the database after the transaction; "
+    "in the transaction begin_request sends, and wait_for_answer waits after it."
+)
 
 
 class JoinedTransaction(Verbs):
@@ -96,6 +102,9 @@ class JoinedTransaction(Verbs):
             if not self.connection.closed and not self.connection.autocommit:
                 self.connection.rollback()
 
+    def _refuse_transaction(self, statement: str) -> None:
+        raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
+
     def _received(self, queue_id: int, transaction: int) -> None:
         poison = self.database.instance.poison
         if self.connection.autocommit and is_idle(self.connection):
@@ -117,6 +126,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     def __enter__(self) -> Self:
         self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
+        self._owner = current_work()
+        self.instance.open_transactions[self._owner] += 1
         self.connection.ahead.append(Ahead(b"begin"))
         return self
 
@@ -124,6 +135,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True  # the connection serves somebody else from now on
+        self._forget_owner()
         if self.database.instance.is_forked:
             self._leave_to_parent(kind)
             return
@@ -310,6 +322,13 @@ class Transaction(JoinedTransaction, TransactionScripts):
         except BrokerError as refused:
             find_reason(self.connection, self.engine, refused)
             raise
+
+    def _forget_owner(self) -> None:
+        """The thread or task that has begun the transaction has one less open."""
+        opened = self.instance.open_transactions
+        opened[self._owner] -= 1
+        if not opened[self._owner]:
+            del opened[self._owner]
 
     def _leave_to_parent(self, kind: type[BaseException] | None) -> None:
         """End in a forked child, where nothing may be said on the connection: the transaction is the parent's."""

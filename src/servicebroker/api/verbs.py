@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import psycopg
 
 from servicebroker.api import tracing
+from servicebroker.api.requesting import COMPOSED
 from servicebroker.api.wrappers import WRAPPERS, operated
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.engine.conversation import receive
@@ -24,6 +25,7 @@ from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Receive
+from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Rows, Steps
@@ -69,11 +71,15 @@ class Verbs(ABC):
         """
         engine, kind = self.engine, type(operation)
         within = WRAPPERS.get(kind)
+        result: T
         if within is None:
+            if kind in COMPOSED:
+                result = COMPOSED[kind](self, operation)
+                return result
             raise BrokerError(402, "operation", repr(operation), "a value of servicebroker.operations")
         is_observed = tracing.is_on() or self.instance.events.watches_conversations
         run = within.observed if is_observed else within.quiet
-        result: T = run(self, operation, partial(engine.interpreters[kind], engine, operation))
+        result = run(self, operation, partial(engine.interpreters[kind], engine, operation))
         return result
 
     def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
@@ -97,6 +103,20 @@ class Verbs(ABC):
     send = operated(Send)
 
     send_batch = operated(SendBatch)
+
+    request = operated(Request)
+
+    begin_request = operated(BeginRequest)
+
+    wait_for_answer = operated(WaitForAnswer)
+
+    @abstractmethod
+    def _refuse_transaction(self, statement: str) -> None:
+        """Refuse a statement that waits for what others do after our COMMIT, if a transaction is open.
+
+        Raises:
+            BrokerError: 226.
+        """
 
     def _named(self, rows: Rows, *, alone: bool) -> list[Message]:
         """What was taken, with its names. Those that we do not remember are looked up."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.handlers import check_kind, check_parameters
 
 VALID_XML = "VALID_XML"
@@ -121,6 +121,17 @@ def check_wait(wait: object) -> None:
     """The seconds of WAITFOR."""
     if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
         raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
+
+
+def check_seconds(name: str, seconds: object) -> None:
+    """Refuse what is no time to wait, or one without an end.
+
+    Raises:
+        BrokerError: 402.
+    """
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= MAXIMUM_LIFETIME:  # type: ignore[operator] # it is a number
+        raise BrokerError(402, name, repr(seconds), f"seconds, 0 to {MAXIMUM_LIFETIME}")
 
 
 def check_procedure(procedure: object, *, may_be_async: bool) -> None:

@@ -99,6 +99,7 @@ _UNDELIVERABLE = "This message could not be delivered because "
 RULES: dict[int, Rule] = {
     208: Rule("Invalid object name '{0}'."),
     218: Rule("Could not find the type '{0}'. Either it does not exist or you do not have the necessary permission."),
+    226: Rule("{0} is not allowed within an open transaction."),
     229: Rule("The {0} permission was denied on the object '{1}', database '{2}', schema '{3}'.", 14),
     259: Rule("Ad hoc updates to system catalogs are not allowed."),
     262: Rule("{0} permission denied in database '{1}'.", 14),

@@ -35,18 +35,22 @@ from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Receive
+from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 
 __all__ = [
     "BeginConversationTimer",
     "BeginDialog",
+    "BeginRequest",
     "EndConversation",
     "GetConversationGroup",
     "GetTransmissionStatus",
     "MoveConversation",
     "Operation",
     "Receive",
+    "Request",
     "Send",
     "SendBatch",
+    "WaitForAnswer",
 ]

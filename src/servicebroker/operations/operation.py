@@ -41,6 +41,12 @@ class Operation(Generic[Result]):
         return ()
 
 
+class Composite(Operation[Result]):
+    """An operation that is made of other ones: faces run those, and no interpreter knows it."""
+
+    __slots__ = ()
+
+
 def described(method: Method, operation: type[Operation[Any]]) -> Method:
     """Return the method under its operation's name, with the operation's help, parameters and result."""
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -80,6 +80,11 @@ class Background:
         self._thread.join(patience)
 
 
+def current_work() -> object:
+    """Tell apart what runs beside each other: the current thread."""
+    return threading.get_ident()
+
+
 def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """Work that blocks: here it may."""
     return work(*arguments, **options)

@@ -964,6 +964,57 @@ begin
     return next;
 end $$;
 
+-- ---------------------------------------------------------------- requests
+
+-- engine/conversation/requests.py: the queue into which the answers on a conversation of the caller's come.
+create or replace function servicebroker_fence.answer_queue(
+    database integer, handle uuid, me uuid default servicebroker_fence.me()
+) returns table (queue_id integer, name text) language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_column
+begin
+    if servicebroker.own_refusal(me, 'SEND', database, handle) is null then
+        return query
+            select q.queue_id, q.schema_name || '.' || q.name
+              from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id)
+             where e.conversation_handle = handle and e.database_id = database;
+    end if;
+end $$;
+
+-- Those of the conversations that have messages in the queue, or have gone to another queue.
+create or replace function servicebroker_fence.answered(
+    queue_id integer, handles uuid[], me uuid default servicebroker_fence.me()
+) returns setof uuid language plpgsql stable security definer {pinned} as $$
+begin
+    if servicebroker.receive_refusal(me, queue_id) is null then
+        return query execute format(
+            'select e.conversation_handle from servicebroker.conversation_endpoints e '
+            'where e.conversation_handle = any ($1) and (e.queue_id <> %1$s or exists ('
+            'select from servicebroker.queue_%1$s m where m.priority = e.priority '
+            'and m.conversation_group_id = e.conversation_group_id '
+            'and m.conversation_handle = e.conversation_handle))', queue_id) using handles;
+    end if;
+end $$;
+
+-- Conversations with messages in the queue whose group is one of these, some of the lowest; or one row with a refusal.
+create or replace function servicebroker_fence.late_answers(
+    queue_id integer, lowest uuid, highest uuid, me uuid default servicebroker_fence.me()
+) returns table (conversation_group_id uuid, conversation_handle uuid, refusal text[])
+language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_column
+begin
+    refusal := servicebroker.receive_refusal(me, queue_id);
+    if refusal is not null then
+        return next;
+        return;
+    end if;
+    return query execute format(
+        'select conversation_group_id, conversation_handle, null::text[] from (select distinct m.conversation_group_id, '
+        'm.conversation_handle from generate_series(1, 10) as p (level) cross join lateral ('
+        'select conversation_group_id, conversation_handle from servicebroker.queue_%s '
+        'where priority = p.level and conversation_group_id between $1 and $2 '
+        'order by conversation_group_id limit 100) m) late order by 1', queue_id) using lowest, highest;
+end $$;
+
 -- ---------------------------------------------------------------- rights
 
 -- Nobody but the owner and who was let in may execute anything: whoever called an inner function itself could make it

@@ -12,7 +12,8 @@ from servicebroker.model.arguments import check_procedure
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.workers import Worker
-from servicebroker.testing import definitions, working
+from servicebroker.operations.request import Request
+from servicebroker.testing import definitions, requesting, working
 from servicebroker.testing.instance import Clock, Database, Instance, Pipeline, Transaction
 
 AsyncConnect = Callable[[], Awaitable[Any]]
@@ -137,6 +138,27 @@ class AsyncDatabase(_Awaited):
                     return done
                 check_result(await procedure(transaction, messages))
             done += len(messages)
+
+    async def request(self, *given: Any, **named: Any) -> Message:
+        """Send a request, let the workers answer, and return the answer."""
+        operation = Request(*given, **named)
+        handle = requesting.ask(self._inner, operation)
+        await self.instance._work()
+        return requesting.wait(self._inner, handle, operation.timeout)  # type: ignore[arg-type]
+
+    async def process_late_answers(
+        self, queue: str, procedure: Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
+    ) -> int:
+        """Await `procedure(transaction, messages)` on each late answer in a queue, and end its conversation."""
+        check_procedure(procedure, may_be_async=True)
+        found = definitions.find_queue(self._inner.broker, queue)  # type: ignore[union-attr]
+        late = requesting.late_answers_to_handle(self._inner, found)  # type: ignore[arg-type]
+        for handle in late:
+            async with self.transaction() as transaction:
+                messages = await transaction.receive(queue, conversation_handle=handle)
+                check_result(await procedure(transaction, messages))
+                requesting.end_unless_ended(transaction._inner, handle)
+        return len(late)
 
     @asynccontextmanager
     async def working(self, *workers: Worker, concurrency: int = 1) -> AsyncIterator[None]:

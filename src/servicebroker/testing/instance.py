@@ -36,6 +36,7 @@ from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything
 from servicebroker.testing.endpoints import expire_ended, remove_closed
 from servicebroker.testing.receiving import serve
+from servicebroker.testing.requesting import drop_late, process_late_answers
 from servicebroker.testing.rows import Connect, Identify, Memory, Session, WouldWait, connected
 from servicebroker.testing.verbs import Verbs
 
@@ -86,6 +87,7 @@ class Instance:
             for broker in self._memory.brokers:
                 for queue in broker.queues.values():
                     serve(session, queue)
+                    drop_late(session, queue)
             expire_ended(session)
             remove_closed(session)
             deliver_everything(session)
@@ -202,6 +204,14 @@ class Database(Verbs):
                     return done
                 check_result(procedure(transaction, messages))
             done += len(messages)
+
+    def process_late_answers(self, queue: str, procedure: Callable[[Transaction, list[Message]], object]) -> int:
+        """Run `procedure(transaction, messages)` on each late answer in a queue, and end its conversation.
+
+        Returns how many conversations were ended.
+        """
+        check_procedure(procedure, may_be_async=False)
+        return process_late_answers(self, definitions.find_queue(self.broker, queue), procedure)
 
     @contextmanager
     def working(self, *workers: Worker, concurrency: int = 1) -> Iterator[None]:

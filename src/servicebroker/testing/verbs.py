@@ -16,9 +16,10 @@ from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Receive
+from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.transmission_status import GetTransmissionStatus
-from servicebroker.testing import delivery, dialogs, ending, receiving, views
+from servicebroker.testing import delivery, dialogs, ending, receiving, requesting, views
 from servicebroker.testing.definitions import find_queue
 from servicebroker.testing.rows import Session, WouldWait
 
@@ -79,6 +80,12 @@ class Verbs(ABC):
     get_conversation_group = operated(GetConversationGroup)
 
     move_conversation = operated(MoveConversation)
+
+    request = operated(Request)
+
+    begin_request = operated(BeginRequest)
+
+    wait_for_answer = operated(WaitForAnswer)
 
     end_conversation = operated(EndConversation)
 
@@ -212,6 +219,9 @@ INTERPRETERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     SendBatch: _send_batch,
     Receive: _receive,
     GetConversationGroup: _get_conversation_group,
+    Request: requesting.request,
+    BeginRequest: requesting.begin_request,
+    WaitForAnswer: requesting.wait_for_answer,
     BeginDialog: _begin_dialog,
     EndConversation: _end_conversation,
     MoveConversation: _move_conversation,

@@ -121,6 +121,24 @@ def test_one_trace_through_a_transaction_and_its_reply(database: sb.Database, tr
     assert kept(database) == 0
 
 
+def test_one_trace_through_a_request_and_its_answer(database: sb.Database, traced: Traced) -> None:
+    stock = sb.Worker(STOCK_QUEUE)
+
+    @stock.on(ORDER)
+    def order(tx: sb.Transaction, message: sb.Message) -> None:
+        tx.send(message.conversation_handle, REPLY, b"done")
+
+    with database.working(stock), traced.tracer.start_as_current_span("web request"):
+        assert database.request(ORDERS, STOCK, ORDER, b"1", contract=CONTRACT).body == b"done"
+    assert traced.path(f"process {ORDERS_QUEUE}") == [
+        f"process {ORDERS_QUEUE}",
+        f"send {REPLY}",
+        f"process {STOCK_QUEUE}",
+        f"send {ORDER}",
+        "web request",
+    ]
+
+
 def test_messages_of_several_traces_are_linked(database: sb.Database, traced: Traced) -> None:
     handle = begin(database)
     with traced.tracer.start_as_current_span("first"):

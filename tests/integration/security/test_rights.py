@@ -111,6 +111,39 @@ def test_an_owners_open_instance_delivers_and_wakes_the_waiting_role(shop: sb.Da
         assert stock.receive("StockQueue", wait=30)[0].is_end_dialog
 
 
+def test_a_role_requests_and_its_late_answers_are_its_own(shop: sb.Database, url: str) -> None:
+    stock = sb.Worker("StockQueue")
+
+    @stock.on("//shop/Order")
+    def order(tx: sb.Transaction, message: sb.Message) -> None:
+        tx.send(message.conversation_handle, "//shop/Order", message.message_body or b"")
+        tx.end_conversation(message.conversation_handle)
+
+    asked = ("//shop/Orders", "//shop/Stock", "//shop/Order", b"teapot")
+    with sb.open(url) as instance:
+        app = instance.database("Shop")
+        with pytest.raises(sb.RequestTimeout, match="not reached") as undelivered:
+            app.request(*asked, contract="//shop/Contract", timeout=0)
+        with sb.open(shop.instance.url) as owner, owner.database("Shop").working(stock):
+            assert app.request(*asked, contract="//shop/Contract", timeout=30).body == b"teapot"
+            assert app.wait_for_answer(undelivered.value.handle, timeout=30).body == b"teapot"
+            late = app.begin_request(*asked, contract="//shop/Contract", keep=0, late_answers="handle")
+            handled: list[UUID] = []
+            eventually(
+                lambda: (
+                    app.process_late_answers(
+                        "OrdersQueue", lambda tx, messages: handled.append(messages[0].conversation_handle)
+                    )
+                    or handled
+                )
+            )
+        assert handled == [late]
+        with refused(229, "StockQueue"):
+            app.process_late_answers("StockQueue", lambda tx, messages: None)
+        with refused(8426):
+            app.wait_for_answer(late)
+
+
 def test_what_the_permissions_refuse(shop: sb.Database, url: str) -> None:
     with sb.open(url) as instance:
         app = instance.database("Shop")

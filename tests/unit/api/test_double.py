@@ -412,3 +412,91 @@ def test_the_asyncio_face() -> None:
 
     asyncio.run(main())
     assert [row for row in committed if "savepoint" not in row] == ["insert", "ignored"]
+
+
+# ---------------------------------------------------------------- requests
+
+
+def _answering() -> sb.Worker:
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(ORDER)
+    def order(tx: double.Transaction, message: sb.Message) -> None:
+        if message.message_body == b"error":
+            tx.end_conversation(message.conversation_handle, error=(7, "no"))
+        else:
+            tx.send(message.conversation_handle, REPLY, message.message_body or b"")
+
+    return worker
+
+
+def _ask(database: Any, body: bytes = b"1", **options: Any) -> Any:
+    return database.request(ORDERS, STOCK, ORDER, body, contract=CONTRACT, **options)
+
+
+def test_a_request_is_answered_by_a_worker(database: double.Database) -> None:
+    with database.working(_answering()):
+        assert _ask(database).body == b"1"
+        with pytest.raises(sb.RequestError, match="no") as failed:
+            _ask(database, b"error")
+    assert failed.value.code == 7
+    assert [row["state"] for row in database.conversation_endpoints()] == ["CD", "CD"]
+
+
+def test_a_request_is_refused_in_a_transaction(database: double.Database) -> None:
+    with database.transaction() as tx:
+        for asked in (database, tx):
+            with refused(226):
+                _ask(asked)
+        handle = tx.begin_request(ORDERS, STOCK, ORDER, b"1", contract=CONTRACT)
+    with database.working(_answering()):
+        assert database.wait_for_answer(handle).body == b"1"
+
+
+@pytest.mark.parametrize("late_answers", ["drop", "handle"])
+def test_a_late_answer_is_dropped_or_handled(database: double.Database, late_answers: str) -> None:
+    before = database.instance.clock()
+    with pytest.raises(sb.RequestTimeout, match="not answered") as late:
+        _ask(database, timeout=5, keep=10, late_answers=late_answers)
+    assert (database.instance.clock() - before).total_seconds() == 5
+    handled: list[bytes | None] = []
+
+    def handle(tx: double.Transaction, messages: list[sb.Message]) -> None:
+        handled.extend(bodies(messages))
+
+    with database.working(_answering()):
+        database.instance.upkeep()
+        assert database.process_late_answers(ORDERS_QUEUE, handle) == 0
+        database.instance.clock.jump(seconds=12)
+        database.instance.upkeep()
+        assert database.process_late_answers(ORDERS_QUEUE, handle) == (late_answers == "handle")
+    with refused(8426):
+        database.wait_for_answer(late.value.handle)
+    assert handled == ([b"1"] if late_answers == "handle" else [])
+
+
+def test_a_request_of_asyncio(database: double.Database) -> None:
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(ORDER)
+    async def order(tx: Any, message: sb.Message) -> None:
+        await tx.send(message.conversation_handle, REPLY, message.message_body)
+
+    async def test() -> None:
+        async with double.open_async() as instance:
+            asynchronous = await instance.database("Test", create=True)
+            define_standard_set(asynchronous._inner)
+            with pytest.raises(sb.RequestTimeout):
+                await _ask(asynchronous, timeout=0, keep=0, late_answers="handle")
+            handled: list[Any] = []
+
+            async def handle(tx: Any, messages: list[sb.Message]) -> None:
+                handled.extend(messages)
+
+            async with asynchronous.working(worker):
+                assert (await _ask(asynchronous)).body == b"1"
+                instance.clock.jump(seconds=2)
+                assert await asynchronous.process_late_answers(ORDERS_QUEUE, handle) == 1
+            assert bodies(handled) == [b"1"]
+
+    asyncio.run(test())

@@ -18,10 +18,12 @@ from servicebroker.api.aio.exclusive import alone
 from servicebroker.api.aio.giving_way import MOMENTS, find_patience, giving_way, hurried
 from servicebroker.api.aio.poison_messages import AsyncPoisonMessages
 from servicebroker.api.aio.processing import process
+from servicebroker.api.aio.requesting import process_late_answers
 from servicebroker.api.aio.routing import AsyncRouting
 from servicebroker.api.aio.scripts import AsyncScripts
 from servicebroker.api.aio.security import AsyncSecurity
 from servicebroker.api.aio.transaction import (
+    ASK_THE_DATABASE,
     AsyncJoinedTransaction,
     AsyncTransaction,
     find_reason,
@@ -47,7 +49,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
-from servicebroker.store.aio.concurrency import IS_ASYNC
+from servicebroker.store.aio.concurrency import IS_ASYNC, current_work
 from servicebroker.store.aio.running import run_alone
 from servicebroker.store.statements import Steps, only
 
@@ -146,6 +148,28 @@ class AsyncDatabase(
         check_wait(wait)
         check_policy(poison)
         return await process(self, queue, procedure, top=top, wait=wait, poison=poison)
+
+    async def process_late_answers(
+        self, queue: str, procedure: Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
+    ) -> int:
+        """Run `procedure(transaction, messages)` on each late answer in a queue, and end its conversation.
+
+        Late are the answers to requests with `late_answers="handle"` whose time has passed, of every program, also of
+        those that have crashed. Each is a transaction: if the procedure raises an exception, it is rolled back, the
+        answer is in the queue again, and the exception ends `process_late_answers`. Call it now and then.
+
+        Args:
+            queue: that of the services which requests came from.
+            procedure: gets what came on one conversation: the answer, and perhaps EndDialog or Error.
+
+        Returns:
+            How many conversations were ended.
+
+        Raises:
+            BrokerError: 15151 no such queue, 229 no permission, 9617 it is off, 402 `procedure` cannot be called.
+        """
+        check_procedure(procedure, may_be_async=IS_ASYNC)
+        return await process_late_answers(self, queue, procedure)
 
     @asynccontextmanager
     async def defining(self) -> AsyncIterator[AsyncDatabase]:
@@ -323,6 +347,10 @@ class AsyncDatabase(
             except BrokerError as refused:
                 await find_reason(connection, self.engine, refused)
                 raise
+
+    def _refuse_transaction(self, statement: str) -> None:
+        if self._within is not None or self.instance.open_transactions[current_work()]:
+            raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -21,6 +22,7 @@ from servicebroker.api.aio.database import AsyncDatabase
 from servicebroker.api.aio.doorbell import Bell, Doorbell
 from servicebroker.api.aio.network import AsyncNetwork
 from servicebroker.api.aio.poison import PoisonDetector
+from servicebroker.api.aio.requesting import AsyncWatchers
 from servicebroker.api.aio.rights import AsyncRights
 from servicebroker.api.aio.transaction import release_kept, translated
 from servicebroker.api.aio.upkeep import Upkeep, tell, tell_statements
@@ -118,6 +120,8 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self._upkeep: Upkeep | None = None
         self.seen_by_threads: Any = None  # what T-SQL under asyncio sees of it
         self._process = os.getpid()
+        self.open_transactions: Counter[object] = Counter()  # of each thread, or task
+        self.watchers = AsyncWatchers()
 
     async def open(self) -> Self:
         """Open it, unless it is open.
@@ -258,8 +262,10 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         if self._pool is not None:
             if self.engine.has_upkeep:
                 await self._tell(self._pool)
+            self.watchers.stop()
             await self._pool.close()
             await self.doorbell.close()  # whoever it wakes is to find the instance closed
+            await self.watchers.join()
         if self._server is not None:
             await in_thread(self._server.close)
 

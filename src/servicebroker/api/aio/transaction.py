@@ -25,7 +25,7 @@ from servicebroker.model.messages import Message
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.send import Send
 from servicebroker.store.aio import kept
-from servicebroker.store.aio.concurrency import finish
+from servicebroker.store.aio.concurrency import current_work, finish
 from servicebroker.store.aio.connection import one_line
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, send_ahead
 from servicebroker.store.aio.running import in_transaction, run, run_alone
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
 
 T = TypeVar("T")
+
+ASK_THE_DATABASE = (
+    "The request would leave with the COMMIT that waits for its answer. Call it on the database after the transaction; "
+    "in the transaction begin_request sends, and wait_for_answer waits after it."
+)
 
 
 class AsyncJoinedTransaction(AsyncVerbs):
@@ -97,6 +102,9 @@ class AsyncJoinedTransaction(AsyncVerbs):
             if not self.connection.closed and not self.connection.autocommit:
                 await self.connection.rollback()
 
+    def _refuse_transaction(self, statement: str) -> None:
+        raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
+
     def _received(self, queue_id: int, transaction: int) -> None:
         poison = self.database.instance.poison
         if self.connection.autocommit and is_idle(self.connection):
@@ -118,6 +126,8 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
 
     async def __aenter__(self) -> Self:
         self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
+        self._owner = current_work()
+        self.instance.open_transactions[self._owner] += 1
         self.connection.ahead.append(Ahead(b"begin"))
         return self
 
@@ -125,6 +135,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True  # the connection serves somebody else from now on
+        self._forget_owner()
         if self.database.instance.is_forked:
             self._leave_to_parent(kind)
             return
@@ -311,6 +322,13 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         except BrokerError as refused:
             await find_reason(self.connection, self.engine, refused)
             raise
+
+    def _forget_owner(self) -> None:
+        """The thread or task that has begun the transaction has one less open."""
+        opened = self.instance.open_transactions
+        opened[self._owner] -= 1
+        if not opened[self._owner]:
+            del opened[self._owner]
 
     def _leave_to_parent(self, kind: type[BaseException] | None) -> None:
         """End in a forked child, where nothing may be said on the connection: the transaction is the parent's."""

@@ -19,6 +19,7 @@ from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.event_notifications import post_left
 from servicebroker.engine.conversation.endpoints import remove_closed
+from servicebroker.engine.conversation.requests import drop_late
 from servicebroker.engine.conversation.shared_bodies import remove_unread
 from servicebroker.engine.conversation.traces import sweep
 from servicebroker.engine.conversation.upkeep import (
@@ -296,7 +297,7 @@ async def upkeep(
             await run(connection, serve_queue(queue_id, now))
         if not queues:
             break
-    dated = (expire_ended, remove_closed, sweep, forget_old)
+    dated = (expire_ended, drop_late, remove_closed, sweep, forget_old)
     pieces: list[Callable[[], Steps[int]]] = [*(partial(piece, now) for piece in dated), remove_unread]
     for piece in pieces:
         for _ in range(_ROUNDS):

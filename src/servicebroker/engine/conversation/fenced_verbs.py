@@ -18,11 +18,13 @@ from servicebroker.engine.conversation import enqueue, receive
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.engine.conversation.plain_verbs import Direct, Sent
 from servicebroker.engine.conversation.receive import Received, refuse_pipeline
+from servicebroker.engine.conversation.requests import AnswerQueue, LateAnswer, answer_queue_of, late_of
 from servicebroker.engine.conversation.together import Waiting, send_in_runs
 from servicebroker.model import names
 from servicebroker.model.conversation_events import Happened
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
+from servicebroker.model.requests import LateAnswers, late_groups
 from servicebroker.model.security.permissions import User
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.end import EndConversation
@@ -133,6 +135,24 @@ class Fenced(Direct):
     def service_changes(self, queue: Queue) -> Steps[int]:
         """How often a service of the queue was altered or dropped."""
         return receive.counted_changes((yield call("service_changes", queue.queue_id)), queue)
+
+    def find_answer_queue(self, handle: UUID) -> Steps[AnswerQueue]:
+        """The queue into which the answers on a conversation of the role's own come."""
+        return answer_queue_of((yield call("answer_queue", self.user.database_id, handle)), handle)
+
+    @staticmethod
+    def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
+        """Those of the conversations that have messages in the queue."""
+        rows = yield call("answered", queue_id, list(handles))
+        return [handle for (handle,) in rows]
+
+    def find_late(self, queue_id: int) -> Steps[list[LateAnswer]]:
+        """Requests in the queue whose answer is late and is to be handled."""
+        lowest, highest = late_groups(self.settings.clock(), LateAnswers.HANDLE)
+        rows = yield call("late_answers", queue_id, lowest, highest)
+        if rows:
+            _refuse(rows[0][-1])
+        return late_of([row[:2] for row in rows])
 
     def watched(self, operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
         """The steps: the events of conversations are for who may look at all of them."""

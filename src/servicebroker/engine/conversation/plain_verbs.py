@@ -23,6 +23,7 @@ from servicebroker.engine.conversation import (
     move,
     multicast,
     receive,
+    requests,
     send,
     together,
     traces,
@@ -34,6 +35,7 @@ from servicebroker.engine.security import authorization, principals
 from servicebroker.model.conversation_events import Happened
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
+from servicebroker.model.requests import LateAnswers
 from servicebroker.model.security.permissions import User
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.end import EndConversation
@@ -172,6 +174,24 @@ class Direct:
     def service_changes(self, queue: Queue) -> Steps[int]:
         """How often a service of the queue was altered or dropped."""
         return receive.service_changes(queue)
+
+    def find_answer_queue(self, handle: UUID) -> Steps[requests.AnswerQueue]:
+        """The queue into which the answers on a conversation come."""
+        return requests.find_answer_queue(self.user.database_id, handle)
+
+    @staticmethod
+    def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
+        """Those of the conversations that have messages in the queue."""
+        return requests.find_answered(queue_id, handles)
+
+    def find_late(self, queue_id: int) -> Steps[list[requests.LateAnswer]]:
+        """Requests in the queue whose answer is late and is to be handled."""
+        return authorization.authorized(
+            requests.find_late(queue_id, self.settings.clock(), LateAnswers.HANDLE),
+            self.user,
+            "RECEIVE",
+            authorization.queue_number(queue_id),
+        )
 
     def watched(self, operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
         """The steps of an operation, and the events of its conversations."""

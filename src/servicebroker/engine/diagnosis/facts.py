@@ -310,7 +310,10 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         "q.is_receive_enabled, q.is_activation_enabled, e.priority, e.conversation_group_id, "
         "p.queue_id, p.conversation_handle, coalesce(p.priority, 0), p.conversation_group_id, "
         "coalesce(dp.name || '.' || qp.schema_name || '.' || qp.name, ''), "
-        "(select count(*) from readers w where w.queue_id = e.queue_id and not w.is_monitor) "
+        "(select count(*) from readers w where w.queue_id = e.queue_id and not w.is_monitor), "
+        "coalesce(qp.is_receive_enabled, true), "
+        "(select count(*) from readers w where w.queue_id = p.queue_id and not w.is_monitor), "
+        "coalesce(qp.is_activation_enabled, false) "
         "from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id) "
         "join servicebroker.databases d on d.database_id = e.database_id "
         "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
@@ -322,7 +325,8 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     if not rows:
         raise BrokerError(8426, handle)
     (state, far_service, lifetime, queue_id, queue, is_on, is_activated, priority, group) = rows[0][:9]
-    peer_queue_id, peer, peer_priority, peer_group, peer_queue, readers = rows[0][9:]
+    peer_queue_id, peer, peer_priority, peer_group, peer_queue, readers = rows[0][9:15]
+    peer_is_on, peer_readers, peer_is_activated = rows[0][15:]
     own = yield _queued(queue_id, priority, group, handle)
     theirs = yield _queued(peer_queue_id, peer_priority, peer_group, peer)
     failed = yield Statement(
@@ -374,6 +378,9 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         readers,
         is_activated,
         sent,
+        peer_is_on,
+        peer_readers,
+        peer_is_activated,
     )
 
 

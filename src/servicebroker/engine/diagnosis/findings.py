@@ -278,6 +278,9 @@ class ConversationFacts(NamedTuple):
     readers: int
     is_activated: bool
     sent: datetime | None = None  # the oldest of what waits
+    peer_is_on: bool = True
+    peer_readers: int = 0
+    peer_is_activated: bool = False
 
 
 def judge(facts: Facts) -> list[Finding]:
@@ -347,6 +350,15 @@ def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
 def judge_conversation(facts: ConversationFacts) -> list[Finding]:
     """Why a conversation does not go on; nothing when it does."""
     return [Finding(f"conversation {facts.handle}", *said) for said in _conversation(facts)]
+
+
+def say_why_unanswered(facts: ConversationFacts) -> str:
+    """Say why a request has no answer: what is wrong with its conversation and what to do, or how far it has come."""
+    if found := judge_conversation(facts):
+        return " ".join(f"{finding.problem} {finding.advice}" for finding in found)
+    if facts.waits:
+        return f"It has not reached {facts.far_service} yet."
+    return "Nothing that is known here stands in its way; the other side has not answered yet."
 
 
 def _servers(facts: Facts) -> Iterator[Finding]:
@@ -892,10 +904,26 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
         else:
             yield f"Nobody receives its {waits}.", "Start the program that reads the queue."
     if facts.peer_messages and not facts.messages and not facts.waits:
-        yield (
-            f"The other side has {counted(facts.peer_messages, 'message')} of it to receive, in {facts.peer_queue}.",
-            "Ask servicebroker doctor for the other side's handle, or see who reads that queue.",
+        yield _unread_by_peer(facts)
+
+
+def _unread_by_peer(facts: ConversationFacts) -> tuple[str, str]:
+    """Say why the other side has not received what was delivered to it."""
+    waits = counted(facts.peer_messages, "message")
+    if not facts.peer_is_on:
+        return (
+            f"The other side's queue {facts.peer_queue} is OFF, with {waits} of it.",
+            "servicebroker poison inspect shows the message at its head; poison retry switches the queue on.",
         )
+    if not facts.peer_readers and not facts.peer_is_activated:
+        return (
+            f"The other side has {waits} of it to receive, in {facts.peer_queue}, where no reader waits.",
+            "See whether the program that reads that queue runs, or is busy with other messages.",
+        )
+    return (
+        f"The other side has {waits} of it to receive, in {facts.peer_queue}.",
+        "Ask servicebroker doctor for the other side's handle, or see who reads that queue.",
+    )
 
 
 def _long(time: timedelta) -> str:

@@ -121,6 +121,11 @@ class Background:
         await asyncio.wait({self._task}, timeout=patience)
 
 
+def current_work() -> object:
+    """Tell apart what runs beside each other: the current task."""
+    return asyncio.current_task()
+
+
 async def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """Work that blocks, beside the event loop."""
     return await asyncio.to_thread(work, *arguments, **options)

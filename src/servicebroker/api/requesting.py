@@ -1,0 +1,367 @@
+# Made from aio/requesting.py by tools/make_sync.py: change that file, then run `make sync`.
+"""Requests: ask another service and wait for its answer, many at a time over one queue.
+
+A request is a transaction of BEGIN DIALOG and SEND; taking its answer is another one, of RECEIVE and END CONVERSATION.
+Between them no connection is held. For each queue one watcher of the process waits at the doorbell: when messages have
+come, one statement says which of the requests have them, and only their callers wake.
+
+The rule of late answers needs nobody but the request's own group (model/requests.py): it says until when the answer is
+the caller's, whatever becomes of the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import UUID, uuid4
+
+import psycopg
+
+from servicebroker.api import tracing
+from servicebroker.engine.conversation.fenced_verbs import Fenced
+from servicebroker.engine.conversation.requests import AnswerQueue
+from servicebroker.model.errors import BrokerError, ServiceBrokerError, Unreachable
+from servicebroker.model.handlers import check_result
+from servicebroker.model.messages import Message
+from servicebroker.model.reporting import report
+from servicebroker.model.requests import RequestTimeout
+from servicebroker.model.security.permissions import User
+from servicebroker.operations.begin import BeginDialog
+from servicebroker.operations.operation import Operation
+from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, is_over
+from servicebroker.store.concurrency import Background, Event, Lock
+
+if TYPE_CHECKING:
+    from servicebroker.api.database import Database
+    from servicebroker.api.verbs import Verbs
+
+Procedure: TypeAlias = Callable[[Any, list[Message]], object]  # of a transaction and what came
+
+LINGER_S = 10.0  # a watcher without requests stays so long: registering it again costs two commits
+_RETRY_PAUSE_S = 1.0  # after a failure of the watcher
+_STOP_PATIENCE_S = 2.0
+_NOT_THERE = 8426  # no such conversation
+_CHANGED = 8468  # a service of the queue was altered or dropped
+_ENDED = {8426, 8427}  # what END CONVERSATION says of a conversation that its handler has ended
+
+_LOG = logging.getLogger("servicebroker")
+
+
+class Waiter:
+    """A caller that waits for the answer on a conversation.
+
+    Attributes:
+        handle: the conversation.
+        ready: set when there may be something to receive.
+        watcher: wakes it.
+    """
+
+    def __init__(self, handle: UUID, watcher: Watcher) -> None:
+        self.handle, self.watcher = handle, watcher
+        self.ready = Event()
+
+    def rejoin(self, watcher: Watcher) -> None:
+        """Let another watcher wake it."""
+        self.watcher.leave(self)
+        self.watcher = watcher
+        watcher.enter(self)
+
+
+def request(verbs: Verbs, operation: Request) -> Message:
+    """Do what `Request` says."""
+    verbs._refuse_transaction("REQUEST")
+    database = verbs.database
+    begin = operation.begin(database.instance.clock(), uuid4())
+    deadline = time.monotonic() + operation.timeout
+    waiter: Waiter | None = None
+    try:
+        with database.transaction() as transaction:
+            handle = _begin(transaction, operation, begin)
+            watcher = database.instance.watchers.of_service(transaction, operation.from_service, handle)
+            waiter = Waiter(handle, watcher)
+            watcher.enter(waiter)  # before the COMMIT: no answer comes unseen
+        return _wait(database, waiter, operation.timeout, deadline)
+    finally:
+        if waiter is not None:
+            waiter.watcher.leave(waiter)
+
+
+def begin_request(verbs: Verbs, operation: BeginRequest) -> UUID:
+    """Do what `BeginRequest` says, in the caller's transaction if there is one."""
+    begin = operation.begin(verbs.instance.clock(), uuid4())
+    if verbs is not verbs.database:
+        return _begin(verbs, operation, begin)
+    with verbs.database.transaction() as transaction:
+        return _begin(transaction, operation, begin)
+
+
+def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
+    """Do what `WaitForAnswer` says."""
+    verbs._refuse_transaction("WAIT FOR ANSWER")
+    operation.check()
+    database = verbs.database
+    deadline = time.monotonic() + operation.timeout
+    queue = database._do(database.engine.find_answer_queue(operation.handle))
+    watcher = database.instance.watchers.of_queue(database, queue)
+    waiter = Waiter(operation.handle, watcher)
+    try:
+        watcher.enter(waiter)
+        waiter.ready.set()  # it may be there already
+        return _wait(database, waiter, operation.timeout, deadline)
+    finally:
+        waiter.watcher.leave(waiter)
+
+
+def process_late_answers(database: Database, queue: str, procedure: Procedure) -> int:
+    """See `Database.process_late_answers`."""
+    there = database._find(queue)
+    done = 0
+    while True:
+        late = database._do(database.engine.find_late(there.queue_id))
+        taken = 0
+        for one in late:
+            taken += _handle_late(database, queue, one.handle, procedure)
+        done += taken
+        if not taken:
+            return done
+
+
+def _begin(verbs: Verbs, operation: Request | BeginRequest, begin: BeginDialog) -> UUID:
+    handle = verbs.run(begin)
+    verbs.run(operation.send(handle))
+    return handle
+
+
+def _wait(database: Database, waiter: Waiter, timeout: float, deadline: float) -> Message:
+    """Sleep until the watcher wakes this caller, and take the answer.
+
+    Raises:
+        RequestTimeout: there is none at the deadline.
+    """
+    handle = waiter.handle
+    while True:
+        waiter.ready.wait(max(0.0, deadline - time.monotonic()))
+        waiter.ready.clear()
+        is_last = time.monotonic() >= deadline
+        try:
+            messages = database._unless_away(partial(_take, database, waiter), deadline)
+        except Unreachable as problem:
+            raise RequestTimeout(handle, timeout, str(problem)) from problem
+        answer = answer_in(handle, messages or [])
+        if answer is not None:
+            return answer
+        if is_last:
+            raise RequestTimeout(handle, timeout, _reason(database, handle))
+        if waiter.watcher.is_running:
+            waiter.watcher.watch(waiter)
+        else:
+            _rejoin(database, waiter, deadline)
+
+
+def _rejoin(database: Database, waiter: Waiter, deadline: float) -> None:
+    """Wait at the queue where answers on the conversation come now: the watcher has failed."""
+
+    def find() -> AnswerQueue:
+        return database._do(database.engine.find_answer_queue(waiter.handle))
+
+    queue = database._unless_away(find, deadline) or waiter.watcher.queue
+    waiter.rejoin(database.instance.watchers.of_queue(database, queue))
+
+
+def _take(database: Database, waiter: Waiter) -> list[Message]:
+    """Receive what has come on the conversation, wherever its service's queue is now."""
+    queue = waiter.watcher.queue
+    while True:
+        try:
+            return _receive(database, queue.name, waiter.handle)
+        except BrokerError as refused:
+            if refused.number != _NOT_THERE:
+                raise
+            found: AnswerQueue = database._do(database.engine.find_answer_queue(waiter.handle))
+            if found == queue:
+                raise
+            queue = found
+
+
+def _receive(database: Database, queue: str, handle: UUID) -> list[Message]:
+    """Receive the messages and end the conversation, as one transaction."""
+    with database.transaction() as transaction:
+        messages = transaction.receive(queue, conversation_handle=handle)
+        if is_over(messages):
+            transaction.end_conversation(handle)
+        return messages
+
+
+def _handle_late(database: Database, queue: str, handle: UUID, procedure: Procedure) -> bool:
+    """Give a late answer to the procedure and end its conversation. Return whether there was one."""
+    with database.transaction() as transaction:
+        try:
+            messages = transaction.receive(queue, conversation_handle=handle)
+        except BrokerError as refused:
+            if refused.number != _NOT_THERE:
+                raise
+            return False  # somebody else has had it
+        if not messages:
+            return False
+        with tracing.current(transaction._processing):
+            check_result(procedure(transaction, messages))
+        try:
+            transaction.end_conversation(handle)
+        except BrokerError as refused:
+            if refused.number not in _ENDED:
+                raise
+    return True
+
+
+def _reason(database: Database, handle: UUID) -> str:
+    """Say why there is no answer, as doctor does."""
+    from servicebroker.engine.diagnosis.facts import gather_conversation  # which few requests need
+    from servicebroker.engine.diagnosis.findings import say_why_unanswered
+    from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
+
+    instance = database.instance
+    gathered = gather_own_conversation if instance.engine is Fenced else gather_conversation
+    try:
+        return say_why_unanswered(database._do(gathered(database.database_id, handle, instance.clock())))
+    except (ServiceBrokerError, psycopg.Error) as problem:
+        return str(problem)
+
+
+class Watchers:
+    """The watchers of an instance, one for each queue and principal that waits there for answers."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._by_queue: dict[tuple[User, int], Watcher] = {}
+        self._by_service: dict[tuple[User, str], Watcher] = {}
+
+    def of_service(self, verbs: Verbs, service: str, handle: UUID) -> Watcher:
+        """Return the watcher for the queue of a service, from which a conversation was begun.
+
+        It is remembered as long as the watcher runs, who is told when the service goes to another queue.
+        """
+        key = verbs.database.user, service
+        known = self._by_service.get(key)
+        if known is not None and known.is_running:
+            return known
+        watcher = self.of_queue(verbs.database, verbs._do(verbs.engine.find_answer_queue(handle)))
+        self._by_service[key] = watcher
+        return watcher
+
+    def of_queue(self, database: Database, queue: AnswerQueue) -> Watcher:
+        """Return the watcher for a queue."""
+        key = database.user, queue.queue_id
+        with self._lock:
+            known = self._by_queue.get(key)
+            if known is None or not known.is_running or known.queue != queue:
+                self._by_service = {key: watcher for key, watcher in self._by_service.items() if watcher.is_running}
+                known = self._by_queue[key] = Watcher(database, queue)
+            return known
+
+    def stop(self) -> None:
+        """Let them end with their next look, and wake all callers: they find the instance closed."""
+        for watcher in list(self._by_queue.values()):
+            watcher.stop()
+
+    def join(self) -> None:
+        """Wait until they have ended."""
+        for watcher in list(self._by_queue.values()):
+            watcher.join()
+
+
+class Watcher:
+    """Waits at a queue for all requests of this process, and wakes those whose answer has come.
+
+    Attributes:
+        queue: where it waits.
+        is_running: whether it waits, or will with the next request; otherwise another takes its place.
+    """
+
+    def __init__(self, database: Database, queue: AnswerQueue) -> None:
+        self.queue = queue
+        self.is_running = True
+        self._database = database
+        self._lock = Lock()
+        self._entered: set[Waiter] = set()
+        self._watched: dict[UUID, list[Waiter]] = {}  # those that are asleep
+        self._background: Background | None = None
+
+    def enter(self, waiter: Waiter) -> None:
+        """Wake the waiter when messages come on its conversation, until it leaves."""
+        with self._lock:
+            self._entered.add(waiter)
+            self._watched.setdefault(waiter.handle, []).append(waiter)
+            if self._background is None:
+                self.is_running = True
+                self._background = Background(self._run, f"servicebroker requests of {self.queue.name}")
+
+    def watch(self, waiter: Waiter) -> None:
+        """Wake it again when more has come."""
+        with self._lock:
+            self._watched.setdefault(waiter.handle, []).append(waiter)
+
+    def leave(self, waiter: Waiter) -> None:
+        """Forget a waiter."""
+        with self._lock:
+            self._entered.discard(waiter)  # not there when it was interrupted before
+            waiters = self._watched.get(waiter.handle, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._watched[waiter.handle]
+
+    def stop(self) -> None:
+        """End with the next look, and wake all callers."""
+        self.is_running = False
+        self._wake(list(self._watched))
+
+    def join(self) -> None:
+        """Wait for the end."""
+        if self._background is not None:
+            self._background.stop(_STOP_PATIENCE_S)
+
+    def _run(self) -> None:
+        """Watch until no request has waited for a while, or the queue is not what it was."""
+        while self.is_running:
+            try:
+                self._database._waiting(
+                    self.queue.name, self._look, LINGER_S, choosy=True, enough=lambda _: not self.is_running
+                )
+            except (ServiceBrokerError, psycopg.Error) as problem:  # callers find out themselves what it is
+                report(_LOG, logging.DEBUG, "requests of %s: %s", self.queue.name, str(problem))
+                self._pause(problem)
+                self.is_running = False
+            with self._lock:
+                if not self._entered or not self.is_running:
+                    self.is_running, self._background = False, None
+                    self._wake(list(self._watched))
+
+    def _pause(self, problem: Exception) -> None:
+        """Wait a moment, since the next watcher may fail as this one, unless a service has only gone elsewhere."""
+        has_changed = isinstance(problem, BrokerError) and problem.number == _CHANGED
+        if self.is_running and not has_changed:
+            Event().wait(_RETRY_PAUSE_S)
+
+    def _look(self) -> int:
+        """Ask which conversations have messages, and wake their callers. Return how many."""
+        handles = list(self._watched)
+        if not handles:
+            return 0
+        answered = self._database._do(self._database.engine.find_answered(self.queue.queue_id, handles))
+        self._wake(answered)
+        return len(answered)
+
+    def _wake(self, handles: list[UUID]) -> None:
+        for handle in handles:
+            for waiter in self._watched.pop(handle, ()):
+                waiter.ready.set()
+
+
+COMPOSED: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
+    Request: request,
+    BeginRequest: begin_request,
+    WaitForAnswer: wait_for_answer,
+}

@@ -1,0 +1,128 @@
+"""Answers to requests: where they come, which are there, and which are late (model/requests.py, decision 467)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.conversation.end import end_conversation
+from servicebroker.engine.delivery.transmission import lock_free
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.requests import LateAnswers, is_request, late_groups
+from servicebroker.operations.end import EndConversation
+from servicebroker.store import locks
+from servicebroker.store.statements import Rows, Statement, Steps
+
+MAX_LATE = 100  # answers in one transaction
+HIGHEST_PRIORITY = 10
+
+
+class AnswerQueue(NamedTuple):
+    """The queue into which the answers on a conversation come; `name` is one that RECEIVE takes."""
+
+    queue_id: int
+    name: str
+
+
+class LateAnswer(NamedTuple):
+    """A request whose answer is late."""
+
+    group: UUID
+    handle: UUID
+
+
+def find_answer_queue(database_id: int, handle: UUID) -> Steps[AnswerQueue]:
+    """Return the queue of this side of a conversation.
+
+    Raises:
+        BrokerError: 8426 no such conversation in the database.
+    """
+    rows = yield Statement(
+        "requests.find_answer_queue",
+        "select q.queue_id, q.schema_name || '.' || q.name from servicebroker.conversation_endpoints e "
+        "join servicebroker.queues q using (queue_id) where e.conversation_handle = $1 and e.database_id = $2",
+        (handle, database_id),
+    )
+    return answer_queue_of(rows, handle)
+
+
+def answer_queue_of(rows: Rows, handle: UUID) -> AnswerQueue:
+    """Return what the only row says.
+
+    Raises:
+        BrokerError: 8426 when there is none.
+    """
+    if not rows:
+        raise BrokerError(8426, handle)
+    return AnswerQueue(*rows[0])
+
+
+def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
+    """Return those of the conversations that have messages in the queue, or have gone to another queue.
+
+    It is one statement, however many they are.
+    """
+    rows = yield Statement(
+        "requests.find_answered",
+        "select e.conversation_handle from servicebroker.conversation_endpoints e "
+        f"where e.conversation_handle = any ($1) and (e.queue_id <> {queue_id} or exists "
+        f"(select from servicebroker.queue_{queue_id} m where m.priority = e.priority "
+        "and m.conversation_group_id = e.conversation_group_id and m.conversation_handle = e.conversation_handle))",
+        (list(handles),),
+    )
+    return [handle for (handle,) in rows]
+
+
+def find_late(queue_id: int, now: datetime, late: LateAnswers) -> Steps[list[LateAnswer]]:
+    """Return requests whose answer lies in the queue and is late, some of the oldest."""
+    rows = yield Statement(
+        "requests.find_late",
+        "select conversation_group_id, conversation_handle from (select distinct m.conversation_group_id, "
+        f"m.conversation_handle from generate_series(1, {HIGHEST_PRIORITY}) as p (level) cross join lateral ("
+        f"select conversation_group_id, conversation_handle from servicebroker.queue_{queue_id} "
+        "where priority = p.level and conversation_group_id between $1 and $2 "
+        f"order by conversation_group_id limit {MAX_LATE}) m) late order by 1",
+        late_groups(now, late),
+    )
+    return late_of(rows)
+
+
+def late_of(rows: Rows) -> list[LateAnswer]:
+    """Return those rows whose group is one of a request."""
+    return [LateAnswer(*row) for row in rows if is_request(row[0])]
+
+
+def drop_late(now: datetime) -> Steps[int]:
+    """End requests whose answer is late and is to be dropped, where nobody is at them. Return how many.
+
+    The groups say which queues may have one: so queues without requests cost nothing.
+    """
+    rows = yield Statement(
+        "requests.drop_late.find_queues",
+        "select distinct s.queue_id from servicebroker.conversation_groups g "
+        "join servicebroker.services s using (service_id) join servicebroker.databases d using (database_id) "
+        "where g.conversation_group_id between $1 and $2 and not d.is_read_only order by 1",
+        late_groups(now, LateAnswers.DROP),
+    )
+    dropped = 0
+    for (queue_id,) in rows:
+        late = yield from find_late(queue_id, now, LateAnswers.DROP)
+        for handle in (yield from _lock_free(late)):
+            with suppress(BrokerError):  # it has ended since it was found
+                yield from end_conversation(EndConversation(handle), now=now)
+                dropped += 1
+    return dropped
+
+
+def _lock_free(late: Sequence[LateAnswer]) -> Steps[set[UUID]]:
+    """Lock groups and endpoints of these requests as far as nobody has them: nothing is waited for."""
+    rows = yield Statement(
+        "requests.lock_free",
+        "select l.handle from unnest($1::uuid[], $2::uuid[]) as l (handle, in_group) "
+        "where pg_try_advisory_xact_lock($3, uuid_hash(l.in_group))",
+        ([one.handle for one in late], [one.group for one in late], locks.GROUP),
+    )
+    return (yield from lock_free([handle for (handle,) in rows]))

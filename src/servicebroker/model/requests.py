@@ -1,0 +1,92 @@
+"""Requests: a conversation of one message and its answer. How one is recognized, and how it fails.
+
+**The problem.** A caller gives up or crashes, and the answer comes nevertheless. Somebody has to take it, and has to
+know that it belongs to a request: the queue may also hold conversations that are no requests.
+
+**The mark.** The conversation group of a request is a UUID of version 8, whose layout is ours (RFC 9562). Three bytes
+say what becomes of a late answer, and 36 bits say until when the answer is its caller's, in seconds. Random UUIDs have
+version 4. PostgreSQL compares UUIDs byte by byte, so the late requests are one range of an index.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+from servicebroker.model.errors import ServiceBrokerError
+
+
+class LateAnswers(StrEnum):
+    """What becomes of an answer when its time has passed."""
+
+    DROP = "drop"
+    HANDLE = "handle"
+
+
+_MARKS = {LateAnswers.DROP: 0x534244, LateAnswers.HANDLE: 0x534248}  # SBD and SBH in ASCII
+_MARK_SHIFT, _HIGH_SHIFT, _VERSION_SHIFT, _LOW_SHIFT = 104, 80, 76, 64  # bits: the layout above
+_LOW_BITS = 12  # of the seconds, behind the version
+_VARIANT = 0b10 << 62
+_REST = (1 << 62) - 1  # the random bits
+
+
+class RequestError(ServiceBrokerError):
+    """The other side has ended the conversation of a request with an error, or without an answer.
+
+    Attributes:
+        handle: the conversation, which has ended on this side too.
+        code: as in END CONVERSATION WITH ERROR; below 0 where the broker has ended it, 0 where there was no answer.
+        description: what the error says.
+    """
+
+    def __init__(self, handle: UUID, code: int, description: str) -> None:
+        super().__init__(f"The request on conversation {handle} has failed with {code}: {description}")
+        self.handle, self.code, self.description = handle, code, description
+
+
+class RequestTimeout(ServiceBrokerError, TimeoutError):
+    """No answer has come in time. The request stays: what the other side does is not undone.
+
+    Attributes:
+        handle: the conversation. `wait_for_answer(handle)` waits on.
+        reason: why there is no answer, as far as that is known here.
+    """
+
+    def __init__(self, handle: UUID, seconds: float, reason: str) -> None:
+        super().__init__(
+            f"No answer has come on conversation {handle} within {seconds:g} s: {reason} "
+            "Wait on with wait_for_answer and its handle."
+        )
+        self.handle, self.reason = handle, reason
+
+
+def request_group(until: datetime, late: LateAnswers, random: UUID) -> UUID:
+    """Return the conversation group of a request whose answer is its caller's until that time."""
+    return _group(math.ceil(until.timestamp()), late, random.int & _REST)
+
+
+def late_groups(now: datetime, late: LateAnswers) -> tuple[UUID, UUID]:
+    """Return the lowest and the highest group of the requests whose time has passed.
+
+    Other groups may lie between them: see `is_request`.
+    """
+    return _group(0, late, 0), _group(math.floor(now.timestamp()), late, _REST)
+
+
+def is_request(group: UUID) -> bool:
+    """Tell whether a conversation group is that of a request."""
+    return group.version == 8 and group.int >> _MARK_SHIFT in _MARKS.values()
+
+
+def _group(seconds: int, late: LateAnswers, random: int) -> UUID:
+    high, low = seconds >> _LOW_BITS, seconds & ((1 << _LOW_BITS) - 1)
+    return UUID(
+        int=_MARKS[late] << _MARK_SHIFT
+        | high << _HIGH_SHIFT
+        | 8 << _VERSION_SHIFT
+        | low << _LOW_SHIFT
+        | _VARIANT
+        | random
+    )

@@ -1,0 +1,183 @@
+"""Request and answer: a conversation of one message and its answer, made of BEGIN DIALOG, SEND, RECEIVE and END."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime, timedelta
+from typing import ClassVar
+from uuid import UUID
+
+from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED, check_handle, check_seconds
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
+from servicebroker.model.messages import Message, read_error
+from servicebroker.model.requests import LateAnswers, RequestError, request_group
+from servicebroker.operations.begin import BeginDialog
+from servicebroker.operations.operation import Composite
+from servicebroker.operations.send import Send
+
+KEEP_S = 60.0  # longer than two rounds of upkeep: who waits on at once finds the answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What BEGIN DIALOG and SEND of a request say."""
+
+    from_service: str
+    to_service: str
+    message_type: str = names.DEFAULT
+    body: object = field(default=OMITTED, repr=False)
+    _: KW_ONLY
+    contract: str = names.DEFAULT
+    broker_instance: str | UUID | None = None
+    lifetime: int = MAXIMUM_LIFETIME
+    encryption: bool = True
+    keep: float = KEEP_S
+    late_answers: str = LateAnswers.DROP.value
+
+    def _begin(self, now: datetime, timeout: float, random: UUID) -> BeginDialog:
+        check_seconds("keep", self.keep)
+        if self.late_answers not in list(LateAnswers):
+            raise BrokerError(402, "late_answers", repr(self.late_answers), '"drop" or "handle"')
+        until = now + timedelta(seconds=timeout + self.keep)
+        return BeginDialog(
+            self.from_service,
+            self.to_service,
+            broker_instance=self.broker_instance,
+            contract=self.contract,
+            related_conversation_group=request_group(until, LateAnswers(self.late_answers), random),
+            lifetime=self.lifetime,
+            encryption=self.encryption,
+        )
+
+    def send(self, handle: UUID) -> Send[int]:
+        """Return the second statement."""
+        return Send(handle, self.message_type, self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRequest(Composite[UUID], _Asked):
+    """Begin a request: BEGIN DIALOG and SEND. Return the handle, for `wait_for_answer` once this is committed.
+
+    In a transaction the request leaves with its COMMIT, with the application's own tables.
+
+    Args:
+        from_service: as for `request`.
+        to_service: as for `request`.
+        message_type: as for `request`.
+        body: as for `request`.
+        contract: as for `request`.
+        broker_instance: as for `request`.
+        lifetime: as for `request`.
+        encryption: as for `request`.
+        keep: seconds for which the answer is kept for who waits for it; an answer after that is late.
+        late_answers: as for `request`.
+
+    Raises:
+        BrokerError: as `begin_dialog` and `send`; 402 `keep` or `late_answers`.
+    """
+
+    permission: ClassVar[str] = "BEGIN DIALOG"
+
+    def begin(self, now: datetime, random: UUID) -> BeginDialog:
+        """Return the first statement. The group of its conversation says when the answer is late.
+
+        Raises:
+            BrokerError: 402 a wrong field.
+        """
+        return self._begin(now, 0, random)
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Composite[Message], _Asked):
+    """Send a request, wait for its answer, and end the conversation. Return the answer; `answer.body` is its body.
+
+    The request is committed by itself, so it is refused while the caller has a transaction open. Many may wait at a
+    time, on threads or as tasks. A timeout or a cancellation undoes nothing: the conversation stays until its answer.
+
+    Args:
+        from_service: a service of this database. Nobody else reads its queue with RECEIVE without WHERE.
+        to_service: the service that is asked.
+        message_type: that of the request.
+        body: as for `send`.
+        contract: a contract of this database.
+        broker_instance: as for `begin_dialog`.
+        lifetime: as for `begin_dialog`. A request that nobody answers is open for so long.
+        encryption: as for `begin_dialog`.
+        keep: seconds after the timeout for which the answer is kept for who waits on; an answer after that is late.
+        late_answers: "drop" to end the conversation when a late answer is there, which an open instance does within its
+            interval of upkeep; "handle" to leave it to `process_late_answers`. Both hold also if this program ends.
+        timeout: seconds to wait for the answer.
+
+    Raises:
+        RequestTimeout: no answer has come in time. It says why, and has the handle.
+        RequestError: the other side has ended the conversation with an error or without an answer.
+        BrokerError: as `begin_dialog` and `send`; 226 the caller has a transaction open, 402 `timeout`, `keep` or
+            `late_answers`, 9617 the own queue is off.
+    """
+
+    permission: ClassVar[str] = "BEGIN DIALOG"
+
+    _: KW_ONLY
+    timeout: float = 30.0
+
+    def begin(self, now: datetime, random: UUID) -> BeginDialog:
+        """Return the first statement. The group of its conversation says when the answer is late.
+
+        Raises:
+            BrokerError: 402 a wrong field.
+        """
+        check_seconds("timeout", self.timeout)
+        return self._begin(now, self.timeout, random)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForAnswer(Composite[Message]):
+    """Wait for the answer to a request that was begun before, and end its conversation. Return the answer.
+
+    Args:
+        handle: of a request, perhaps of another program: from `begin_request`, or from RequestTimeout.
+        timeout: seconds to wait. An answer that becomes late meanwhile may be dropped.
+
+    Raises:
+        RequestTimeout: as `request`.
+        RequestError: as `request`.
+        BrokerError: 8426 no such conversation: its answer was given to somebody, or was late; 226 the caller has a
+            transaction open, 9617 the own queue is off, 402 `timeout`, 8418 the handle is missing.
+    """
+
+    permission: ClassVar[str] = "RECEIVE"
+
+    handle: UUID
+    _: KW_ONLY
+    timeout: float = 30.0
+
+    def check(self) -> None:
+        """Refuse what is wrong by itself.
+
+        Raises:
+            BrokerError: 8418 and 402 handle, 402 timeout.
+        """
+        check_handle(self.handle)
+        check_seconds("timeout", self.timeout)
+
+
+def answer_in(handle: UUID, messages: list[Message]) -> Message | None:
+    """Return the answer among what was received on the conversation of a request; None if nothing of it was.
+
+    Raises:
+        RequestError: the other side, or the broker, has ended the conversation.
+    """
+    for message in messages:
+        if message.is_error:
+            raise RequestError(handle, *read_error(message.message_body))
+        if not (message.is_timer or message.is_end_dialog):
+            return message
+    if any(message.is_end_dialog for message in messages):
+        raise RequestError(handle, 0, "The other side has ended the conversation without an answer.")
+    return None
+
+
+def is_over(messages: list[Message]) -> bool:
+    """Tell whether the conversation of a request is to be ended after these messages."""
+    return any(not message.is_timer for message in messages)

@@ -1,0 +1,1 @@
+-- Changes no table. The fence has functions for requests (decision 467), which every migration makes anew.

@@ -1,0 +1,132 @@
+"""Requests: BEGIN DIALOG and SEND, then RECEIVE and END CONVERSATION; and what becomes of late answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.handlers import check_result
+from servicebroker.model.messages import Message
+from servicebroker.model.requests import LateAnswers, RequestTimeout, is_request, late_groups
+from servicebroker.operations.end import EndConversation
+from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, is_over
+from servicebroker.testing.catalog import Queue
+from servicebroker.testing.ending import end_conversation
+from servicebroker.testing.rows import Session
+
+if TYPE_CHECKING:
+    from servicebroker.testing.instance import Database, Transaction
+    from servicebroker.testing.verbs import Verbs
+
+_ENDED = {8426, 8427}  # what END CONVERSATION says of a conversation that its handler has ended
+
+
+def request(verbs: Verbs, operation: Request) -> Message:
+    """Do what `Request` says; waiting takes no time, see RECEIVE."""
+    return wait(verbs.database, ask(verbs, operation), operation.timeout)
+
+
+def ask(verbs: Verbs, operation: Request) -> UUID:
+    """Send a request that is waited for; a transaction that is open is the caller's own.
+
+    Raises:
+        BrokerError: 226 a transaction is open.
+    """
+    refuse_transaction(verbs, "REQUEST")
+    with verbs.database.transaction() as transaction:
+        return _begin(transaction, operation)
+
+
+def begin_request(verbs: Verbs, operation: BeginRequest) -> UUID:
+    """Do what `BeginRequest` says."""
+    if verbs is not verbs.database:
+        return _begin(verbs, operation)
+    with verbs.database.transaction() as transaction:
+        return _begin(transaction, operation)
+
+
+def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
+    """Do what `WaitForAnswer` says."""
+    refuse_transaction(verbs, "WAIT FOR ANSWER")
+    operation.check()
+    return wait(verbs.database, operation.handle, operation.timeout)
+
+
+def refuse_transaction(verbs: Verbs, statement: str) -> None:
+    """Refuse what waits for others while a transaction is open.
+
+    Raises:
+        BrokerError: 226.
+    """
+    if verbs is not verbs.database or verbs.database.instance._memory.transactions:
+        raise BrokerError(226, statement, hint="Call it on the database, after the transaction.")
+
+
+def wait(database: Database, handle: UUID, timeout: float) -> Message:
+    """Receive the answer and end its conversation.
+
+    Raises:
+        RequestTimeout: none has come; the clock has jumped by the timeout.
+    """
+    with database._verb() as session:
+        queue = session.endpoint(handle).service.queue.name
+    messages = database.receive(queue, conversation_handle=handle, wait=timeout)
+    if is_over(messages):
+        database.end_conversation(handle)
+    answer = answer_in(handle, messages)
+    if answer is None:
+        status = database.get_transmission_status(handle)
+        raise RequestTimeout(handle, timeout, status or "The other side has not answered yet.")
+    return answer
+
+
+def process_late_answers(
+    database: Database, queue: Queue, procedure: Callable[[Transaction, list[Message]], Any]
+) -> int:
+    """Run the procedure on each late answer that is to be handled, and end its conversation."""
+    late = late_answers_to_handle(database, queue)
+    for handle in late:
+        with database.transaction() as transaction:
+            messages = transaction.receive(queue.name, conversation_handle=handle)
+            check_result(procedure(transaction, messages))
+            end_unless_ended(transaction, handle)
+    return len(late)
+
+
+def late_answers_to_handle(database: Database, queue: Queue) -> Sequence[UUID]:
+    """Return the requests whose answer is late and is for `process_late_answers`."""
+    with database._verb() as session:
+        return late_requests(session, queue, session.now, LateAnswers.HANDLE)
+
+
+def end_unless_ended(verbs: Verbs, handle: UUID) -> None:
+    """End a conversation, unless its handler has done so."""
+    try:
+        verbs.end_conversation(handle)
+    except BrokerError as refused:
+        if refused.number not in _ENDED:
+            raise
+
+
+def drop_late(session: Session, queue: Queue) -> None:
+    """End the requests whose answer is late and is to be dropped."""
+    for handle in late_requests(session, queue, session.now, LateAnswers.DROP):
+        end_conversation(session, EndConversation(handle))
+
+
+def late_requests(session: Session, queue: Queue, now: datetime, late: LateAnswers) -> Sequence[UUID]:
+    """Return the requests whose answer lies in the queue and is late, the oldest first."""
+    lowest, highest = late_groups(now, late)
+    found = sorted(
+        (message.conversation_group_id, message.conversation_handle) for message in session.messages_in(queue)
+    )
+    return list(dict.fromkeys(handle for group, handle in found if lowest <= group <= highest and is_request(group)))
+
+
+def _begin(verbs: Verbs, operation: Request | BeginRequest) -> UUID:
+    handle = verbs.run(operation.begin(verbs.database.instance.clock(), uuid4()))
+    verbs.run(operation.send(handle))
+    return handle

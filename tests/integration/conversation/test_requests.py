@@ -1,0 +1,552 @@
+"""Requests: an answer in one call, many at a time; what errors, timeouts, cancellations and crashes leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+import servicebroker.api.aio.requesting
+import servicebroker.api.aio.upkeep
+import servicebroker.api.requesting
+from portal import StandIn, upkeep
+from servicebroker import api
+from servicebroker.model.requests import is_request
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    bodies,
+    eventually,
+    group_of,
+    in_thread,
+    query,
+    refused,
+    state,
+    together,
+    undone,
+)
+
+pytestmark = pytest.mark.both_faces
+
+ERROR_BODY, END_BODY = b"error", b"end"
+
+
+def ask(database: sb.Database, body: object = b"1", **options: Any) -> sb.Message:
+    return database.request(ORDERS, STOCK, ORDER, body, contract=CONTRACT, **{"timeout": 20} | options)
+
+
+def answer(tx: sb.Transaction, message: sb.Message) -> None:
+    """Answers with the same body, or ends as the body says."""
+    if message.message_body == ERROR_BODY:
+        tx.end_conversation(message.conversation_handle, error=(7, "not in stock"))
+    elif message.message_body == END_BODY:
+        tx.end_conversation(message.conversation_handle)
+    else:
+        tx.send(message.conversation_handle, REPLY, message.message_body or b"")
+
+
+@contextmanager
+def answering(database: sb.Database, concurrency: int = 2) -> Iterator[None]:
+    worker = sb.Worker(STOCK_QUEUE)
+    worker.on(ORDER)(answer)
+    with database.working(worker, concurrency=concurrency):
+        yield
+
+
+def answer_one(database: sb.Database) -> None:
+    with database.transaction() as tx:
+        (message,) = tx.receive(STOCK_QUEUE, wait=10)
+        answer(tx, message)
+
+
+def unanswered(database: sb.Database, **options: Any) -> UUID:
+    """A request whose caller has given up."""
+    with pytest.raises(sb.RequestTimeout) as caught:
+        ask(database, timeout=0, **options)
+    return caught.value.handle
+
+
+def look_after(database: sb.Database) -> None:
+    with database.instance.connection() as connection:
+        upkeep(connection, database.instance.clock())
+
+
+def later(database: sb.Database, **by: float) -> None:
+    clock = database.instance.clock
+    assert isinstance(clock, Clock)
+    clock.jump(**by)
+
+
+def endpoints(database: sb.Database) -> list[tuple[UUID]]:
+    return query(
+        database,
+        "select conversation_handle from servicebroker.conversation_endpoints where database_id = %s",
+        database.database_id,
+    )
+
+
+def is_gone(database: sb.Database, handle: UUID) -> bool:
+    return state(database, handle) is None
+
+
+def test_an_answer_comes_and_both_sides_have_ended(database: sb.Database) -> None:
+    with answering(database):
+        answered = ask(database, b"tea")
+        assert (answered.message_type_name, answered.body) == (REPLY, b"tea")
+        assert is_gone(database, answered.conversation_handle)
+        (target,) = [handle for (handle,) in endpoints(database)]
+        eventually(lambda: state(database, target) == "CD")
+    assert query(database, f"select * from {database.name.lower()}_dbo.ordersqueue") == []
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "text"), [(ERROR_BODY, 7, "not in stock"), (END_BODY, 0, "without an answer")]
+)
+def test_an_error_of_the_other_side_raises(database: sb.Database, body: bytes, code: int, text: str) -> None:
+    with answering(database), pytest.raises(sb.RequestError, match=text) as caught:
+        ask(database, body)
+    assert caught.value.code == code
+    assert text in caught.value.description
+    assert is_gone(database, caught.value.handle)
+
+
+def test_an_error_of_the_broker_raises(database: sb.Database) -> None:
+    with pytest.raises(sb.RequestError) as caught:
+        database.request(ORDERS, STOCK, "DEFAULT", b"1", timeout=20)  # a contract that the target does not accept
+    assert caught.value.code == -8408
+
+
+def test_many_wait_at_a_time_and_each_gets_its_own_answer(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller looks when its own answer is there, and not with each message of the queue."""
+    each, callers = 5, 24
+    looks: list[UUID] = []
+
+    def counting(receive: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(database: Any, queue: str, handle: UUID) -> Any:
+            looks.append(handle)
+            return receive(database, queue, handle)
+
+        return counted
+
+    for module in (api.requesting, api.aio.requesting):
+        monkeypatch.setattr(module, "_receive", counting(module._receive))
+
+    def caller(number: int) -> None:
+        for turn in range(each):
+            body = f"{number} {turn}".encode()
+            assert ask(database, body).message_body == body
+
+    with answering(database, 4):
+        together(*(partial(caller, number) for number in range(callers)))
+    assert len(looks) == len(set(looks)) == each * callers
+
+
+def test_the_reason_of_a_timeout_is_told(database: sb.Database) -> None:
+    def reason(**options: Any) -> str:
+        with pytest.raises(sb.RequestTimeout) as caught:
+            database.request(
+                **{"from_service": ORDERS, "to_service": STOCK, "message_type": ORDER, "body": b"1"} | options,
+                contract=CONTRACT,
+                timeout=0.1,
+            )
+        assert caught.value.reason in str(caught.value)
+        return caught.value.reason
+
+    assert "no service by that name" in reason(to_service="//test/nowhere")
+    assert "where no reader waits" in reason()
+    database.alter_queue(STOCK_QUEUE, status=False)
+    assert "STATUS = ON" in reason()
+    database.alter_queue(STOCK_QUEUE, status=True)
+    database.drop_route("AutoCreatedLocal")
+    assert "route" in reason(to_service="//test/elsewhere")
+
+
+def test_a_queue_that_is_off_for_readers_is_the_reason(database: sb.Database) -> None:
+    handle = unanswered(database)
+    with database.instance.connection() as connection:
+        connection.execute(
+            "update servicebroker.queues set is_receive_enabled = false where database_id = %s and name = %s",
+            (database.database_id, STOCK_QUEUE),
+        )
+    with pytest.raises(sb.RequestTimeout, match=r"queue .*StockQueue is OFF"):
+        database.wait_for_answer(handle, timeout=0)
+
+
+def test_the_own_queue_that_is_off_is_the_reason(database: sb.Database) -> None:
+    database.alter_queue(ORDERS_QUEUE, status=False)
+    with refused(9617):
+        ask(database, timeout=0.1)
+
+
+def test_a_timeout_undoes_nothing_and_its_handle_waits_on(database: sb.Database) -> None:
+    handle = unanswered(database)
+    answer_one(database)
+    assert database.wait_for_answer(handle, timeout=10).body == b"1"
+    with refused(8426):
+        database.wait_for_answer(handle, timeout=10)
+
+
+def test_who_waits_on_is_woken(database: sb.Database) -> None:
+    handle = unanswered(database)
+    waiting = in_thread(database.wait_for_answer, handle, timeout=30)
+    time.sleep(0.2)
+    answer_one(database)
+    assert waiting.result(10).body == b"1"
+
+
+def test_a_late_answer_is_dropped_once_its_time_has_passed(database: sb.Database) -> None:
+    handle = unanswered(database, keep=100)
+    answer_one(database)
+    later(database, seconds=99)
+    look_after(database)
+    assert not is_gone(database, handle)
+    later(database, seconds=3)
+    look_after(database)
+    assert is_gone(database, handle)
+    (message,) = database.receive(STOCK_QUEUE, wait=10)  # the other side's work stays; it hears that all is over
+    assert message.is_end_dialog
+
+
+def test_a_request_stays_until_its_answer_however_late(database: sb.Database) -> None:
+    handle = unanswered(database, keep=0)
+    later(database, hours=10)
+    look_after(database)
+    assert not is_gone(database, handle)
+    answer_one(database)
+    look_after(database)
+    assert is_gone(database, handle)
+
+
+def test_only_requests_are_dropped(database: sb.Database) -> None:
+    """Others keep their messages, also in a group that the application has named."""
+    named = uuid.UUID(int=0x5342_4400_0000_4000_8000_0000_0000_0001)  # between the groups of requests, version 4
+    handles = [begin(database), begin(database, related_conversation_group=named)]
+    kept = unanswered(database, keep=0, late_answers="handle")
+    assert is_request(group_of(database, kept))
+    for handle in handles:
+        database.send(handle, ORDER, b"1")
+    for _ in (*handles, kept):
+        answer_one(database)
+    later(database, days=400)
+    look_after(database)
+    assert [state(database, handle) for handle in (*handles, kept)] == ["CO", "CO", "CO"]
+
+
+def test_a_late_answer_that_somebody_is_at_waits_for_the_next_look(database: sb.Database) -> None:
+    handle = unanswered(database, keep=0)
+    answer_one(database)
+    later(database, seconds=2)
+    with database.transaction() as tx:
+        tx.receive(ORDERS_QUEUE, conversation_handle=handle)
+        look_after(database)
+        tx.end_conversation(handle)
+    assert is_gone(database, handle)
+
+
+def test_late_answers_are_given_to_a_handler(database: sb.Database) -> None:
+    handles = [unanswered(database, body=body, keep=10, late_answers="handle") for body in (b"1", b"2", ERROR_BODY)]
+    for _ in handles:
+        answer_one(database)
+    handled: list[tuple[UUID, bytes | None]] = []
+
+    def handle_late(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        handled.extend((message.conversation_handle, message.message_body) for message in messages)
+
+    assert _process_late(database, handle_late) == 0  # it is their callers' still
+    later(database, seconds=12)
+    look_after(database)
+    assert _process_late(database, handle_late) == 3
+    assert {handle for handle, _ in handled} == set(handles)
+    assert {body for _, body in handled} > {b"1", b"2"}
+    assert all(is_gone(database, handle) for handle in handles)
+
+
+def test_a_handler_of_late_answers_that_fails_undoes_its_transaction(database: sb.Database) -> None:
+    handle = unanswered(database, keep=0, late_answers="handle")
+    answer_one(database)
+    later(database, seconds=2)
+
+    def fail(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        _process_late(database, fail)
+    assert not is_gone(database, handle)
+    assert _process_late(database, lambda tx, messages: tx.end_conversation(handle)) == 1
+
+
+def _process_late(database: sb.Database, procedure: Callable[[Any, list[sb.Message]], Any]) -> int:
+    """`process_late_answers` of either face."""
+    if not isinstance(database, StandIn):
+        return database.process_late_answers(ORDERS_QUEUE, procedure)
+
+    async def awaited(transaction: Any, messages: list[sb.Message]) -> None:
+        await asyncio.to_thread(procedure, database._shown(transaction), messages)
+
+    done: int = database._call(database.real.process_late_answers, (ORDERS_QUEUE, awaited), {})
+    return done
+
+
+def test_a_transaction_refuses_a_request_at_once(database: sb.Database) -> None:
+    handle = begin(database)
+    with database.transaction() as tx:
+        with refused(226, "begin_request"):
+            ask(tx)  # type: ignore[arg-type]
+        with refused(226):
+            tx.wait_for_answer(handle)
+    assert [row[0] for row in endpoints(database)] == [handle]
+
+
+def test_a_request_begins_with_the_tables_of_its_transaction(database: sb.Database) -> None:
+    with answering(database):
+        with database.transaction() as tx:
+            tx.connection.execute("create temporary table kept on commit preserve rows as select 1")
+            handle = tx.begin_request(ORDERS, STOCK, ORDER, b"1", contract=CONTRACT)
+            time.sleep(0.1)
+            assert query(database, f"select from {database.name.lower()}_dbo.stockqueue") == []
+        assert database.wait_for_answer(handle, timeout=20).body == b"1"
+        assert (
+            database.wait_for_answer(
+                database.begin_request(ORDERS, STOCK, ORDER, b"2", contract=CONTRACT), timeout=20
+            ).body
+            == b"2"
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"timeout": -1}, {"timeout": float("inf")}, {"timeout": None}, {"keep": "1"}, {"late_answers": "keep"}],
+)
+def test_what_cannot_be_is_refused(database: sb.Database, options: dict[str, Any]) -> None:
+    with refused(402):
+        ask(database, **options)
+    assert endpoints(database) == []
+
+
+def test_an_answer_is_read_by_its_codec(database: sb.Database) -> None:
+    sb.codec(ORDER, "json")
+    sb.codec(REPLY, "json")
+    try:
+        with answering(database):
+            assert ask(database, {"item": "tea"}).body == {"item": "tea"}
+        with pytest.raises(sb.BodyError):
+            ask(database, object())
+    finally:
+        for kind in (ORDER, REPLY):
+            sb.codec(kind, BYTES)
+
+
+class _Bytes:
+    """A codec that changes nothing."""
+
+    @staticmethod
+    def encode(value: bytes) -> bytes:
+        return value
+
+    decode = encode
+
+
+BYTES = _Bytes()
+
+
+def test_a_service_that_goes_to_another_queue_is_followed(database: sb.Database) -> None:
+    database.create_queue("OtherQueue")
+    waiting = in_thread(ask, database)
+    eventually(lambda: query(database, f"select from {database.name.lower()}_dbo.stockqueue"))
+    database.alter_service(ORDERS, queue="OtherQueue")
+    answer_one(database)
+    assert waiting.result(15).body == b"1"
+
+
+def test_connections_that_are_lost_cost_no_answer(fresh_database: sb.Database) -> None:
+    database = fresh_database
+    waiting = in_thread(ask, database, timeout=60)
+    eventually(lambda: query(database, "select from test_dbo.stockqueue"))
+    with psycopg.connect(database.instance.url, autocommit=True) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid()"
+        )
+    eventually(lambda: _can_answer(database))
+    assert waiting.result(60).body == b"1"
+
+
+def _can_answer(database: sb.Database) -> bool:
+    try:
+        answer_one(database)
+    except (psycopg.Error, sb.ServiceBrokerError):
+        return False
+    return True
+
+
+def test_the_watcher_leaves_when_nobody_asks_any_more(
+    fresh_database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = fresh_database
+    for module in (api.requesting, api.aio.requesting):
+        monkeypatch.setattr(module, "LINGER_S", 0.1)
+    unanswered(database)
+    eventually(lambda: query(database, "select from servicebroker.waiting_readers") == [])
+    with answering(database):
+        assert ask(database).body == b"1"
+
+
+# ---------------------------------------------------------------- of one face, or through a door
+
+
+@pytest.fixture
+def url(make_instance_url: Callable[..., str]) -> str:
+    return make_instance_url(1)
+
+
+def test_a_thread_with_an_open_transaction_is_refused(url: str) -> None:
+    """Others of the same process are not."""
+    with sb.open(url, upkeep=None) as instance:
+        database = instance.database("Test")
+        with answering(database):
+            with database.transaction(), refused(226, "REQUEST"):
+                ask(database)
+            with database.transaction():
+                assert in_thread(ask, database).result(20).body == b"1"
+            with database.defining() as inside, refused(226):
+                ask(inside)
+            assert ask(database).body == b"1"
+        assert not instance.open_transactions
+
+
+def test_a_task_with_an_open_transaction_is_refused(url: str) -> None:
+    async def test() -> None:
+        async with sb.open_async(url, upkeep=None) as instance:
+            database = await instance.database("Test")
+            async with answering_tasks(database):
+                async with database.transaction():
+                    with refused(226, "REQUEST"):
+                        await ask(database)  # type: ignore[misc]
+                    assert (await asyncio.create_task(ask(database))).body == b"1"  # type: ignore[arg-type]
+                assert (await ask(database)).body == b"1"  # type: ignore[misc]
+
+    asyncio.run(test())
+
+
+def test_tasks_that_are_cancelled_undo_nothing(url: str, seeded_random: random.Random) -> None:
+    """Each order is done once; its answer goes to its caller, or is late."""
+
+    async def caller(database: sb.AsyncDatabase, number: int) -> None:
+        asking = asyncio.create_task(ask(database, b"%d" % number, keep=0))  # type: ignore[arg-type]
+        await asyncio.sleep(seeded_random.uniform(0, 0.1))
+        asking.cancel()
+        await asyncio.wait([asking])
+
+    async def test() -> None:
+        clock = Clock()
+        async with sb.open_async(url, upkeep=None, clock=clock) as instance:
+            database = await instance.database("Test")
+            async with answering_tasks(database):
+                await asyncio.gather(*(caller(database, number) for number in range(40)))
+                assert (await ask(database, b"last")).body == b"last"  # type: ignore[misc]
+                while await database.receive(STOCK_QUEUE):
+                    await asyncio.sleep(0.05)
+            clock.jump(minutes=1)
+            async with instance.connection() as connection:
+                await api.aio.upkeep.upkeep(connection, clock())
+                left = await connection.execute("select from servicebroker.conversation_endpoints where is_initiator")
+                assert await left.fetchall() == []
+
+    asyncio.run(test())
+
+
+@asynccontextmanager
+async def answering_tasks(database: sb.AsyncDatabase) -> AsyncIterator[None]:
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(ORDER)
+    async def order(tx: sb.AsyncTransaction, message: sb.Message) -> None:
+        await tx.send(message.conversation_handle, REPLY, message.message_body or b"")
+
+    async with database.working(worker, concurrency=2):
+        yield
+
+
+CRASHING = """
+import sys
+import servicebroker as sb
+
+with sb.open(sys.argv[1], upkeep=None) as instance:
+    database = instance.database("Test")
+    print("asks", flush=True)
+    database.request(*sys.argv[2:5], b"1", contract=sys.argv[5], keep=0, timeout=1000, late_answers=sys.argv[6])
+"""
+
+
+@pytest.mark.parametrize("late_answers", ["drop", "handle"])
+def test_the_answer_to_a_program_that_crashed_lingers_nowhere(url: str, late_answers: str) -> None:
+    clock = Clock()
+    with sb.open(url, upkeep=None, clock=clock) as instance:
+        database = instance.database("Test")
+        arguments = (url, ORDERS, STOCK, ORDER, CONTRACT, late_answers)
+        with subprocess.Popen([sys.executable, "-c", CRASHING, *arguments]) as program:
+            eventually(lambda: query(database, "select from test_dbo.stockqueue"))
+            program.kill()
+        answer_one(database)
+        (handle,) = [message.conversation_handle for message in _kept(database)]
+        clock.jump(seconds=900)
+        look_after(database)
+        assert not is_gone(database, handle), "it is the program's for the thousand seconds that it would have waited"
+        clock.jump(seconds=200)
+        handled: list[sb.Message] = []
+        look_after(database)
+        assert database.process_late_answers(ORDERS_QUEUE, lambda tx, messages: handled.extend(messages)) == (
+            late_answers == "handle"
+        )
+        assert bodies(handled) == [b"1"] * len(handled)
+        assert is_gone(database, handle)
+
+
+def _kept(database: sb.Database) -> list[sb.Message]:
+    """What lies in the queue of the answers; it stays there."""
+    with undone(database) as tx:
+        return tx.receive(ORDERS_QUEUE)
+    raise AssertionError
+
+
+def test_an_open_instance_drops_late_answers_by_itself(url: str) -> None:
+    with sb.open(url, upkeep=0.1) as instance:
+        database = instance.database("Test")
+        handle = unanswered(database, keep=0)
+        answer_one(database)
+        eventually(lambda: is_gone(database, handle))
+
+
+def test_requests_of_both_programs_over_one_queue(url: str) -> None:
+    """Programs that ask over one queue take nothing from each other."""
+    with sb.open(url, upkeep=None) as one, sb.open(url, upkeep=None) as other:
+        databases = [instance.database("Test") for instance in (one, other)]
+
+        def caller(number: int) -> None:
+            for turn in range(10):
+                body = f"{number} {turn}".encode()
+                assert ask(databases[number % 2], body).message_body == body
+
+        with answering(databases[0]):
+            together(*(partial(caller, number) for number in range(6)))
