@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from servicebroker.model.errors import RULES
-from servicebroker.model.waiting import UNANSWERED
+from servicebroker.model.waiting import NO_ACKNOWLEDGEMENT
 
 _EXCHANGE = "Exchange certificates: servicebroker certificate export here and certificate import at the peer, and back."
 _TRUST = (
@@ -119,14 +119,15 @@ def after_refusal(number: int, *, is_ours: bool) -> str:
 
 
 _UNANSWERED = (
-    "See servicebroker doctor and the log at the other instance. If it was restored and lacks the conversation: "
-    "END CONVERSATION WITH ERROR here, or WITH CLEANUP, and begin anew."
+    "Nothing is lost, and it goes on as soon as the other side answers. See there whether servicebroker serve and its "
+    "server run and are not frozen, and what servicebroker doctor says. Only where that instance was restored and does "
+    "not know the conversation: END CONVERSATION WITH ERROR here, and begin anew."
 )
 _ELSE = "servicebroker route explain says where it should go; servicebroker doctor there, what was refused."
 
 
 def after_status(text: str) -> str:
     """What mends what a `transmission_status` says, or that it says nothing."""
-    if text == UNANSWERED:
+    if text.startswith(NO_ACKNOWLEDGEMENT):
         return _UNANSWERED
     return next((REMEDIES[number] for number, pattern in _PATTERNS.items() if pattern.match(text)), _ELSE)

@@ -8,8 +8,8 @@ NOT_HERE = RULES[9796].text
 INSTANCE_NOT_HERE = RULES[9795].text
 TARGET_QUEUE_OFF = RULES[9749].text
 SENDER_DISABLED = RULES[9791].text
-UNANSWERED = (
-    "It was sent and sent again over a connection that stands, and the other side acknowledges nothing. "
-    "The other side may lack the conversation, as an old copy of its database does."
+NO_ACKNOWLEDGEMENT = (
+    "It was sent and sent again over a connection that stands, and the other side acknowledges nothing."
 )
+UNANSWERED = f"{NO_ACKNOWLEDGEMENT} It may be frozen or overloaded, or lack the conversation, as an old copy of its database does."
 TARGET_DISABLED = RULES[28012].text.format("Service broker is administratively disabled.")
