@@ -11,5 +11,6 @@ SENDER_DISABLED = RULES[9791].text
 NO_ACKNOWLEDGEMENT = (
     "It was sent and sent again over a connection that stands, and the other side acknowledges nothing."
 )
-UNANSWERED = f"{NO_ACKNOWLEDGEMENT} It may be frozen or overloaded, or lack the conversation, as an old copy of its database does."
+_OLD_COPY = "as an old copy of its database does"
+UNANSWERED = f"{NO_ACKNOWLEDGEMENT} It may be frozen or overloaded, or lack the conversation, {_OLD_COPY}."
 TARGET_DISABLED = RULES[28012].text.format("Service broker is administratively disabled.")
