@@ -294,10 +294,7 @@ class Instance(Network, Rights):
         except PoolClosed:
             raise InstanceError("The instance is closed: open it again.") from None
         except PoolTimeout:
-            raise InstanceError(
-                f"No connection to PostgreSQL could be had in {PATIENCE} s: all {self._pool.max_size} connections of "
-                "this instance are in use."
-            ) from None
+            raise self._refusal(self._pool) from None
         try:
             follow(self.clock, connection)
         except BaseException:
@@ -325,6 +322,18 @@ class Instance(Network, Rights):
             except PoolTimeout:
                 if self._lent == lent:
                     raise
+
+    def _refusal(self, connections: DirectPool) -> InstanceError:
+        """Say why there was no connection: the server has no room for another one, or all are in use."""
+        try:
+            self._look()
+        except InstanceError as problem:
+            return problem
+        held = connections.get_stats()["pool_size"]
+        said = f"No connection to PostgreSQL could be had in {PATIENCE} s: "
+        if held < connections.max_size:
+            return InstanceError(f"{said}{held} of this instance are in use, and the server took no other meanwhile.")
+        return InstanceError(f"{said}all {held} connections of this instance are in use.")
 
     def _look(self) -> None:
         """Find out whether the server is down; one of those who wait for a connection does it for all."""

@@ -295,10 +295,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         except PoolClosed:
             raise InstanceError("The instance is closed: open it again.") from None
         except PoolTimeout:
-            raise InstanceError(
-                f"No connection to PostgreSQL could be had in {PATIENCE} s: all {self._pool.max_size} connections of "
-                "this instance are in use."
-            ) from None
+            raise await self._refusal(self._pool) from None
         try:
             await follow(self.clock, connection)
         except BaseException:
@@ -326,6 +323,18 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             except PoolTimeout:
                 if self._lent == lent:
                     raise
+
+    async def _refusal(self, connections: AsyncDirectPool) -> InstanceError:
+        """Say why there was no connection: the server has no room for another one, or all are in use."""
+        try:
+            await self._look()
+        except InstanceError as problem:
+            return problem
+        held = connections.get_stats()["pool_size"]
+        said = f"No connection to PostgreSQL could be had in {PATIENCE} s: "
+        if held < connections.max_size:
+            return InstanceError(f"{said}{held} of this instance are in use, and the server took no other meanwhile.")
+        return InstanceError(f"{said}all {held} connections of this instance are in use.")
 
     async def _look(self) -> None:
         """Find out whether the server is down; one of those who wait for a connection does it for all."""

@@ -1,0 +1,77 @@
+"""The connections of an instance: as many as are needed, and a true word when there are none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from servicebroker.api import instance as instances
+from servicebroker.store import connection as connections
+from support import ORDER, begin, define_standard_set, eventually
+
+
+def held(instance: sb.Instance) -> int:
+    assert instance._pool is not None
+    return int(instance._pool.get_stats()["pool_size"])
+
+
+def test_connections_that_nobody_needs_any_more_are_closed(
+    make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_IDLE", 0.3)
+    url = make_instance_url()
+    stopped = threading.Event()
+    with sb.open(url, upkeep=None) as instance:
+        database = define_standard_set(instance.database("Shop", create=True))
+        barrier = threading.Barrier(9)
+
+        def work() -> None:
+            with database.transaction() as transaction:
+                transaction.send(begin(transaction), ORDER, b"one")
+                barrier.wait(30)  # all hold a connection at once
+            while not stopped.wait(0.01):
+                pass
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        barrier.wait(30)
+        assert held(instance) >= 8
+        eventually(lambda: held(instance) <= 2)
+        stopped.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_who_gets_no_connection_hears_what_the_server_says(
+    make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One caller alone, while the server takes no further session."""
+    monkeypatch.setattr(instances, "FIRST_PATIENCE", 0.2)
+    monkeypatch.setattr(instances, "PATIENCE", 1.0)
+    url = make_instance_url()
+    with sb.Instance(url, upkeep=None, connections=2) as instance:
+        database = define_standard_set(instance.database("Shop", create=True))
+        with database.transaction() as one, database.transaction() as two, pytest.raises(sb.InstanceError) as refused:
+            begin(one), begin(two)
+            database.send(begin(database), ORDER, b"one")
+        assert "all 2 connections of this instance are in use" in str(refused.value)
+    elsewhere = psycopg.conninfo.make_conninfo(url, dbname="postgres")
+    with sb.open(url, upkeep=None) as instance, psycopg.connect(elsewhere, autocommit=True) as other:
+        database = instance.database("Shop")
+        handle = begin(database)
+        name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+        with database.transaction() as one, database.transaction() as two:
+            begin(one), begin(two)
+            other.execute(f'alter database "{name}" allow_connections false')
+            try:
+                with pytest.raises(sb.InstanceError) as refused:
+                    database.send(handle, ORDER, b"one")
+            finally:
+                other.execute(f'alter database "{name}" allow_connections true')
+        assert "in use" not in str(refused.value)
+        assert "not currently accepting connections" in str(refused.value)
