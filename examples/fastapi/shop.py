@@ -7,16 +7,14 @@ curl -X POST 'http://127.0.0.1:8000/orders?item=teapot'
 curl 'http://127.0.0.1:8000/orders/THE_NUMBER_OF_THE_ORDER'
 curl 'http://127.0.0.1:8000/shipments'
 
-No conversation ends before its answer: the worker's reply would fail with 8429, and its work would be undone.
+A request that times out undoes nothing: the worker goes on, and the answer is kept for KEPT_S.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +23,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 import servicebroker as sb
 
 PATIENCE_S = 10.0  # a request waits so long for the answer
-KEPT_S = 3600.0  # an answer that nobody asks for is kept so long
+KEPT_S = 3600.0  # an answer that comes later is kept so long for who asks for it
 
 APPLICATION: dict[str, Any] = {
     "message_types": {"//shop/Order": "NONE", "//shop/Answer": "NONE"},
@@ -60,32 +58,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
                 "create table if not exists shipments (id bigint generated always as identity, item text not null)"
             )
         app.state.db = db
-        collecting = asyncio.create_task(collect(db))
-        try:
-            async with db.working(stock, concurrency=4):
-                yield
-        finally:
-            collecting.cancel()
-            with suppress(asyncio.CancelledError):
-                await collecting
-
-
-async def collect(db: sb.AsyncDatabase) -> None:
-    """End the conversations whose answer nobody has asked for, until it is cancelled."""
-    while True:
-        await asyncio.sleep(KEPT_S / 10)
-        try:
-            async with db.transaction() as tx:
-                rows = await tx.connection.execute(
-                    "select distinct conversation_handle from shop_dbo.webqueue "
-                    "where message_enqueue_time < now() - make_interval(secs => %s)",
-                    (KEPT_S,),
-                )
-                for (handle,) in await rows.fetchall():
-                    if await tx.receive("WebQueue", conversation_handle=handle):
-                        await tx.end_conversation(handle)
-        except Exception:
-            logging.exception("The answers that nobody has asked for are collected later.")
+        async with db.working(stock, concurrency=4):
+            yield
 
 
 app = FastAPI(lifespan=lifespan)
@@ -93,28 +67,40 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/orders")
 async def place(item: str, request: Request, response: Response) -> dict[str, str]:
-    """Ask the stock. The request leaves with the COMMIT, so the answer is waited for after the block."""
-    async with request.app.state.db.transaction() as tx:
-        handle = await tx.begin_dialog("//shop/Web", "//shop/Stock", contract="//shop/Ordering")
-        await tx.send(handle, "//shop/Order", item)
-    return await answer(handle, request, response)
+    """Ask the stock."""
+    db: sb.AsyncDatabase = request.app.state.db
+    asked = db.request(
+        "//shop/Web",
+        "//shop/Stock",
+        "//shop/Order",
+        item,
+        contract="//shop/Ordering",
+        timeout=PATIENCE_S,
+        keep=KEPT_S,
+    )
+    return await told(asked, response)
 
 
 @app.get("/orders/{handle}")
 async def answer(handle: UUID, request: Request, response: Response) -> dict[str, str]:
-    """What the stock has answered; 202 while it has not. Whoever has the answer ends the conversation."""
-    db = request.app.state.db
+    """What the stock has answered to an order that was told 202."""
+    db: sb.AsyncDatabase = request.app.state.db
     try:
-        messages = await db.receive("WebQueue", conversation_handle=handle, wait=PATIENCE_S)
+        return await told(db.wait_for_answer(handle, timeout=PATIENCE_S), response)
     except sb.BrokerError as refused:
         raise HTTPException(404, f"There is no such order, or its answer was given: {refused}") from None
-    if not messages:
+
+
+async def told(asked: Awaitable[sb.Message], response: Response) -> dict[str, str]:
+    """Wait for an answer: 202 and the number of the order while there is none, 502 if the stock has refused."""
+    try:
+        answered = await asked
+    except sb.RequestTimeout as late:
         response.status_code = 202
-        return {"order": str(handle)}
-    await db.end_conversation(handle)
-    if messages[0].message_type_name == sb.ERROR:
-        raise HTTPException(502, f"The stock has refused the order: {sb.read_error(messages[0].message_body)[1]}")
-    return {"order": str(handle), "answer": messages[0].message_body.decode()}
+        return {"order": str(late.handle)}
+    except sb.RequestError as failed:
+        raise HTTPException(502, f"The stock has refused the order: {failed.description}") from None
+    return {"order": str(answered.conversation_handle), "answer": (answered.message_body or b"").decode()}
 
 
 @app.get("/shipments")

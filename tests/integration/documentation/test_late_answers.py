@@ -1,7 +1,8 @@
 """The pages that ask and wait: answers come late, programs are killed, and no order is lost.
 
 Each page runs in a process of its own as it is printed, but for its patience, which is a few milliseconds. A customer's
-order counts when the page has said that it was taken. It is shipped exactly once, and nothing is set aside.
+order counts when the page has said that it was taken. It is shipped exactly once, and nothing is set aside. When the
+time of late answers has passed, no conversation is left on the side that has asked.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ pytest.importorskip("fastapi")
 
 import servicebroker as sb
 from forked import Command
-from support import eventually, query, together
+from servicebroker.api.upkeep import upkeep
+from support import Clock, eventually, query, together
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "fastapi"
 STORY = (ROOT / "docs" / "stories" / "applications.md").read_text()
+ASKING = "select from servicebroker.conversation_endpoints where is_initiator"
 LATE = """
 import asyncio, random, sys
 import httpx2 as httpx
@@ -55,6 +58,11 @@ async def customer(client, items):
         for _ in range(random.randrange(3)):
             if said.status_code == 202:
                 said = await client.get(f"/orders/{said.json()['order']}")
+        if random.random() < 0.1:  # somebody leaves
+            leaving = asyncio.create_task(client.post("/orders", params={"item": str(10**6 + item)}))
+            await asyncio.sleep(random.uniform(0, 0.05))
+            leaving.cancel()
+            await asyncio.wait([leaving])
 
 async def main():
     shop.KEPT_S = 5.0
@@ -104,12 +112,12 @@ def test_no_order_of_the_fastapi_example_is_lost(
         process.kill()
         process.communicate()
         first, kills = first + portion, kills + 1
-    with begin(first, first) as process, sb.open(url, upkeep=None) as instance:  # what is left is done, and collected
+    with begin(first, first) as process, sb.open(url, upkeep=0.5) as instance:  # what is left is done, or dropped
         try:
             db = instance.database("Shop")
             eventually(lambda: not query(db, "select from shop_dbo.stockqueue"))
             assert db.set_aside_messages() == []
-            eventually(lambda: not query(db, "select from shop_dbo.webqueue"))
+            eventually(lambda: not query(db, ASKING))
             shipped = sorted(int(item) for (item,) in query(db, "select item from shipments"))
         finally:
             process.kill()
@@ -137,8 +145,8 @@ def test_no_reservation_of_the_story_is_lost(
     url, wanted, customers = make_instance_url(), request.config.option.late_programs, 4
     (tmp_path / "stock.py").write_text(printed("stock.py"))
     program = printed("reserve.py").replace('"servicebroker-data"', "url, upkeep=None").replace("sys.argv[1]", "item")
-    assert "wait=10" in program
-    program = program.replace("wait=10", "wait=patience")
+    assert "timeout=10" in program
+    program = program.replace("timeout=10", "timeout=patience")
     taken: list[str] = []
     kills = 0
 
@@ -163,7 +171,8 @@ def test_no_reservation_of_the_story_is_lost(
                 process.wait(30)
             kills += 1
 
-    with sb.open(url, upkeep=None) as instance:
+    clock = Clock()
+    with sb.open(url, upkeep=None, clock=clock) as instance:
         db = instance.database("Shop", create=True)
         db.define(tomllib.loads(printed("shop.toml", "toml")))
         with db.transaction() as tx:
@@ -176,4 +185,8 @@ def test_no_reservation_of_the_story_is_lost(
             process.wait(30)
         assert db.set_aside_messages() == []
         assert query(db, "select item from stock where pieces <> 0") == []
+        clock.jump(minutes=2)
+        with instance.connection() as connection:
+            upkeep(connection, clock())
+        assert query(db, ASKING) == []
     record_property("late answers", f"{wanted} reservations, {kills} kills")
