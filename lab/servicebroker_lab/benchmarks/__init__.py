@@ -43,8 +43,8 @@ def run(
     """Run benchmarks on a fresh embedded server and return what they found.
 
     Args:
-        names: of `SCENARIOS`, "storage", "remote", "tsql", "fence", "dialog", "cpu" or "scale" for all whose names
-            begin so, or "all".
+        names: of `SCENARIOS`, "storage", "remote", "tsql", "fence", "dialog", "request", "cpu" or "scale" for all whose
+            names begin so, or "all".
         pgmq_sql: the SQL file of a pgmq release; without it pgmq is not measured.
         jdbc_jar: the jar of PostgreSQL's JDBC driver; without it Spark's JDBC is not measured.
         scale: of the number of messages in each round; 1 is the standard, 2,000,000 for the pipeline.

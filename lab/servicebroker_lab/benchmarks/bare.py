@@ -27,8 +27,8 @@ class BareCommits:
         several = Way(
             f"insert, {READERS} connections", "bare commits: the bound of so many", self._clear, self._insert_in_threads
         )
-        single = ("send-one", "receive-one", "worker", "dialog-begin", "dialog-answer", "dialog-end")
-        return {**{name: [one] for name in single}, "workers": [several]}.get(scenario, [])
+        single = ("send-one", "receive-one", "worker", "dialog-begin", "dialog-answer", "dialog-end", "request-one")
+        return {**{name: [one] for name in single}, "workers": [several], "request": [several]}.get(scenario, [])
 
     def close(self) -> None:
         """Close the connections."""

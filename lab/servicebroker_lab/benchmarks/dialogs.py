@@ -104,9 +104,9 @@ def ask(transaction: Transaction, body: bytes) -> UUID:
     return handle
 
 
-def set_up(instance: Instance) -> Database:
-    """The database of these benchmarks, in which both sides may send."""
-    database = instance.database(DATABASE, create=True)
+def set_up(instance: Instance, name: str = DATABASE) -> Database:
+    """A database of that name, in which both sides may send."""
+    database = instance.database(name, create=True)
     database.create_message_type(TYPE)
     database.create_contract(CONTRACT, {TYPE: "ANY"})
     database.create_queue(ANSWER_QUEUE)

@@ -18,6 +18,7 @@ from servicebroker_lab.benchmarks.measure import Figures, Meter, Sample, figures
 from servicebroker_lab.benchmarks.measured_system import System, Way
 from servicebroker_lab.benchmarks.ours import ServiceBroker
 from servicebroker_lab.benchmarks.report import OURS, Line
+from servicebroker_lab.benchmarks.requests import request_systems
 from servicebroker_lab.benchmarks.routing import network_systems
 from servicebroker_lab.benchmarks.scale import scaled_systems
 from servicebroker_lab.benchmarks.scenarios import BARE, CPU, SCALE, Scenario
@@ -65,6 +66,7 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
             missing[name] = NEEDS_EXTRA
     systems += [stack.enter_context(closing(measured)) for measured in network_systems(instance.url)]
     systems += [stack.enter_context(closing(measured)) for measured in activation_systems(instance)]
+    systems += [stack.enter_context(closing(measured)) for measured in request_systems(instance)]
     systems += [stack.enter_context(closing(measured)) for measured in tsql_systems(instance)]
     systems += [stack.enter_context(closing(measured)) for measured in fence_systems(instance)]
     systems += [stack.enter_context(closing(measured)) for measured in dialog_systems(instance)]

@@ -15,7 +15,9 @@ FENCE = "fence"  # likewise
 CPU = "cpu"  # likewise: what the scenarios of the rest of their names cost processors
 SCALE = "scale"  # likewise: with more and more processes at a time
 DIALOG = "dialog"  # likewise
-GROUPS = {STORAGE, REMOTE, TSQL, FENCE, CPU, SCALE, DIALOG}
+REQUEST = "request"  # likewise
+GROUPS = {STORAGE, REMOTE, TSQL, FENCE, CPU, SCALE, DIALOG, REQUEST}
+AT_A_TIME = 64  # requests over one queue
 BASELINE = "baseline"  # ours in easier conditions
 LOCAL = "local"  # ours, where nothing has to travel
 RABBITMQ = "rabbitmq"
@@ -106,6 +108,8 @@ SCENARIOS: dict[str, Scenario] = {
     "tsql-answer": Scenario("RECEIVE and an answer by a procedure in T-SQL against Python", 2_000, {BASELINE: 0.7}),
     "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
     "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),
+    "request-one": Scenario("A request and its answer, one at a time; 4 bare commits and 2 ms are wanted", 500),
+    REQUEST: Scenario(f"Requests and their answers, {AT_A_TIME} at a time; 1,500 a second are wanted", 2_000),
     "fence-send": Scenario(
         "SEND of a restricted role until it is delivered, beside the same by the owner", 2_000, {BASELINE: 0.4}
     ),
