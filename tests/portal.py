@@ -74,7 +74,7 @@ class StandIn:
         return self._call(self.real.working, tuple(map(self._awaited, workers)), options)
 
     def _awaited(self, worker: sb.Worker) -> sb.Worker:
-        turned = sb.Worker(worker.queue, batch=worker.batch, poison=worker.poison)
+        turned = sb.Worker(worker.queue, batch=worker.batch, groups=worker.groups, poison=worker.poison)
         for message_type, handler in worker._handlers.items():
 
             async def awaited(transaction: Any, given: Any, handler: Callable[..., Any] = handler) -> None:

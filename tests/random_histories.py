@@ -295,6 +295,15 @@ class Model(RuleBasedStateMachine):
     def receive_all(self, which: int, queue: str) -> None:
         self.step("receive", self.session(which), lambda tx: shown(tx.receive(queue)))
 
+    @rule(
+        which=number,
+        queue=st.sampled_from(["Near", "Far", "Far"]),
+        top=st.sampled_from([None, 1, 1, 2]),
+        groups=st.sampled_from([1, 2, 3, 50]),
+    )
+    def receive_groups(self, which: int, queue: str, top: int | None, groups: int) -> None:
+        self.step("receive groups", self.session(which), lambda tx: shown(tx.receive(queue, top=top, groups=groups)))
+
     @rule(which=number, queue=st.sampled_from(["Near", "Far"]))
     def get_conversation_group(self, which: int, queue: str) -> None:
         self.step("get", self.session(which), lambda tx: tx.get_conversation_group(queue))

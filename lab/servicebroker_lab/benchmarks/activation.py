@@ -52,7 +52,7 @@ class Answering:
     def _activated(self, function: Callable[..., Any]) -> Host:
         """Start readers, as long as the block lasts."""
         top = 1 if self._form == "message" else None
-        procedure = PythonProcedure(PROCEDURE, function, self._form, top, 0.0, "thread", None)
+        procedure = PythonProcedure(PROCEDURE, function, self._form, top, 1, 0.0, "thread", None)
         self._database.alter_queue(ANSWERING, activation=Activation(PROCEDURE, 1, "OWNER", status=True))
         return Host(self._instance, [lambda database, name: procedure], interval=60)
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 from servicebroker.api.aio.processing import process as process_async
 from servicebroker.api.processing import process
 from servicebroker.model import names
-from servicebroker.model.arguments import check_policy, check_wait
+from servicebroker.model.arguments import check_groups, check_policy, check_wait
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers import check_kind, check_result, is_async
 from servicebroker.model.poison import Policy
@@ -91,6 +91,7 @@ class PythonProcedure:
     function: Callable[..., Any]
     form: Form
     top: int | None
+    groups: int
     wait: float
     worker: Worker
     poison: Policy | None
@@ -122,6 +123,7 @@ class PythonProcedure:
                 call.queue,
                 self._taking(),
                 top=self.top,
+                groups=self.groups,
                 wait=self.wait,
                 poison=self.poison,
                 stopping=call.stopping,
@@ -139,6 +141,7 @@ class PythonProcedure:
                 call.queue,
                 self._taking(),
                 top=self.top,
+                groups=self.groups,
                 wait=self.wait,
                 poison=self.poison,
                 stopping=call.stopping,
@@ -160,6 +163,7 @@ def procedure(
     *,
     form: Form = "message",
     top: int | None = None,
+    groups: int = 1,
     wait: float = IDLE,
     worker: Worker = "thread",
     poison: Policy | None = None,
@@ -175,6 +179,8 @@ def procedure(
             "transaction": (transaction); it executes RECEIVE itself, and is called once;
             "database": (database); nothing is begun for it, and what it begins it must commit or roll back.
         top: in the form "batch", at most so many messages at a time.
+        groups: in the forms "message" and "batch", so many conversation groups, 60 at most, share a transaction, with a
+            call for each (docs/how-to/many-small-conversations.md).
         wait: seconds that "message" and "batch" wait for a further message before the reader ends.
         poison: in the forms "message" and "batch", says what happens to a message whose processing raises.
         worker: "thread", or "process" for one of its own, which a crash of the procedure does not share.
@@ -191,6 +197,9 @@ def procedure(
         raise BrokerError(402, "worker", repr(worker), "thread or process")
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 1 or form != "batch"):
         raise BrokerError(402, "top", repr(top), 'a positive int, in the form "batch"')
+    check_groups(groups)
+    if groups > 1 and form not in ("message", "batch"):
+        raise BrokerError(402, "groups", str(groups), '1, unless the form is "message" or "batch"')
     check_wait(wait)
     check_policy(poison)
     if poison is not None and form not in ("message", "batch"):
@@ -202,7 +211,7 @@ def procedure(
         key = tuple(part.lower() for part in names.name_parts("procedure", called, 3))
         _check_signature(called, function, 1 if form in ("transaction", "database") else 2)
         taken = 1 if form == "message" else top
-        _registered[_qualified(key)] = PythonProcedure(called, function, form, taken, wait, worker, poison)
+        _registered[_qualified(key)] = PythonProcedure(called, function, form, taken, groups, wait, worker, poison)
         return function
 
     return register

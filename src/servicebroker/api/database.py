@@ -40,6 +40,7 @@ from servicebroker.model.arguments import (
     Termination,
     check_broker_options,
     check_changes,
+    check_groups,
     check_policy,
     check_procedure,
     check_wait,
@@ -120,6 +121,7 @@ class Database(
         procedure: Callable[[Transaction, list[Message]], object],
         *,
         top: int | None = 1,
+        groups: int = 1,
         wait: float = 0.0,
         poison: Policy | None = None,
     ) -> int:
@@ -134,6 +136,9 @@ class Database(
             procedure: what it returns does not matter; it may end conversations, send, and write its own tables
                 on `transaction.connection`.
             top: at most so many messages of one group at a time; None for all that the group has.
+            groups: so many conversation groups, 60 at most, share a transaction; `procedure` is called for each. What
+                fails is undone for its group, whose messages stay in the queue; the others are committed. A deadlock, a
+                serialization failure and a lost connection undo all.
             wait: seconds to wait for a message before it ends; float("inf") for ever. No transaction is open then.
             poison: says what happens to a message whose processing raises an exception; `process` goes on then. Of
                 several messages that fail together each is tried alone.
@@ -147,8 +152,9 @@ class Database(
         """
         check_procedure(procedure, may_be_async=IS_ASYNC)
         check_wait(wait)
+        check_groups(groups)
         check_policy(poison)
-        return process(self, queue, procedure, top=top, wait=wait, poison=poison)
+        return process(self, queue, procedure, top=top, groups=groups, wait=wait, poison=poison)
 
     def process_late_answers(self, queue: str, procedure: Callable[[Transaction, list[Message]], object]) -> int:
         """Run `procedure(transaction, messages)` on each late answer in a queue, and end its conversation.

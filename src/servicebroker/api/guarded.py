@@ -14,7 +14,7 @@ A connection may be lost for other reasons than its message: only the second los
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api import tracing
 from servicebroker.api.transaction import Transaction
+from servicebroker.api.turns import SAVEPOINT, GroupTurn, Turn, hold, undoes_all
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception, check_result
@@ -41,7 +42,7 @@ from servicebroker.model.reporting import report
 from servicebroker.model.wording import told, traceback_of
 from servicebroker.model.workers import by_default
 from servicebroker.store.concurrency import StopDetector
-from servicebroker.store.direct import DirectConnection, run_command
+from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import run_alone
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
 
 _LOG = logging.getLogger("servicebroker")
 _UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
-_SAVEPOINT = b"savepoint servicebroker_procedure"
-_UNDO = b"rollback to savepoint servicebroker_procedure"
 _DEADLOCK = 1205
 _REMEMBERED = 1000  # failures whose messages have not come again; others may have dealt with them
 
@@ -78,22 +77,28 @@ class Guard:
         self._unjudged: dict[_Key, Exception] = {}  # failures that came after the end of their transaction
         self._suspects: set[_Key] = set()  # messages whose connection was lost while they were processed
 
-    def take(self, connection: DirectConnection, top: int | None, procedure: Procedure) -> int:
+    def take(self, connection: DirectConnection, top: int | None, procedure: Procedure, groups: int = 1) -> int:
         """RECEIVE and process: how many messages were dealt with or put back; 0 when there is nothing to take.
 
         Where the connection is closed afterwards, a message has lost it, and is in the queue again.
         """
         if self._one_by_one:
             self._one_by_one -= 1
-            top = 1
+            top = groups = 1
         messages: list[Message] = []
         is_processed = False
         try:
             with Transaction(self._database, connection) as transaction:
-                messages = transaction._receive_and_save(self._queue, top, _SAVEPOINT)
+                turns: Sequence[Turn]
+                if groups > 1:
+                    turns = hold(transaction, self._queue, top, groups)
+                    messages = [message for turn in turns for message in turn.messages]
+                else:
+                    messages = transaction._receive_and_save(self._queue, top, SAVEPOINT)
+                    turns = [Turn(transaction, messages)]
                 self._processed = messages
                 if messages:
-                    self._process(transaction, messages, procedure)
+                    self._process_turns(transaction, turns, procedure)
                     is_processed = True
         except (psycopg.Error, ServiceBrokerError) as problem:
             if not self._is_of_a_message(connection, problem, is_processed=is_processed):
@@ -113,7 +118,22 @@ class Guard:
         """There is nothing to take: forget the failures of messages that others have dealt with."""
         run_alone(connection, self._engine.sweep_failures(self._queue_id()))
 
-    def _process(self, transaction: Transaction, messages: list[Message], procedure: Procedure) -> None:
+    def _process_turns(self, transaction: Transaction, turns: Sequence[Turn], procedure: Procedure) -> None:
+        """Process one turn after the other, until one has ended the transaction."""
+        succeeded: list[Message] = []
+        for turn in turns:
+            if isinstance(turn, GroupTurn) and not turn.begin():
+                continue
+            if self._process(turn, procedure):
+                succeeded += turn.messages
+            if transaction._was_put_back or transaction._is_over():
+                return
+        if succeeded:
+            self._succeeded(transaction, succeeded)
+
+    def _process(self, turn: Turn, procedure: Procedure) -> bool:
+        """Run the procedure on the messages of a turn; whether it has succeeded."""
+        transaction, messages = turn.transaction, turn.messages
         failure = self._remembered(messages)
         stop = StopDetector(exits=self._exits)
         if failure is None:
@@ -127,24 +147,29 @@ class Guard:
                 failure = as_exception(problem)
                 tracing.fail(transaction._processing, failure)
         if transaction._is_over():
-            self._ended_by_procedure(transaction, messages, failure)
-            return
+            self._ended_by_procedure(transaction, failure)
+            return False
         if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
             failure = InstanceError("A statement of the procedure failed, and it went on.")
         if failure is None:
-            self._succeeded(transaction, messages)
-            return
-        run_command(transaction.connection, _UNDO)
-        self._failed(transaction, messages, failure, stop)
+            return True
+        if len(self._processed) > len(messages) and undoes_all(failure):
+            self._one_by_one = len(self._processed)
+            transaction._put_back(messages[0].conversation_group_id)
+            return False
+        turn.undo()
+        self._failed(turn, failure, stop)
+        return False
 
-    def _ended_by_procedure(self, transaction: Transaction, messages: list[Message], failure: Exception | None) -> None:
+    def _ended_by_procedure(self, transaction: Transaction, failure: Exception | None) -> None:
         """The procedure has ended its transaction, or lost its connection."""
         if transaction.connection.closed:
             transaction._is_counted = False
             raise InstanceError("The procedure has lost the connection of its transaction.") from failure
         if transaction._was_rolled_back():
             transaction._is_counted = False
-            self._remember(messages, failure or InstanceError("The procedure has rolled its transaction back."))
+            problem = failure or InstanceError("The procedure has rolled its transaction back.")
+            self._remember(self._processed, problem)
         elif failure is not None:
             raise failure
 
@@ -187,6 +212,7 @@ class Guard:
         return self._unjudged.pop(_key(messages[0]), None)
 
     def _succeeded(self, transaction: Transaction, messages: list[Message]) -> None:
+        """Nothing but the COMMIT is left; failures of these messages are forgotten."""
         failed = self._failing.intersection(message.conversation_handle for message in messages)
         if failed:
             transaction._do(self._engine.forget_failures(list(failed)))
@@ -194,14 +220,12 @@ class Guard:
         transaction._is_counted = False  # should COMMIT be refused, the policy judges that
         transaction._let_commit_travel()
 
-    def _failed(
-        self, transaction: Transaction, messages: list[Message], problem: Exception, stop: StopDetector
-    ) -> None:
-        if len(messages) > 1:  # which one?
-            self._one_by_one = len(messages)
-            transaction._put_back(messages[0].conversation_group_id)
+    def _failed(self, turn: Turn, problem: Exception, stop: StopDetector) -> None:
+        if len(turn.messages) > 1:  # which one?
+            self._one_by_one = len(turn.messages)
+            turn.put_back()
             return
-        (message,) = messages
+        (message,), transaction = turn.messages, turn.transaction
         self._suspects.discard(_key(message))
         now, text = self._database.instance.clock(), told(problem)
         before = transaction._do(self._engine.find_failures(message)) or Tracked(0, now, text)
@@ -211,11 +235,9 @@ class Guard:
         if isinstance(verdict, Retry):
             self._failing.add(message.conversation_handle)
             queue_id = self._queue_id()
-            transaction._put_back(
-                message.conversation_group_id,
-                self._engine.track_failure(queue_id, message, known, text, float(verdict.after)),
-            )
-            self.rest(transaction.connection)
+            turn.put_back(self._engine.track_failure(queue_id, message, known, text, float(verdict.after)))
+            if transaction._was_put_back:
+                self.rest(transaction.connection)
             return
         try:
             self._obey(transaction, failure, known, verdict)
@@ -224,7 +246,7 @@ class Guard:
                 raise
             said = "%s: a message is set aside, since %s failed: %s"
             report(_LOG, logging.ERROR, said, self._queue, verdict, refused)
-            run_command(transaction.connection, _UNDO)
+            turn.undo()
             self._obey(transaction, failure, known, SetAside())
 
     def _judge(self, failure: Failure, stop: StopDetector) -> Verdict:

@@ -11,6 +11,7 @@ import psycopg
 from servicebroker.api import tracing
 from servicebroker.api.guarded import Guard
 from servicebroker.api.transaction import Transaction, translated
+from servicebroker.api.turns import hold, undoes_all
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
@@ -30,6 +31,7 @@ def process(
     procedure: Procedure,
     *,
     top: int | None,
+    groups: int = 1,
     wait: float,
     poison: Policy | None = None,
     stopping: Callable[[], bool] | None = None,
@@ -46,9 +48,9 @@ def process(
 
     def once() -> int:
         nonlocal done
-        taken, is_lost = _drain(database, queue, procedure, top, guard, is_asked)
+        taken, is_lost = _drain(database, queue, procedure, top, groups, guard, is_asked)
         while is_lost and not is_asked():
-            again, is_lost = _drain(database, queue, procedure, top, guard, is_asked)
+            again, is_lost = _drain(database, queue, procedure, top, groups, guard, is_asked)
             taken += again
         done += taken
         return taken
@@ -66,6 +68,7 @@ def _drain(
     queue: str,
     procedure: Procedure,
     top: int | None,
+    groups: int,
     guard: Guard | None,
     stopping: Callable[[], bool],
 ) -> tuple[int, bool]:
@@ -73,15 +76,22 @@ def _drain(
     done = 0
     there = database._find(queue)
 
+    is_shared = False
+
     def first(transaction: Transaction, messages: list[Message]) -> object:
-        database.instance.doorbell.share(there.queue_id)
+        nonlocal is_shared
+        if not is_shared:
+            is_shared = True
+            database.instance.doorbell.share(there.queue_id)
         return procedure(transaction, messages)
 
     with database.instance.connection() as connection, translated(also_theirs=True):
 
         def take() -> int:
             if guard is not None:
-                return guard.take(connection, top, procedure if done else first)
+                return guard.take(connection, top, procedure if done else first, groups)
+            if groups > 1:
+                return _take_groups(database, connection, queue, procedure if done else first, top, groups)
             return _take(database, connection, queue, procedure if done else first, top)
 
         try:
@@ -125,3 +135,39 @@ def _take(database: Database, connection: DirectConnection, queue: str, procedur
                 raise
             transaction._let_commit_travel()
     return len(messages)
+
+
+def _take_groups(
+    database: Database,
+    connection: DirectConnection,
+    queue: str,
+    procedure: Procedure,
+    top: int | None,
+    groups: int,
+) -> int:
+    """Process many groups in one transaction. A failure ends it: what was done before is committed."""
+    done, failure = 0, None
+    with Transaction(database, connection) as transaction:
+        for turn in hold(transaction, queue, top, groups):
+            if not turn.begin():
+                continue
+            stop = StopDetector(exits=True)
+            try:
+                with tracing.current(transaction._processing):
+                    check_result(procedure(transaction, turn.messages))
+            except BaseException as problem:
+                transaction._is_counted = not stop.is_stop(problem)
+                is_of_group = isinstance(problem, Exception) and transaction._is_counted and not undoes_all(problem)
+                if not done or not is_of_group or transaction._is_over():
+                    raise
+                failure = problem
+                turn.put_back()
+                break
+            done += len(turn.messages)
+            if transaction._is_over():
+                break
+        if failure is None:
+            transaction._let_commit_travel()
+    if failure is not None:
+        raise failure
+    return done

@@ -92,6 +92,7 @@ def _read(database: Database, worker: Worker, over: Event) -> None:
                 worker.queue,
                 partial(_handle, worker),
                 top=worker.batch or 1,
+                groups=worker.groups,
                 wait=_WAIT,
                 stopping=over.is_set,
                 guard=guard,

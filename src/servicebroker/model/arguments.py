@@ -18,6 +18,7 @@ SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, Tr
 MAXIMUM_BODY = 512 * 1024 * 1024  # bytes, of a message's body, unless the instance was opened with another limit
 HIGHEST_MAXIMUM = 900 * 1024 * 1024  # PostgreSQL itself breaks at 1 GB, with the rest of the row
 MAXIMUM_DESCRIPTION = 3000  # characters
+MAXIMUM_GROUPS = 60  # in a transaction: a subtransaction each, of which PostgreSQL keeps 64 of a backend in memory
 MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock of its own, and the server's room for those is bounded
 CURRENT_DATABASE = "CURRENT DATABASE"
 NAME_TAKEN = 2714
@@ -164,6 +165,13 @@ def check_count(name: str, count: object) -> None:
     """A number of things, at least one."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2_147_483_647:
         raise BrokerError(402, name, repr(count), "an int of 1 or more")
+
+
+def check_groups(groups: object) -> None:
+    """A number of conversation groups that a procedure is run on in one transaction."""
+    check_count("groups", groups)
+    if groups > MAXIMUM_GROUPS:  # type: ignore[operator]
+        raise BrokerError(402, "groups", repr(groups), f"at most {MAXIMUM_GROUPS}: each costs a subtransaction")
 
 
 def check_error_code(code: object) -> None:

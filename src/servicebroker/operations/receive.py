@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 from uuid import UUID
 
-from servicebroker.model.arguments import check_wait
+from servicebroker.model.arguments import check_count, check_wait
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.operations.operation import Operation
@@ -21,7 +21,8 @@ class Receive(Operation[list[Message]]):
 
     Args:
         queue: its name, compared without case; `schema.queue` when the schema is not dbo.
-        top: at most so many; None for all that the group has.
+        top: at most so many of a group; None for all that it has.
+        groups: take from at most so many groups, those of the oldest messages; one group's messages after the other's.
         conversation_handle: take from this conversation only, waiting for its group's lock.
         conversation_group_id: take from this group only, waiting for its lock.
         wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
@@ -32,10 +33,12 @@ class Receive(Operation[list[Message]]):
     """
 
     permission: ClassVar[str] = "RECEIVE"
+    leaves: ClassVar[bool] = False
 
     queue: str
     _: KW_ONLY
     top: int | None = None
+    groups: int = 1
     conversation_handle: UUID | None = None
     conversation_group_id: UUID | None = None
     wait: float = 0.0
@@ -56,13 +59,16 @@ class Receive(Operation[list[Message]]):
         return self.conversation_handle is not None or self.conversation_group_id is not None
 
     def check(self) -> None:
-        """Refuse what is wrong by itself: TOP and the two forms of WHERE.
+        """Refuse what is wrong by itself: TOP, the number of groups, and the two forms of WHERE.
 
         Raises:
             BrokerError: 402.
         """
         if self.top is not None and (not isinstance(self.top, int) or isinstance(self.top, bool) or self.top < 0):
             raise BrokerError(402, "TOP", repr(self.top), "an int of 0 or more")
+        check_count("groups", self.groups)
+        if self.groups > 1 and self.has_condition:
+            raise BrokerError(402, "groups", str(self.groups), "1 with WHERE, which names one group")
         for given in (self.conversation_handle, self.conversation_group_id):
             if given is not None and not isinstance(given, UUID):
                 raise BrokerError(402, "WHERE", type(given).__name__, "uuid.UUID")
@@ -76,6 +82,16 @@ class Receive(Operation[list[Message]]):
             BrokerError: 402.
         """
         check_wait(self.wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Receive):
+    """The first half of a RECEIVE from many groups: it locks them, and reads the messages, which stay in the queue.
+
+    The second half, `Direct.take` in engine/conversation/plain_verbs.py, deletes those of one group.
+    """
+
+    leaves: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)

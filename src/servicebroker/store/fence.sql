@@ -330,6 +330,38 @@ begin
         using coalesce(top, {all}), handle, in_group;
 end $$;
 
+-- The same of up to so many groups; with `leaves` the first half of it.
+create or replace function servicebroker_fence.receive_groups(
+    queue_id integer, top integer, groups integer, leaves boolean, me uuid default servicebroker_fence.me()
+) returns table (
+    descent smallint, conversation_handle bytea, place bigint, message_sequence_number bigint, kind bigint,
+    validation "char", message_body bytea, message_enqueue_time timestamptz, conversation_group_id uuid,
+    service_id integer, transaction_id xid8, under_savepoint boolean, refusal text[]
+) language plpgsql security definer {pinned} as $$
+begin
+    refusal := servicebroker.receive_refusal(me, queue_id);
+    if refusal is not null then
+        return next;
+        return;
+    end if;
+    perform nextval('servicebroker.received_in_sql');
+    return query execute format(
+        'select r.*, null::text[] from servicebroker.receive_groups_%s($1, clock_timestamp(), $2, $3) r', queue_id)
+        using coalesce(top, {all}), coalesce(groups, 1), coalesce(leaves, false);
+end $$;
+
+-- The second half: deletes these messages of one group, and says how many there were.
+create or replace function servicebroker_fence.take(
+    queue_id integer, in_group uuid, levels smallint[], numbers bigint[], me uuid default servicebroker_fence.me()
+) returns bigint language plpgsql security definer {pinned} as $$
+declare
+    taken bigint;
+begin
+    perform servicebroker.refuse_with(servicebroker.receive_refusal(me, queue_id));
+    execute format('select servicebroker.take_%s($1, $2, $3)', queue_id) into taken using in_group, levels, numbers;
+    return taken;
+end $$;
+
 create or replace function servicebroker_fence.get_conversation_group(
     queue_id integer, me uuid default servicebroker_fence.me()
 ) returns table (conversation_group_id uuid, refusal text[], kept integer) language plpgsql security definer {pinned} as $$

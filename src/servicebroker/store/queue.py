@@ -11,7 +11,7 @@ from servicebroker.model.messages import error_body
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement
 
-_FUNCTIONS = ("fire_timers", "expire", "survey", "receive", "look")
+_FUNCTIONS = ("fire_timers", "expire", "survey", "receive", "receive_groups", "take", "look")
 _COUNTERS = ("receives", "empty_receives")
 
 
@@ -73,18 +73,21 @@ def _functions(queue_id: int, retention: bool) -> list[str]:
     slots = {
         "delete": delete,
         "returning": deleted,
-        "body": _part("take", queue_id),
+        "body": _part("taken_body", queue_id),
         "deleter": "g.xmax",
         "from_gone": "",
+        "retained": "",
     }
     if retention:
         slots = {
             "delete": f"with gone as ({delete}",
             "returning": f"returning g.*, g.xmax as deleter){retain_gone(queue_id)} select",
-            "body": _part("keep", queue_id),
+            "body": _part("kept_body", queue_id),
             "deleter": "g.deleter",
             "from_gone": "from gone g",
+            "retained": retain_gone(queue_id),
         }
+    slots["kept_body"] = _part("kept_body", queue_id)
     slots["first"] = _part("first", queue_id, **slots)
     return [
         # what a template says is right or wrong for all queues alike: the server need not look at each

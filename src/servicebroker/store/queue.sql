@@ -437,6 +437,133 @@ begin
     end if;
 end $$;
 
+-- name: receive_groups
+-- RECEIVE from up to so many groups: those of the oldest messages of the highest priority, at most `top` messages from
+-- each. The first group is that of a usual RECEIVE, which also does what is due. Others are looked for among the
+-- oldest messages only, by pages, so that a reader never searches a long queue to fill its hands. Returns the columns
+-- of `receive`, all in each row: groups one after the other, the messages of each in any order. With `leaves` the
+-- groups are locked and their messages read; `take` deletes those of one group. No row at all: there is nothing, or
+-- it may not take.
+create or replace function servicebroker.receive_groups_{id}(
+    top integer, at timestamptz, groups integer, leaves boolean default false
+) returns table (
+    descent smallint, conversation_handle bytea, place bigint, message_sequence_number bigint, kind bigint,
+    validation "char", message_body bytea, message_enqueue_time timestamptz,
+    conversation_group_id uuid, service_id integer, transaction_id xid8, under_savepoint boolean
+) language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    page_size constant integer := greatest(64, 2 * groups);
+    marks bigint[];
+    levels integer[];                -- priorities that have messages, the highest first
+    level integer;
+    last_number bigint;              -- of arrival, of the pages seen
+    held uuid[];                     -- groups that wait until a message is to be tried again
+    candidates uuid[];
+    taken uuid[];
+    places tid[];
+    seen integer;
+begin
+    taken := array(select r.conversation_group_id
+                     from servicebroker.receive_{id}(least(top, 1), at, only_lock => true) r);
+    if taken = '{}' then
+        return;
+    end if;
+    marks := coalesce(nullif(current_setting('servicebroker.marks_{id}', true), ''), '{0,0,0,0,0,0,0,0,0,0,0}');
+    if marks[11] <> 0 then  -- they may stop holding while we search
+        marks := servicebroker.unconditional_marks({id});
+    end if;
+    levels := array(
+        select p.level from generate_series(10, 1, -1) as p (level)
+         where exists (select from servicebroker.queue_{id} m
+                        where m.priority = p.level and m.queuing_order >= marks[p.level]));
+    held := array(
+        select f.conversation_group_id from servicebroker.failed_messages f
+          join servicebroker.queues q on q.queue_id = f.queue_id and q.held_until > at
+         where f.queue_id = {id} and f.held_until > at);
+    <<search>>
+    foreach level in array levels loop
+        last_number := marks[level] - 1;
+        for page in 1 .. 8 loop
+            exit search when cardinality(taken) >= groups;
+            select array_agg(w.conversation_group_id order by w.first_number), max(w.last_number), sum(w.messages)
+              into candidates, last_number, seen
+              from (select l.conversation_group_id, min(l.queuing_order) as first_number,
+                           max(l.queuing_order) as last_number, count(*) as messages
+                      from (select m.conversation_group_id, m.queuing_order from servicebroker.queue_{id} m
+                             where m.priority = level and m.queuing_order > last_number
+                             order by m.queuing_order limit page_size) l
+                     group by l.conversation_group_id) w;
+            taken := taken || array(
+                select c.in_group from unnest(candidates) as c (in_group)
+                 where case when c.in_group = any (taken) or c.in_group = any (held) then false
+                            else pg_try_advisory_xact_lock({group_lock}, uuid_hash(c.in_group)) end
+                 limit groups - cardinality(taken));
+            exit when seen is null or seen < page_size;
+        end loop;
+    end loop;
+    -- behind the locks: what the owners of the groups before have committed is seen
+    places := array(
+        select m.place from unnest(taken) as t (in_group)
+         cross join lateral (
+               select first.place from unnest(levels) as p (level)
+                cross join lateral (select q.ctid as place from servicebroker.queue_{id} q
+                                     where q.priority = p.level and q.conversation_group_id = t.in_group
+                                       and q.queuing_order >= marks[p.level]
+                                     order by q.conversation_handle, q.rank, q.queuing_order limit top) first
+                limit top) m);
+    if leaves then
+        return query
+            select (-g.priority)::smallint, uuid_send(g.conversation_handle), g.rank::bigint << 61 | g.queuing_order,
+                   g.message_sequence_number, g.service_contract_id::bigint << 32 | g.message_type_id,
+                   g.validation, {kept_body}, g.message_enqueue_time,
+                   g.conversation_group_id, g.service_id, pg_current_xact_id(), false
+              from servicebroker.queue_{id} g where g.ctid = any (places)
+             order by array_position(taken, g.conversation_group_id);
+        return;
+    end if;
+    return query
+        with gone as (
+            delete from servicebroker.queue_{id} g where g.ctid = any (places) returning g.*, g.xmax as deleter
+        ){retained}
+        select (-g.priority)::smallint, uuid_send(g.conversation_handle), g.rank::bigint << 61 | g.queuing_order,
+               g.message_sequence_number, g.service_contract_id::bigint << 32 | g.message_type_id,
+               g.validation, {body}, g.message_enqueue_time,
+               g.conversation_group_id, g.service_id, pg_current_xact_id(), g.deleter <> pg_current_xact_id()::xid
+          from gone g order by array_position(taken, g.conversation_group_id);
+end $$;
+
+-- name: take
+-- The second half of a RECEIVE that has left its messages: deletes these of one group, by priority and number of
+-- arrival, and says how many there were. Others may have been taken by this transaction meanwhile. Takes the group's
+-- lock, which the first half has, if it is free.
+create or replace function servicebroker.take_{id}(in_group uuid, levels smallint[], numbers bigint[])
+returns bigint language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    places tid[];
+    taken bigint := 0;
+begin
+    if pg_try_advisory_xact_lock_shared({pipeline_lock}, {id})
+       and pg_try_advisory_xact_lock({group_lock}, uuid_hash(in_group)) then
+        places := array(
+            select m.ctid from unnest(levels, numbers) as w (level, number)
+             cross join lateral (select q.ctid from servicebroker.queue_{id} q
+                                  where q.priority = w.level and q.queuing_order = w.number
+                                    and q.conversation_group_id = in_group) m);
+        with gone as (
+            delete from servicebroker.queue_{id} g where g.ctid = any (places) returning g.*
+        ){retained}
+        select count(*) + 0 * count({body}) into taken from gone g;
+    end if;
+    return taken;
+end $$;
+
 -- name: first
 -- What a RECEIVE tells of its first message.
 {returning} (-g.priority)::smallint, uuid_send(g.conversation_handle), g.rank::bigint << 61 | g.queuing_order,
@@ -511,13 +638,14 @@ end $$;
 -- name: close
 -- A new function is everybody's.
 revoke execute on function servicebroker.fire_timers_{id}, servicebroker.expire_{id}, servicebroker.survey_{id},
-    servicebroker.receive_{id}, servicebroker.look_{id} from public;
+    servicebroker.receive_{id}, servicebroker.receive_groups_{id}, servicebroker.take_{id}, servicebroker.look_{id}
+    from public;
 
--- name: take
+-- name: taken_body
 -- The body of a received row `g`, which leaves nothing behind.
 case when g.is_shared then servicebroker.take_shared_body(g.message_body) else g.message_body end
 
--- name: keep
+-- name: kept_body
 -- The body of a received row `g` that RETENTION keeps.
 case when g.is_shared then (select b.body from servicebroker.shared_bodies b
                               join servicebroker.shared_body_readers r using (body_id)

@@ -425,7 +425,8 @@ begin
             select 'function', 0::oid, p.oid, p.xmin::text from pg_catalog.pg_proc p
              where p.pronamespace = 'servicebroker'::regnamespace and p.proname = any (array[
                        format('fire_timers_%s', queue), format('expire_%s', queue), format('survey_%s', queue),
-                       format('receive_%s', queue), format('look_%s', queue)]::name[])
+                       format('receive_%s', queue), format('receive_groups_%s', queue), format('take_%s', queue),
+                       format('look_%s', queue)]::name[])
         )
         select bit_xor(hashtextextended(concat_ws(' ', kind, whose, id, made), 0)) from parts);
 end $$;

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from servicebroker.model.arguments import check_procedure
+from servicebroker.model.arguments import check_groups, check_procedure
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.workers import Worker
@@ -126,17 +126,20 @@ class AsyncDatabase(_Awaited):
         procedure: Callable[[AsyncTransaction, list[Message]], Awaitable[object]],
         *,
         top: int | None = 1,
+        groups: int = 1,
         wait: float = 0.0,
     ) -> int:
         """Await `procedure(transaction, messages)` on what RECEIVE takes, each time as a transaction."""
         check_procedure(procedure, may_be_async=True)
+        check_groups(groups)
         done = 0
         while True:
             async with self.transaction() as transaction:
-                messages = await transaction.receive(queue, top=top, wait=wait)
+                messages = await transaction.receive(queue, top=top, groups=groups, wait=wait)
                 if not messages:
                     return done
-                check_result(await procedure(transaction, messages))
+                for own in working.by_group(messages):
+                    check_result(await procedure(transaction, own))
             done += len(messages)
 
     async def request(self, *given: Any, **named: Any) -> Message:
@@ -176,8 +179,9 @@ class AsyncDatabase(_Awaited):
 
     async def _work_once(self, worker: Worker) -> bool:
         async with self.transaction() as transaction:
-            messages = await transaction.receive(worker.queue, top=worker.batch or 1)
-            await working.handle(worker, transaction, messages)
+            messages = await transaction.receive(worker.queue, top=worker.batch or 1, groups=worker.groups)
+            for own in working.by_group(messages):
+                await working.handle(worker, transaction, own)
         return bool(messages)
 
 

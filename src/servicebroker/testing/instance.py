@@ -20,6 +20,7 @@ from servicebroker.model.arguments import (
     OMITTED,
     check_broker_options,
     check_changes,
+    check_groups,
     check_procedure,
     check_switch,
     may_exist,
@@ -189,20 +190,26 @@ class Database(Verbs):
         procedure: Callable[[Transaction, list[Message]], object],
         *,
         top: int | None = 1,
+        groups: int = 1,
         wait: float = 0.0,
     ) -> int:
         """Run `procedure(transaction, messages)` on what RECEIVE takes, each time as a transaction.
 
+        Of so many groups in one transaction, each has a call of its own. What it raises undoes the transaction, and is
+        the test's.
+
         Returns how many messages were processed when nothing is left.
         """
         check_procedure(procedure, may_be_async=False)
+        check_groups(groups)
         done = 0
         while True:
             with self.transaction() as transaction:
-                messages = transaction.receive(queue, top=top, wait=wait)
+                messages = transaction.receive(queue, top=top, groups=groups, wait=wait)
                 if not messages:
                     return done
-                check_result(procedure(transaction, messages))
+                for own in working.by_group(messages):
+                    check_result(procedure(transaction, own))
             done += len(messages)
 
     def process_late_answers(self, queue: str, procedure: Callable[[Transaction, list[Message]], object]) -> int:
@@ -234,8 +241,9 @@ class Database(Verbs):
     def _work_once(self, worker: Worker) -> bool:
         """Process what one RECEIVE takes; whether there was something."""
         with self.transaction() as transaction:
-            messages = transaction.receive(worker.queue, top=worker.batch or 1)
-            working.driven(working.handle(worker, transaction, messages))
+            messages = transaction.receive(worker.queue, top=worker.batch or 1, groups=worker.groups)
+            for own in working.by_group(messages):
+                working.driven(working.handle(worker, transaction, own))
         return bool(messages)
 
     def define(self, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:

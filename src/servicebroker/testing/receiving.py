@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from itertools import islice
 from uuid import UUID
 
 from servicebroker.model import names
@@ -41,10 +42,15 @@ def look(session: Session, queue: Queue, operation: Receive) -> None:
 
 
 def receive(session: Session, queue: Queue, operation: Receive) -> list[Message]:
-    """RECEIVE, after `look`: messages of one group, in order; its lock is held until the transaction ends."""
+    """RECEIVE, after `look`: messages of one group after the other; their locks are held until the transaction ends."""
     handle, group = operation.conversation_handle, operation.conversation_group_id
     is_open = queue.is_receive_enabled and operation.top != 0
-    taken = _candidates(session, queue, handle, group)[: operation.top] if is_open else []
+    taken: list[Queued] = []
+    if is_open and operation.groups > 1:
+        for each in _free(session, _by_arrival(session, queue), operation.groups):
+            taken += _candidates(session, queue, None, each)[: operation.top]
+    elif is_open:
+        taken = _candidates(session, queue, handle, group)[: operation.top]
     if not taken:
         _check(session, queue, handle, group)
     for message in taken:
@@ -70,17 +76,20 @@ def _candidates(session: Session, queue: Queue, handle: UUID | None, group: UUID
     elif group is not None:
         found = [message for message in found if message.conversation_group_id == group]
     else:
-        by_arrival = sorted(found, key=lambda message: (-message.priority, message.queuing_order))
-        group = _first_free(session, (message.conversation_group_id for message in by_arrival))
-        found = [message for message in found if message.conversation_group_id == group]
+        free = _free(session, _by_arrival(session, queue), 1)
+        found = [message for message in found if message.conversation_group_id in free]
     return sorted(found, key=lambda message: message.place)
 
 
-def _first_free(session: Session, groups: Iterable[UUID]) -> UUID | None:
-    for group in groups:
-        if session.try_lock("group", group):
-            return group
-    return None
+def _by_arrival(session: Session, queue: Queue) -> list[UUID]:
+    """The groups of the queue's messages, first that of the oldest message of the highest priority."""
+    in_order = sorted(session.messages_in(queue), key=lambda message: (-message.priority, message.queuing_order))
+    return list(dict.fromkeys(message.conversation_group_id for message in in_order))
+
+
+def _free(session: Session, groups: Iterable[UUID], most: int) -> list[UUID]:
+    """Lock so many of the groups that nobody else has locked."""
+    return list(islice((group for group in groups if session.try_lock("group", group)), most))
 
 
 def _check(session: Session, queue: Queue, handle: UUID | None, group: UUID | None) -> None:

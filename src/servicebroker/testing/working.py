@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Coroutine, Iterable
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from servicebroker.model.arguments import check_count
@@ -29,6 +30,11 @@ def check(workers: Iterable[Worker], concurrency: int, *, is_async: bool) -> Non
         if not isinstance(worker, Worker):
             raise BrokerError(402, "worker", repr(worker), "a servicebroker.Worker")
         worker.check(is_async=is_async)
+
+
+def by_group(messages: Iterable[Message]) -> list[list[Message]]:
+    """The messages of each group, which stand one after the other."""
+    return [list(own) for _, own in groupby(messages, attrgetter("conversation_group_id"))]
 
 
 async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> None:

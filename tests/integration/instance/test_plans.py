@@ -127,6 +127,24 @@ def test_receive(database: sb.Database, arguments: str) -> None:
     assert {scan.table for scan in found if scan.kind == "SEQSCAN"} <= {f"{queue}_order"}
 
 
+@pytest.mark.parametrize("leaves", ["true", "false"])
+def test_receive_from_many_groups(database: sb.Database, leaves: str) -> None:
+    number = queue_number(database, STOCK_QUEUE)
+    queue = f"queue_{number}"
+    found, _ = planned(database, f"select * from servicebroker.receive_groups_{number}(2, now(), 50, {leaves})")
+    of_the_queue = {(scan.kind, scan.index) for scan in found if scan.table == queue}
+    assert {kind for kind, _ in of_the_queue} <= {"INDEXSCAN", "INDEXONLYSCAN", "TIDSCAN"}
+    assert {index for _, index in of_the_queue} == {f"{queue}_arrival", f"{queue}_group", ""}
+
+
+def test_the_second_half_of_receive(database: sb.Database) -> None:
+    number = queue_number(database, STOCK_QUEUE)
+    queue = f"queue_{number}"
+    ((group,),) = query(database, f"select conversation_group_id from servicebroker.{queue} limit 1")
+    found, _ = planned(database, f"select servicebroker.take_{number}('{group}', '{{5}}', '{{1}}')")
+    assert {(scan.kind, scan.index) for scan in found} == {("INDEXSCAN", f"{queue}_arrival"), ("TIDSCAN", "")}
+
+
 def test_the_survey_of_the_marks(database: sb.Database) -> None:
     number = queue_number(database, STOCK_QUEUE)
     found, _ = planned(database, f"select servicebroker.survey_{number}(array_fill(0::bigint, array[11]))")

@@ -22,6 +22,7 @@ class TsqlModel(Model):
     """Every verb of the engine's is a statement, alone or between BEGIN TRANSACTION and COMMIT."""
 
     spoken = Spoken
+    receive_groups = None  # type: ignore[assignment] # T-SQL has no such clause
 
     def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True) -> None:
         """T-SQL does not say the numbers that SEND returns, and has words of its own for what a RECEIVE cannot find."""

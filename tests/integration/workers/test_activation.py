@@ -130,6 +130,26 @@ def test_messages_in_a_batch_come_by_groups(active: sb.Database, seen: Seen) -> 
     eventually(lambda: taken == [[b"0", b"1", b"2", b"3", b"4"]])
 
 
+def test_groups_share_a_transaction(active: sb.Database, seen: Seen) -> None:
+    transactions: set[int] = set()
+
+    @sb.procedure(PROCEDURE, groups=50)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        ((number,),) = transaction.connection.execute("select txid_current()").fetchall()
+        transactions.add(number)
+        seen.bodies.append(message.message_body)
+
+    with active.transaction() as transaction:
+        for number in range(5):
+            handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+            transaction.send(handle, ORDER, b"%d" % number)
+    switch_on(active)
+    eventually(lambda: len(seen.bodies) == 5)
+    assert len(transactions) == 1
+    with refused(402, "groups"):
+        sb.procedure(PROCEDURE, form="transaction", groups=2)
+
+
 @pytest.mark.parametrize("form", ["message", "batch", "transaction", "database"])
 def test_coroutine_functions(active: sb.Database, seen: Seen, form: Any) -> None:
     """Each form, as a coroutine function."""

@@ -13,7 +13,7 @@ A connection may be lost for other reasons than its message: only the second los
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
@@ -22,6 +22,7 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api import tracing
 from servicebroker.api.aio.transaction import AsyncTransaction
+from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, hold, undoes_all
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception, check_result
@@ -40,7 +41,7 @@ from servicebroker.model.reporting import report
 from servicebroker.model.wording import told, traceback_of
 from servicebroker.model.workers import by_default
 from servicebroker.store.aio.concurrency import StopDetector, finish
-from servicebroker.store.aio.direct import AsyncDirectConnection, run_command
+from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import run_alone
 
 if TYPE_CHECKING:
@@ -50,8 +51,6 @@ Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[obj
 
 _LOG = logging.getLogger("servicebroker")
 _UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
-_SAVEPOINT = b"savepoint servicebroker_procedure"
-_UNDO = b"rollback to savepoint servicebroker_procedure"
 _DEADLOCK = 1205
 _REMEMBERED = 1000  # failures whose messages have not come again; others may have dealt with them
 
@@ -77,22 +76,30 @@ class AsyncGuard:
         self._unjudged: dict[_Key, Exception] = {}  # failures that came after the end of their transaction
         self._suspects: set[_Key] = set()  # messages whose connection was lost while they were processed
 
-    async def take(self, connection: AsyncDirectConnection, top: int | None, procedure: Procedure) -> int:
+    async def take(
+        self, connection: AsyncDirectConnection, top: int | None, procedure: Procedure, groups: int = 1
+    ) -> int:
         """RECEIVE and process: how many messages were dealt with or put back; 0 when there is nothing to take.
 
         Where the connection is closed afterwards, a message has lost it, and is in the queue again.
         """
         if self._one_by_one:
             self._one_by_one -= 1
-            top = 1
+            top = groups = 1
         messages: list[Message] = []
         is_processed = False
         try:
             async with AsyncTransaction(self._database, connection) as transaction:
-                messages = await transaction._receive_and_save(self._queue, top, _SAVEPOINT)
+                turns: Sequence[AsyncTurn]
+                if groups > 1:
+                    turns = await hold(transaction, self._queue, top, groups)
+                    messages = [message for turn in turns for message in turn.messages]
+                else:
+                    messages = await transaction._receive_and_save(self._queue, top, SAVEPOINT)
+                    turns = [AsyncTurn(transaction, messages)]
                 self._processed = messages
                 if messages:
-                    await self._process(transaction, messages, procedure)
+                    await self._process_turns(transaction, turns, procedure)
                     is_processed = True
         except (psycopg.Error, ServiceBrokerError) as problem:
             if not await self._is_of_a_message(connection, problem, is_processed=is_processed):
@@ -112,7 +119,24 @@ class AsyncGuard:
         """There is nothing to take: forget the failures of messages that others have dealt with."""
         await run_alone(connection, self._engine.sweep_failures(await self._queue_id()))
 
-    async def _process(self, transaction: AsyncTransaction, messages: list[Message], procedure: Procedure) -> None:
+    async def _process_turns(
+        self, transaction: AsyncTransaction, turns: Sequence[AsyncTurn], procedure: Procedure
+    ) -> None:
+        """Process one turn after the other, until one has ended the transaction."""
+        succeeded: list[Message] = []
+        for turn in turns:
+            if isinstance(turn, AsyncGroupTurn) and not await turn.begin():
+                continue
+            if await self._process(turn, procedure):
+                succeeded += turn.messages
+            if transaction._was_put_back or transaction._is_over():
+                return
+        if succeeded:
+            await self._succeeded(transaction, succeeded)
+
+    async def _process(self, turn: AsyncTurn, procedure: Procedure) -> bool:
+        """Run the procedure on the messages of a turn; whether it has succeeded."""
+        transaction, messages = turn.transaction, turn.messages
         failure = self._remembered(messages)
         stop = StopDetector(exits=self._exits)
         if failure is None:
@@ -126,26 +150,29 @@ class AsyncGuard:
                 failure = as_exception(problem)
                 tracing.fail(transaction._processing, failure)
         if transaction._is_over():
-            await self._ended_by_procedure(transaction, messages, failure)
-            return
+            await self._ended_by_procedure(transaction, failure)
+            return False
         if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
             failure = InstanceError("A statement of the procedure failed, and it went on.")
         if failure is None:
-            await self._succeeded(transaction, messages)
-            return
-        await run_command(transaction.connection, _UNDO)
-        await self._failed(transaction, messages, failure, stop)
+            return True
+        if len(self._processed) > len(messages) and undoes_all(failure):
+            self._one_by_one = len(self._processed)
+            await transaction._put_back(messages[0].conversation_group_id)
+            return False
+        await turn.undo()
+        await self._failed(turn, failure, stop)
+        return False
 
-    async def _ended_by_procedure(
-        self, transaction: AsyncTransaction, messages: list[Message], failure: Exception | None
-    ) -> None:
+    async def _ended_by_procedure(self, transaction: AsyncTransaction, failure: Exception | None) -> None:
         """The procedure has ended its transaction, or lost its connection."""
         if transaction.connection.closed:
             transaction._is_counted = False
             raise InstanceError("The procedure has lost the connection of its transaction.") from failure
         if await transaction._was_rolled_back():
             transaction._is_counted = False
-            self._remember(messages, failure or InstanceError("The procedure has rolled its transaction back."))
+            problem = failure or InstanceError("The procedure has rolled its transaction back.")
+            self._remember(self._processed, problem)
         elif failure is not None:
             raise failure
 
@@ -190,6 +217,7 @@ class AsyncGuard:
         return self._unjudged.pop(_key(messages[0]), None)
 
     async def _succeeded(self, transaction: AsyncTransaction, messages: list[Message]) -> None:
+        """Nothing but the COMMIT is left; failures of these messages are forgotten."""
         failed = self._failing.intersection(message.conversation_handle for message in messages)
         if failed:
             await transaction._do(self._engine.forget_failures(list(failed)))
@@ -197,14 +225,12 @@ class AsyncGuard:
         transaction._is_counted = False  # should COMMIT be refused, the policy judges that
         transaction._let_commit_travel()
 
-    async def _failed(
-        self, transaction: AsyncTransaction, messages: list[Message], problem: Exception, stop: StopDetector
-    ) -> None:
-        if len(messages) > 1:  # which one?
-            self._one_by_one = len(messages)
-            await transaction._put_back(messages[0].conversation_group_id)
+    async def _failed(self, turn: AsyncTurn, problem: Exception, stop: StopDetector) -> None:
+        if len(turn.messages) > 1:  # which one?
+            self._one_by_one = len(turn.messages)
+            await turn.put_back()
             return
-        (message,) = messages
+        (message,), transaction = turn.messages, turn.transaction
         self._suspects.discard(_key(message))
         now, text = self._database.instance.clock(), told(problem)
         before = await transaction._do(self._engine.find_failures(message)) or Tracked(0, now, text)
@@ -214,11 +240,9 @@ class AsyncGuard:
         if isinstance(verdict, Retry):
             self._failing.add(message.conversation_handle)
             queue_id = await self._queue_id()
-            await transaction._put_back(
-                message.conversation_group_id,
-                self._engine.track_failure(queue_id, message, known, text, float(verdict.after)),
-            )
-            await finish(self.rest(transaction.connection))
+            await turn.put_back(self._engine.track_failure(queue_id, message, known, text, float(verdict.after)))
+            if transaction._was_put_back:
+                await finish(self.rest(transaction.connection))
             return
         try:
             await self._obey(transaction, failure, known, verdict)
@@ -227,7 +251,7 @@ class AsyncGuard:
                 raise
             said = "%s: a message is set aside, since %s failed: %s"
             report(_LOG, logging.ERROR, said, self._queue, verdict, refused)
-            await run_command(transaction.connection, _UNDO)
+            await turn.undo()
             await self._obey(transaction, failure, known, SetAside())
 
     def _judge(self, failure: Failure, stop: StopDetector) -> Verdict:

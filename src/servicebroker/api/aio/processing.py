@@ -10,6 +10,7 @@ import psycopg
 from servicebroker.api import tracing
 from servicebroker.api.aio.guarded import AsyncGuard
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
+from servicebroker.api.aio.turns import hold, undoes_all
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
@@ -29,6 +30,7 @@ async def process(
     procedure: Procedure,
     *,
     top: int | None,
+    groups: int = 1,
     wait: float,
     poison: Policy | None = None,
     stopping: Callable[[], bool] | None = None,
@@ -45,9 +47,9 @@ async def process(
 
     async def once() -> int:
         nonlocal done
-        taken, is_lost = await _drain(database, queue, procedure, top, guard, is_asked)
+        taken, is_lost = await _drain(database, queue, procedure, top, groups, guard, is_asked)
         while is_lost and not is_asked():
-            again, is_lost = await _drain(database, queue, procedure, top, guard, is_asked)
+            again, is_lost = await _drain(database, queue, procedure, top, groups, guard, is_asked)
             taken += again
         done += taken
         return taken
@@ -65,6 +67,7 @@ async def _drain(
     queue: str,
     procedure: Procedure,
     top: int | None,
+    groups: int,
     guard: AsyncGuard | None,
     stopping: Callable[[], bool],
 ) -> tuple[int, bool]:
@@ -72,15 +75,22 @@ async def _drain(
     done = 0
     there = await database._find(queue)
 
+    is_shared = False
+
     async def first(transaction: AsyncTransaction, messages: list[Message]) -> object:
-        await database.instance.doorbell.share(there.queue_id)
+        nonlocal is_shared
+        if not is_shared:
+            is_shared = True
+            await database.instance.doorbell.share(there.queue_id)
         return await procedure(transaction, messages)
 
     async with database.instance.connection() as connection, translated(also_theirs=True):
 
         async def take() -> int:
             if guard is not None:
-                return await guard.take(connection, top, procedure if done else first)
+                return await guard.take(connection, top, procedure if done else first, groups)
+            if groups > 1:
+                return await _take_groups(database, connection, queue, procedure if done else first, top, groups)
             return await _take(database, connection, queue, procedure if done else first, top)
 
         try:
@@ -126,3 +136,39 @@ async def _take(
                 raise
             transaction._let_commit_travel()
     return len(messages)
+
+
+async def _take_groups(
+    database: AsyncDatabase,
+    connection: AsyncDirectConnection,
+    queue: str,
+    procedure: Procedure,
+    top: int | None,
+    groups: int,
+) -> int:
+    """Process many groups in one transaction. A failure ends it: what was done before is committed."""
+    done, failure = 0, None
+    async with AsyncTransaction(database, connection) as transaction:
+        for turn in await hold(transaction, queue, top, groups):
+            if not await turn.begin():
+                continue
+            stop = StopDetector(exits=True)
+            try:
+                with tracing.current(transaction._processing):
+                    check_result(await procedure(transaction, turn.messages))
+            except BaseException as problem:
+                transaction._is_counted = not stop.is_stop(problem)
+                is_of_group = isinstance(problem, Exception) and transaction._is_counted and not undoes_all(problem)
+                if not done or not is_of_group or transaction._is_over():
+                    raise
+                failure = problem
+                await turn.put_back()
+                break
+            done += len(turn.messages)
+            if transaction._is_over():
+                break
+        if failure is None:
+            transaction._let_commit_travel()
+    if failure is not None:
+        raise failure
+    return done

@@ -23,6 +23,7 @@ from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.operations.operation import Operation
+from servicebroker.operations.receive import Hold
 from servicebroker.operations.send import Send
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import current_work, finish
@@ -228,6 +229,10 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             return await self.receive(queue, top=top)
         finally:
             self._savepoint = b""
+
+    async def _hold(self, queue: str, top: int | None, groups: int) -> list[Message]:
+        """Lock many groups and read their messages, which stay in the queue (`turns.py`)."""
+        return await self._run(Hold(queue, top=top, groups=groups))
 
     def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""

@@ -91,6 +91,7 @@ async def _read(database: AsyncDatabase, worker: Worker, over: Event) -> None:
                 worker.queue,
                 partial(_handle, worker),
                 top=worker.batch or 1,
+                groups=worker.groups,
                 wait=_WAIT,
                 stopping=over.is_set,
                 guard=guard,

@@ -21,7 +21,7 @@ from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
-from servicebroker.operations.receive import GetConversationGroup, Receive
+from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Steps
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 QUEUE_WAS_DROPPED = "The queue was dropped by another process, and this transaction is undone: begin it again."
 
-COUNTERS: Mapping[type[Operation[Any]], str] = {Send: SENDS, SendBatch: SENDS, Receive: RECEIVES}
+COUNTERS: Mapping[type[Operation[Any]], str] = {Send: SENDS, SendBatch: SENDS, Receive: RECEIVES, Hold: RECEIVES}
 
 Begin: TypeAlias = Callable[[], Steps[Any]]  # makes the steps; anew when they are done again
 Runner: TypeAlias = Callable[[Any, Any, Begin], Awaitable[Any]]  # of the verbs and their operation
@@ -133,7 +133,7 @@ async def delivered(inner: Runner, verbs: AsyncVerbs, operation: Receive, begin:
         verbs._received(queue_id, transaction)
         alone = verbs._is_alone()  # then nobody else can receive them any more: from here on nothing may raise
         messages = await verbs._named(rows, alone=alone)
-        if tracing.is_on():
+        if tracing.is_on() and not operation.leaves:
             await verbs._trace(queue.name, messages, alone=alone)
     instance.took(queue_id, len(messages), choosy=operation.has_condition)
     return messages
@@ -169,6 +169,7 @@ WRAPPERS: Mapping[type[Operation[Any]], Within] = {
     Send: _SENDING,
     SendBatch: _SENDING,
     Receive: _within(counted, waiting, delivered, repeated),
+    Hold: _within(counted, delivered, repeated),
     GetConversationGroup: _within(waiting, noted, repeated),
     BeginDialog: _within(watched),
     EndConversation: _within(watched),

@@ -30,7 +30,7 @@ from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
-from servicebroker.operations.receive import GetConversationGroup, Receive
+from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Bodies, Statement, Steps
@@ -178,6 +178,11 @@ class Fenced(Direct):
         )
         return [context for (context,) in rows]
 
+    def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[int]:
+        """Delete messages of one group that a `Hold` has read: how many were still there."""
+        rows = yield call("take", queue_id, messages[0].conversation_group_id, *receive.places(messages))
+        return int(rows[0][0])
+
     def find_failures(self, message: Message) -> Steps[Tracked | None]:
         """How often this message has failed."""
         rows = yield call("failures", *self._failed(message))
@@ -252,7 +257,10 @@ def _receive(here: Fenced, operation: Receive) -> Steps[tuple[int, Received]]:
     queue = yield from here.find_queue(operation.queue)
     yield from here.find_labels()  # first: what was taken only needs names then
     most, handle, group = receive.limits(operation)
-    rows = yield call("receive", queue.queue_id, most, handle, group, takes=True)
+    if operation.groups > 1 or operation.leaves:
+        rows = yield call("receive_groups", queue.queue_id, most, operation.groups, operation.leaves, takes=True)
+    else:
+        rows = yield call("receive", queue.queue_id, most, handle, group, takes=True)
     if rows:
         _refuse(rows[0][-1])
     taken = yield from receive.taken([row[:-1] for row in rows], here.keep_lock)
@@ -331,6 +339,7 @@ Fenced.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
     Receive: _receive,
+    Hold: _receive,
     GetConversationGroup: _get_conversation_group,
     BeginDialog: _begin_dialog,
     EndConversation: _end_conversation,

@@ -41,7 +41,7 @@ from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
-from servicebroker.operations.receive import GetConversationGroup, Receive
+from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Statement, Steps
@@ -205,6 +205,10 @@ class Direct:
         """The trace contexts of received messages."""
         return traces.take(messages)
 
+    def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[int]:
+        """Delete messages of one group that a `Hold` has read: how many were still there."""
+        return receive.take(queue_id, messages)
+
     def find_failures(self, message: Message) -> Steps[failed_messages.Tracked | None]:
         """How often this message has failed."""
         return failed_messages.find_failures(message)
@@ -287,6 +291,7 @@ Direct.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
     Receive: _receive,
+    Hold: _receive,
     GetConversationGroup: _get_conversation_group,
     BeginDialog: _begin_dialog,
     EndConversation: _end_conversation,

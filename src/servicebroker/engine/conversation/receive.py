@@ -1,10 +1,12 @@
-"""RECEIVE: the messages of one conversation group, in order, taken from the queue."""
+"""RECEIVE: the messages of conversation groups, in order, taken from the queue."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
@@ -46,16 +48,24 @@ def receive(
     operation.check()
     yield from find_labels(catalog, queue.database_id)  # first: what was taken only needs names then
     most, handle, group = limits(operation)
-    arguments = (most, now, handle, group)
-    if catalog.user is None:
+    is_of_many = operation.groups > 1 or operation.leaves
+    arguments = (most, now, operation.groups, operation.leaves) if is_of_many else (most, now, handle, group)
+    if catalog.user is not None:
+        rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments, is_of_many=is_of_many)
+    elif is_of_many:
+        rows = yield Statement(
+            "conversation.receive.groups",
+            f"select * from servicebroker.receive_groups_{queue.queue_id}($1, $2, $3, $4)",
+            arguments,
+            takes=True,
+        )
+    else:
         rows = yield Statement(
             "conversation.receive",
             f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)",
             arguments,
             takes=True,
         )
-    else:
-        rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments)
     received = yield from taken(rows, keep_lock)
     if received is None:
         yield from _check(queue, handle, group)
@@ -71,24 +81,43 @@ def limits(operation: Receive) -> tuple[int, UUID | None, UUID | None]:
 def taken(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Received | None]:
     """What the queue's function has returned; None where that is nothing at all.
 
-    A group that was locked under a savepoint is kept, by the statement that `keep` makes.
+    Groups that were locked under a savepoint are kept, by statements that `keep` makes.
     """
     if not rows:
         return None
     if rows[0][0] is None:
         return Received((), 0)
-    group, _, transaction_id, under_savepoint = rows[0][-4:]
+    *_, transaction_id, under_savepoint = rows[0]
     if under_savepoint:
-        yield keep(group)
+        for group in dict.fromkeys(row[_GROUP] for row in rows if row[_GROUP] is not None):
+            yield keep(group)
     return Received(rows, int.from_bytes(transaction_id, "big"))  # the driver leaves an xid8 as it came
 
 
-def _receive_permitted(catalog: Catalog, user: User, queue: Queue, arguments: tuple[object, ...]) -> Steps[Rows]:
+def take(queue_id: int, messages: Sequence[Message]) -> Steps[int]:
+    """Delete messages of one group that a `Hold` has read: how many were still there."""
+    rows = yield Statement(
+        "receive.take",
+        f"select servicebroker.take_{queue_id}($1, $2, $3)",
+        (messages[0].conversation_group_id, *places(messages)),
+    )
+    return int(rows[0][0])
+
+
+def places(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    """The priorities and the numbers of arrival by which `take_N` of store/queue.sql finds messages."""
+    return [message.priority for message in messages], [message.queuing_order for message in messages]
+
+
+def _receive_permitted(
+    catalog: Catalog, user: User, queue: Queue, arguments: tuple[object, ...], *, is_of_many: bool
+) -> Steps[Rows]:
     """RECEIVE of a principal that is not dbo. It takes nothing when permissions have changed since it was looked up.
 
     Then they are looked up again; so the usual one is a single statement here too.
     """
     number = queue.queue_id
+    function = f"receive_groups_{number}" if is_of_many else f"receive_{number}"
     current = f"(select catalog_version from servicebroker.queues where queue_id = {number})"
     top = f"case when {current} = $5 then $1 else 0 end"
     while True:
@@ -96,7 +125,7 @@ def _receive_permitted(catalog: Catalog, user: User, queue: Queue, arguments: tu
         if version is not None:
             rows = yield Statement(
                 "receive.receive_permitted.receive",
-                f"select * from servicebroker.receive_{number}({top}, $2, $3, $4)",
+                f"select * from servicebroker.{function}({top}, $2, $3, $4)",
                 (*arguments, version),
                 takes=True,
             )
@@ -163,11 +192,19 @@ def nameless(labels: Labels) -> Labels:
 def named(rows: Rows, labels: Labels) -> list[Message]:
     """The rows in their order, with names for numbers. The first row says what holds for all (store/queue.sql).
 
+    Where each row names its group, they are messages of several, one group after the other.
+
     Raises:
         KeyError: a name is missing. It is younger than what we remember, or was dropped.
     """
     if not rows:
         return []
+    if len(rows) > 1 and rows[-1][_GROUP] is not None:
+        return [message for _, own in groupby(rows, itemgetter(_GROUP)) for message in _named_group(list(own), labels)]
+    return _named_group(rows, labels)
+
+
+def _named_group(rows: Rows, labels: Labels) -> list[Message]:
     services, contracts, types = labels
     group, service, *_ = rows[0][-4:]
     service_name = services[service]
@@ -203,6 +240,7 @@ def named(rows: Rows, labels: Labels) -> list[Message]:
     ]
 
 
+_GROUP = -4  # the column of the conversation group
 _ORDER = (1 << 61) - 1
 _TYPE = (1 << 32) - 1
 

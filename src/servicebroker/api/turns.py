@@ -1,0 +1,109 @@
+# Made from aio/turns.py by tools/make_sync.py: change that file, then run `make sync`.
+"""Turns of a procedure: the messages of one call, what undoes the call, and what puts the messages back.
+
+Alone in its transaction, a turn has received its messages before the savepoint, and only a ROLLBACK puts them back.
+
+Many groups in one transaction (decision 468): `hold` locks them and reads their messages, which stay in the queue. Each
+turn then sets a savepoint and takes the messages of its group behind it. So the savepoint undoes both, what the
+procedure did and the RECEIVE, and the messages are in the queue as they were: with their place, their body and what
+RETENTION keeps of them. A procedure that ends its transaction loses nothing of the groups that follow. Each turn adds
+one subtransaction to its backend.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import attrgetter
+
+import psycopg
+
+from servicebroker.api import tracing
+from servicebroker.api.transaction import Transaction
+from servicebroker.engine.catalog.catalog import Queue
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import Message
+from servicebroker.store.direct import Ahead, run_command
+from servicebroker.store.statements import Steps
+
+SAVEPOINT = b"savepoint servicebroker_procedure"
+_UNDO = b"rollback to savepoint servicebroker_procedure"
+_RELEASE = b"release savepoint servicebroker_procedure"
+_DEADLOCK = 1205
+_TRANSACTION_ROLLBACK = "40"  # the class of SQLSTATE of deadlocks and serialization failures
+
+
+class Turn:
+    """The messages that a transaction has received, all that it has."""
+
+    def __init__(self, transaction: Transaction, messages: list[Message]) -> None:
+        self.transaction = transaction
+        self.messages = messages
+
+    def undo(self) -> None:
+        """Undo what the procedure did; the messages are received."""
+        run_command(self.transaction.connection, _UNDO)
+
+    def put_back(self, steps: Steps[None] | None = None) -> None:
+        """Put the messages back, and run these steps before anybody else has the group's lock."""
+        self.transaction._put_back(self.messages[0].conversation_group_id, steps)
+
+
+class GroupTurn(Turn):
+    """The messages of one of the groups that a transaction holds."""
+
+    def __init__(self, transaction: Transaction, queue: Queue, messages: list[Message], *, is_first: bool) -> None:
+        super().__init__(transaction, messages)
+        self._queue = queue
+        self._is_first = is_first
+
+    def begin(self) -> bool:
+        """Take the messages behind a savepoint; whether they are still there.
+
+        A turn before may have received them, or ended their conversation.
+        """
+        commands = [SAVEPOINT] if self._is_first else [_RELEASE, SAVEPOINT]
+        self.transaction.connection.ahead += [Ahead(command, _nothing) for command in commands]
+        if not self._take():
+            super().undo()  # those that are left come again
+            return False
+        if tracing.is_on():
+            self.transaction._trace(self._queue.name, self.messages, alone=False)
+        return True
+
+    def undo(self) -> None:
+        """Undo what the procedure did, and take the messages again."""
+        super().undo()
+        self._take()
+
+    def put_back(self, steps: Steps[None] | None = None) -> None:
+        """Put the messages back, and run these steps in the transaction, which goes on."""
+        super().undo()
+        if steps is not None:
+            self.transaction._do(steps)
+
+    def _take(self) -> bool:
+        engine = self.transaction.engine
+        return self.transaction._do(engine.take(self._queue.queue_id, self.messages)) == len(self.messages)
+
+
+def hold(transaction: Transaction, queue: str, top: int | None, groups: int) -> list[GroupTurn]:
+    """Lock up to so many groups of a queue: a turn for each, with at most `top` of its messages."""
+    messages = transaction._hold(queue, top, groups)
+    found = transaction._find(queue)
+    by_group = [list(own) for _, own in groupby(messages, attrgetter("conversation_group_id"))]
+    return [GroupTurn(transaction, found, own, is_first=own is by_group[0]) for own in by_group]
+
+
+def undoes_all(problem: BaseException | None) -> bool:
+    """Whether a failure is that of the whole transaction: a deadlock, or a conflict with another transaction."""
+    while problem is not None:
+        if isinstance(problem, psycopg.Error) and (problem.sqlstate or "").startswith(_TRANSACTION_ROLLBACK):
+            return True
+        if isinstance(problem, BrokerError) and problem.number == _DEADLOCK:
+            return True
+        problem = problem.__cause__
+    return False
+
+
+def _nothing() -> None:
+    """A savepoint is sent once, and nobody waits for it."""

@@ -1,0 +1,1 @@
+-- RECEIVE from many groups: receive_groups and take of each queue (store/queue.sql), and their doors in the fence.
