@@ -96,6 +96,7 @@ COUNTS = {
     ),
     "copied-messages": Count(300, 10_000, "messages to an instance beside which a copy works"),
     "decoder-seconds": Count(6, 60, "how long random bodies are decoded"),
+    "worker-kills": Count(3, 20, "how often test_worker_kills.py kills workers on many groups"),
     "takeovers": Count(1, 10, "how often a second daemon takes over in test_processes.py"),
 }
 
