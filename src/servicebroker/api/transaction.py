@@ -232,7 +232,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     def _hold(self, queue: str, top: int | None, groups: int) -> list[Message]:
         """Lock many groups and read their messages, which stay in the queue (`turns.py`)."""
-        return self._run(Hold(queue, top=top, groups=groups))
+        return self.run(Hold(queue, top=top, groups=groups))
 
     def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""

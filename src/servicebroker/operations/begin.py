@@ -58,7 +58,7 @@ class BeginDialog(Operation[UUID]):
         return [] if self.related_conversation is None else [self.related_conversation]
 
     @property
-    def groups(self) -> Sequence[UUID]:
+    def joined_groups(self) -> Sequence[UUID]:
         """The conversation group to join."""
         return [] if self.related_conversation_group is None else [self.related_conversation_group]
 

@@ -22,7 +22,7 @@ class Operation(Generic[Result]):
         permission: the row of `model.permissions.NEEDS` that says who may run it; None for whoever may connect.
         deed: what it does to the conversations of `handles`, for who watches them.
         handles: the conversations that it changes.
-        groups: those that a new conversation may join.
+        joined_groups: those that a new conversation may join.
         messages: how many it puts on each of them.
     """
 
@@ -37,7 +37,7 @@ class Operation(Generic[Result]):
         return ()
 
     @property
-    def groups(self) -> Sequence[UUID]:  # noqa: D102 # an attribute above
+    def joined_groups(self) -> Sequence[UUID]:  # noqa: D102 # an attribute above
         return ()
 
 

@@ -22,11 +22,11 @@ def watched(operation: Operation[T], steps: Steps[T], tell: Callable[[Happened],
     BEGIN DIALOG has no handle before: its result is one.
     """
     deed, handles = operation.deed, operation.handles
-    before = yield from _look(handles, operation.groups)
+    before = yield from _look(handles, operation.joined_groups)
     result = yield from steps
     if deed is Deed.BEGIN and isinstance(result, UUID):
         handles = [result]
-    known = [*operation.groups, *(one.conversation_group_id for one in before.endpoints.values())]
+    known = [*operation.joined_groups, *(one.conversation_group_id for one in before.endpoints.values())]
     for event in happened(deed, before, (yield from _look(handles, known)), handles, operation.messages):
         tell(event)
     return result
