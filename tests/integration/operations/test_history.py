@@ -97,6 +97,23 @@ def test_what_came_what_left_and_what_was_there(database: sb.Database) -> None:
     assert found.came[0] is None, "nobody has watched an hour ago"
 
 
+def test_a_depth_is_that_of_its_part(database: sb.Database) -> None:
+    """A row of whole minutes has the peak of a minute, of which most was before its part."""
+    look(database)
+    send(database, begin(database), 1)
+    look(database)
+    receive(database, 1)
+    look(database)
+    wait(database, 60)
+    look(database)
+    fine = course_of(database, timedelta(seconds=150))
+    assert [depth for depth in fine.depths if depth is not None][-3:] == [1, 0, 0]
+    wait(database, 600)
+    look(database)
+    coarse = course_of(database, timedelta(hours=2))
+    assert max(depth for depth in coarse.depths if depth is not None) == 1
+
+
 def test_what_is_idle_takes_no_row_and_a_sample_is_taken_once(database: sb.Database) -> None:
     look(database)
     for _ in range(12):  # rows of a longer step are there by now

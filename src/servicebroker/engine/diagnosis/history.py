@@ -59,10 +59,14 @@ def sample() -> Steps[None]:
     at, step = rows[0]
     yield Statement(
         "history.sample.take",
-        "insert into servicebroker.history (queue_id, at, step, arrived, departed, messages, peak) "
+        "insert into servicebroker.history (queue_id, at, step, arrived, departed, messages, peak, minute_peak) "
         "select f.queue_id, $1, $2, f.arrived, f.departed, f.messages, greatest(f.messages, ("
         "  select max(h.peak) from servicebroker.history h "
-        "  where h.queue_id = f.queue_id and h.at > coalesce(b.at, '-infinity'))) "
+        "  where h.queue_id = f.queue_id and h.at > coalesce(b.at, '-infinity'))), "
+        "case when $2 > 60 then greatest(f.messages, ("
+        "  select max(h.peak) from servicebroker.history h where h.queue_id = f.queue_id and h.at > coalesce(("
+        "    select max(m.at) from servicebroker.history m where m.queue_id = f.queue_id and m.step >= 60), "
+        "  '-infinity'))) end "
         f"from ({FLOWS}) f left join lateral (select * from servicebroker.history h "
         "  where h.queue_id = f.queue_id and h.step >= $2 order by h.at desc limit 1) b on true "
         "where (f.arrived, f.departed, f.messages) is distinct from (b.arrived, b.departed, b.messages) "
@@ -124,6 +128,7 @@ def whole_course(now: datetime, span: timedelta) -> Steps[Course]:
 
 # A row for each sample of a queue with what had changed since the one before; part -1 is what was there before $1.
 # Counters that have fallen have begun anew. Of what is finer than the step only the latest is read: it is not over.
+# A peak is that of the step which is read: a row of a longer step has one that may have been before.
 _CHANGES = (
     "with known as (select * from servicebroker.history h "
     "  where h.at > $1 and (h.step >= $2 or h.at > $3) and ($5::int is null or h.queue_id = $5) "
@@ -133,7 +138,8 @@ _CHANGES = (
     "  where $5::int is null or q.queue_id = $5), "
     "steps as (select *, lag(arrived) over w as old_arrived, lag(departed) over w as old_departed, "
     "  lag(messages) over w as old_messages from known window w as (partition by queue_id order by at)), "
-    "changes as (select queue_id, at, peak, messages, "
+    "changes as (select queue_id, at, messages, "
+    "  case when $2 < 60 then messages when $2 < 600 then coalesce(minute_peak, peak) else peak end as peak, "
     "  case when at <= $1 then -1 else floor(extract(epoch from at - $1) / $4)::int end as part, "
     "  coalesce(case when arrived < old_arrived then arrived else arrived - old_arrived end, 0) as came, "
     "  coalesce(case when departed < old_departed then departed else departed - old_departed end, 0) as departed, "
