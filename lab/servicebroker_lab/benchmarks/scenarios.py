@@ -108,8 +108,6 @@ SCENARIOS: dict[str, Scenario] = {
     "tsql-answer": Scenario("RECEIVE and an answer by a procedure in T-SQL against Python", 2_000, {BASELINE: 0.7}),
     "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
     "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),
-    "request-one": Scenario("A request and its answer, one at a time; 4 bare commits and 2 ms are wanted", 500),
-    REQUEST: Scenario(f"Requests and their answers, {AT_A_TIME} at a time; 1,500 a second are wanted", 2_000),
     "fence-send": Scenario(
         "SEND of a restricted role until it is delivered, beside the same by the owner", 2_000, {BASELINE: 0.4}
     ),
@@ -122,6 +120,8 @@ SCENARIOS: dict[str, Scenario] = {
     f"{DIALOG}-begin": Scenario("BEGIN DIALOG and SEND, one transaction", 1_000),
     f"{DIALOG}-answer": Scenario("RECEIVE, SEND and END CONVERSATION, one transaction", 1_000),
     f"{DIALOG}-end": Scenario("RECEIVE of the answer and END CONVERSATION, one transaction", 1_000),
+    "request-one": Scenario("A request and its answer, one at a time; 4 bare commits and 2 ms are wanted", 500),
+    REQUEST: Scenario(f"Requests and their answers, {AT_A_TIME} at a time; 1,500 a second are wanted", 2_000),
     PIPELINE: Scenario("Queue into a Delta table with Spark", 2_000_000, {"spark": 0.5}),
     f"{PIPELINE}-depth": Scenario(
         "A queue of 10,000,000 messages into a Delta table, its first tenth against its last",

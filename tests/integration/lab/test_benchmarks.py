@@ -86,7 +86,7 @@ def test_ratios_are_ours_over_theirs(report: Report) -> None:
 def test_the_bound_stands_beside_what_commits_each_message(report: Report) -> None:
     bounded = {line.scenario: line.figures for line in report.lines if line.system == BARE}
     single = ["send-one", "receive-one", "worker", "workers", "dialog-begin", "dialog-answer", "dialog-end"]
-    assert list(bounded) == [*single, "cpu-receive-one"]
+    assert list(bounded) == [*single, "request-one", "request", "cpu-receive-one"]
     for scenario, figures in bounded.items():
         assert figures
         assert 0.99 < figures.commits < 1.01 + others(report, scenario)
