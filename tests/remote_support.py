@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from servicebroker.store.connection import connect
 from support import CONTRACT, ORDER, ORDERS, STOCK, Clock, query, standard_database
 
 WEST, EAST = "TCP://west:4022", "TCP://east:4022"
+PASSWORD = "correct horse"  # of the master keys
 
 
 @dataclass(eq=False)
@@ -54,7 +56,7 @@ class Wire:
         assert not is_forwarded
         if self.connection is not None and self.connection.info.transaction_status != TransactionStatus.IDLE:
             header = parse(body).header
-            assert header.kind == Kind.FAILURE
+            assert header.kind == Kind.FAILURE or header.clock is not None
             assert header.acknowledgement is None
         self.frames.append(body)
         self.room -= len(body)
@@ -113,10 +115,11 @@ class Pair:
 
 
 @contextmanager
-def paired(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
-    """Two instances whose routes lead to each other."""
+def paired(make_instance_url: Callable[..., str], west_clock: Clock | None = None) -> Iterator[Pair]:
+    """Two instances whose routes lead to each other; both have one clock, or west has that one."""
     clock = Clock()
-    west, east = Site(make_instance_url(1), clock, WEST, EAST), Site(make_instance_url(1), clock, EAST, WEST)
+    west = Site(make_instance_url(1), west_clock or clock, WEST, EAST)
+    east = Site(make_instance_url(1), clock, EAST, WEST)
     west.database.drop_service(STOCK)
     east.database.drop_service(ORDERS)
     west.database.create_route("ToStock", service_name=STOCK, address=EAST)
@@ -134,6 +137,27 @@ def begin(pair: Pair, count: int = 1) -> Any:
     for number in range(count):
         database.send(handle, ORDER, str(number))
     return handle
+
+
+def introduce(
+    pair: Pair, folder: Path, *, anonymous: bool = False, suffix: str = "", start_date: datetime | None = None
+) -> None:
+    """Each service's owner has a certificate; the other database has it, for a user of its own."""
+    west, east = pair.west.database, pair.east.database
+    for database in (west, east):
+        if not suffix:
+            database.create_master_key(PASSWORD)
+    for database, name in ((west, "orders"), (east, "stock")):
+        database.create_certificate(name + suffix, start_date=start_date)
+        database.backup_certificate(name + suffix, folder / f"{name}{suffix}.pem")
+    if not suffix:
+        west.create_user("Stock")
+        west.create_remote_service_binding("ToStock", to_service=STOCK, user="Stock", anonymous=anonymous)
+        east.create_user("Orders")
+        east.grant("SEND", "public" if anonymous else "Orders", service=STOCK)
+    west.create_certificate("stock" + suffix + "!", file=folder / f"stock{suffix}.pem", authorization="Stock")
+    if not anonymous:
+        east.create_certificate("orders" + suffix + "!", file=folder / f"orders{suffix}.pem", authorization="Orders")
 
 
 def leftovers(site: Site) -> dict[str, int]:

@@ -33,6 +33,7 @@ from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import Place, Unroutable, place_of
 from servicebroker.engine.remote.site import Database, Here, Home, Located, passages
+from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import UserCertificate
@@ -148,6 +149,7 @@ class Tables:
         self.master_key: MasterKey | None = None
         self.pairs: dict[Elsewhere, Row] = {}
         self.traces: dict[tuple[UUID, bool, int], bytes] = {}
+        self.brokers: dict[tuple[int, UUID], KnownBroker] = {}  # by certificate
         self.old_copies: set[tuple[UUID | None, bool]] = set()  # brokers, and whether we are the one
         self.unfinished: set[int] = set()  # transactions
         self.next_xact = 1
@@ -686,6 +688,16 @@ class MemoryStore(Store):
         if one is not None and self._is_open and handle not in self._before:
             self._before[handle] = one.twin()
         return one
+
+    def find_broker(self, certificate_id: int, broker: UUID) -> KnownBroker:
+        return self._tables.brokers.get((certificate_id, broker), KnownBroker())
+
+    def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
+        known, brokers = self.find_broker(certificate_id, broker), self._tables.brokers
+        self._change(brokers, (certificate_id, broker))
+        brokers[certificate_id, broker] = KnownBroker(
+            known.capabilities | {*capabilities}, max(known.ahead_until, ahead_until)
+        )
 
     def find_target(self, home: Home) -> Target:
         return Target(home.database_id, Securable(Kind.SERVICE, 1, DBO, ""), Securable(Kind.QUEUE, 1, DBO, ""))

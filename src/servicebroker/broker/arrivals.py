@@ -12,9 +12,11 @@ from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
+from msgspec import structs
+
 from servicebroker.broker import journal, metrics
 from servicebroker.broker.conversations import Conversations, Entry
-from servicebroker.broker.dialog_security import Denied, DialogSecurity
+from servicebroker.broker.dialog_security import Denied, DialogSecurity, Secured
 from servicebroker.broker.inboxes import Charges, line_of
 from servicebroker.broker.quotas import Quotas
 from servicebroker.broker.store_operations import Store
@@ -29,7 +31,7 @@ from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.states import EndpointState
 from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.again import Again
-from servicebroker.protocol.dialog import Acknowledged, Apart, Dropped, Failed
+from servicebroker.protocol.dialog import Acknowledged, Apart, ClockDiffers, Dropped, Failed
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
     BrokerFailure,
@@ -209,6 +211,8 @@ class Reception:
         if isinstance(admitted, Denied):
             refuse(link, header, admitted.failure, admitted.session)
             return None
+        if header.is_secured and not self._is_dated(store, link, header, place.broker, admitted):
+            return None
         if place.failure is not None:
             _drop(link, header, 11214, header.opening.contract if header.opening else "")
             refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
@@ -224,6 +228,18 @@ class Reception:
             for group in store.groups_of([handle]).values():
                 journal.grouped(CREATED, group)
         return Received(self._conversations.enter(endpoint), header, payload)
+
+    def _is_dated(self, store: Store, link: Link, header: Header, broker: UUID, admitted: Secured) -> bool:
+        """Whether a proven opening was sealed lately; an initiator whose clock differs is told what ours shows."""
+        judged = self._security.judge_date(store, header, admitted.signer)
+        if judged is None:
+            return True
+        _drop(link, header, 11221, judged.reason)
+        if judged.clock is not None and link.room > 0:
+            back = refusal(header, broker, is_secured=True)
+            answer = structs.replace(back, kind=Kind.ACKNOWLEDGEMENT, clock=judged.clock)
+            link.send(encode(answer, None, admitted.session.of(answer)))
+        return False
 
 
 class ArrivedTraces:
@@ -320,6 +336,8 @@ class Settling:
                     self._failed[handle] = event.failure
                 case Apart():
                     self._apart[handle] = event
+                case ClockDiffers(clock):
+                    entry.note_far_clock(clock, self._seconds())
                 case Dropped():
                     journal.undeliverable(event, header, link)
                     if event.number == 11224 and entry.session is not None:

@@ -55,6 +55,7 @@ class Entry:
     parts: dict[int, Part] = field(default_factory=dict)  # offered, not yet sent
     load: int = 0  # bytes of messages that are offered and not acknowledged, as its link has counted them
     status: str | None = None  # that was written last
+    far_clock: tuple[int, float] | None = None  # of a target that took no opening: seconds since 1970, and when, here
     match_at: float = NEVER  # when its address is looked for again
     alarm: float = NEVER  # the next one that is set
 
@@ -95,6 +96,17 @@ class Entry:
         """Its target is there."""
         if not self.endpoint.is_acknowledged:
             self.endpoint = self.endpoint._replace(is_acknowledged=True, far_broker=broker)
+
+    def date(self, now: datetime, seconds: float) -> int:
+        """The time at which a frame is sealed, in seconds since 1970: by our clock, or by that of the target."""
+        if self.far_clock is None:
+            return int(now.timestamp())
+        told, since = self.far_clock
+        return told + int(seconds - since)
+
+    def note_far_clock(self, clock: int, seconds: float) -> None:
+        """Its target has not taken the opening, and says what its clock shows."""
+        self.far_clock = clock, seconds
 
     def secure(self, endpoint: RemoteEndpoint, session: SessionKeys | None) -> None:
         """It has these keys now."""

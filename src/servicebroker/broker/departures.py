@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from servicebroker.broker.transport.links import Link
 from servicebroker.engine.remote.departing import NOTHING, Leaving, Reading, WaitingConversation
 from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.dialog import SENDS
-from servicebroker.protocol.envelope import Content, Header, Part, encode
+from servicebroker.protocol.envelope import CAPABILITIES, Content, Header, Part, encode
 from servicebroker.protocol.outgoing import NEVER, Cut
 
 PAGE = 500  # conversations that a round looks for among those that wait for long
@@ -238,11 +239,17 @@ class Frames:
     """Makes and sends them, in the order of the lines. Bodies longer than `longest` travel in fragments."""
 
     def __init__(
-        self, conversations: Conversations, charges: Charges, longest: int, seconds: Callable[[], float]
+        self,
+        conversations: Conversations,
+        charges: Charges,
+        longest: int,
+        clock: Callable[[], datetime],
+        seconds: Callable[[], float],
     ) -> None:
         self._conversations = conversations
         self._charges = charges
         self._longest = longest
+        self._clock = clock
         self._seconds = seconds
         self._fragments = 0  # that this round has read for the link in turn
         self._is_traced = False  # messages have trace contexts
@@ -273,8 +280,9 @@ class Frames:
             return None
         cut = transmission.cut
         if cut is None:
-            journal.acknowledgement(transmission.header, is_sent=True)
-            return _Frame(encode(transmission.header, transmission.payload, entry.session.of(transmission.header)), 1)
+            header = self._dated(entry, transmission.header)
+            journal.acknowledgement(header, is_sent=True)
+            return _Frame(encode(header, transmission.payload, entry.session.of(header)), 1)
         parts = self._parts(store, handle, entry, cut)
         if parts is None:  # END CONVERSATION has dropped what was not acknowledged
             self._conversations.forget(handle)
@@ -284,7 +292,23 @@ class Frames:
         if cut.fragments == 1:
             self._conversations.sent_small(entry, cut.last)
         header = self._with_traces(store, transmission.header, cut) if self._is_traced else transmission.header
+        header = self._dated(entry, header)
         return _Frame(encode(header, parts, entry.session.of(header)), len(parts))
+
+    def _dated(self, entry: Entry, header: Header) -> Header:
+        """The header that says when it is sealed, where it opens a secured conversation.
+
+        A frame that travels again is sealed anew, with the time of then.
+        """
+        if header.opening is None or not header.is_secured:
+            return header
+        opening = structs.replace(
+            header.opening,
+            sealed_at=entry.date(self._clock(), self._seconds()),
+            is_far_clock=entry.far_clock is not None,
+            capabilities=CAPABILITIES,
+        )
+        return structs.replace(header, opening=opening)
 
     def _with_traces(self, store: Store, header: Header, cut: Cut) -> Header:
         """The header with the trace contexts of the messages, where they have any."""

@@ -21,6 +21,7 @@ from servicebroker.broker.transport.links import Link
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.site import Home
 from servicebroker.engine.security import session_keys
+from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, UserCertificate
 from servicebroker.model.errors import RULES, BrokerError
@@ -29,7 +30,17 @@ from servicebroker.model.security.dialog_security import NO_BINDING, NO_SERVICE_
 from servicebroker.model.security.permissions import PUBLIC
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys, bound
-from servicebroker.protocol.envelope import BrokerFailure, Exchange, Header, Kind, pack_exchange, refusal
+from servicebroker.protocol.envelope import (
+    CAPABILITIES,
+    DATED,
+    BrokerFailure,
+    Exchange,
+    Header,
+    Kind,
+    pack_exchange,
+    refusal,
+)
+from servicebroker.protocol.freshness import is_fresh
 from servicebroker.protocol.integrity import KEY_SIZE, SALT_SIZE, SessionKey
 from servicebroker.protocol.wire_errors import CorruptedMessage
 from servicebroker.store.keys.key_files import KeyFolder
@@ -45,6 +56,14 @@ class Secured(NamedTuple):
     session: SessionKeys
     keys: Keys | None = None
     exchange: Exchange | None = None
+    signer: UserCertificate | None = None  # of the peer, where it begins; None: anonymous
+
+
+class Misdated(NamedTuple):
+    """Why an opening is not taken; `clock` is what the initiator is told of ours, in seconds since 1970."""
+
+    reason: str
+    clock: int | None = None
 
 
 class _Opened(NamedTuple):
@@ -63,6 +82,7 @@ class Denied(NamedTuple):
     session: SessionKeys
 
 
+MOST_BROKERS = 10_000  # that a daemon remembers: a few hundred bytes each
 PLAIN = Secured(Security.NONE, UNSECURED)
 
 
@@ -72,6 +92,11 @@ class DialogSecurity:
     def __init__(self, keys: KeyFolder | None, clock: Callable[[], datetime]) -> None:
         self._keys = OpenedKeys(keys, journal.trouble)
         self._clock = clock
+        self._brokers: dict[tuple[int, UUID], KnownBroker] = {}  # by certificate, as they are stored
+
+    def forget(self) -> None:
+        """What was written may not have been committed."""
+        self._brokers.clear()
 
     def session(self, endpoint: RemoteEndpoint) -> SessionKeys | None:
         """The keys of a conversation that has them; None while its master key cannot be opened."""
@@ -270,7 +295,47 @@ class DialogSecurity:
         keys = keys._replace(
             second_key_id=key_id, second_key=seal(opened.master, key, SESSION_KEY), exchange=pack_exchange(ours)
         )
-        return Secured(Security.FULL, session._replace(second=_session_key(key)), keys, ours)
+        return Secured(Security.FULL, session._replace(second=_session_key(key)), keys, ours, opened.peer)
+
+    def judge_date(self, store: Store, header: Header, signer: UserCertificate | None) -> Misdated | None:
+        """Why a proven opening of a secured conversation is not taken: it was sealed too long ago, or says not when.
+
+        A broker that says it once always says it: what it sealed before it could may be brought again by anybody. So
+        may what is dated ahead, once its time has come.
+        """
+        opening, broker, now = header.opening, header.from_broker, self._clock()
+        assert opening is not None
+        known = KnownBroker() if signer is None else self._known_broker(store, signer, header)
+        if opening.sealed_at is None:
+            if DATED in known.capabilities:
+                return Misdated(f"it does not say when it was sealed, and openings of broker {broker} do")
+            return None
+        capabilities, ahead_until = {*opening.capabilities} & {*CAPABILITIES}, known.ahead_until
+        age, is_taken = int(now.timestamp()) - opening.sealed_at, is_fresh(opening.sealed_at, now)
+        if age < 0 and not is_taken:
+            ahead_until = max(ahead_until, opening.sealed_at)
+        if signer is not None and (ahead_until > known.ahead_until or not capabilities <= known.capabilities):
+            self._save_broker(store, signer, broker, KnownBroker(known.capabilities | capabilities, ahead_until))
+        if is_taken and (opening.is_far_clock or opening.sealed_at > ahead_until):
+            return None
+        when = f"{abs(age):,} s {'ahead' if age < 0 else 'ago'}"
+        return Misdated(
+            f"it was sealed {when} by the clock of this instance: it is a replay, or one of the clocks is wrong",
+            int(now.timestamp()),
+        )
+
+    def _known_broker(self, store: Store, signer: UserCertificate, header: Header) -> KnownBroker:
+        """What is known of who has signed; of an opening without a date as another share may have written it since."""
+        key, opening = (signer.certificate_id, header.from_broker), header.opening
+        if key not in self._brokers or opening is None or opening.sealed_at is None:
+            if len(self._brokers) >= MOST_BROKERS:
+                self._brokers.clear()
+            self._brokers[key] = store.find_broker(*key)
+        return self._brokers[key]
+
+    def _save_broker(self, store: Store, signer: UserCertificate, broker: UUID, known: KnownBroker) -> None:
+        self._brokers[signer.certificate_id, broker] = known
+        store.save_broker(signer.certificate_id, broker, sorted(known.capabilities), known.ahead_until)
 
     # ---------------------------------------------------------------- both
 

@@ -33,7 +33,8 @@ from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import Place, Unroutable
 from servicebroker.engine.remote.site import Database, Here, Home, Located
-from servicebroker.engine.security import session_keys
+from servicebroker.engine.security import known_brokers, session_keys
+from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey, find_master_key
 from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import UserCertificate
@@ -239,6 +240,12 @@ class PostgresStore(Store):
 
     def save_second_key(self, handle: UUID, key_id: UUID, key: bytes) -> None:
         self._execute(session_keys.save_second_key(handle, key_id, key))
+
+    def find_broker(self, certificate_id: int, broker: UUID) -> KnownBroker:
+        return self._do_lazily(known_brokers.find_broker(certificate_id, broker))
+
+    def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
+        self._execute(known_brokers.save_broker(certificate_id, broker, capabilities, ahead_until))
 
     def find_target(self, home: Home) -> Target:
         return self._do(admission.find_target(home.database_id, home.service_id))

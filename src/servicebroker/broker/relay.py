@@ -78,6 +78,7 @@ class Relay:
         """
         clock, seconds, security = self._clock, self._seconds, self._security
         capacity = max(1, self._capacity // shares)
+        security.forget()
         self._conversations = Conversations(
             self._links, clock, seconds, self._chance.random, capacity, self._limits, security.session
         )
@@ -90,7 +91,7 @@ class Relay:
         self._finding = Finding(self._conversations, security, seconds)
         self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
         self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, self._budget, shares)
-        self._frames = Frames(self._conversations, self._charges, self._limits.fragment_size, seconds)
+        self._frames = Frames(self._conversations, self._charges, self._limits.fragment_size, clock, seconds)
         self._routes = 0  # their version
         self.snapshot: Snapshot | None = None  # of the last round: while it stays the same nothing was committed
         self._is_traced = False  # messages have trace contexts

@@ -19,6 +19,7 @@ from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import Place, Unroutable
 from servicebroker.engine.remote.site import Database, Here, Home, Located
+from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import UserCertificate
@@ -177,6 +178,12 @@ class Store(Protocol):
 
     def save_second_key(self, handle: UUID, key_id: UUID, key: bytes) -> None:
         """Keep the key of the target, which the initiator has learned."""
+
+    def find_broker(self, certificate_id: int, broker: UUID) -> KnownBroker:
+        """What is known of a broker that signs by this certificate."""
+
+    def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
+        """Add to what is known of a broker."""
 
     def find_target(self, home: Home) -> Target:
         """The service that somebody wants to talk to, and its queue."""

@@ -147,7 +147,13 @@ class Apart(NamedTuple):
         return BrokerFailure(-number, f"{RULES[number].text} {self.what}")
 
 
-Event = Acknowledged | Failed | Dropped | Apart
+class ClockDiffers(NamedTuple):
+    """The target has not taken an opening, since it was sealed too long before or after what its clock shows."""
+
+    clock: int  # seconds since 1970
+
+
+Event = Acknowledged | Failed | Dropped | Apart | ClockDiffers
 
 
 class Transmission(NamedTuple):
@@ -426,7 +432,7 @@ class Dialog:
         if (apart := self._contradiction(header, payload)) is not None:
             return [*events, *self._part(apart)]
         if payload is None:
-            return events
+            return [*events, *self._clock_differs(header.clock)]
         if self._failure is None or self._repeats(header, payload):
             return [*events, *self._take(header, payload, allowance)]
         self._is_refusing = True
@@ -496,6 +502,11 @@ class Dialog:
             return Apart(is_here=True, what=what)
         number = None if parts is None else self._incoming.contradicts(header.number, parts, header.before)
         return None if number is None else Apart(is_here=False, what=f"Message {number} has come twice, and differs.")
+
+    def _clock_differs(self, clock: int | None) -> list[Event]:
+        """The target says what its clock shows; of no interest once it has opened the conversation."""
+        is_opening = self.identity.is_initiator and not self._is_acknowledged
+        return [ClockDiffers(clock)] if clock is not None and is_opening else []
 
     def _part(self, apart: Apart) -> list[Event]:
         """Nothing more is taken, acknowledged or sent: told once to this side, and to the peer whenever it sends."""

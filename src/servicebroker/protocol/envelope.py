@@ -25,6 +25,9 @@ MAXIMUM_FRAGMENTS = LIMITS.most_fragments  # of one message
 MAXIMUM_RUN = 350  # messages in one frame, which holds them also with the longest names and with traces
 MAXIMUM_RANGES = 64  # in one acknowledgement
 MAXIMUM_INTEGER = 2**31 - 1
+MAXIMUM_CAPABILITIES = 32  # that one broker tells
+DATED = "dated"  # the capability of a broker that says in each opening when it was sealed
+CAPABILITIES = (DATED,)  # of this version
 
 Number = Annotated[int, Meta(ge=0, le=MAXIMUM_NUMBER)]
 FragmentNumber = Annotated[int, Meta(ge=0, le=MAXIMUM_FRAGMENTS)]
@@ -48,6 +51,9 @@ class Content(IntEnum):
     ERROR = 2
 
 
+Moment = Annotated[int, Meta(ge=0, le=2**40)]  # seconds since 1970, UTC
+Capability = Annotated[str, Meta(min_length=1, max_length=64)]
+
 # What tells a message from every other one that had, or will have, its number: drawn when it is sent.
 Token = Annotated[bytes, Meta(min_length=8, max_length=8)]
 
@@ -68,12 +74,17 @@ class Acknowledgement(Struct, array_like=True, frozen=True):
 class Opening(Struct, array_like=True, frozen=True):
     """What the target needs to make its endpoint; the initiator says it until anything is acknowledged.
 
-    `lifetime` is what is left of the conversation's, in seconds.
+    `lifetime` is what is left of the conversation's, in seconds. In a secured conversation `sealed_at` is when this
+    frame was made, by the clock of the target's broker where that has told it (`is_far_clock`), and `capabilities` are
+    those of the initiator's broker. The seal authenticates all of it.
     """
 
     contract: str
     lifetime: Annotated[int, Meta(ge=0, le=MAXIMUM_INTEGER)]
     encryption: bool = True
+    sealed_at: Moment | None = None
+    is_far_clock: bool = False
+    capabilities: Annotated[tuple[Capability, ...], Meta(max_length=MAXIMUM_CAPABILITIES)] = ()
 
 
 Thumbprint = Annotated[bytes, Meta(max_length=64)]
@@ -103,7 +114,8 @@ class Header(Struct, array_like=True, frozen=True):
     """The clear part. `number` is the first message of a run, or the one that the fragment is of.
 
     `floor`: the peer has acknowledged every message below it. `before` is the token of message `number` - 1, while the
-    peer has not acknowledged that.
+    peer has not acknowledged that. `clock` is what the clock of a target's broker shows that has not taken an opening,
+    since it was sealed too long ago.
     Names may be anything that fits into a header, until `check_addresses` has looked at them.
     """
 
@@ -124,6 +136,7 @@ class Header(Struct, array_like=True, frozen=True):
     traces: Annotated[tuple[Trace, ...], Meta(max_length=MAXIMUM_RUN)] | None = None
     floor: Number | None = None
     before: Token | None = None
+    clock: Moment | None = None
 
 
 class Part(Struct, array_like=True, frozen=True):

@@ -17,6 +17,7 @@ from servicebroker.engine.remote.departing import Claimed, Reading
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import Place
+from servicebroker.engine.security.known_brokers import MOST_OF_CERTIFICATE, KnownBroker
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import error_body
 from servicebroker.model.security.dialog_security import Security
@@ -389,6 +390,40 @@ def test_what_becomes_complete_before_an_error_keeps_its_body(both: Both, *, is_
     if is_off:
         both.database.alter_queue(queue, status=True)
     assert [body for is_data, body in both.shown()[1][one.handle] if is_data] == [b"01"]
+
+
+def test_what_is_known_of_a_broker_is_only_added_to(both: Both) -> None:
+    both.database.create_master_key("correct horse")
+    both.database.create_certificate("Peer")
+    ((number,),) = query(both.database, "select certificate_id from sys.certificates where name = 'Peer'")
+    nobody = KnownBroker()
+    assert both.same(lambda store: store.find_broker(number, FAR)) == nobody
+    for capabilities, ahead, expected in (
+        (["a"], 0, KnownBroker(frozenset("a"), 0)),
+        ([], 7, KnownBroker(frozenset("a"), 7)),
+        (["b", "a"], 5, KnownBroker(frozenset("ab"), 7)),
+    ):
+        both.same(lambda store: store.save_broker(number, FAR, capabilities, ahead))  # noqa: B023
+        assert both.same(lambda store: store.find_broker(number, FAR)) == expected
+        assert both.same(lambda store: store.find_broker(number, UUID(int=1))) == nobody
+    both.database.drop_certificate("Peer")
+    both.real.save_broker(number, FAR, ["a"], 0)  # of a round that had found the certificate
+    assert both.real.find_broker(number, FAR) == nobody
+
+
+def test_who_says_to_be_any_number_of_brokers_is_known_as_a_thousand(both: Both) -> None:
+    both.database.create_master_key("correct horse")
+    both.database.create_certificate("Peer")
+    ((number,),) = query(both.database, "select certificate_id from sys.certificates where name = 'Peer'")
+    query(
+        both.database,
+        "insert into servicebroker.known_brokers select %s, gen_random_uuid(), '{}', 0 "
+        f"from generate_series(1, {MOST_OF_CERTIFICATE - 1}) returning 1",
+        number,
+    )
+    for broker, is_known in ((FAR, True), (UUID(int=1), False), (FAR, True)):
+        both.real.save_broker(number, broker, ["a"], 0)
+        assert bool(both.real.find_broker(number, broker).capabilities) is is_known
 
 
 def test_the_highest_timeline_of_a_pair_stays_whoever_writes_last(both: Both) -> None:

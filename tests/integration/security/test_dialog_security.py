@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import servicebroker as sb
-from remote_support import Copy, Pair, Site, begin, leftovers, paired
+from remote_support import PASSWORD, Copy, Pair, Site, begin, introduce, leftovers, paired
 from servicebroker.engine.conversation.endpoints import remove_closed
 from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.protocol.envelope import Header, Kind, parse
@@ -33,7 +33,6 @@ from support import (
     waiting_messages,
 )
 
-PASSWORD = "correct horse"
 SECRET = "the teapot is cracked"
 
 
@@ -42,25 +41,6 @@ def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
     with paired(make_instance_url) as pair:
         pair.east.database.revoke("SEND", "public", service=STOCK)
         yield pair
-
-
-def introduce(pair: Pair, folder: Path, *, anonymous: bool = False, suffix: str = "") -> None:
-    """Each service's owner has a certificate; the other database has it, for a user of its own."""
-    west, east = pair.west.database, pair.east.database
-    for database in (west, east):
-        if not suffix:
-            database.create_master_key(PASSWORD)
-    for database, name in ((west, "orders"), (east, "stock")):
-        database.create_certificate(name + suffix)
-        database.backup_certificate(name + suffix, folder / f"{name}{suffix}.pem")
-    if not suffix:
-        west.create_user("Stock")
-        west.create_remote_service_binding("ToStock", to_service=STOCK, user="Stock", anonymous=anonymous)
-        east.create_user("Orders")
-        east.grant("SEND", "public" if anonymous else "Orders", service=STOCK)
-    west.create_certificate("stock" + suffix + "!", file=folder / f"stock{suffix}.pem", authorization="Stock")
-    if not anonymous:
-        east.create_certificate("orders" + suffix + "!", file=folder / f"orders{suffix}.pem", authorization="Orders")
 
 
 def talk(pair: Pair, *texts: str, handle: Any = None) -> Any:

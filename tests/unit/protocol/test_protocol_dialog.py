@@ -16,6 +16,7 @@ from servicebroker.protocol.dialog import (
     TRANSITIONS,
     Acknowledged,
     Apart,
+    ClockDiffers,
     Dialog,
     Dropped,
     Failed,
@@ -139,6 +140,20 @@ def test_the_initiator_introduces_itself_until_anything_is_acknowledged() -> Non
     assert carry(other, initiator) == [Acknowledged(1, THERE)]
     third = send(initiator).header
     assert (third.opening, third.to_broker) == (None, THERE)
+
+
+def test_a_target_says_what_its_clock_shows_until_it_has_opened_the_conversation() -> None:
+    initiator, other = dialog(), target()
+    initiator.offer(0, 10)
+    sent = send(initiator)
+    told = msgspec.structs.replace(send_header(talked(1)[1]), acknowledgement=None, clock=1_000)
+    assert initiator.arrived(told, None) == [ClockDiffers(1_000)]
+    assert initiator.arrived(msgspec.structs.replace(told, from_broker=ELSEWHERE), None) == [ClockDiffers(1_000)]
+    other.arrived(sent.header, bodies(sent))
+    store(other)
+    carry(other, initiator)
+    assert initiator.arrived(told, None) == []
+    assert other.arrived(msgspec.structs.replace(sent.header, clock=1_000), None) == []
 
 
 def test_a_silent_peer_is_told_the_session_key_again() -> None:

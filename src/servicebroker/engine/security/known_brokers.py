@@ -1,0 +1,52 @@
+"""What is known of the brokers that have signed by a certificate of this database: capabilities, and a clock ahead.
+
+`broker/dialog_security.py` asks for a capability that protects from then on. Whoever drops the certificate forgets what
+is known by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.store.statements import Statement, Steps
+
+MOST_OF_CERTIFICATE = 1_000  # brokers: whoever has the key can say of itself to be any number of them
+
+
+class KnownBroker(NamedTuple):
+    """A broker that has signed.
+
+    `capabilities` are what it has told. `ahead_until` is the latest date of its openings that were not taken since that
+    lay ahead, in seconds since 1970.
+    """
+
+    capabilities: frozenset[str] = frozenset()
+    ahead_until: int = 0
+
+
+def find_broker(certificate_id: int, broker: UUID) -> Steps[KnownBroker]:
+    """What is known of a broker that signs by this certificate."""
+    rows = yield Statement(
+        "known_brokers.find_broker",
+        "select capabilities, ahead_until from servicebroker.known_brokers where certificate_id = $1 and broker = $2",
+        (certificate_id, broker),
+    )
+    return KnownBroker(frozenset(rows[0][0]), rows[0][1]) if rows else KnownBroker()
+
+
+def save_broker(certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> Statement:
+    """Add to what is known of a broker, unless the certificate has been dropped meanwhile."""
+    return Statement(
+        "known_brokers.save_broker",
+        "insert into servicebroker.known_brokers as known (certificate_id, broker, capabilities, ahead_until) "
+        "select c.certificate_id, $2, $3::text[], $4 from servicebroker.certificates c "
+        "where c.certificate_id = $1 and (exists (select from servicebroker.known_brokers k "
+        "where k.certificate_id = $1 and k.broker = $2) or (select count(*) from servicebroker.known_brokers k "
+        "where k.certificate_id = $1) < $5) "
+        "on conflict (certificate_id, broker) do update set "
+        "capabilities = array(select distinct unnest(known.capabilities || excluded.capabilities) order by 1), "
+        "ahead_until = greatest(known.ahead_until, excluded.ahead_until)",
+        (certificate_id, broker, list(capabilities), ahead_until, MOST_OF_CERTIFICATE),
+    )
