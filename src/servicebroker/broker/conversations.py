@@ -97,10 +97,10 @@ class Entry:
         if not self.endpoint.is_acknowledged:
             self.endpoint = self.endpoint._replace(is_acknowledged=True, far_broker=broker)
 
-    def date(self, now: datetime, seconds: float) -> int:
+    def date(self, own_clock: int, seconds: float) -> int:
         """The time at which a frame is sealed, in seconds since 1970: by our clock, or by that of the target."""
         if self.far_clock is None:
-            return int(now.timestamp())
+            return own_clock
         told, since = self.far_clock
         return told + int(seconds - since)
 

@@ -302,10 +302,11 @@ class Frames:
         """
         if header.opening is None or not header.is_secured:
             return header
+        own_clock = int(self._clock().timestamp())
         opening = structs.replace(
             header.opening,
-            sealed_at=entry.date(self._clock(), self._seconds()),
-            is_far_clock=entry.far_clock is not None,
+            sealed_at=entry.date(own_clock, self._seconds()),
+            own_clock=None if entry.far_clock is None else own_clock,
             capabilities=CAPABILITIES,
         )
         return structs.replace(header, opening=opening)

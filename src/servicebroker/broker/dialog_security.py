@@ -40,7 +40,7 @@ from servicebroker.protocol.envelope import (
     pack_exchange,
     refusal,
 )
-from servicebroker.protocol.freshness import is_fresh
+from servicebroker.protocol.freshness import CLOCK_ALLOWANCE, is_ahead, is_fresh
 from servicebroker.protocol.integrity import KEY_SIZE, SALT_SIZE, SessionKey
 from servicebroker.protocol.wire_errors import CorruptedMessage
 from servicebroker.store.keys.key_files import KeyFolder
@@ -301,7 +301,7 @@ class DialogSecurity:
         """Why a proven opening of a secured conversation is not taken: it was sealed too long ago, or says not when.
 
         A broker that says it once always says it: what it sealed before it could may be brought again by anybody. So
-        may what is dated ahead, once its time has come.
+        may what is dated ahead, once its time has come: of a broker whose clock is ahead the latest date is kept.
         """
         opening, broker, now = header.opening, header.from_broker, self._clock()
         assert opening is not None
@@ -312,11 +312,12 @@ class DialogSecurity:
             return None
         capabilities, ahead_until = {*opening.capabilities} & {*CAPABILITIES}, known.ahead_until
         age, is_taken = int(now.timestamp()) - opening.sealed_at, is_fresh(opening.sealed_at, now)
-        if age < 0 and not is_taken:
-            ahead_until = max(ahead_until, opening.sealed_at)
+        own_clock = opening.sealed_at if opening.own_clock is None else opening.own_clock
+        if is_ahead(own_clock, now):
+            ahead_until = max(ahead_until, own_clock + round(CLOCK_ALLOWANCE.total_seconds()))
         if signer is not None and (ahead_until > known.ahead_until or not capabilities <= known.capabilities):
             self._save_broker(store, signer, broker, KnownBroker(known.capabilities | capabilities, ahead_until))
-        if is_taken and (opening.is_far_clock or opening.sealed_at > ahead_until):
+        if is_taken and (opening.own_clock is not None or opening.sealed_at > ahead_until):
             return None
         when = f"{abs(age):,} s {'ahead' if age < 0 else 'ago'}"
         return Misdated(

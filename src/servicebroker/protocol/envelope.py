@@ -75,15 +75,15 @@ class Opening(Struct, array_like=True, frozen=True):
     """What the target needs to make its endpoint; the initiator says it until anything is acknowledged.
 
     `lifetime` is what is left of the conversation's, in seconds. In a secured conversation `sealed_at` is when this
-    frame was made, by the clock of the target's broker where that has told it (`is_far_clock`), and `capabilities` are
-    those of the initiator's broker. The seal authenticates all of it.
+    frame was made. Where the target's broker has told what its clock shows, that is by its clock, and `own_clock` is
+    what the initiator's shows. `capabilities` are those of the initiator's broker. The seal authenticates all of it.
     """
 
     contract: str
     lifetime: Annotated[int, Meta(ge=0, le=MAXIMUM_INTEGER)]
     encryption: bool = True
     sealed_at: Moment | None = None
-    is_far_clock: bool = False
+    own_clock: Moment | None = None
     capabilities: Annotated[tuple[Capability, ...], Meta(max_length=MAXIMUM_CAPABILITIES)] = ()
 
 

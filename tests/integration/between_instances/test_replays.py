@@ -47,13 +47,18 @@ def talked(pair: Pair, text: str = "one") -> list[bytes]:
     pair.west.round([])
     kept = list(pair.west.out.frames)
     arrive(pair, text)
+    over(pair, handle)
+    return kept
+
+
+def over(pair: Pair, handle: Any) -> None:
+    """Both sides end."""
     pair.west.database.end_conversation(handle)
     pair.rounds()
     (end,) = pair.east.database.receive(STOCK_QUEUE)
     pair.east.database.end_conversation(end.conversation_handle)
     pair.rounds()
     assert query(pair.east.database, "select state from sys.conversation_endpoints") == [("CD",)]
-    return kept
 
 
 def arrive(pair: Pair, text: str) -> None:
@@ -138,6 +143,34 @@ def test_clocks_that_differ_lose_no_message_and_let_none_come_twice(
     bring(pair, kept)
     assert pair.east.database.receive(STOCK_QUEUE) == []
     assert leftovers(pair.east) == {}
+
+
+def test_what_was_sealed_by_a_clock_that_is_ahead_is_refused_also_if_it_has_not_come_before(
+    pair: Pair, tmp_path: Path, clock: Clock
+) -> None:
+    """The forwarder lets one attempt through, and keeps the later ones until the initiator is told the time."""
+    introduce(pair, tmp_path, start_date=clock() - timedelta(days=30))
+    clock.jump(minutes=25)
+    handle = send(pair, "one")
+    pair.rounds(1)
+    (answer,) = pair.east.out.frames
+    pair.east.out.frames.clear()
+    kept = []
+    for _ in range(3):
+        wait(pair, seconds=70)
+        pair.west.round([])
+        kept += pair.west.out.frames
+        pair.west.out.frames.clear()
+    pair.west.round([answer])
+    wait(pair, seconds=70)
+    arrive(pair, "one")
+    over(pair, handle)
+    for _ in range(60):
+        wait(pair, minutes=1)
+        with pair.east.instance.connection() as connection:
+            run(connection, remove_closed(pair.east.clock()))
+        bring(pair, kept)
+        assert pair.east.database.receive(STOCK_QUEUE) == []
 
 
 def test_a_message_that_waited_for_hours_is_sealed_anew(pair: Pair, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ MOST_OF_CERTIFICATE = 1_000  # brokers: whoever has the key can say of itself to
 class KnownBroker(NamedTuple):
     """A broker that has signed.
 
-    `capabilities` are what it has told. `ahead_until` is the latest date of its openings that were not taken since that
-    lay ahead, in seconds since 1970.
+    `capabilities` are what it has told. `ahead_until` is the latest time that its clock showed when that was further
+    ahead of ours than clocks may differ, in seconds since 1970.
     """
 
     capabilities: frozenset[str] = frozenset()

@@ -1,6 +1,6 @@
 -- What is known of a broker that has signed by a certificate of this database (decision 460): what it has said that it
--- can, and the latest date of an opening that was not taken since that lay ahead. A forwarder can keep both kinds of
--- frames: what was sealed before the broker had the capability, and what is dated ahead.
+-- can, and the latest time that its clock showed when that was ahead. A forwarder can keep both kinds of frames: what was
+-- sealed before the broker had the capability, and what is dated ahead.
 
 create table servicebroker.known_brokers (
     certificate_id integer not null references servicebroker.certificates on delete cascade,
