@@ -46,6 +46,27 @@ MUTANTS = [
         "            self._frames.send(store, is_traced=False)\n",
         323,
     ),
+    Mutant(
+        "openings are taken however old they are",
+        "protocol.freshness",
+        "return not is_ahead(sealed_at, now) and now.timestamp() - sealed_at < MAX_AGE.total_seconds()",
+        "return not is_ahead(sealed_at, now)",
+        27,
+    ),
+    Mutant(
+        "an initiator does not go by the clock of the target",
+        "broker.arrivals",
+        "                    entry.note_far_clock(clock, self._seconds())\n",
+        "                    pass\n",
+        5,
+    ),
+    Mutant(
+        "what a clock that is ahead has dated is taken once it is time",
+        "broker.dialog_security",
+        "        if is_ahead(own_clock, now):\n",
+        "        if False:\n",
+        4626,
+    ),
     Mutant("rounds fail", "broker.relay", "        self._charges.begin()\n", "        raise RuntimeError\n", 0),
     Mutant(
         "what is stored is not acknowledged",

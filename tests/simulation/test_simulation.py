@@ -19,6 +19,7 @@ def test_every_message_arrives_once_and_in_order_whatever_goes_wrong(request: py
     assert sums["messages"] > 5 * seeds
     assert sums["corrupted"] > seeds
     assert sums["forged"] > seeds
+    assert sums["brought"] > seeds
 
 
 def test_other_seeds_each_time(request: pytest.FixtureRequest, seeded_random: Random) -> None:

@@ -91,6 +91,7 @@ def run_seeds(seeds: range, *, as_json: bool) -> None:
         say_json({**sums, "failures": [failure._asdict() for failure in failures]})
     else:
         told = f"{sums['messages']} messages delivered, {sums['corrupted']} corrupted, {sums['forged']} forged"
+        told += f", {sums['brought']} brought again"
         say(f"{sums['runs']} runs, {told}")
         for failure in failures:
             say(f"seed {failure.seed}: {failure.reason}")

@@ -39,6 +39,8 @@ class Faults(NamedTuple):
     scattered: float = 0.0  # a service is in all instances: which of them a route names, looked at every ten seconds
     narrow: float = 0.0  # daemons have room for the bodies of one conversation
     hostile: float = 0.0  # somebody with a certificate tries to pass for others, looked at every second
+    hoarded: float = 0.0  # a forwarder brings openings again when their targets have gone
+    skewed: float = 0.0  # clocks of instances differ, by hours or days
 
     @classmethod
     def draw(cls, random: Random) -> Faults:
@@ -76,7 +78,9 @@ class Faults(NamedTuple):
         drawn = drawn._replace(narrow=1.0 if apart.random() < 0.1 else 0.0)
         # who forwards, or is not trusted, or goes back to an old copy may lead one conversation to two instances
         is_plain = not (drawn.detour or drawn.hostile or drawn.old_copy)
-        return drawn._replace(scattered=apart.random() if apart.random() < 0.5 and is_plain else 0.0)
+        drawn = drawn._replace(scattered=apart.random() if apart.random() < 0.5 and is_plain else 0.0)
+        drawn = drawn._replace(hoarded=1.0 if apart.random() < 0.5 else 0.0)
+        return drawn._replace(skewed=1.0 if apart.random() < 0.2 else 0.0)
 
 
 def draw_limits(random: Random) -> Limits:

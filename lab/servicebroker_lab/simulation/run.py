@@ -15,6 +15,7 @@ from servicebroker.model.security.dialog_security import Binding
 from servicebroker.model.states import EndpointState
 from servicebroker.protocol.envelope import Content
 from servicebroker_lab.simulation.faults import Faults, draw_limits
+from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
 from servicebroker_lab.simulation.hostile_peer import HostilePeer
 from servicebroker_lab.simulation.simulated_instance import Instance, World, is_waiting
 from servicebroker_lab.simulation.simulated_keys import identity
@@ -27,6 +28,7 @@ WHY = b"why"  # an Error fits into one frame, as every real one does
 FAULTY = 60.0  # seconds with faults
 ASKING = 200.0  # seconds after which all who are open send something, where an old copy was restored
 _ENDED = (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)  # whose peer has
+SKEWS = (-1, 0, 0, 1, 168)  # hours by which a clock may be ahead, each far more than clocks step
 GENERATIONS = 5  # of certificates, one after the other: making one takes long
 CALM = 900.0  # and without: retries are at most 64 seconds apart, connections are closed after 90
 
@@ -39,6 +41,7 @@ class Outcome(NamedTuple):
     messages: int
     corrupted: int
     forged: int
+    brought: int  # openings that a forwarder has brought again
 
 
 class _Sent(NamedTuple):
@@ -65,13 +68,19 @@ class Run:
         faults = Faults.draw(random)._replace(**dict.fromkeys(case.without, 0.0))
         self.loop.trace("run", faults)
         network = Network(self.loop, faults)
-        self.world = World(self.loop, network, draw_limits(random), [], set(), faults.hostile > 0)
+        self.world = World(self.loop, network, draw_limits(random), [], set(), faults.hostile > 0, [])
+        self._forwarder = HoardingForwarder(self.world)
+        if faults.hoarded:
+            self.world.forwarder.append(self._forwarder)
         self.loop.trace("run", self.world.limits)
         self._generations: Counter[int] = Counter()  # of the certificate of each instance
         self._routes = Routes(self.world)
         for index in range(random.choice((2, 2, 3, 3))):
             self._add(Instance(self.world, index, UUID(int=random.getrandbits(128))))
         network.listeners += self.world.instances
+        apart = Random(case.seed)
+        for instance in self.world.instances if faults.skewed else ():
+            instance.skew = timedelta(hours=apart.choice(SKEWS))
         self._hostile = HostilePeer(self.world, Random(case.seed))
         if self.world.proves:
             self._introduce()
@@ -131,10 +140,12 @@ class Run:
         self.loop.after(ASKING, self._ask)
         self.loop.run(self._seconds + CALM)
         self._judge()
+        if opened := self._forwarder.bring_all() if self.world.forwarder else []:
+            raise Lost("\n".join(opened))
         received = sum(len(endpoint.queue) for endpoint in self.endpoints.values())
         corrupted = sum(daemon.links.corrupted for one in self.world.instances for daemon in one.daemons)
         corrupted += sum(one.corrupted for one in self.world.instances)
-        return Outcome(received, corrupted, self._hostile.frames)
+        return Outcome(received, corrupted, self._hostile.frames, self._forwarder.brought)
 
     def _look_around(self) -> None:
         """Every ten seconds something may have changed."""
@@ -374,7 +385,7 @@ class Failure(NamedTuple):
 
 
 def run_many(seeds: range) -> tuple[Counter[str], list[Failure]]:
-    """Run seeds one after the other. Returns sums (runs, messages, corrupted, forged) and the failures."""
+    """Run seeds one after the other. Returns sums (runs, messages, corrupted, forged, brought) and the failures."""
     sums: Counter[str] = Counter()
     failures: list[Failure] = []
     for seed in seeds:

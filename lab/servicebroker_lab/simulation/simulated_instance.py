@@ -36,6 +36,7 @@ from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.mirroring import Role, Standing
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
+from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
 from servicebroker_lab.simulation.links import Happening, Links, SimulatedLink, address_of
 from servicebroker_lab.simulation.simulated_keys import FIRST_USER, KEYS, identity, master_key
 from servicebroker_lab.simulation.simulated_network import HALF, Network, Stream, flip
@@ -67,6 +68,7 @@ class World(NamedTuple):
     instances: list[Instance]
     parted: set[UUID]  # conversations of an instance that has gone back to an old copy
     proves: bool  # connections prove who is at their ends
+    forwarder: list[HoardingForwarder]  # one, or none
 
     def find(self, key: Key, broker: UUID) -> Endpoint | None:
         """The endpoint of that side of a conversation, in that broker."""
@@ -214,12 +216,10 @@ class Daemon:
         faults, happens = network.faults, self._loop.happens
 
         def arrive(body: bytes = came.body) -> None:
-            if not self.is_over:
-                arrival = Arrival(link, body, came.is_forwarded)
-                share = self.shares[share_for(arrival, len(self.shares))]
-                share.inbox.append(arrival)
-                self._plan(share, self._loop.now + PACE)
+            self.take(link, body, is_forwarded=came.is_forwarded)
 
+        for forwarder in self._instance.world.forwarder:
+            forwarder.keep(self._instance, link, came)
         if happens(faults.loss):
             return
         if happens(faults.replay):
@@ -231,6 +231,14 @@ class Daemon:
             self._loop.after(random.choice((0.1, 5.0)) * random.random(), lambda: arrive(body))
         else:
             arrive(body)
+
+    def take(self, link: SimulatedLink, body: bytes, *, is_forwarded: bool) -> None:
+        """A message is there, for the next round of its share."""
+        if not self.is_over:
+            arrival = Arrival(link, body, is_forwarded)
+            share = self.shares[share_for(arrival, len(self.shares))]
+            share.inbox.append(arrival)
+            self._plan(share, self._loop.now + PACE)
 
     def interleave(self) -> None:
         """A round of another share, in the midst of one."""
@@ -299,6 +307,7 @@ class Instance:
         self.tables = Tables(broker, world.loop.random)
         self.tables.limits = world.limits
         self.tables.is_held = self._is_held
+        self.tables.clock = self.clock
         self._grips: dict[UUID, float] = {}  # rows that an application has, and until when
         self.tables.master_key = master_key()
         self.tables.certificates.append(identity(index).own)
@@ -308,6 +317,7 @@ class Instance:
         self._half = 0  # which of its two servers is the principal
         self._timeline = 1
         self.step = timedelta()  # of the server's clock
+        self.skew = timedelta()  # by which it is ahead all the time
         self.corrupted = 0
         self._pending: list[tuple[UUID, Callable[[], None]]] = []  # what applications are about to commit
 
@@ -376,7 +386,7 @@ class Instance:
 
     def clock(self) -> datetime:
         """The server's."""
-        return MIDNIGHT + timedelta(seconds=self.world.loop.now) + self.step
+        return MIDNIGHT + timedelta(seconds=self.world.loop.now) + self.step + self.skew
 
     def trace(self, *what: object) -> None:
         """Say what happens here."""

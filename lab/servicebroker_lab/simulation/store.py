@@ -41,7 +41,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import error_body
 from servicebroker.model.security.dialog_security import Binding, Security
 from servicebroker.model.security.permissions import DBO, Kind, Securable
-from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
+from servicebroker.model.states import REMOVED, REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Part
@@ -50,6 +50,7 @@ from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, Route, RoutingTable, Site, parse_address
 from servicebroker.protocol.unfinished import Stored
+from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -102,6 +103,7 @@ class Endpoint:
     kept: dict[int, dict[int, Keep]] = field(default_factory=dict)  # arrived fragments
     kept_owner: str = ""  # of the peer that has brought them
     queue: list[tuple[Content, bytes]] = field(default_factory=list)  # all that its application was given
+    goes_at: datetime | None = None  # once it is closed
 
     @property
     def key(self) -> Key:
@@ -157,6 +159,7 @@ class Tables:
         self.limits = LIMITS
         self.is_held: Callable[[UUID], bool] = lambda handle: False  # somebody else has its row
         self.on_wake: Callable[[], None] = lambda: None
+        self.clock: Callable[[], datetime] = lambda: MIDNIGHT  # the server's
 
     def set_routes(self, routes: Iterable[Route]) -> None:
         """CREATE, ALTER and DROP ROUTE; of pairs that no route leads to nothing is remembered."""
@@ -224,10 +227,17 @@ class Tables:
     def close(self, one: Endpoint) -> None:
         """An initiator goes unless it is secured, a target stays against replays."""
         one.kept.clear()
-        one.state = EndpointState.CLOSED
+        one.state, one.goes_at = EndpointState.CLOSED, self.clock() + REPLAY_PROTECTION
         if one.is_initiator and one.security in (None, Security.NONE):
             one.rows.clear()
             self.removed.append(self.endpoints.pop(one.handle))
+
+    def forget_closed(self, now: datetime) -> list[Endpoint]:
+        """What upkeep does: closed endpoints go whose time is over. Returns those."""
+        gone = [one for one in self.endpoints.values() if one.goes_at is not None and one.goes_at <= now]
+        for one in gone:
+            self.removed.append(self.endpoints.pop(one.handle))
+        return gone
 
 
 class MemoryStore(Store):
