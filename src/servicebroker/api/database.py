@@ -17,7 +17,6 @@ from servicebroker.api.definitions import Definitions
 from servicebroker.api.event_notifications import EventNotifications
 from servicebroker.api.exclusive import alone
 from servicebroker.api.giving_way import MOMENTS, find_patience, giving_way, hurried
-from servicebroker.api.poison_messages import PoisonMessages
 from servicebroker.api.processing import process
 from servicebroker.api.requesting import process_late_answers
 from servicebroker.api.routing import Routing
@@ -33,6 +32,7 @@ from servicebroker.api.transaction import (
 )
 from servicebroker.api.verbs import Verbs
 from servicebroker.api.working import working
+from servicebroker.api.wrappers import operated
 from servicebroker.engine.catalog import alter, database_options, databases
 from servicebroker.engine.catalog.read_only import set_read_only, set_read_write
 from servicebroker.engine.security import authorization as rights
@@ -51,6 +51,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
+from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.store.concurrency import IS_ASYNC, current_work
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps, only
@@ -69,7 +70,6 @@ class Database(
     Security,
     Routing,
     Certificates,
-    PoisonMessages,
     Scripts,
     EventNotifications,
 ):
@@ -206,6 +206,12 @@ class Database(
         from servicebroker.api.defining import define  # with what reads TOML, which few processes need
 
         return define(self, definition)
+
+    set_aside_messages = operated(SetAsideMessages)
+
+    replay_message = operated(ReplayMessage)
+
+    discard_message = operated(DiscardMessage)
 
     def working(self, *workers: Worker, concurrency: int = 1) -> AbstractContextManager[None]:
         """Run workers beside the block: `with database.working(stock, concurrency=4): ...`.

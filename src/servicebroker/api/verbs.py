@@ -82,6 +82,14 @@ class Verbs(ABC):
         result = run(self, operation, partial(engine.interpreters[kind], engine, operation))
         return result
 
+    def _alone(self, steps: Steps[T]) -> T:
+        """Run administration as a transaction of its own: a database does.
+
+        Raises:
+            BrokerError: 402.
+        """
+        raise BrokerError(402, "operation", "administration in a transaction", "one that a database runs")
+
     def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
         """A verb is run: should its transaction be rolled back, that is counted."""
 

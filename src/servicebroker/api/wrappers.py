@@ -24,6 +24,7 @@ from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Steps
 
@@ -147,6 +148,11 @@ def noted(inner: Runner, verbs: Verbs, operation: GetConversationGroup, begin: B
     return group
 
 
+def administered(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
+    """Run the steps as a definition is run: in a transaction of their own, while nobody else defines anything."""
+    return verbs._alone(begin())
+
+
 class Within(NamedTuple):
     """What runs an operation within its wrappers; `quiet` leaves those out that are for somebody who looks on."""
 
@@ -177,4 +183,7 @@ WRAPPERS: Mapping[type[Operation[Any]], Within] = {
     MoveConversation: _within(watched),
     BeginConversationTimer: _within(),
     GetTransmissionStatus: _within(innermost=asked),
+    SetAsideMessages: _within(innermost=administered),
+    ReplayMessage: _within(innermost=administered),
+    DiscardMessage: _within(innermost=administered),
 }

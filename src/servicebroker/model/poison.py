@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
 
 from servicebroker.model.arguments import (
     MAXIMUM_DESCRIPTION,
@@ -180,6 +181,29 @@ class Reply:
     def __post_init__(self) -> None:
         if not isinstance(self.message_type, str):
             raise BrokerError(402, "Reply", repr(self.message_type), "the name of a message type")
+
+
+class SetAsideMessage(NamedTuple):
+    """A message that an operator is to look at. Times are UTC; `far_service` and `far_broker_instance` sent it."""
+
+    set_aside_id: int
+    queue: str
+    conversation_handle: UUID
+    conversation_group_id: UUID
+    message_sequence_number: int
+    service_name: str
+    service_contract_name: str
+    message_type_name: str
+    validation: str
+    message_body: bytes | None
+    message_enqueue_time: datetime
+    far_service: str | None
+    far_broker_instance: str | None
+    failures: int
+    first_failed_at: datetime
+    set_aside_at: datetime
+    error: str
+    traceback: str
 
 
 Verdict: TypeAlias = Retry | EndWithError | SetAside | Ignore | Reply

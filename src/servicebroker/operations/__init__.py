@@ -37,20 +37,24 @@ from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 
 __all__ = [
     "BeginConversationTimer",
     "BeginDialog",
     "BeginRequest",
+    "DiscardMessage",
     "EndConversation",
     "GetConversationGroup",
     "GetTransmissionStatus",
     "MoveConversation",
     "Operation",
     "Receive",
+    "ReplayMessage",
     "Request",
     "Send",
     "SendBatch",
+    "SetAsideMessages",
     "WaitForAnswer",
 ]

@@ -46,6 +46,16 @@ def test_a_transaction_runs_values_too(database: sb.Database) -> None:
         assert len(transaction.run(operations.Receive(STOCK_QUEUE))) == 2
 
 
+def test_a_database_runs_administration_and_a_transaction_does_not(database: sb.Database) -> None:
+    assert database.run(operations.SetAsideMessages()) == []
+    with refused(402, "the number of a message"):
+        database.run(operations.ReplayMessage(7))
+    with refused(402, "set_aside_id"):
+        database.run(operations.DiscardMessage(0))
+    with database.transaction() as transaction, refused(402, "administration"):
+        transaction.run(operations.SetAsideMessages())
+
+
 @pytest.mark.parametrize("wrong", [None, "send", BeginDialog, {"handle": 1}], ids=repr)
 def test_what_is_no_operation_is_refused(database: sb.Database, wrong: Any) -> None:
     with refused(402, "operation"):

@@ -16,7 +16,6 @@ from servicebroker.api.aio.definitions import AsyncDefinitions
 from servicebroker.api.aio.event_notifications import AsyncEventNotifications
 from servicebroker.api.aio.exclusive import alone
 from servicebroker.api.aio.giving_way import MOMENTS, find_patience, giving_way, hurried
-from servicebroker.api.aio.poison_messages import AsyncPoisonMessages
 from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.requesting import process_late_answers
 from servicebroker.api.aio.routing import AsyncRouting
@@ -32,6 +31,7 @@ from servicebroker.api.aio.transaction import (
 )
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.api.aio.working import working
+from servicebroker.api.aio.wrappers import operated
 from servicebroker.engine.catalog import alter, database_options, databases
 from servicebroker.engine.catalog.read_only import set_read_only, set_read_write
 from servicebroker.engine.security import authorization as rights
@@ -50,6 +50,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
+from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.store.aio.concurrency import IS_ASYNC, current_work
 from servicebroker.store.aio.running import run_alone
 from servicebroker.store.statements import Steps, only
@@ -68,7 +69,6 @@ class AsyncDatabase(
     AsyncSecurity,
     AsyncRouting,
     AsyncCertificates,
-    AsyncPoisonMessages,
     AsyncScripts,
     AsyncEventNotifications,
 ):
@@ -207,6 +207,12 @@ class AsyncDatabase(
         from servicebroker.api.aio.defining import define  # with what reads TOML, which few processes need
 
         return await define(self, definition)
+
+    set_aside_messages = operated(SetAsideMessages)
+
+    replay_message = operated(ReplayMessage)
+
+    discard_message = operated(DiscardMessage)
 
     def working(self, *workers: Worker, concurrency: int = 1) -> AbstractAsyncContextManager[None]:
         """Run workers beside the block: `with database.working(stock, concurrency=4): ...`.

@@ -23,6 +23,7 @@ from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Steps
 
@@ -146,6 +147,11 @@ async def noted(inner: Runner, verbs: AsyncVerbs, operation: GetConversationGrou
     return group
 
 
+async def administered(verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) -> Any:
+    """Run the steps as a definition is run: in a transaction of their own, while nobody else defines anything."""
+    return await verbs._alone(begin())
+
+
 class Within(NamedTuple):
     """What runs an operation within its wrappers; `quiet` leaves those out that are for somebody who looks on."""
 
@@ -176,4 +182,7 @@ WRAPPERS: Mapping[type[Operation[Any]], Within] = {
     MoveConversation: _within(watched),
     BeginConversationTimer: _within(),
     GetTransmissionStatus: _within(innermost=asked),
+    SetAsideMessages: _within(innermost=administered),
+    ReplayMessage: _within(innermost=administered),
+    DiscardMessage: _within(innermost=administered),
 }

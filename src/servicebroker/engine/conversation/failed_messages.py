@@ -13,6 +13,7 @@ from uuid import UUID
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
+from servicebroker.model.poison import SetAsideMessage
 from servicebroker.store.sql_verbs import ERROR_KEPT
 from servicebroker.store.statements import Statement, Steps
 
@@ -35,29 +36,6 @@ class Tracked(NamedTuple):
     failures: int
     first_failed_at: datetime
     first_error: str
-
-
-class SetAsideMessage(NamedTuple):
-    """A message that an operator is to look at. Times are UTC; `far_service` and `far_broker_instance` sent it."""
-
-    set_aside_id: int
-    queue: str
-    conversation_handle: UUID
-    conversation_group_id: UUID
-    message_sequence_number: int
-    service_name: str
-    service_contract_name: str
-    message_type_name: str
-    validation: str
-    message_body: bytes | None
-    message_enqueue_time: datetime
-    far_service: str | None
-    far_broker_instance: str | None
-    failures: int
-    first_failed_at: datetime
-    set_aside_at: datetime
-    error: str
-    traceback: str
 
 
 def find_failures(message: Message) -> Steps[Tracked | None]:

@@ -32,6 +32,7 @@ from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Bodies, Statement, Steps
 
@@ -335,6 +336,11 @@ def _get_transmission_status(here: Fenced, operation: GetTransmissionStatus) -> 
     return str(rows[0][0])
 
 
+def _refuse_administration(here: Fenced, operation: Operation[Any]) -> Steps[Any]:
+    """Refuse what is for who has all rights in the database."""
+    raise BrokerError(5011, here.user.database)
+
+
 Fenced.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
@@ -346,6 +352,7 @@ Fenced.interpreters = {
     MoveConversation: _move_conversation,
     BeginConversationTimer: _begin_conversation_timer,
     GetTransmissionStatus: _get_transmission_status,
+    **dict.fromkeys((SetAsideMessages, ReplayMessage, DiscardMessage), _refuse_administration),
 }
 
 # ---------------------------------------------------------------- functions of the fence

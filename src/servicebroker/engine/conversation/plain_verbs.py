@@ -30,11 +30,14 @@ from servicebroker.engine.conversation import (
     watching,
 )
 from servicebroker.engine.conversation.receive import Received
+from servicebroker.engine.conversation.replay import replay
 from servicebroker.engine.delivery import transmission
+from servicebroker.engine.diagnosis.audit import note
 from servicebroker.engine.security import authorization, principals
 from servicebroker.model.conversation_events import Happened
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
+from servicebroker.model.poison import SetAsideMessage
 from servicebroker.model.requests import LateAnswers
 from servicebroker.model.security.permissions import User
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
@@ -43,6 +46,7 @@ from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Statement, Steps
 
@@ -287,6 +291,33 @@ def _get_transmission_status(here: Direct, operation: GetTransmissionStatus) -> 
     return transmission.get_transmission_status(here.user.database_id, operation)
 
 
+def _set_aside_messages(here: Direct, operation: SetAsideMessages) -> Steps[list[SetAsideMessage]]:
+    yield from authorization.demand(here.user, operation.permission)
+    database_id, queue_id = here.user.database_id, None
+    if operation.queue is not None:
+        queue_id = (yield from catalog.find_queue_now("find", database_id, operation.queue)).queue_id
+    return (yield from failed_messages.set_aside_messages(database_id, queue_id))
+
+
+def _replay_message(here: Direct, operation: ReplayMessage) -> Steps[UUID | None]:
+    operation.check()
+    yield from authorization.demand(here.user, operation.permission)
+    now, maximum = here.settings.clock(), here.settings.maximum_body
+    message, handle = yield from replay(here.catalog, here.user.database_id, operation, now=now, maximum_body=maximum)
+    edited = {"body": "edited"} if operation.is_edited else {}
+    anew = {} if handle is None else {"new_conversation": handle}
+    number = str(operation.set_aside_id)
+    yield from note("REPLAY MESSAGE", here.user.database, number, message._asdict() | edited | anew)
+    return handle
+
+
+def _discard_message(here: Direct, operation: DiscardMessage) -> Steps[None]:
+    operation.check()
+    yield from authorization.demand(here.user, operation.permission)
+    message = yield from failed_messages.discard(here.user.database_id, operation.set_aside_id)
+    yield from note("DISCARD MESSAGE", here.user.database, str(operation.set_aside_id), message._asdict())
+
+
 Direct.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
@@ -298,4 +329,7 @@ Direct.interpreters = {
     MoveConversation: _move_conversation,
     BeginConversationTimer: _begin_conversation_timer,
     GetTransmissionStatus: _get_transmission_status,
+    SetAsideMessages: _set_aside_messages,
+    ReplayMessage: _replay_message,
+    DiscardMessage: _discard_message,
 }

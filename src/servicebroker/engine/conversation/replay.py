@@ -19,13 +19,14 @@ from servicebroker.engine.conversation.endpoints import Endpoint, find_endpoint,
 from servicebroker.engine.conversation.failed_messages import Handled, discard, unknown
 from servicebroker.engine.conversation.send import send
 from servicebroker.model import names
-from servicebroker.model.arguments import CURRENT_DATABASE, OMITTED, Body, Omitted, stored_body
+from servicebroker.model.arguments import CURRENT_DATABASE, OMITTED, stored_body
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import read_error
 from servicebroker.model.states import EndpointState
 from servicebroker.model.xml import validation_failure
 from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.send import Send
+from servicebroker.operations.set_aside import ReplayMessage
 from servicebroker.store.statements import Statement, Steps
 
 _OPEN = {EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING}
@@ -57,14 +58,7 @@ class _SetAside(NamedTuple):
 
 
 def replay(
-    catalog: Catalog,
-    database_id: int,
-    set_aside_id: int,
-    instead: Body | Omitted = OMITTED,
-    sender: str | None = None,
-    *,
-    now: datetime,
-    maximum_body: int,
+    catalog: Catalog, database_id: int, operation: ReplayMessage, *, now: datetime, maximum_body: int
 ) -> Steps[Replayed]:
     """Put a message that was set aside into its queue again, with another body if one is given.
 
@@ -74,20 +68,21 @@ def replay(
         BrokerError: 402 there is none of that number, or its message type refuses the body; what BEGIN DIALOG raises.
         InstanceError: its conversation has ended, and a new one cannot be begun.
     """
+    set_aside_id, sender, is_edited = operation.set_aside_id, operation.from_service, operation.is_edited
     message = yield from _find(database_id, set_aside_id)
     endpoint = yield from _lock(message.handle)
-    if not isinstance(instead, Omitted):
-        message = message._replace(body=stored_body(instead, maximum_body))
+    if is_edited:
+        message = message._replace(body=stored_body(operation.body, maximum_body))
     handle = None
     is_for_target = message.is_for_target if endpoint is None else not endpoint.is_initiator
     if sender is None and endpoint is not None and endpoint.state in _OPEN:
-        yield from _enqueue(catalog, endpoint, message, is_edited=instead is not OMITTED)
+        yield from _enqueue(catalog, endpoint, message, is_edited=is_edited)
     elif sender is not None or (is_for_target is not False and message.has_far_service and _is_sent(message)):
         handle = yield from _send(catalog, database_id, message, sender or message.far_service or "", now, maximum_body)
     elif not is_for_target or not _is_sent(message):
-        handle = yield from _begin(catalog, database_id, message, now, is_edited=instead is not OMITTED)
+        handle = yield from _begin(catalog, database_id, message, now, is_edited=is_edited)
     elif endpoint is not None and endpoint.state not in _ENDED_HERE:
-        yield from _enqueue(catalog, endpoint, message, is_edited=instead is not OMITTED)
+        yield from _enqueue(catalog, endpoint, message, is_edited=is_edited)
     else:
         raise InstanceError(
             f"Message {set_aside_id} cannot be replayed on a new conversation: its conversation has ended, and its "
