@@ -21,7 +21,7 @@ import psycopg
 
 import servicebroker as sb
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
+from servicebroker.api.shared.open import open_instance
 from servicebroker_lab.benchmarks.measured_system import text_body
 from servicebroker_lab.benchmarks.processes import processor_time
 from servicebroker_lab.benchmarks.routing import Passing

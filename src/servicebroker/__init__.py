@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction
     from servicebroker.api.database import Database
     from servicebroker.api.instance import Instance
-    from servicebroker.api.open import open_async
-    from servicebroker.api.open import open_instance as open
     from servicebroker.api.pool import ConversationPool
+    from servicebroker.api.shared.open import open_async
+    from servicebroker.api.shared.open import open_instance as open
     from servicebroker.api.transaction import JoinedTransaction, Transaction
     from servicebroker.engine.activation.clause import Activation
     from servicebroker.tsql.statement_errors import TsqlError
@@ -112,8 +112,8 @@ _LATER = {
     "Transaction": ("servicebroker.api.transaction", "Transaction"),
     "TsqlError": ("servicebroker.tsql.statement_errors", "TsqlError"),
     "activate": ("servicebroker.activation.activate", "activate"),
-    "open": ("servicebroker.api.open", "open_instance"),
-    "open_async": ("servicebroker.api.open", "open_async"),
+    "open": ("servicebroker.api.shared.open", "open_instance"),
+    "open_async": ("servicebroker.api.shared.open", "open_async"),
     "procedure": ("servicebroker.activation.procedures", "procedure"),
 }
 

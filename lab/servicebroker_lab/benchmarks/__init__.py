@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
+from servicebroker.api.shared.open import open_instance
 from servicebroker.broker.shares import cores
 from servicebroker.model.errors import InstanceError
 from servicebroker_lab.benchmarks.jdbc import Jdbc, reachable

@@ -21,7 +21,7 @@ import psycopg
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
+from servicebroker.api.shared.open import open_instance
 from servicebroker.broker.shares import cores
 from servicebroker.model.errors import InstanceError
 from servicebroker_lab.benchmarks import processes

@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
+from servicebroker.api.shared.open import open_instance
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.routing import Address, Conversation, Route, RoutingTable, Site, classify
 from servicebroker_lab.benchmarks.measured_system import BATCH, System, Way, free_port, text_body

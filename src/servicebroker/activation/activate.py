@@ -11,7 +11,7 @@ from servicebroker.activation.host import PATIENCE, Host
 from servicebroker.activation.procedures import Resolver, load
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
+from servicebroker.api.shared.open import open_instance
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.queue_monitor import INTERVAL
 

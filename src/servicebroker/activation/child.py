@@ -24,8 +24,8 @@ from servicebroker.activation.procedures import Call, PythonProcedure, Worker, l
 from servicebroker.activation.stop import Ending, Stop
 from servicebroker.activation.task import Outcome, of, run_task, say_not_started
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
 from servicebroker.api.poison import PoisonDetector
+from servicebroker.api.shared.open import open_instance
 from servicebroker.broker import metrics
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError

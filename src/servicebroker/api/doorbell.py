@@ -6,7 +6,7 @@ woken all at once, sixteen readers would look sixteen times for each message. Wh
 messages, who was woken wakes the next as soon as it has found something. What changes the queue itself wakes all.
 
 Where notifications follow each other closely the process takes itself off the list, and one of its sleepers looks from
-time to time instead (api/rush.py), until a few have found nothing.
+time to time instead (api/shared/rush.py), until a few have found nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.api.rush import Rush
+from servicebroker.api.shared.rush import Rush
 from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.concurrency import Background, Event, Lock

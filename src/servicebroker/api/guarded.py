@@ -21,7 +21,7 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from servicebroker.api import tracing
+from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
 from servicebroker.api.turns import SAVEPOINT, GroupTurn, Turn, hold, undoes_all
 from servicebroker.engine.conversation.failed_messages import Tracked

@@ -22,10 +22,10 @@ from servicebroker.api.database import Database
 from servicebroker.api.doorbell import Bell, Doorbell
 from servicebroker.api.network import Network
 from servicebroker.api.poison import PoisonDetector
-from servicebroker.api.preparation import prepare
 from servicebroker.api.requesting import Watchers
 from servicebroker.api.rights import Rights
-from servicebroker.api.tally import Tally
+from servicebroker.api.shared.preparation import prepare
+from servicebroker.api.shared.tally import Tally
 from servicebroker.api.transaction import release_kept, translated
 from servicebroker.api.upkeep import Upkeep, tell, tell_statements
 from servicebroker.engine.activation.poison_detection import Disabled

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.api.tally import Tally
+from servicebroker.api.shared.tally import Tally
 from servicebroker.engine.activation.poison_detection import Disabled, outcomes
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError

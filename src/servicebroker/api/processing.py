@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import psycopg
 
-from servicebroker.api import tracing
 from servicebroker.api.guarded import Guard
+from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction, translated
 from servicebroker.api.turns import hold, undoes_all
 from servicebroker.model.errors import InstanceError

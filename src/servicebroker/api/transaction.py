@@ -13,9 +13,9 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from servicebroker.api import tracing
 from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline
 from servicebroker.api.scripts import TransactionScripts
+from servicebroker.api.shared import tracing
 from servicebroker.api.verbs import Verbs
 from servicebroker.api.wrappers import QUEUE_WAS_DROPPED
 from servicebroker.engine.activation.poison_detection import outcomes

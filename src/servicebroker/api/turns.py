@@ -17,7 +17,7 @@ from operator import attrgetter
 
 import psycopg
 
-from servicebroker.api import tracing
+from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.model.errors import BrokerError

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 
-from servicebroker.api import tracing
 from servicebroker.api.requesting import COMPOSED
+from servicebroker.api.shared import tracing
 from servicebroker.api.wrappers import WRAPPERS, operated
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.engine.conversation import receive

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
+from servicebroker.api.shared.open import open_instance
 from servicebroker.engine.catalog.present import find_present
 from servicebroker.model.errors import BrokerError, InstanceError, NotAdopted, Unreachable
 from servicebroker.model.named_files import MEBIBYTE, read_file

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 
-from servicebroker.api import tracing
 from servicebroker.api.database import Database
 from servicebroker.api.giving_way import MOMENTS
+from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.engine.catalog.databases import ensure_database, find_database, is_trustworthy
 from servicebroker.engine.diagnosis.totals import ROLLBACKS

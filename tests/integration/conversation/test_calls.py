@@ -10,7 +10,7 @@ import pytest
 
 import servicebroker as sb
 from calls import SEND, SETUP, counted
-from servicebroker.api import tracing
+from servicebroker.api.shared import tracing
 from servicebroker.store.direct import PreparedStatements
 
 

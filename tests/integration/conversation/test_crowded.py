@@ -14,8 +14,8 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from servicebroker.api import rush
 from servicebroker.api.instance import Instance
+from servicebroker.api.shared import rush
 from support import (
     ORDER,
     REPLY,

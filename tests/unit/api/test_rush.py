@@ -1,10 +1,10 @@
-"""When readers look by themselves: the arithmetic of api/rush.py."""
+"""When readers look by themselves: the arithmetic of api/shared/rush.py."""
 
 from __future__ import annotations
 
 import math
 
-from servicebroker.api.rush import Rush
+from servicebroker.api.shared.rush import Rush
 
 
 def rushed(start: float = 0.0) -> tuple[Rush, float]:

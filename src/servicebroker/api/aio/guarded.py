@@ -20,9 +20,9 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from servicebroker.api import tracing
 from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, hold, undoes_all
+from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception, check_result

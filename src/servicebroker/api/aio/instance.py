@@ -26,8 +26,8 @@ from servicebroker.api.aio.requesting import AsyncWatchers
 from servicebroker.api.aio.rights import AsyncRights
 from servicebroker.api.aio.transaction import release_kept, translated
 from servicebroker.api.aio.upkeep import Upkeep, tell, tell_statements
-from servicebroker.api.preparation import prepare
-from servicebroker.api.tally import Tally
+from servicebroker.api.shared.preparation import prepare
+from servicebroker.api.shared.tally import Tally
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.plain_verbs import Direct

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import psycopg
 
-from servicebroker.api import tracing
 from servicebroker.api.aio.guarded import AsyncGuard
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
 from servicebroker.api.aio.turns import hold, undoes_all
+from servicebroker.api.shared import tracing
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message

@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from servicebroker.api import tracing
+from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.conversation.requests import AnswerQueue
 from servicebroker.model.errors import BrokerError, ServiceBrokerError, Unreachable

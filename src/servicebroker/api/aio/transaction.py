@@ -12,11 +12,11 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from servicebroker.api import tracing
 from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, AsyncPipeline
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.api.aio.wrappers import QUEUE_WAS_DROPPED
+from servicebroker.api.shared import tracing
 from servicebroker.engine.activation.poison_detection import outcomes
 from servicebroker.engine.conversation.plain_verbs import NOT_FOUND, Direct
 from servicebroker.engine.diagnosis.totals import ROLLBACKS

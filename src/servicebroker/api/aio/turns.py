@@ -16,8 +16,8 @@ from operator import attrgetter
 
 import psycopg
 
-from servicebroker.api import tracing
 from servicebroker.api.aio.transaction import AsyncTransaction
+from servicebroker.api.shared import tracing
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message

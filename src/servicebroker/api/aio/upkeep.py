@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.api.tally import Tally
+from servicebroker.api.shared.tally import Tally
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.event_notifications import post_left

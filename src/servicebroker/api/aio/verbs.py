@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 
-from servicebroker.api import tracing
 from servicebroker.api.aio.requesting import COMPOSED
 from servicebroker.api.aio.wrappers import WRAPPERS, operated
+from servicebroker.api.shared import tracing
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.engine.conversation import receive
 from servicebroker.model.conversation_events import Happened, described

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.api import tracing
+from servicebroker.api.shared import tracing
 from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message

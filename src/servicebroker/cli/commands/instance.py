@@ -11,8 +11,8 @@ from typing import Annotated
 import psycopg
 import typer
 
-from servicebroker.api.open import open_instance
-from servicebroker.api.preparation import prepare
+from servicebroker.api.shared.open import open_instance
+from servicebroker.api.shared.preparation import prepare
 from servicebroker.cli.existing import must_exist, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json

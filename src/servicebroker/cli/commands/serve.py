@@ -17,7 +17,7 @@ from servicebroker.activation.alerts import Alert, alerts
 from servicebroker.activation.host import Host
 from servicebroker.activation.output import captured
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
+from servicebroker.api.shared.open import open_instance
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, registry
 from servicebroker.broker.shares import are_many_cores

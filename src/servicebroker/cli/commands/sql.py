@@ -19,7 +19,7 @@ from servicebroker.activation.activate import activate
 from servicebroker.activation.output import captured
 from servicebroker.activation.task import LOG as ACTIVATION_LOG
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
+from servicebroker.api.shared.open import open_instance
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.sqlcmd import MAXIMUM_SIZE, Sqlcmd, decoded, variables_of

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
+from servicebroker.api.shared.open import open_instance
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
 from servicebroker.cli.output import say, say_json

@@ -14,7 +14,7 @@ from typing import Any
 from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from servicebroker.api.open import open_instance
+from servicebroker.api.shared.open import open_instance
 from servicebroker.cli.commands.demo import shipper as names
 from servicebroker.cli.commands.demo.input_file import default_source, open_source
 from servicebroker.cli.commands.demo.shipper import Shipper, set_up
