@@ -57,6 +57,9 @@ class Pgmq:
                 Way(f"pgmq.read({BATCH}) + delete", "both in one transaction", self.fill_groups, self._read_and_delete)
             ],
             "dialog": [Way("pgmq.send, pop, send, pop", "psycopg, prepared", self.begin, self._ask_and_answer)],
+            "dialog-groups-answer": [
+                Way("pgmq.send, pop, send, pop", "psycopg, prepared", self.begin, self._ask_and_answer)
+            ],
             "storage-held-read": [self._under("select 1")],
             "storage-held-write": [self._under("select pg_current_xact_id()")],
         }.get(scenario, [])
@@ -225,6 +228,7 @@ class Procrastinate:
             "activation": [self._worker(1)],
             "workers": [self._worker(10)],
             "dialog-job": [Way("defer, then worker", own, self._clear, self._do_jobs)],
+            "dialog-groups": [Way("defer, then worker", own, self._clear, self._do_jobs)],
         }.get(scenario, [])
 
     def close(self) -> None:

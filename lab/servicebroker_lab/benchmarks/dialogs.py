@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import version
 from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.transaction import Transaction
-from servicebroker_lab.benchmarks.measured_system import System, Way, text_body
+from servicebroker.model.messages import Message
+from servicebroker_lab.benchmarks.measured_system import System, Way, batches, text_body
 from servicebroker_lab.benchmarks.ours import CONTRACT, INITIATOR, TARGET, TYPE
 from servicebroker_lab.benchmarks.report import OURS
+from servicebroker_lab.benchmarks.scenarios import JOBS_TOGETHER
 
 DATABASE = "Dialogs"
 REQUEST_QUEUE, ANSWER_QUEUE = "RequestQueue", "AnswerQueue"
@@ -32,6 +35,8 @@ class Dialogs:
         return {
             "dialog": [Way("begin_dialog, send; receive, send, end; receive, end", "", self._begin, self._converse)],
             "dialog-job": [Way("begin_dialog, send; receive, end; receive, end", "", self._begin, self._do_jobs)],
+            "dialog-groups": [self._together("begin_dialog, send; process: end; process: end", is_silent=True)],
+            "dialog-groups-answer": [self._together("begin_dialog, send; process: send, end; process: end")],
             "dialog-begin": [Way("begin_dialog, send", "one transaction", self._begin, self._ask_all)],
             "dialog-answer": [Way("receive(top=1), send, end", "one transaction", self._fill, self._answer_all)],
             "dialog-end": [Way("receive(top=2), end", "one transaction", self._fill_answered, self._finish_all)],
@@ -68,6 +73,34 @@ class Dialogs:
         self._ask_all(messages)
         done = sum(self._answer(is_silent=True) for _ in range(messages))
         return min(done, self._finish_all(messages))
+
+    def _together(self, what: str, *, is_silent: bool = False) -> Way:
+        """Many conversations in each transaction, of the senders and of the workers on both sides."""
+        options = f"groups={JOBS_TOGETHER}, as many begun in a transaction"
+        return Way(what, options, self._begin_together, partial(self._work_together, is_silent=is_silent))
+
+    def _begin_together(self, messages: int) -> None:
+        self._begin(messages)
+        for is_silent in (False, True):
+            self._work_together(JOBS_TOGETHER, is_silent=is_silent)
+
+    def _work_together(self, messages: int, *, is_silent: bool) -> int:
+        def answer(transaction: Transaction, received: list[Message]) -> None:
+            if not received[-1].is_end_dialog:
+                if not is_silent:
+                    transaction.send(received[0].conversation_handle, TYPE, self._body)
+                transaction.end_conversation(received[0].conversation_handle)
+
+        def finish(transaction: Transaction, received: list[Message]) -> None:
+            transaction.end_conversation(received[-1].conversation_handle)
+
+        for size in batches(messages, JOBS_TOGETHER):
+            with self._database.transaction() as transaction:
+                for _ in range(size):
+                    ask(transaction, self._body)
+        done = self._database.process(REQUEST_QUEUE, answer, groups=JOBS_TOGETHER)
+        ends = self._database.process(ANSWER_QUEUE, finish, top=None, groups=JOBS_TOGETHER)
+        return min(done, ends if is_silent else ends // 2)
 
     def _ask_all(self, messages: int) -> int:
         return sum(isinstance(self._ask(), UUID) for _ in range(messages))

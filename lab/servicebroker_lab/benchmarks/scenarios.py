@@ -18,6 +18,7 @@ DIALOG = "dialog"  # likewise
 REQUEST = "request"  # likewise
 GROUPS = {STORAGE, REMOTE, TSQL, FENCE, CPU, SCALE, DIALOG, REQUEST}
 AT_A_TIME = 64  # requests over one queue
+JOBS_TOGETHER = 50  # conversations in a transaction of the lines with groups
 BASELINE = "baseline"  # ours in easier conditions
 LOCAL = "local"  # ours, where nothing has to travel
 RABBITMQ = "rabbitmq"
@@ -117,6 +118,16 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     DIALOG: Scenario("A request and its answer on a conversation of their own, one at a time", 1_000, {"pgmq": 0.8}),
     f"{DIALOG}-job": Scenario("A conversation for each job", 1_000, {"procrastinate": 1.8}),
+    f"{DIALOG}-groups": Scenario(
+        f"A conversation for each job, {JOBS_TOGETHER} in a transaction, against one in each",
+        1_000,
+        {"procrastinate": 5.0},
+    ),
+    f"{DIALOG}-groups-answer": Scenario(
+        f"A request and its answer, {JOBS_TOGETHER} conversations in a transaction, against one in each",
+        1_000,
+        {"pgmq": 2.0},
+    ),
     f"{DIALOG}-begin": Scenario("BEGIN DIALOG and SEND, one transaction", 1_000),
     f"{DIALOG}-answer": Scenario("RECEIVE, SEND and END CONVERSATION, one transaction", 1_000),
     f"{DIALOG}-end": Scenario("RECEIVE of the answer and END CONVERSATION, one transaction", 1_000),

@@ -70,7 +70,7 @@ def test_the_ledger_is_exact(
     chance = random.Random(pytestconfig.option.seed)
     with database.transaction() as transaction:
         transaction.connection.execute("create table worked (place serial, handle uuid, number bigint, body bytea)")
-    targets = f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
+    left = f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
     handles: list[UUID] = []
     sent: dict[UUID, int] = {}
 
@@ -84,22 +84,26 @@ def test_the_ledger_is_exact(
                 transaction.send(handle, ORDER, b"%d" % sent.get(handle, 0))
                 sent[handle] = sent.get(handle, 0) + 1
 
-    workers = [start(), start()]
+    workers: list[Command] = [start(), start()]
+
+    def worked_on() -> int:
+        """How many messages were worked on; workers that have died are replaced."""
+        workers[:] = [worker if worker.poll() is None else start() for worker in workers]
+        ((count,),) = query(database, "select count(*) from worked")
+        return int(count)
+
     kills = 0
     while kills < pytestconfig.option.worker_kills:
-        before = query(database, "select count(*) from worked")
+        before = worked_on()
         send_some()
-        eventually(lambda before=before: query(database, "select count(*) from worked") != before)  # type: ignore[misc]
+        eventually(lambda before=before: worked_on() > before)  # type: ignore[misc]
         time.sleep(chance.uniform(0, 0.1))
-        victim = chance.randrange(2)
-        if workers[victim].poll() is None:
-            os.killpg(workers[victim].pid, signal.SIGKILL)
-            workers[victim].wait()
+        victim = chance.choice(workers)
+        if victim.poll() is None:
+            os.killpg(victim.pid, signal.SIGKILL)
+            victim.wait()
             kills += 1
-        workers = [worker if worker.poll() is None else start() for worker in workers]
-    while query(database, targets) != [(0,)]:
-        workers = [worker if worker.poll() is None else start() for worker in workers]
-        time.sleep(0.05)
+    eventually(lambda: worked_on() and query(database, left) == [(0,)])
     for worker in workers:
         worker.send_signal(signal.SIGTERM)
         worker.wait(60)
