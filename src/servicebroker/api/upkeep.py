@@ -62,6 +62,7 @@ _DRAINED = 10_000  # messages of a queue taken here: enough to give its space ba
 _AFTER_FAULT = 5.0  # seconds until it begins anew
 _PROMOTION = 5.0  # seconds between looks at whether a standby was promoted
 _ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
+_CLOSED = 1_000  # closed endpoints in one round: 3,000 conversations a second leave as fast as they end
 
 
 class Upkeep:
@@ -298,7 +299,7 @@ def upkeep(
             run(connection, serve_queue(queue_id, now))
         if not queues:
             break
-    dated = (expire_ended, drop_late, remove_closed, sweep, forget_old)
+    dated = (expire_ended, drop_late, partial(remove_closed, limit=_CLOSED), sweep, forget_old)
     pieces: list[Callable[[], Steps[int]]] = [*(partial(piece, now) for piece in dated), remove_unread]
     for piece in pieces:
         for _ in range(_ROUNDS):

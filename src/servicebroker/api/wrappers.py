@@ -179,7 +179,7 @@ WRAPPERS: Mapping[type[Operation[Any]], Within] = {
     Hold: _within(counted, delivered, repeated),
     GetConversationGroup: _within(waiting, noted, repeated),
     BeginDialog: _within(watched),
-    EndConversation: _within(watched),
+    EndConversation: _within(repeated, watched),
     MoveConversation: _within(watched),
     BeginConversationTimer: _within(),
     GetTransmissionStatus: _within(innermost=asked),

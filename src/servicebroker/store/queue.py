@@ -11,7 +11,7 @@ from servicebroker.model.messages import error_body
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement
 
-_FUNCTIONS = ("fire_timers", "expire", "survey", "receive", "receive_groups", "take", "look")
+_FUNCTIONS = ("fire_timers", "expire", "survey", "receive", "receive_groups", "take", "purge", "look")
 _COUNTERS = ("receives", "empty_receives")
 
 

@@ -108,7 +108,7 @@ create or replace function servicebroker.expire_{id}(at timestamptz) returns big
 declare
     handles uuid[] := array(
         select conversation_handle from servicebroker.conversation_endpoints
-         where queue_id = {id} and lifetime <= at and state in ('SO', 'SI', 'CO', 'DI', 'DO') and state <> 'DO'
+         where queue_id = {id} and lifetime <= at and can_expire and state <> 'DO'
          order by lifetime limit 100 for update skip locked);
 begin
     if handles = '{}' then
@@ -263,7 +263,7 @@ begin
                         where e.queue_id = {id} and e.dialog_timer <= at)
             or exists (select from servicebroker.conversation_endpoints e
                         where e.queue_id = {id} and e.lifetime <= at
-                          and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO')
+                          and e.can_expire and e.state <> 'DO')
           into enabled, monitored, holds, drawn, level, oldest, candidate, due
           from servicebroker.queues q
           left join lateral (
@@ -572,6 +572,18 @@ end $$;
           g.conversation_group_id, g.service_id, pg_current_xact_id(), {deleter} <> pg_current_xact_id()::xid
 {from_gone}
 
+-- name: purge
+-- The messages of a conversation leave the queue unread. As a rule there are none.
+create or replace function servicebroker.purge_{id}(handle uuid, level smallint, in_group uuid) returns void language plpgsql
+set enable_seqscan = off
+as $$
+begin
+    if exists (select from servicebroker.queue_{id} m
+                where m.priority = level and m.conversation_group_id = in_group and m.conversation_handle = handle) then
+        perform servicebroker.purge('queue_{id}', handle, level, in_group);
+    end if;
+end $$;
+
 -- name: look
 -- What a queue monitor sees. Fires what is due, since nobody may be receiving. A message is receivable when nobody has
 -- locked its group; the groups are looked at one by one until one is free, and no more are locked than there are readers.
@@ -596,7 +608,7 @@ begin
         (select e.dialog_timer from servicebroker.conversation_endpoints e
           where e.queue_id = {id} and e.dialog_timer is not null order by e.dialog_timer limit 1),
         (select e.lifetime from servicebroker.conversation_endpoints e
-          where e.queue_id = {id} and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO'
+          where e.queue_id = {id} and e.can_expire and e.state <> 'DO'
           order by e.lifetime limit 1)) into due;
     if due <= at then
         perform servicebroker.fire_timers_{id}(at);
@@ -638,8 +650,8 @@ end $$;
 -- name: close
 -- A new function is everybody's.
 revoke execute on function servicebroker.fire_timers_{id}, servicebroker.expire_{id}, servicebroker.survey_{id},
-    servicebroker.receive_{id}, servicebroker.receive_groups_{id}, servicebroker.take_{id}, servicebroker.look_{id}
-    from public;
+    servicebroker.receive_{id}, servicebroker.receive_groups_{id}, servicebroker.take_{id}, servicebroker.purge_{id},
+    servicebroker.look_{id} from public;
 
 -- name: taken_body
 -- The body of a received row `g`, which leaves nothing behind.

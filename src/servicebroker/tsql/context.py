@@ -412,9 +412,7 @@ class Context:
     def _forget(self) -> None:
         """What was remembered of objects that are gone again."""
         self.defined = False
-        catalog = self.database.catalog
-        catalog.queues = {}
-        catalog.channels.clear()
+        self.database.catalog.forget_definitions()
 
 
 def _ensured_soon(name: str) -> Steps[int]:

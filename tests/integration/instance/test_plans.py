@@ -165,7 +165,7 @@ def test_the_search_when_the_oldest_groups_are_locked(database: sb.Database) -> 
     assert {index for _, index in of_the_queue} == {f"queue_{number}_arrival", f"queue_{number}_group", ""}
 
 
-_WRITES = [enqueue.send, enqueue.send_batch, enqueue.send_many, enqueue.tell_peer]
+_WRITES = [enqueue.send, enqueue.send_answer, enqueue.send_batch, enqueue.send_many, enqueue.tell_peer]
 
 
 @pytest.mark.parametrize("write", _WRITES, ids=lambda one: one.__name__)
@@ -174,6 +174,26 @@ def test_send_finds_the_endpoint_by_its_key(database: sb.Database, write: Callab
     found, _ = planned(database, f"explain (generic_plan) {write(number)}")
     endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_end_finds_all_rows_by_their_keys(database: sb.Database, has_ended: bool) -> None:
+    ((handle, own, far),) = query(
+        database,
+        "select conversation_handle, queue_id, far_queue_id from servicebroker.conversation_endpoints "
+        "where is_initiator limit 1",
+    )
+    text = enqueue.end_dialog(own, 0 if has_ended else far).replace("$1", f"'{handle}'").replace("$2", "now()")
+    if has_ended:
+        ended = f"update servicebroker.conversation_endpoints set state = 'DI' where conversation_handle = '{handle}'"
+        text = f"{ended}; {text}"
+    found, sorts = planned(database, text)
+    assert {(scan.kind, scan.index) for scan in found if scan.table == "conversation_endpoints"} <= {
+        *(("INDEXSCAN", f"conversation_endpoints_{index}") for index in ("pkey", "conversation", "closed", "group")),
+        *(("INDEXONLYSCAN", f"conversation_endpoints_{index}") for index in ("closed", "group")),
+    }
+    assert {scan.kind for scan in found if scan.table.startswith("queue_")} <= {"INDEXSCAN", "INDEXONLYSCAN"}
+    assert sorts == 0
 
 
 def test_send_to_another_instance_asks_its_queue_where_it_looks_at_the_endpoint(database: sb.Database) -> None:
@@ -196,7 +216,7 @@ def test_so_it_does_where_there_is_only_one(make_instance_url: Callable[..., str
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
 
 
-@pytest.mark.parametrize("write", _WRITES[:3], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("write", _WRITES[:4], ids=lambda one: one.__name__)
 def test_whether_the_queue_takes_messages_is_no_step_of_the_plan(
     filled: sb.Database, write: Callable[[int], str]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from servicebroker.store.keys.opened_keys import OpenedKeys  # loads the ciphers
 
 _CHANNELS_KEPT = 10_000
+_TAKEN_KEPT = 10_000  # conversations of received messages
+_ANSWERS_KEPT = 1_000  # services with a contract
 _USAGES_KEPT = 1_000  # of contracts; every change of permissions makes new versions
 
 
@@ -64,6 +66,34 @@ class Channel(NamedTuple):
     far_priority: int = 0
 
 
+class Taken(NamedTuple):
+    """What RECEIVE has brought of a conversation, for the verbs that follow on it; none of it changes.
+
+    `has_ended`: EndDialog was received.
+    """
+
+    queue_id: int
+    service_id: int
+    service_contract_id: int
+    has_ended: bool
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """Conversations of one service under one contract mostly have one peer."""
+        return self.service_id, self.service_contract_id
+
+
+class Answered(NamedTuple):
+    """The way that the last SEND on a conversation of some service and contract went.
+
+    The first SEND on the next one tries it. Its statement finds out whether the peer is the same.
+    """
+
+    channel: Channel
+    far_service_id: int
+    far_contract_id: int
+
+
 def _uncounted(priority: int, many: int) -> None:
     """Nobody wants to know."""
 
@@ -95,6 +125,9 @@ class Catalog:
     queues: dict[tuple[int, str], Queue] = field(default_factory=dict)
     schemas: dict[int, tuple[int, SchemaCollection]] = field(default_factory=dict)  # by collection, with its version
     channels: OrderedDict[UUID, Channel] = field(default_factory=OrderedDict)
+    taken: OrderedDict[bytes, Taken] = field(default_factory=OrderedDict)  # by handle
+    answered: dict[tuple[int, int], Answered] = field(default_factory=dict)  # by `Taken.kind`
+    told: dict[tuple[int, int], int] = field(default_factory=dict)  # the peer's queue, of the last END, by the same
     routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
 
     def remember(self, handle: UUID, channel: Channel) -> None:
@@ -102,6 +135,25 @@ class Catalog:
         self.channels[handle] = channel
         if len(self.channels) > _CHANNELS_KEPT:
             self.channels.popitem(last=False)
+
+    def took(self, queue_id: int, service_id: int, contracts: Mapping[bytes, int], ended: Collection[bytes]) -> None:
+        """RECEIVE has brought messages of these conversations, by handle, with the contract of each."""
+        for handle, contract_id in contracts.items():
+            self.taken[handle] = Taken(queue_id, service_id, contract_id, handle in ended)
+        while len(self.taken) > _TAKEN_KEPT:
+            self.taken.popitem(last=False)
+
+    def learn_answer(self, kind: tuple[int, int], answered: Answered) -> None:
+        """Keep the way of a SEND for other conversations of the same service and contract."""
+        if len(self.answered) >= _ANSWERS_KEPT:
+            self.answered = {}
+        self.answered[kind] = answered
+
+    def learn_told(self, kind: tuple[int, int], queue_id: int) -> None:
+        """Keep the queue that EndDialog goes to for other conversations of the same service and contract."""
+        if len(self.told) >= _ANSWERS_KEPT:
+            self.told = {}
+        self.told[kind] = queue_id
 
     def forget_queue(self, queue_id: int) -> None:
         """The queue was dropped: its names are looked up again."""
@@ -111,6 +163,22 @@ class Catalog:
     def forget(self, handle: UUID) -> None:
         """The next SEND on `handle` looks everything up; another thread may have said so already."""
         self.channels.pop(handle, None)
+        taken = self.taken.get(handle.bytes)
+        if taken is not None:
+            self.answered.pop(taken.kind, None)
+            self.told.pop(taken.kind, None)
+
+    def forget_definitions(self) -> None:
+        """What was looked up in a transaction that defined objects was undone with it."""
+        self.queues = {}
+        self.channels.clear()
+        self.answered = {}
+        self.told = {}
+
+    def forget_ended(self, handle: UUID) -> None:
+        """The conversation has ended; what is known of others like it stays."""
+        self.channels.pop(handle, None)
+        self.taken.pop(handle.bytes, None)
 
 
 # ---------------------------------------------------------------- DDL

@@ -7,10 +7,17 @@ in order. One reader at a time takes messages of a conversation group. The usual
 (`Catalog.channels`). One statement updates the endpoint and inserts the message from what the update returned
 (`enqueue.py`). If no row comes back, `_send_slowly` finds out why: it delivers, opens the target, parks the message in
 the transmission queue, or refuses. To another instance a SEND writes a row of the transmission queue (`_transmit`).
+The first SEND on a conversation that was received from tries the way of the last one of its service and contract
+(`Catalog.answered`); its statement compares them with the row.
 
 **RECEIVE** (`receive.py`, and `receive` in `store/queue.sql`). The queue's function fires due timers and lifetimes,
 chooses a conversation group that is not locked, deletes its messages and returns them. If nothing comes back, the
-client finds out why.
+client finds out why. The process notes the queue, service and contract of each conversation for the verbs that follow
+(`Catalog.taken`).
+
+**END** (`end.py`). One statement tells the peer, or closes this side if the peer has ended (`enqueue.end_dialog` with
+`servicebroker.end_dialog` in `store/verbs.sql`). It changes nothing where something waits, is blocked, retained or
+elsewhere; then `end.py` goes step by step.
 
 **The rules.**
 

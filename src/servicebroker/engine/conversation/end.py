@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from uuid import UUID
 
+from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import (
     Endpoint,
@@ -20,13 +22,14 @@ from servicebroker.engine.conversation.failure import drop_waiting
 from servicebroker.engine.conversation.shared_bodies import purge
 from servicebroker.engine.delivery.parking import park
 from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
 from servicebroker.model.states import TRANSITIONS, EndpointState, Event, after
 from servicebroker.operations.end import EndConversation
 from servicebroker.store.statements import Statement, Steps
 
 
-def end_conversation(operation: EndConversation, *, now: datetime) -> Steps[None]:
+def end_conversation(operation: EndConversation, *, now: datetime, catalog: Catalog | None = None) -> Steps[None]:
     """END CONVERSATION, plain, WITH ERROR or WITH CLEANUP.
 
     The conversation's messages leave this side's queue. Plain: the peer gets EndDialog after everything sent
@@ -38,6 +41,55 @@ def end_conversation(operation: EndConversation, *, now: datetime) -> Steps[None
     """
     operation.check()
     handle, error, cleanup = operation.handle, operation.error, operation.cleanup
+    if error or cleanup or not (yield from _end_dialog(catalog or Catalog(), handle, now)):
+        yield from _end_step_by_step(handle, now=now, error=error, cleanup=cleanup)
+
+
+def _end_dialog(catalog: Catalog, handle: UUID, now: datetime) -> Steps[bool]:
+    """END CONVERSATION as it usually is. False, and nothing was changed, where it is not."""
+    queues = yield from _find_queues(catalog, handle)
+    if queues is None:
+        return False
+    rows = yield Statement("end.end_dialog", enqueue.end_dialog(*queues), (handle, now), locks=True)
+    is_done, is_due, *_ = rows[0]
+    if is_done and is_due:
+        yield from remove_closed(now)
+    if not is_done:
+        catalog.forget(handle)
+    catalog.forget_ended(handle)
+    return bool(is_done)
+
+
+def _find_queues(catalog: Catalog, handle: UUID) -> Steps[tuple[int, int] | None]:
+    """The queues of this side and of the peer, which may be remembered; 0 for a peer that has ended.
+
+    None where nothing can be told or closed at once.
+    """
+    taken, channel = catalog.taken.get(handle.bytes), catalog.channels.get(handle)
+    if taken is not None:
+        far = 0 if taken.has_ended else channel.far_queue_id if channel else catalog.told.get(taken.kind, 0)
+        if far or taken.has_ended:
+            return taken.queue_id, far
+    rows = yield Statement(
+        "end.find_queues",
+        "select queue_id, coalesce(far_queue_id, 0), state from servicebroker.conversation_endpoints "
+        "where conversation_handle = $1",
+        (handle,),
+    )
+    if not rows:
+        raise BrokerError(8426, handle)
+    near, far, state = rows[0]
+    if state == EndpointState.DISCONNECTED_INBOUND:
+        return near, 0
+    if not far or state != EndpointState.CONVERSING:
+        return None
+    if taken is not None:
+        catalog.learn_told(taken.kind, far)
+    return near, far
+
+
+def _end_step_by_step(handle: UUID, *, now: datetime, error: tuple[int, str] | None, cleanup: bool) -> Steps[None]:
+    """END CONVERSATION whatever holds, one rule after the other."""
     endpoint, peer = yield from lock_conversation(handle)
     next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
     yield from _purge(endpoint)

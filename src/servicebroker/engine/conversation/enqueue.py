@@ -11,6 +11,7 @@ import functools
 from collections.abc import Sequence
 
 from servicebroker.engine.conversation.shared_bodies import NEW_READER
+from servicebroker.model import names
 from servicebroker.store.statements import Bodies, Statement
 
 _COLUMNS = (
@@ -70,6 +71,27 @@ def send(queue_id: int, *, certain: bool = False) -> str:
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
         f"returning message_sequence_number, {_wake(queue_id, 'conversation_group_id')}{after}"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def send_answer(queue_id: int) -> str:
+    """SEND of one message on a conversation of which no more is known than its service and contract.
+
+    Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version; then what has
+    to be so: service id, contract id, whether it is the initiator, service id and contract id of the peer. The row has
+    the priority too. Otherwise as `send`.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
+        f"where conversation_handle = $1 and {_converses(5)} and {_delivers_to(queue_id, 6)} "
+        f"and (service_id = $7 and service_contract_id = $8 and is_initiator = $9 and far_service_id = $10 "
+        f"and far_contract_id = $11 and principal_id is null and far_principal_id is null) is true "
+        f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
+        f"returning message_sequence_number, priority, {_wake(queue_id, 'conversation_group_id')}"
     )
 
 
@@ -204,6 +226,27 @@ def tell_peer(queue_id: int) -> str:
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number, last_stamp, {_TO_PEER}, $2, far_priority, $5, {_BUCKET}, $3, $4 from sender "
         f"returning message_sequence_number, {_wake(queue_id)}"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def end_dialog(near: int, far: int) -> str:
+    """END CONVERSATION in one statement, in the queue `near`, with EndDialog for the peer in the queue `far`.
+
+    0 for `far`: the peer has ended. Parameters: handle, the time. The row says whether it was done, as
+    `servicebroker.end_dialog` (store/verbs.sql) found out; whether closed endpoints are due; the key of a lock.
+    """
+    told = (
+        f", told as (insert into servicebroker.queue_{far} ({_COLUMNS}) "
+        f"select number, stamp, {_TO_PEER}, {names.END_DIALOG_ID}, far_priority, {RANK_DATA}, {_BUCKET}, 'E', null "
+        f"from ended where number is not null returning {_wake(far, 'conversation_group_id')})"
+        if far
+        else ""
+    )
+    return (
+        f"with ended as materialized (select * from servicebroker.end_dialog($1, $2, {near}, {far})){told} "
+        f"select done, is_due, case when done then servicebroker.purge_{near}($1, priority, conversation_group) end, "
+        f"kept from ended"
     )
 
 

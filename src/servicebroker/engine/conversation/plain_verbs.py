@@ -83,9 +83,10 @@ class Direct:
 
     def forget(self, operation: Operation[Any]) -> None:
         """Forget what this process remembers of the queue that the operation goes to: it was dropped."""
-        if isinstance(operation, Send | SendBatch):
+        if isinstance(operation, Send | SendBatch | EndConversation):
             for handle in operation.handles:
                 self.catalog.forget(handle)
+                self.catalog.taken.pop(handle.bytes, None)
         elif isinstance(operation, Receive | GetConversationGroup):
             queue = self.catalog.queues.get((self.user.database_id, operation.queue))
             if queue is not None:
@@ -274,7 +275,7 @@ def _begin_dialog(here: Direct, operation: BeginDialog) -> Steps[UUID]:
 
 def _end_conversation(here: Direct, operation: EndConversation) -> Steps[None]:
     yield from authorization.authorize_end(here.user, operation)
-    yield from end.end_conversation(operation, now=here.settings.clock())
+    yield from end.end_conversation(operation, now=here.settings.clock(), catalog=here.catalog)
 
 
 def _move_conversation(here: Direct, operation: MoveConversation) -> Steps[None]:

@@ -13,6 +13,7 @@ from uuid import UUID
 from servicebroker.engine.catalog.catalog import Catalog, Labels, Queue, find_labels
 from servicebroker.engine.conversation.endpoints import keep_lock
 from servicebroker.engine.security.authorization import authorize, queue_number
+from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.model.security.permissions import User
@@ -69,7 +70,17 @@ def receive(
     received = yield from taken(rows, keep_lock)
     if received is None:
         yield from _check(queue, handle, group)
+    elif received.rows:
+        _note(catalog, queue, received.rows)
     return received or Received((), 0)
+
+
+def _note(catalog: Catalog, queue: Queue, rows: Rows) -> None:
+    """Keep what the next verbs on the conversations of these messages need."""
+    kinds = {row[1]: row[4] for row in rows}
+    ended = {row[1] for row in rows if row[4] & _TYPE == names.END_DIALOG_ID}
+    contracts = {handle: kind >> 32 for handle, kind in kinds.items()}
+    catalog.took(queue.queue_id, rows[0][-3], contracts, ended)
 
 
 def limits(operation: Receive) -> tuple[int, UUID | None, UUID | None]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.catalog.catalog import Catalog, Channel, Usage, Usages, find_usages
+from servicebroker.engine.catalog.catalog import Answered, Catalog, Channel, Usage, Usages, find_usages
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import (
     Endpoint,
@@ -39,6 +39,10 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
     handle, message_type = operation.handle, operation.message_type
     assert isinstance(handle, UUID)  # several go to `multicast`
     channel = catalog.channels.get(handle)
+    if channel is None and handle.bytes in catalog.taken:
+        number = yield from _answer(catalog, handle, message_type, content, now)
+        if number is not None:
+            return number
     if channel is not None and not channel.far_queue_id:
         return (yield from _transmit(catalog, channel, handle, message_type, [content], now))
     if channel is not None:
@@ -55,6 +59,36 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
                 return int(rows[0][0])
         catalog.forget(handle)
     return (yield from _send_slowly(catalog, handle, message_type, [content], now))
+
+
+def _answer(
+    catalog: Catalog, handle: UUID, message_type: str, content: bytes | None, now: datetime
+) -> Steps[int | None]:
+    """The first SEND on a conversation that was received from, the way that the last such SEND went.
+
+    None, and nothing was sent, where that is not known or not the way.
+    """
+    kind = catalog.taken[handle.bytes].kind
+    answered = catalog.answered.get(kind)
+    usage = answered and known_usage(answered.channel, message_type)
+    if answered is None or usage is None or not accepts(usage, answered.channel.is_initiator, content):
+        return None
+    channel = answered.channel
+    rows = yield Statement(
+        "send.answer",
+        enqueue.send_answer(channel.far_queue_id),
+        (
+            *(handle, usage.message_type_id, usage.validation, content, now, channel.catalog_version),
+            *(*kind, channel.is_initiator, answered.far_service_id, answered.far_contract_id),
+        ),
+    )
+    if not rows:
+        catalog.answered.pop(kind, None)
+        return None
+    number, priority, _ = rows[0]
+    catalog.remember(handle, channel._replace(far_priority=priority))
+    catalog.enqueued(priority, 1)
+    return int(number)
 
 
 def send_batch(
@@ -134,15 +168,40 @@ def _send_slowly(
         yield lock_service(endpoint.far_service)
     elif endpoint.is_blocked:
         yield lock_parking()
-    if (
-        endpoint.has_peer
-        and not endpoint.peer_has_ended
-        and (yield from rejected(catalog, endpoint, message_type, contents))
-    ):
-        yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
+    if endpoint.has_peer and not endpoint.peer_has_ended:
+        if (yield from rejected(catalog, endpoint, message_type, contents)):
+            yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
+        elif not endpoint.is_blocked and not endpoint.retains:
+            number = yield from _send_unlocked(catalog, endpoint, near, message_type, contents, now, looked_at)
+            if number is not None:
+                return number
     endpoint = yield from lock_endpoint(handle)
     near = yield from refuse(catalog, endpoint, message_type, now)
     return (yield from pass_on(catalog, endpoint, near, message_type, contents, now, looked_at=looked_at))
+
+
+def _send_unlocked(
+    catalog: Catalog,
+    endpoint: Endpoint,
+    near: Usages,
+    message_type: str,
+    contents: Sequence[bytes | None],
+    now: datetime,
+    looked_at: int,
+) -> Steps[int | None]:
+    """SEND what the peer takes, in one statement that finds out whether the endpoint is still as it was looked at.
+
+    None, and nothing was sent, where it is not.
+    """
+    portions = enqueue.portions(contents)
+    if len(portions) > 1:
+        return None
+    far = yield from far_usages(catalog, endpoint)
+    number = yield from _enqueued(endpoint, far[message_type], portions[0], now, None)
+    if number is not None:
+        catalog.enqueued(endpoint.far_priority, len(contents))
+        _remember(catalog, endpoint, near, far, looked_at)
+    return number
 
 
 def pass_on(
@@ -221,33 +280,46 @@ def _dispatch(
                 return first
             if not (yield from transmission.deliver_waiting(catalog, endpoint, now)):
                 return first
-        if (yield from _enqueued(endpoint, usage, portions[0], now, body_id)):
+        if (yield from _enqueued(endpoint, usage, portions[0], now, body_id)) is not None:
             catalog.enqueued(endpoint.far_priority, len(portions.pop(0)))
         else:  # the queue or the message type was altered since we looked
             endpoint = yield from find_endpoint(handle)
             left = [content for portion in portions for content in portion]
             yield from _dispatch(catalog, endpoint, near, message_type, left, now, body_id, looked_at)
             return first
-    is_checked = catalog.user is not None or endpoint.owner_id != DBO or endpoint.acts_as is not None
-    if endpoint.far_queue_id and not endpoint.retains and (endpoint.catalog_version == looked_at or not is_checked):
-        channel = Channel(
-            endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version, endpoint.far_priority
-        )
-        catalog.remember(handle, channel)
+    _remember(catalog, endpoint, near, far, looked_at)
     return first
 
 
-def _enqueued(endpoint: Endpoint, usage: Usage, portion: Bodies, now: datetime, body_id: int | None) -> Steps[bool]:
-    """Deliver one portion. False when the peer's queue, or what stands behind its version, has changed."""
+def _remember(catalog: Catalog, endpoint: Endpoint, near: Usages, far: Usages, looked_at: int) -> None:
+    """Keep the way of what was sent, unless permissions count that were asked under another version."""
+    is_checked = catalog.user is not None or endpoint.owner_id != DBO or endpoint.acts_as is not None
+    if not endpoint.far_queue_id or endpoint.retains or (endpoint.catalog_version != looked_at and is_checked):
+        return
+    channel = Channel(
+        endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version, endpoint.far_priority
+    )
+    catalog.remember(endpoint.conversation_handle, channel)
+    kind = endpoint.service_id, endpoint.service_contract_id
+    catalog.learn_answer(kind, Answered(channel, endpoint.far_service_id, endpoint.far_contract_id))
+
+
+def _enqueued(
+    endpoint: Endpoint, usage: Usage, portion: Bodies, now: datetime, body_id: int | None
+) -> Steps[int | None]:
+    """Deliver one portion. Returns the first sequence number.
+
+    None when the peer's queue, or what stands behind its version, has changed.
+    """
     handle, version = endpoint.conversation_handle, endpoint.catalog_version
     kind = (usage.message_type_id, usage.validation)
     queue_id = endpoint.peer_queue_id
     if body_id is None:
         values = (handle, *kind, portion, len(portion), now, version)
-        return bool((yield Statement("send.enqueued.batch", enqueue.send_batch(queue_id), values)))
-    return bool(
-        (yield Statement("send.enqueued.shared", enqueue.send_shared(queue_id), ([handle], *kind, body_id, version)))
-    )
+        rows = yield Statement("send.enqueued.batch", enqueue.send_batch(queue_id), values)
+        return int(rows[0][0]) if rows else None
+    rows = yield Statement("send.enqueued.shared", enqueue.send_shared(queue_id), ([handle], *kind, body_id, version))
+    return int(rows[0][1]) if rows else None
 
 
 def far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:

@@ -14,7 +14,7 @@ from servicebroker.store.statements import Statement, Steps
 
 WORTH_GIVING_BACK = 8 * 1024 * 1024  # bytes of a queue's files
 
-_OPEN = "e.state in ('SO', 'SI', 'CO', 'DI', 'DO')"  # as the index of lifetimes has it
+_OPEN = "e.can_expire"  # as the index of lifetimes has it
 
 
 def due_queues(now: datetime) -> Steps[list[int]]:

@@ -1,0 +1,318 @@
+"""Conversations of one request and its answer: how many statements they cost, and what is left of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from servicebroker.api.upkeep import upkeep
+from servicebroker.store.direct import PreparedStatements
+from support import (
+    CONTRACT,
+    MARK,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    as_user,
+    begin_with,
+    bodies,
+    define_standard_set,
+    leftovers,
+    query,
+    queue_number,
+    state,
+)
+
+OTHERS, OTHERS_QUEUE = "//test/Others", "OthersQueue"
+
+
+@pytest.fixture
+def own_database(make_instance_url: Callable[..., str], clock: Clock) -> Iterator[sb.Database]:
+    with sb.open(make_instance_url(), clock=clock, upkeep=None) as instance:
+        yield define_standard_set(instance.database("Test", create=True))
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the statements that are run meanwhile; BEGIN and COMMIT are none."""
+    ran: list[str] = []
+    run = PreparedStatements._run
+
+    def noted(self: Any, connection: Any, sql: str, *more: Any) -> Any:
+        found = re.match(r"/\* (\S+) \*/", sql)
+        ran.append(found[1] if found else sql)
+        return run(self, connection, sql, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreparedStatements, "_run", noted)
+        yield ran
+
+
+def answer(database: sb.Database, body: bytes = b"done") -> UUID:
+    """Receive one request, answer it and end the conversation. Returns the handle."""
+    with database.transaction() as transaction:
+        (message,) = transaction.receive(STOCK_QUEUE, top=1)
+        transaction.send(message.conversation_handle, REPLY, body)
+        transaction.end_conversation(message.conversation_handle)
+    return message.conversation_handle
+
+
+def finish(database: sb.Database, queue: str = ORDERS_QUEUE) -> list[sb.Message]:
+    """Receive an answer and the end, and end this side too."""
+    with database.transaction() as transaction:
+        messages = transaction.receive(queue)
+        transaction.end_conversation(messages[0].conversation_handle)
+    return messages
+
+
+def test_receive_answer_and_end_are_one_statement_each(
+    own_database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = own_database
+    for _ in range(3):
+        begin_with(database, b"order")
+    answer(database)
+    finish(database)
+    with counted(monkeypatch) as ran:
+        target = answer(database)
+    assert ran == ["conversation.receive", "send.answer", "end.end_dialog"]
+    assert state(database, target) == "CD"
+    with counted(monkeypatch) as ran:
+        messages = finish(database)
+    assert ran == ["conversation.receive", "end.end_dialog"]
+    assert bodies(messages) == [b"done", None]
+    answer(database)
+    finish(database)
+    assert set(leftovers(database)) == {"conversation_endpoints", "conversation_groups"}
+
+
+def test_a_conversation_that_is_only_ended_is_no_more(
+    own_database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = own_database
+
+    def end() -> None:
+        with database.transaction() as transaction:
+            (message,) = transaction.receive(STOCK_QUEUE, top=1)
+            transaction.end_conversation(message.conversation_handle)
+
+    for _ in range(2):
+        begin_with(database, b"order")
+    end()
+    with counted(monkeypatch) as ran:
+        end()
+    assert ran == ["conversation.receive", "end.end_dialog"]
+    first, second = begin_with(database, b"x"), begin_with(database, b"y")
+    with counted(monkeypatch) as ran:
+        database.end_conversation(first)  # nothing was received on it
+    assert ran == ["end.find_queues", "end.end_dialog"]
+    assert (state(database, first), state(database, second)) == (None, "CO")
+
+
+def test_a_second_message_on_the_conversation_takes_the_way_of_the_first(
+    own_database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = own_database
+    begin_with(database, b"order")
+    answer(database)
+    begin_with(database, b"order")
+    (message,) = database.receive(STOCK_QUEUE)
+    with counted(monkeypatch) as ran:
+        assert [database.send(message.conversation_handle, REPLY, b"x") for _ in range(3)] == [0, 1, 2]
+    assert ran == ["send.answer", "conversation.send", "conversation.send"]
+
+
+def test_peers_of_one_service_that_have_different_queues(own_database: sb.Database) -> None:
+    """What one conversation has taught is tried on the next one, and is wrong."""
+    database = own_database
+    database.create_queue(OTHERS_QUEUE)
+    database.create_service(OTHERS, OTHERS_QUEUE)
+    for n in range(6):
+        service, queue = [(ORDERS, ORDERS_QUEUE), (OTHERS, OTHERS_QUEUE)][n // 2 % 2]
+        handle = database.begin_dialog(service, STOCK, contract=CONTRACT)
+        database.send(handle, ORDER, b"order")
+        body = b"%d" % n
+        answer(database, body)
+        messages = finish(database, queue)
+        assert (messages[0].conversation_handle, bodies(messages)) == (handle, [body, None])
+    assert set(leftovers(database)) == {"conversation_endpoints", "conversation_groups"}
+
+
+def test_two_services_on_one_queue_have_permissions_of_their_own(own_database: sb.Database) -> None:
+    """An initiator whose owner may send to one target service may not send to the other on the same queue."""
+    database = own_database
+    database.create_user("App")
+    database.create_service(OTHERS, STOCK_QUEUE, [CONTRACT])
+    database.create_service("//test/Own", ORDERS_QUEUE, authorization="App")
+    database.grant("SEND", "App", service=STOCK)
+    targets = {}
+    for to in (STOCK, OTHERS):
+        handle = database.begin_dialog("//test/Own", to, contract=CONTRACT)
+        database.send(handle, ORDER, b"order")
+        targets[to] = handle
+    assert [m.message_type_name == ORDER for m in database.receive(STOCK_QUEUE)] == [True]
+    assert database.receive(STOCK_QUEUE) == []
+    (message,) = database.receive(ORDERS_QUEUE)
+    assert message.conversation_handle == targets[OTHERS]
+    assert message.is_error
+
+
+def test_what_one_side_remembers_does_not_outlive_a_change(own_database: sb.Database) -> None:
+    database = own_database
+    for change in (
+        lambda: database.alter_queue(ORDERS_QUEUE, status=False),
+        lambda: database.alter_queue(ORDERS_QUEUE, status=True),
+        lambda: database.alter_message_type(REPLY, "EMPTY"),
+        lambda: database.alter_message_type(REPLY, "NONE"),
+        lambda: database.alter_queue(STOCK_QUEUE, retention=True),
+        lambda: database.alter_queue(STOCK_QUEUE, retention=False),
+    ):
+        begin_with(database, b"order")
+        answer(database)
+        finish(database)
+        initiator = begin_with(database, b"order")
+        change()
+        answer(database)
+        if not query(database, "select is_enqueue_enabled from servicebroker.queues where name = %s", ORDERS_QUEUE)[0][
+            0
+        ]:
+            assert state(database, initiator) == "CO"
+            assert len(query(database, "select from servicebroker.transmission_queue")) == 2
+            database.alter_queue(ORDERS_QUEUE, status=True)
+        last = finish(database)[-1]
+        assert last.is_end_dialog or last.is_error
+        assert set(leftovers(database)) <= {"conversation_endpoints", "conversation_groups"}
+
+
+def test_an_end_in_a_savepoint_that_is_rolled_back_is_none(own_database: sb.Database) -> None:
+    database = own_database
+    initiator = begin_with(database, b"order")
+    answer(database)
+    with database.transaction() as transaction:
+        messages = transaction.receive(ORDERS_QUEUE)
+        with pytest.raises(KeyError), transaction.savepoint():
+            transaction.end_conversation(initiator)
+            raise KeyError
+        assert state(database, initiator) == "DI"
+        transaction.end_conversation(messages[0].conversation_handle)
+    assert state(database, initiator) is None
+
+
+def test_unread_messages_go_with_the_end(own_database: sb.Database) -> None:
+    database = own_database
+    begin_with(database, b"1", b"2", b"3")
+    with database.transaction() as transaction:
+        (message,) = transaction.receive(STOCK_QUEUE, top=1)
+        transaction.end_conversation(message.conversation_handle)
+    assert database.receive(STOCK_QUEUE) == []
+    assert [m.is_end_dialog for m in finish(database)] == [True]
+
+
+def test_a_queue_that_was_dropped_meanwhile(own_database: sb.Database) -> None:
+    """Another process has dropped the queue that this one remembers; the conversation went with it."""
+    database = own_database
+    begin_with(database, b"order")
+    answer(database)
+    begin_with(database, b"order")
+    (message,) = database.receive(STOCK_QUEUE)
+    with sb.open(database.instance.url, upkeep=None) as other:
+        there = other.database("Test")
+        there.drop_service(ORDERS)
+        there.drop_queue(ORDERS_QUEUE)
+    database.end_conversation(message.conversation_handle)
+    assert state(database, message.conversation_handle) in ("CD", None)
+
+
+def test_a_user_that_is_not_dbo(own_database: sb.Database) -> None:
+    database = own_database
+    database.create_user("App")
+    database.grant("RECEIVE", "App", queue=STOCK_QUEUE)
+    user = as_user(database, "App")
+    begin_with(database, b"order")
+    with user.transaction() as transaction:
+        (message,) = transaction.receive(STOCK_QUEUE)
+        transaction.send(message.conversation_handle, MARK)
+    database.deny("RECEIVE", "App", queue=STOCK_QUEUE)
+    begin_with(database, b"order")
+    (message,) = database.receive(STOCK_QUEUE)
+    with pytest.raises(sb.BrokerError) as refused:
+        user.send(message.conversation_handle, MARK)
+    assert refused.value.number == 8494
+
+
+@pytest.mark.slow
+@pytest.mark.feature(99)
+def test_nothing_is_left_of_many_after_half_an_hour(
+    own_database: sb.Database, clock: Clock, request: pytest.FixtureRequest
+) -> None:
+    database, wanted = own_database, request.config.option.leak_conversations
+    for first in range(0, wanted, 500):
+        many = min(500, wanted - first)
+        with database.transaction() as transaction:
+            for _ in range(many):
+                transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"order")
+        for _ in range(many):
+            answer(database)
+        for _ in range(many):
+            finish(database)
+    assert leftovers(database) == {"conversation_endpoints": wanted, "conversation_groups": wanted}
+    clock.jump(minutes=31)
+    with database.instance.connection() as connection:
+        upkeep(connection, clock())
+    assert leftovers(database) == {}
+
+
+@pytest.mark.slow
+def test_closed_conversations_slow_nothing_down(own_database: sb.Database) -> None:
+    """Pages that the statements look at, without and with 20,000 closed endpoints in the queue."""
+    database = own_database
+    for _ in range(2):
+        begin_with(database, b"order")
+    answer(database)
+    finish(database)
+    before = looked_at(database)
+    with database.instance.connection() as connection:
+        connection.execute(
+            "with made as (insert into servicebroker.conversation_endpoints (is_initiator, database_id, service_id, "
+            "service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
+            "security_timestamp) select false, database_id, service_id, service_contract_id, gen_random_uuid(), "
+            "queue_id, 'CD', false, now() - interval '1 s', far_service, now() + interval '30 min' "
+            "from servicebroker.conversation_endpoints, generate_series(1, 20000) where state = 'CD' "
+            "returning conversation_group_id, service_id) "
+            "insert into servicebroker.conversation_groups select * from made"
+        )
+    after = looked_at(database)
+    assert all(after[name] <= before[name] + 10 for name in before), (before, after)
+
+
+def looked_at(database: sb.Database) -> dict[str, int]:
+    """How many pages a RECEIVE and an END look at; both are undone."""
+    number = queue_number(database, STOCK_QUEUE)
+    ((handle, queue_id, far),) = query(
+        database,
+        "select conversation_handle, queue_id, far_queue_id from servicebroker.conversation_endpoints "
+        "where state = 'CO' and not is_initiator",
+    )
+    verbs = {
+        "receive": f"select * from servicebroker.receive_{number}(1, now())",
+        "end": f"select * from servicebroker.end_dialog('{handle}', now(), {queue_id}, {far})",
+    }
+    pages = {}
+    with psycopg.connect(database.instance.url) as connection:
+        for name, verb in verbs.items():
+            for _ in range(2):  # the first looks into the catalogs of PostgreSQL too
+                ((plan,),) = connection.execute(f"explain (analyze, buffers, format json) {verb}".encode()).fetchall()
+                connection.rollback()
+            pages[name] = plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+    return pages
