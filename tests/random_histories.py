@@ -314,6 +314,32 @@ class Model(RuleBasedStateMachine):
         handle = self.handle(other)
         self.step("end", self.session(which), lambda tx: tx.end_conversation(handle, **form))
 
+    @rule(which=number, queue=st.sampled_from(["Near", "Far"]), answers=st.booleans())
+    def serve(self, which: int, queue: str, answers: bool) -> None:
+        """Receive from one conversation, answer and end it, as most applications do."""
+        found: list[Any] = []
+
+        def receive(tx: Any) -> Any:
+            found[:] = tx.receive(queue, top=2)
+            return shown(found)
+
+        self.step("receive", self.session(which), receive)
+        for handle in {message.conversation_handle for message in found}:
+            if answers:
+                self.step("answer", self.session(which), lambda tx, to=handle: tx.send(to, PLAIN, b"x"), in_order=False)
+            self.step("end", self.session(which), lambda tx, of=handle: tx.end_conversation(of), in_order=False)
+
+    @rule(which=number, to=st.sampled_from(["//far", "//second"]), answers=st.booleans())
+    def request(self, which: int, to: str, answers: bool) -> None:
+        """A conversation from its begin to its end, unless others lie before it in the queues."""
+        pair = self.session(which)
+        self.step("begin", pair, lambda tx: tx.begin_dialog("//near", to, contract=CONTRACT))
+        if self.begun is not None:
+            handle = self.begun
+            self.step("send", self.session(which), lambda tx: tx.send(handle, PLAIN, b"request"), in_order=False)
+        self.serve(which, "Far", answers)
+        self.serve(which, "Near", False)
+
     @precondition(has_conversations)
     @rule(which=number, other=number, seconds=st.sampled_from([5, 60]))
     def begin_conversation_timer(self, which: int, other: int, seconds: int) -> None:

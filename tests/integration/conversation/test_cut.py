@@ -166,6 +166,35 @@ def closed_long_ago(database: sb.Database, clock: Clock) -> Handles:
     return opened(database, clock)
 
 
+def requested(database: sb.Database, clock: Clock) -> Handles:
+    """A second request, after a conversation from which the process has learnt the way of its answers."""
+    database.send(begin(database), ORDER, b"first")
+    answer(database, [])
+    finish(database, [])
+    handle = begin(database)
+    database.send_batch(handle, ORDER, [b"1", b"2"])
+    return [handle]
+
+
+def answered(database: sb.Database, clock: Clock) -> Handles:
+    handles = requested(database, clock)
+    answer(database, handles)
+    return handles
+
+
+def answer(database: sb.Database, handles: Handles) -> None:
+    with database.transaction() as tx:
+        (message,) = tx.receive(STOCK_QUEUE, top=1)
+        tx.connection.execute("insert into work values (%s)", (message.message_body,))
+        tx.send(message.conversation_handle, REPLY, b"done")
+        tx.end_conversation(message.conversation_handle)
+
+
+def finish(database: sb.Database, handles: Handles) -> None:
+    with database.transaction() as tx:
+        tx.end_conversation(tx.receive(ORDERS_QUEUE)[0].conversation_handle)
+
+
 def work(database: sb.Database, handles: Handles) -> None:
     """What an application does in one transaction."""
     with database.transaction() as tx:
@@ -211,6 +240,8 @@ CASES: dict[str, Case] = {
     "end with cleanup": Case(with_messages, lambda db, handles: db.end_conversation(handles[0], cleanup=True)),
     "end that waits": Case(switched_off, lambda db, handles: db.end_conversation(handles[0])),
     "end after others": Case(closed_long_ago, lambda db, handles: db.end_conversation(handles[0])),
+    "answer": Case(requested, answer),
+    "finish": Case(answered, finish),
     "work": Case(with_messages, work),
     "process": Case(with_messages, process),
     "queue off": Case(with_messages, lambda db, handles: db.alter_queue(STOCK_QUEUE, status=False)),
