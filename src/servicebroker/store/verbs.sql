@@ -411,12 +411,21 @@ declare
     under_savepoint boolean;
 begin
     done := false;
-    select e.conversation_id, e.conversation_group_id into conversation, conversation_group
-      from servicebroker.conversation_endpoints e where e.conversation_handle = handle;
-    if not found then return; end if;
-    if not pg_try_advisory_xact_lock({group_lock}, uuid_hash(conversation_group)) then
-        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
-    end if;
+    loop
+        -- what may be parked must not be locked before the lock of parking is held (engine/conversation/endpoints.py)
+        select e.conversation_id, e.conversation_group_id,
+               e.state = 'DI' or exists (
+                   select from servicebroker.queues q
+                     join servicebroker.databases there on there.database_id = q.database_id
+                     join servicebroker.databases here on here.database_id = e.database_id
+                    where q.queue_id = far and q.is_enqueue_enabled and there.is_broker_enabled and here.is_broker_enabled)
+          into conversation, conversation_group, is_open
+          from servicebroker.conversation_endpoints e
+         where e.conversation_handle = handle and e.far_queue_id is not null and not e.is_remote;
+        if not coalesce(is_open, false) then return; end if;
+        exit when pg_try_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
+        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
+    end loop;
     for side in  -- in the one order of all who lock both
         select * from servicebroker.conversation_endpoints e where e.conversation_id = conversation
          order by e.is_initiator for update
@@ -431,18 +440,12 @@ begin
        or own.is_remote or coalesce(own.security, 'N') <> 'N' then
         return;
     end if;
-    select here.is_broker_enabled and there.is_broker_enabled and far_queue.is_enqueue_enabled, near_queue.keeps_retained,
+    select q.keeps_retained,
            (select e.security_timestamp from servicebroker.conversation_endpoints e
              where e.security_timestamp is not null order by e.security_timestamp limit 1) <= at
-      into is_open, is_retained, is_due
-      from servicebroker.queues near_queue
-      join servicebroker.databases here on here.database_id = own.database_id
-      left join servicebroker.queues far_queue on far_queue.queue_id = own.far_queue_id
-      left join servicebroker.databases there on there.database_id = peer.database_id
-     where near_queue.queue_id = near;
-    if is_retained or is_told and not coalesce(is_open, false) then
-        return;
-    end if;
+      into is_retained, is_due
+      from servicebroker.queues q where q.queue_id = near;
+    if is_retained then return; end if;
 
     done := true;
     priority := own.priority;

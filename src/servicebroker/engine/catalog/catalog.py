@@ -136,10 +136,10 @@ class Catalog:
         if len(self.channels) > _CHANNELS_KEPT:
             self.channels.popitem(last=False)
 
-    def took(self, queue_id: int, service_id: int, contracts: Mapping[bytes, int], ended: Collection[bytes]) -> None:
-        """RECEIVE has brought messages of these conversations, by handle, with the contract of each."""
-        for handle, contract_id in contracts.items():
-            self.taken[handle] = Taken(queue_id, service_id, contract_id, handle in ended)
+    def took(self, queue_id: int, kinds: Mapping[bytes, tuple[int, int]], ended: Collection[bytes]) -> None:
+        """RECEIVE has brought messages of these conversations, by handle, with the service and contract of each."""
+        for handle, kind in kinds.items():
+            self.taken[handle] = Taken(queue_id, *kind, handle in ended)
         while len(self.taken) > _TAKEN_KEPT:
             self.taken.popitem(last=False)
 

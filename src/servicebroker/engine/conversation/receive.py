@@ -77,10 +77,9 @@ def receive(
 
 def _note(catalog: Catalog, queue: Queue, rows: Rows) -> None:
     """Keep what the next verbs on the conversations of these messages need."""
-    kinds = {row[1]: row[4] for row in rows}
-    ended = {row[1] for row in rows if row[4] & _TYPE == names.END_DIALOG_ID}
-    contracts = {handle: kind >> 32 for handle, kind in kinds.items()}
-    catalog.took(queue.queue_id, rows[0][-3], contracts, ended)
+    first = rows[0][_SERVICE]  # without a number of its own a row has that of the first one
+    kinds = {row[1]: (row[_SERVICE] or first, row[4] >> 32) for row in rows}
+    catalog.took(queue.queue_id, kinds, {row[1] for row in rows if row[4] & _TYPE == names.END_DIALOG_ID})
 
 
 def limits(operation: Receive) -> tuple[int, UUID | None, UUID | None]:
@@ -252,6 +251,7 @@ def _named_group(rows: Rows, labels: Labels) -> list[Message]:
 
 
 _GROUP = -4  # the column of the conversation group
+_SERVICE = -3  # the column of the service
 _ORDER = (1 << 61) - 1
 _TYPE = (1 << 32) - 1
 
