@@ -51,6 +51,8 @@ STEPS = 80  # of one history
 MOST_REPEATED = 2  # histories of a short run, and one of 10,000 steps more
 LOCK_TIMEOUT = 40  # milliseconds, after which the engine is said to wait for another transaction
 NOBODY = UUID(int=7)
+_CONVERSATION = "select conversation_id from servicebroker.conversation_endpoints where conversation_handle = $1"
+BEGINNINGS = ("begin", "short")  # steps that begin a conversation
 DEFINITIONS = ["off", "on", "on", "type", "late", "rehouse", "disable", "enable", "enable", "new", "error", "priority"]
 
 
@@ -97,17 +99,20 @@ class Model(RuleBasedStateMachine):
         self.steps[kind] += 1
         self.acting = pair
         real = outcome(lambda: verb(pair.real))
-        self.begun = real[1] if kind == "begin" and real[0] == "done" else None
+        self.begun = None
+        if kind in BEGINNINGS and real[0] == "done":
+            self.begun = real[1] if kind == "begin" else real[1][0]
         # PostgreSQL has undone the transaction, and tells no names of what the double makes in it
-        self.is_undone = pair in self.open and (real[0] == "waits" or (spoils and real[0] == "refused"))
+        is_open = pair in self.open
+        self.is_undone = (is_open or kind == "short") and (real[0] == "waits" or (spoils and real[0] == "refused"))
         double = outcome(lambda: verb(pair.double))
         if double[0] == "refused" and real[0] == "waits" and any(self.waits(pair, handle) for handle in together):
             double = real
         assert double == real, f"{kind}: {double} in the double, {real}"
         self.outcomes[str(real[1]) if real[0] == "refused" else real[0]] += 1
-        if self.is_undone:
+        if self.is_undone and is_open:
             self.finish(pair, undo=True)
-            self.is_undone = False
+        self.is_undone = False
         self.compare(in_order=in_order)
 
     def waits(self, pair: Pair, handle: UUID) -> bool:
@@ -156,15 +161,17 @@ class Model(RuleBasedStateMachine):
     def identify(self, peer: UUID | None) -> tuple[UUID, UUID, UUID]:
         """The double's endpoints are named as the engine's: the order within a group goes by handle."""
         handle = peer or self.begun
-        assert handle is not None
         if self.is_undone:
             return uuid4(), uuid4(), uuid4()
+        assert handle is not None
         return identity(self.see, handle, None if peer is None else self.conversation(peer))
 
     def conversation(self, handle: UUID) -> UUID:
         """Its id: the engine may have removed an initiator that has ended when its messages were delivered at last."""
         sessions = [self.double._memory.endpoints, *(pair.double._session.endpoints.changes for pair in self.open)]
-        return next(known[handle].conversation_id for known in sessions if known.get(handle) is not None)
+        of_double = (known[handle].conversation_id for known in sessions if known.get(handle) is not None)
+        found = next(of_double, None)
+        return found or self.see(_CONVERSATION, handle)[0][0]  # in a transaction of one step the engine alone knows it
 
     # ------------------------------------------------------------ what is chosen from
 
@@ -214,6 +221,36 @@ class Model(RuleBasedStateMachine):
         elif related == "group":
             options["related_conversation_group"] = self.group(other)
         self.step("begin", self.session(which), lambda tx: tx.begin_dialog(source, to, **options))
+
+    @rule(
+        which=number,
+        source=st.sampled_from(["//near", "//near", "//near", "//far"]),
+        to=st.sampled_from(["//far", "//far", "//far", "//second", "//other", LATE, "//near", "//nowhere"]),
+        broker_instance=st.sampled_from([None, None, None, "CURRENT DATABASE"]),
+        lifetime=st.sampled_from([2**31 - 1, 2**31 - 1, 100]),
+        seconds=st.sampled_from([None, None, None, 5, 200]),
+        sends=st.lists(
+            st.tuples(st.sampled_from([PLAIN, PLAIN, PLAIN, DOCUMENT, MARK, ASK, ANSWER, EXTRA]), st.booleans()),
+            max_size=3,
+        ),
+    )
+    def begin_and_send(
+        self, which: int, source: str, to: str, seconds: int | None, sends: list[tuple[str, bool]], **options: Any
+    ) -> None:
+        """A conversation that is begun for its messages: they leave with it, in an open transaction or by COMMIT."""
+        pair = self.session(which)
+
+        def verb(tx: Any) -> list[Any]:
+            handle = tx.begin_dialog(source, to, contract=CONTRACT, **options)
+            if seconds is not None:
+                tx.begin_conversation_timer(handle, seconds)
+            return [handle, *(tx.send(handle, kind, b"<a/>" if is_whole else b"<a") for kind, is_whole in sends)]
+
+        def alone(database: Any) -> list[Any]:
+            with database.transaction() as tx:
+                return verb(tx)
+
+        self.step("short", pair, verb if pair in self.open else alone, in_order=False, spoils=True)
 
     @precondition(has_conversations)
     @rule(

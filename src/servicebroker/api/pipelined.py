@@ -1,25 +1,55 @@
 # Made from aio/pipelined.py by tools/make_sync.py: change that file, then run `make sync`.
-"""SENDs of a transaction that wait and leave together: `transaction.pipeline()`."""
+"""Verbs of a transaction that wait and leave together: SENDs of `pipeline()`, new conversations with their messages."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from servicebroker.api.shared import tracing
+from servicebroker.api.wrappers import QUEUE_WAS_DROPPED
+from servicebroker.engine.conversation.new_dialogs import FirstSend, NewDialog, Pending
 from servicebroker.engine.conversation.together import Waiting, checked_send
 from servicebroker.engine.diagnosis.totals import SENDS
 from servicebroker.model.errors import InstanceError
-from servicebroker.operations.send import Send
-from servicebroker.store.direct import DirectConnection, is_idle
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.operation import Operation
+from servicebroker.operations.send import Send, SendBatch
+from servicebroker.store.direct import DirectConnection, is_direct, is_idle, send_ahead
+from servicebroker.store.server_errors import in_our_words
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
+    from servicebroker.api.instance import Instance
+    from servicebroker.engine.conversation.plain_verbs import Direct
 
 ENDED_ON_ITS_CONNECTION = (
     "The transaction was committed or rolled back on its connection: leave the block to end it, and begin another one."
 )
 MOST_SENDS = 1_000  # that wait
 MOST_BYTES = 8 * 1024 * 1024  # of their bodies
+MOST_DIALOGS = 100  # that wait: the statement looks for each message's conversation among them
+
+
+def send_what_waits(connection: DirectConnection) -> None:
+    """Let the verbs that wait on a connection leave now.
+
+    Raises:
+        BrokerError: one of them was refused; nothing of the transaction can be committed any more.
+        InstanceError: their queue was dropped, or PostgreSQL has refused them for a reason of ours.
+    """
+    if not connection.waiting.verbs:
+        return
+    try:
+        send_ahead(connection)
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
+        raise InstanceError(QUEUE_WAS_DROPPED) from None
+    except psycopg.Error as problem:
+        raise (in_our_words(problem) or problem) from problem
 
 
 class Pipeline:
@@ -69,3 +99,119 @@ class Pipeline:
                     database.catalog.forget(send.handle)
         self.numbers += [numbers[send.place] for send in sends]
         database.instance.tally.add(SENDS, len(sends))
+
+
+class WaitingDialogs:
+    """What waits on one connection, on which a transaction is open or about to begin.
+
+    It leaves before the next statement on the connection, whoever runs that, unless somebody takes it.
+    """
+
+    def __init__(self, instance: Instance, connection: DirectConnection) -> None:
+        self._instance = instance
+        self._connection = connection
+        self._engine: Direct | None = None  # of those that wait
+        self._clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._dialogs)
+
+    def run(self, engine: Direct, operation: Operation[Any]) -> list[Any]:
+        """Let an operation wait, and return its result in a list. An empty one: it has to be run.
+
+        Raises:
+            BrokerError: what the operation says of its fields, 8410.
+        """
+        if type(operation) is BeginDialog:
+            return self._begin(engine, operation)
+        if self._dialogs and isinstance(operation, Send | SendBatch | BeginConversationTimer) and self._may_wait():
+            dialog = self._dialogs.get(operation.handle) if isinstance(operation.handle, UUID) else None
+            if dialog is None or engine is not self._engine:
+                return []
+            if not isinstance(operation, BeginConversationTimer):
+                return self._send(engine, dialog, operation)
+            return [None] if engine.foresee_timer(dialog, operation) else []
+        return []
+
+    def _begin(self, engine: Direct, operation: BeginDialog) -> list[Any]:
+        dialog = engine.foresee(operation) if self._may_wait() else None
+        if dialog is None:
+            return []
+        if self._dialogs and (engine is not self._engine or len(self._dialogs) >= MOST_DIALOGS):
+            send_what_waits(self._connection)
+        self._engine = engine
+        self._dialogs[dialog.identity.handle] = dialog
+        self._connection.waiting.verbs = self._leave
+        return [dialog.identity.handle]
+
+    def _send(self, engine: Direct, dialog: NewDialog, operation: Send[int] | SendBatch) -> list[Any]:
+        send = engine.foresee_send(dialog, operation)
+        if send is None:
+            return []
+        size = sum(len(content or b"") for content in send.contents)
+        if size > MOST_BYTES or len(send.contents) > MOST_SENDS:
+            return []
+        if self._sends and not dialog.travels_with(self._sends[0].dialog):
+            self._connection.waiting.verbs = self._leave_with_messages
+            send_what_waits(self._connection)
+            self._connection.waiting.verbs = self._leave
+        dialog.messages += len(send.contents)
+        self._sends.append(send)
+        self._messages += len(send.contents)
+        self._bytes += size
+        if self._messages >= MOST_SENDS or self._bytes >= MOST_BYTES:
+            send_what_waits(self._connection)
+        return [send.number]
+
+    @property
+    def is_one_statement(self) -> bool:
+        """Whether something waits, and leaves in one statement if its way is what it was."""
+        engine, pending = self._engine, Pending([*self._dialogs.values()], self._sends)
+        return bool(self._dialogs) and engine is not None and engine.is_one_statement(pending)
+
+    def take(self) -> Steps[None]:
+        """Return the steps of what waits, for who runs them; nothing waits any more."""
+        self._connection.waiting.verbs = None
+        return self._steps([*self._dialogs.values()])
+
+    def drop(self) -> None:
+        """Forget what waits: it is undone."""
+        if self._dialogs:
+            self._connection.waiting.verbs = None
+            self._clear()
+
+    def _may_wait(self) -> bool:
+        if tracing.is_on() or self._instance.events.watches_conversations or not is_direct(self._connection):
+            return False
+        status = self._connection.pgconn.transaction_status
+        is_to_begin = status == TransactionStatus.IDLE and bool(self._connection.ahead)
+        return is_to_begin or status == TransactionStatus.INTRANS
+
+    def _leave(self) -> Steps[None]:
+        return self._steps_in_transaction([*self._dialogs.values()])
+
+    def _leave_with_messages(self) -> Steps[None]:
+        return self._steps_in_transaction([dialog for dialog in self._dialogs.values() if dialog.messages])
+
+    def _steps_in_transaction(self, dialogs: list[NewDialog]) -> Steps[None]:
+        if is_idle(self._connection):
+            raise InstanceError(ENDED_ON_ITS_CONNECTION)
+        return (yield from self._steps(dialogs))
+
+    def _steps(self, dialogs: list[NewDialog]) -> Steps[None]:
+        engine, messages, pending, is_done = self._engine, self._messages, Pending(dialogs, self._sends), False
+        assert engine is not None
+        left = self._dialogs.keys() - {dialog.identity.handle for dialog in dialogs}
+        self._clear({handle: dialog for handle, dialog in self._dialogs.items() if handle in left})
+        try:
+            yield from engine.in_broker(engine.begin_together(pending))
+            is_done = True
+        finally:
+            if not is_done:  # what this process remembers of them may be why
+                engine.forget_ways(dialogs)
+        self._instance.tally.add(SENDS, messages)
+
+    def _clear(self, left: dict[UUID, NewDialog] | None = None) -> None:
+        self._dialogs: dict[UUID, NewDialog] = left or {}
+        self._sends: list[FirstSend] = []
+        self._messages = self._bytes = 0

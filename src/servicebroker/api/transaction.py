@@ -13,11 +13,10 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline
+from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline, WaitingDialogs, send_what_waits
 from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.shared import tracing
 from servicebroker.api.verbs import Verbs
-from servicebroker.api.wrappers import QUEUE_WAS_DROPPED
 from servicebroker.engine.activation.poison_detection import outcomes
 from servicebroker.engine.conversation.plain_verbs import NOT_FOUND, Direct
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
@@ -45,6 +44,8 @@ ASK_THE_DATABASE = (
     "The request would leave with the COMMIT that waits for its answer. Call it on the database after the transaction; "
     "in the transaction begin_request sends, and wait_for_answer waits after it."
 )
+
+_BEGIN = Ahead(b"begin")
 
 
 class JoinedTransaction(Verbs):
@@ -86,7 +87,14 @@ class JoinedTransaction(Verbs):
         if self.connection.closed or is_idle(self.connection):
             raise InstanceError("There is no transaction to set a savepoint in: begin one on the connection first.")
         with self.connection.transaction():
-            yield
+            try:
+                yield
+            except BaseException:
+                self._drop_what_waits()
+                raise
+
+    def _drop_what_waits(self) -> None:
+        """New conversations that wait are undone with the savepoint that they were begun behind; here none wait."""
 
     def release_locks(self) -> None:
         """Give back group locks that a transaction with savepoints has left, after you have ended it.
@@ -129,7 +137,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
         self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
         self._owner = current_work()
         self.instance.open_transactions[self._owner] += 1
-        self.connection.ahead.append(Ahead(b"begin"))
+        self._new = WaitingDialogs(self.database.instance, self.connection)
+        self.connection.ahead.append(_BEGIN)
         return self
 
     def __exit__(
@@ -145,9 +154,13 @@ class Transaction(JoinedTransaction, TransactionScripts):
         if self._was_put_back:
             release_kept(self.connection)
             return
+        if kind is not None:
+            self._new.drop()
         if self.connection.ahead and not self.connection.waiting.verbs:  # nothing was done
             self.connection.ahead.pop()
             send_ahead(self.connection)  # the COMMIT of the transaction before, perhaps
+            if self._has_worked:
+                self.database.instance.tally.add(ROLLBACKS)
             return
         known = not is_idle(self.connection)  # else it was ended on the connection, by whatever
         if kind is None and known and self._commit_travels and self._can_wait():
@@ -156,7 +169,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         committed = False
         try:
             if kind is None:
-                _commit(self.connection)
+                self._commit()
                 committed = True
         except psycopg.errors.InFailedSqlTransaction:
             raise
@@ -167,6 +180,26 @@ class Transaction(JoinedTransaction, TransactionScripts):
             if not self._is_counted or is_full_disk(error):
                 self._taken.clear()
             self._clean_up(committed=committed, known=known)
+
+    def _commit(self) -> None:
+        """COMMIT. New conversations that nothing goes before need none: their statement is a transaction by itself."""
+        connection = self.connection
+        if connection.pgconn.transaction_status == TransactionStatus.INERROR:
+            connection.rollback()
+            raise psycopg.errors.InFailedSqlTransaction
+        try:
+            if self._new.is_one_statement and connection.ahead and connection.ahead[-1] is _BEGIN:
+                connection.ahead.pop()
+                run_alone(connection, self._new.take())
+            else:
+                run_command(connection, b"commit")
+        except psycopg.OperationalError as problem:
+            if connection.closed:
+                raise InstanceError(
+                    f"The connection was lost during COMMIT ({one_line(problem)}): look whether it was done before you "
+                    "begin the transaction again."
+                ) from problem
+            raise
 
     @contextmanager
     def pipeline(self) -> Iterator[Pipeline]:
@@ -193,6 +226,11 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def run(self, operation: Operation[T]) -> T:
         """Run an operation, as `Database.run`. Within `pipeline()` a SEND on one conversation returns its place."""
         pipeline = self._pipeline
+        if pipeline is None and not self._ended and (found := self._new.run(self.engine, operation)):
+            self.database.instance.check_process()
+            self._works()
+            result: T = found[0]
+            return result
         if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
             return super().run(operation)
         place: Any = self._run_piped(pipeline, operation)
@@ -209,14 +247,11 @@ class Transaction(JoinedTransaction, TransactionScripts):
             self._send_what_waits()
         return place
 
+    def _drop_what_waits(self) -> None:
+        self._new.drop()
+
     def _send_what_waits(self) -> None:
-        if not self.connection.waiting.verbs:
-            return
-        with translated():
-            try:
-                send_ahead(self.connection)
-            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
-                raise InstanceError(QUEUE_WAS_DROPPED) from None
+        send_what_waits(self.connection)
 
     def _receive_and_save(self, queue: str, top: int | None, savepoint: bytes) -> list[Message]:
         """RECEIVE, and a savepoint behind it, which undoes nothing that belongs to it."""
@@ -383,21 +418,6 @@ def release_kept(connection: psycopg.Connection[Any]) -> None:
         kept.release(connection)
     except psycopg.Error:
         connection.close()
-
-
-def _commit(connection: DirectConnection) -> None:
-    if connection.pgconn.transaction_status == TransactionStatus.INERROR:
-        connection.rollback()
-        raise psycopg.errors.InFailedSqlTransaction
-    try:
-        run_command(connection, b"commit")
-    except psycopg.OperationalError as problem:
-        if connection.closed:
-            raise InstanceError(
-                f"The connection was lost during COMMIT ({one_line(problem)}): look whether it was done before you "
-                "begin the transaction again."
-            ) from problem
-        raise
 
 
 def translated(*, also_theirs: bool = False) -> AbstractContextManager[None]:

@@ -68,13 +68,18 @@ class Route(NamedTuple):
 
 
 class RoutingTable:
-    """The routes of one database, found by service name and broker identifier."""
+    """The routes of one database, found by service name and broker identifier.
+
+    `is_timeless`: they say the same at any time, since none expires and nobody is asked for routes.
+    """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
         self._by_service: dict[str | None, dict[str | None, list[Route]]] = defaultdict(lambda: defaultdict(list))
         for route in self.routes:
             self._by_service[route.service][route.broker_instance].append(route)
+        has_no_expiry = all(route.expires is None for route in self.routes)
+        self.is_timeless = has_no_expiry and DYNAMIC_ROUTING_SERVICE not in self._by_service
 
     def of(self, service: str | None) -> Mapping[str | None, Sequence[Route]]:
         """The routes that name this service, by broker identifier."""

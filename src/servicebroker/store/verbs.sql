@@ -88,18 +88,60 @@ return coalesce(
       limit 1),
     {default_priority}::smallint);
 
--- The queue of a service that begins a dialog; null when the service or the contract is gone. Who alters or drops one of
--- them (engine/catalog/services.py, engine/catalog/alter.py), or wants the database alone (engine/catalog/database_users.py), waits for our transaction, or
--- we see what it has done: a function, because what looks needs a younger snapshot than what waits.
-create or replace function servicebroker.own_queue(database integer, service integer, contract integer)
-returns integer language plpgsql as $$
+-- The queue of a service that begins a dialog; null when the service or the contract is gone, or the queue has another
+-- catalog version than was given. Who alters or drops one of them (engine/catalog/services.py, engine/catalog/alter.py), or
+-- wants the database alone (engine/catalog/database_users.py), waits for our transaction, or we see what it has done: a
+-- function, because what looks needs a younger snapshot than what waits.
+create or replace function servicebroker.own_queue(
+    database integer, service integer, contract integer, version bigint default null
+) returns integer language plpgsql as $$
 begin
     perform pg_advisory_xact_lock_shared({begin_in_lock}, database),
             pg_advisory_xact_lock_shared({begin_lock}, service), pg_advisory_xact_lock_shared({begin_lock}, contract);
     return (select s.queue_id from servicebroker.services s
               join servicebroker.service_contracts c
                 on c.database_id = database and c.service_contract_id = contract
-             where s.service_id = service);
+             where s.service_id = service
+               and (version is null or exists (select from servicebroker.queues q
+                                                where q.queue_id = s.queue_id and q.catalog_version = version)));
+end $$;
+
+-- Whether what a client remembers of both sides of new conversations still holds: their services and contract, the queues, who may,
+-- and that the routes lead there. It takes the locks of BEGIN DIALOG and of a first SEND (engine/delivery/opening.py), so that
+-- who alters or drops one of these waits for our transaction, or we see what it has done. Of two databases, it also looks whether
+-- the service has become ambiguous, or secured by a binding.
+create or replace function servicebroker.hold_way(
+    own_database integer, own_service integer, own_contract integer, own_queue integer, own_version bigint,
+    own_routes bigint, own_broker text, to_service text, far_database integer, far_service integer, far_contract integer,
+    far_queue integer, far_version bigint, far_broker text
+) returns boolean language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock_shared({begin_in_lock}, own_database), pg_advisory_xact_lock_shared({delivery_lock}, 0),
+            pg_advisory_xact_lock_shared({service_lock}, hashtext(to_service)),
+            pg_advisory_xact_lock_shared({begin_lock}, own_service), pg_advisory_xact_lock_shared({begin_lock}, own_contract);
+    return exists (
+        select from servicebroker.services s
+          join servicebroker.queues q on q.queue_id = own_queue
+          join servicebroker.databases d on d.database_id = own_database
+          join servicebroker.services fs on fs.service_id = far_service
+          join servicebroker.service_contract_usages u
+            on u.service_id = far_service and u.service_contract_id = far_contract
+          join servicebroker.queues fq on fq.queue_id = far_queue
+         where s.service_id = own_service and s.queue_id = own_queue
+           and q.catalog_version = own_version and not q.is_retention_enabled
+           and d.routes_version = own_routes and d.is_broker_enabled and d.service_broker_guid = own_broker::uuid
+           and fs.queue_id = far_queue and fq.catalog_version = far_version and fq.is_enqueue_enabled)
+       and (far_database = own_database
+            or exists (select from servicebroker.service_contracts c
+                        where c.database_id = own_database and c.service_contract_id = own_contract)
+               and exists (select from servicebroker.databases fd
+                            where fd.database_id = far_database and fd.is_broker_enabled
+                              and fd.service_broker_guid = far_broker::uuid)
+               and not exists (select from servicebroker.remote_service_bindings b
+                                where b.database_id = own_database and b.remote_service_name = to_service)
+               and not exists (select from servicebroker.databases h
+                                 join servicebroker.services hs on hs.database_id = h.database_id and hs.name = to_service
+                                where h.database_id <> far_database and h.is_broker_enabled));
 end $$;
 
 -- Why somebody may not do a statement with an object; null when it may. The decision is `is_allowed` of

@@ -27,6 +27,8 @@ from servicebroker.engine.security.principals import (
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import Login, User
+from servicebroker.operations.begin import BeginDialog
+from servicebroker.operations.operation import Operation
 from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.statements import Statement, Steps, resumed
 from servicebroker.tsql.statement_errors import TsqlError, no_server
@@ -52,6 +54,19 @@ class SessionVerbs(JoinedTransaction):
     def __init__(self, database: SessionDatabase, machine: Machine) -> None:
         super().__init__(database, machine.connection)
         self._machine = machine
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation. In a transaction of the session a new conversation waits for its first messages."""
+        transactions = self._machine.transactions
+        if not transactions.count or transactions.outer or transactions.doomed or transactions.snapshot:
+            return super().run(operation)
+        if isinstance(operation, BeginDialog) and not transactions.dialogs:
+            transactions.settle()
+        if found := transactions.dialogs.run(self.engine, operation):
+            self._works()
+            result: T = found[0]
+            return result
+        return super().run(operation)
 
     def _do(self, steps: Steps[T]) -> T:
         transactions = self._machine.transactions

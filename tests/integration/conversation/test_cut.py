@@ -210,6 +210,26 @@ def work(database: sb.Database, handles: Handles) -> None:
         tx.send(following, ORDER, b"next")
 
 
+def ask(database: sb.Database, handles: Handles) -> None:
+    """Begin conversations for their messages, in a transaction that does nothing else."""
+    with database.transaction() as tx:
+        for number in range(1 + len(handles)):
+            handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+            for place in range(1 + number):
+                tx.send(handle, ORDER, b"%d %d" % (number, place))
+            tx.begin_conversation_timer(handle, 60)
+
+
+def ask_beside(database: sb.Database, handles: Handles) -> None:
+    """The same beside the application's own tables, before and after."""
+    with database.transaction() as tx:
+        tx.connection.execute("insert into work values ('asks')")
+        handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        tx.send(handle, ORDER, b"x")
+        tx.connection.execute("insert into work values ('has asked')")
+        tx.send(tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"y")
+
+
 def process(database: sb.Database, handles: Handles) -> None:
     """What a worker does."""
 
@@ -244,6 +264,9 @@ CASES: dict[str, Case] = {
     "finish": Case(answered, finish),
     "work": Case(with_messages, work),
     "process": Case(with_messages, process),
+    "ask": Case(nothing, ask),
+    "ask for several": Case(opened, ask),
+    "ask beside": Case(nothing, ask_beside),
     "queue off": Case(with_messages, lambda db, handles: db.alter_queue(STOCK_QUEUE, status=False)),
     "queue on": Case(switched_off, lambda db, handles: db.alter_queue(STOCK_QUEUE, status=True)),
     "create service": Case(unopened, lambda db, handles: db.create_service(LATE, STOCK_QUEUE, [CONTRACT])),

@@ -10,7 +10,7 @@ from psycopg import generators
 
 import servicebroker as sb
 from servicebroker.tsql.statement_errors import TsqlError
-from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, begin, begin_with, bodies, query
+from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, begin, begin_with, bodies, query
 
 ANSWER = f"""
 CREATE PROCEDURE dbo.Answer AS
@@ -144,3 +144,59 @@ def test_statements_that_come_once_wait_once(database: sb.Database, trips: list[
             session.execute("INSERT dbo.Once (n, t) VALUES (8, N'8')")
         assert len(trips) == 5  # it was prepared
         assert query(database, f"select count(*) from {database.name.lower()}_dbo.once") == [(12,)]
+
+
+ASK = f"""
+CREATE PROCEDURE dbo.Ask @body VARBINARY(MAX) AS
+BEGIN
+    SET NOCOUNT ON
+    DECLARE @h UNIQUEIDENTIFIER
+    BEGIN TRANSACTION
+    BEGIN DIALOG @h FROM SERVICE [{ORDERS}] TO SERVICE N'{STOCK}' ON CONTRACT [{CONTRACT}] WITH ENCRYPTION = OFF;
+    BEGIN CONVERSATION TIMER (@h) TIMEOUT = 600;
+    SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (@body)
+    COMMIT
+END
+"""
+
+
+def test_a_new_conversation_waits_once(database: sb.Database, trips: list[None]) -> None:
+    """To find the procedure, and for all of its statements together."""
+    database.execute_tsql(ASK)
+    with database.tsql_session() as session:
+        for _ in range(3):
+            session.execute("EXEC dbo.Ask 0x30")
+        del trips[:]
+        for number in range(5):
+            session.execute("EXEC dbo.Ask @body", {"body": b"%d" % number})
+        assert len(trips) == 10
+    received = [bodies(database.receive(STOCK_QUEUE)) for _ in range(8)]
+    assert received == [[body] for body in (b"0", b"0", b"0", b"0", b"1", b"2", b"3", b"4")]
+
+
+def test_a_new_conversation_leaves_before_what_looks_for_it(database: sb.Database) -> None:
+    ask = f"BEGIN DIALOG @h FROM SERVICE [{ORDERS}] TO SERVICE N'{STOCK}' ON CONTRACT [{CONTRACT}]; "
+    send = f"SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (0x31); "
+    look = "SELECT state FROM sys.conversation_endpoints WHERE conversation_handle = @h; "
+    with database.tsql_session() as session:
+        declare = "DECLARE @h UNIQUEIDENTIFIER; BEGIN TRANSACTION; "
+        for _ in range(2):
+            session.execute(declare + ask + send + "COMMIT")
+        found = session.execute(declare + ask + look + send + look + ask + send + look + "COMMIT")
+        assert [one.rows for one in found.sets] == [[("SO",)], [("CO",)], [("CO",)]]
+        session.execute(declare + ask + send + "ROLLBACK")
+        saved = "SAVE TRANSACTION s; " + ask + send + "ROLLBACK TRANSACTION s; "
+        session.execute(declare + ask + send + saved + ask + send + "COMMIT")
+        caught = "BEGIN TRY SELECT 1 / 0 END TRY BEGIN CATCH SELECT XACT_STATE() END CATCH; "
+        assert session.execute(declare + ask + send + caught + ask + "COMMIT").rows == [(1,)]
+    assert sum(len(database.receive(STOCK_QUEUE)) for _ in range(20)) == 7
+
+
+def test_what_was_dropped_meanwhile_is_refused_by_commit(database: sb.Database) -> None:
+    database.execute_tsql(ASK)
+    with database.tsql_session() as session:
+        for _ in range(2):
+            session.execute("EXEC dbo.Ask 0x30")
+        database.drop_service(ORDERS)
+        tried = TRIED.replace("dbo.Answer", "dbo.Ask 0x31")
+        assert session.execute(tried).rows == [(8423, 9, "Ask", 0, 0)]

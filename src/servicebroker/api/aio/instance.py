@@ -7,13 +7,13 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
@@ -85,6 +85,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         clock: gives every rule its time: that of the PostgreSQL server, unless another one was given.
         events: what happened in this process that an administrator wants to know.
         maximum_body: how many bytes the body of a message may have that is sent here.
+        draw: makes the handle and the group of a conversation that this process begins.
         engine: the verbs as its PostgreSQL role may do them, which opening it has found out.
     """
 
@@ -99,7 +100,9 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         upkeep: float | None = UPKEEP,
         maximum_body: int = MAXIMUM_BODY,
         keys: str | os.PathLike[str] | None = None,
+        draw: Callable[[], UUID] = uuid4,
     ) -> None:
+        self.draw = draw
         self.clock: Clock = clock or ServerClock(time.monotonic, system_time, _LOG.warning)
         self.maximum_body = checked_maximum(maximum_body)
         self.tally = Tally()

@@ -89,7 +89,8 @@ class ThreadInstance(Instance):
             return asyncio.run_coroutine_threadsafe(work, loop).result()
 
         self._inner, self._loop, self._awaited = instance, loop, awaited
-        self.url, self.clock, self.maximum_body = instance.url, instance.clock, instance.maximum_body
+        self.url, self.clock, self.draw = instance.url, instance.clock, instance.draw
+        self.maximum_body = instance.maximum_body
         self.keys, self.tally, self.engine = instance.keys, instance.tally, instance.engine
         self.catalog, self._catalogs = instance.catalog, instance._catalogs
         self.events = instance.events

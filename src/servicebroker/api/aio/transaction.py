@@ -12,10 +12,9 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, AsyncPipeline
+from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, AsyncPipeline, AsyncWaitingDialogs, send_what_waits
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
-from servicebroker.api.aio.wrappers import QUEUE_WAS_DROPPED
 from servicebroker.api.shared import tracing
 from servicebroker.engine.activation.poison_detection import outcomes
 from servicebroker.engine.conversation.plain_verbs import NOT_FOUND, Direct
@@ -45,6 +44,8 @@ ASK_THE_DATABASE = (
     "The request would leave with the COMMIT that waits for its answer. Call it on the database after the transaction; "
     "in the transaction begin_request sends, and wait_for_answer waits after it."
 )
+
+_BEGIN = Ahead(b"begin")
 
 
 class AsyncJoinedTransaction(AsyncVerbs):
@@ -86,7 +87,14 @@ class AsyncJoinedTransaction(AsyncVerbs):
         if self.connection.closed or is_idle(self.connection):
             raise InstanceError("There is no transaction to set a savepoint in: begin one on the connection first.")
         async with self.connection.transaction():
-            yield
+            try:
+                yield
+            except BaseException:
+                self._drop_what_waits()
+                raise
+
+    def _drop_what_waits(self) -> None:
+        """New conversations that wait are undone with the savepoint that they were begun behind; here none wait."""
 
     async def release_locks(self) -> None:
         """Give back group locks that a transaction with savepoints has left, after you have ended it.
@@ -129,7 +137,8 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
         self._owner = current_work()
         self.instance.open_transactions[self._owner] += 1
-        self.connection.ahead.append(Ahead(b"begin"))
+        self._new = AsyncWaitingDialogs(self.database.instance, self.connection)
+        self.connection.ahead.append(_BEGIN)
         return self
 
     async def __aexit__(
@@ -145,9 +154,13 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         if self._was_put_back:
             await finish(release_kept(self.connection))
             return
+        if kind is not None:
+            self._new.drop()
         if self.connection.ahead and not self.connection.waiting.verbs:  # nothing was done
             self.connection.ahead.pop()
             await finish(send_ahead(self.connection))  # the COMMIT of the transaction before, perhaps
+            if self._has_worked:
+                self.database.instance.tally.add(ROLLBACKS)
             return
         known = not is_idle(self.connection)  # else it was ended on the connection, by whatever
         if kind is None and known and self._commit_travels and self._can_wait():
@@ -156,7 +169,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         committed = False
         try:
             if kind is None:
-                await _commit(self.connection)
+                await self._commit()
                 committed = True
         except psycopg.errors.InFailedSqlTransaction:
             raise
@@ -167,6 +180,26 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             if not self._is_counted or is_full_disk(error):
                 self._taken.clear()
             await finish(self._clean_up(committed=committed, known=known))
+
+    async def _commit(self) -> None:
+        """COMMIT. New conversations that nothing goes before need none: their statement is a transaction by itself."""
+        connection = self.connection
+        if connection.pgconn.transaction_status == TransactionStatus.INERROR:
+            await connection.rollback()
+            raise psycopg.errors.InFailedSqlTransaction
+        try:
+            if self._new.is_one_statement and connection.ahead and connection.ahead[-1] is _BEGIN:
+                connection.ahead.pop()
+                await run_alone(connection, self._new.take())
+            else:
+                await run_command(connection, b"commit")
+        except psycopg.OperationalError as problem:
+            if connection.closed:
+                raise InstanceError(
+                    f"The connection was lost during COMMIT ({one_line(problem)}): look whether it was done before you "
+                    "begin the transaction again."
+                ) from problem
+            raise
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncIterator[AsyncPipeline]:
@@ -193,6 +226,11 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation, as `Database.run`. Within `pipeline()` a SEND on one conversation returns its place."""
         pipeline = self._pipeline
+        if pipeline is None and not self._ended and (found := await self._new.run(self.engine, operation)):
+            self.database.instance.check_process()
+            self._works()
+            result: T = found[0]
+            return result
         if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
             return await super().run(operation)
         place: Any = await self._run_piped(pipeline, operation)
@@ -209,14 +247,11 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             await self._send_what_waits()
         return place
 
+    def _drop_what_waits(self) -> None:
+        self._new.drop()
+
     async def _send_what_waits(self) -> None:
-        if not self.connection.waiting.verbs:
-            return
-        async with translated():
-            try:
-                await send_ahead(self.connection)
-            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
-                raise InstanceError(QUEUE_WAS_DROPPED) from None
+        await send_what_waits(self.connection)
 
     async def _receive_and_save(self, queue: str, top: int | None, savepoint: bytes) -> list[Message]:
         """RECEIVE, and a savepoint behind it, which undoes nothing that belongs to it."""
@@ -383,21 +418,6 @@ async def release_kept(connection: psycopg.AsyncConnection[Any]) -> None:
         await kept.release(connection)
     except psycopg.Error:
         await connection.close()
-
-
-async def _commit(connection: AsyncDirectConnection) -> None:
-    if connection.pgconn.transaction_status == TransactionStatus.INERROR:
-        await connection.rollback()
-        raise psycopg.errors.InFailedSqlTransaction
-    try:
-        await run_command(connection, b"commit")
-    except psycopg.OperationalError as problem:
-        if connection.closed:
-            raise InstanceError(
-                f"The connection was lost during COMMIT ({one_line(problem)}): look whether it was done before you "
-                "begin the transaction again."
-            ) from problem
-        raise
 
 
 def translated(*, also_theirs: bool = False) -> AbstractAsyncContextManager[None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.catalog.ways import Ways
 from servicebroker.model import names
 from servicebroker.model.arguments import SENT_BY, check_switch, checked_contracts, checked_sent_by
 from servicebroker.model.errors import BrokerError
@@ -129,6 +130,7 @@ class Catalog:
     answered: dict[tuple[int, int], Answered] = field(default_factory=dict)  # by `Taken.kind`
     told: dict[tuple[int, int], int] = field(default_factory=dict)  # the peer's queue, of the last END, by the same
     routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
+    ways: Ways = field(default_factory=Ways)
 
     def remember(self, handle: UUID, channel: Channel) -> None:
         """Keep `channel` for the next SEND; the oldest goes when there are too many."""

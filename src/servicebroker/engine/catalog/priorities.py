@@ -12,7 +12,12 @@ from servicebroker.model.security.permissions import User
 from servicebroker.store.statements import Statement, Steps
 
 # The level of an endpoint, drawn once when it is made. To be filled in with expressions for the four.
-PRIORITY = "servicebroker.conversation_priority({database}, {contract}, {local}, {remote})"
+# The function costs a quarter of a SEND, so it is called only in a database that has priorities.
+PRIORITY = (
+    "case when exists (select from servicebroker.broker_priorities where database_id = {database}) "
+    "then servicebroker.conversation_priority({database}, {contract}, {local}, {remote}) "
+    f"else {DEFAULT_LEVEL}::smallint end"
+)
 
 
 class Criteria(NamedTuple):

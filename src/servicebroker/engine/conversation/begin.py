@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.priorities import PRIORITY
+from servicebroker.engine.catalog.ways import OwnSide
 from servicebroker.engine.conversation.endpoints import find_endpoint, lock_group, lock_group_of
 from servicebroker.model import names
 from servicebroker.model.arguments import CURRENT_DATABASE
@@ -13,13 +15,22 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import EndpointState, Event, after
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.store import locks
-from servicebroker.store.statements import Rows, Statement, Steps
+from servicebroker.store.statements import Statement, Steps
 
 
-def begin_dialog(database_id: int, dialog: BeginDialog, *, now: datetime) -> Steps[UUID]:
+class Identity(NamedTuple):
+    """The handle of a conversation that is to begin, and the group that is made for it unless it joins another one."""
+
+    handle: UUID
+    group: UUID
+
+
+def begin_dialog(
+    database_id: int, dialog: BeginDialog, *, now: datetime, identity: Identity | None = None
+) -> Steps[UUID]:
     """BEGIN DIALOG: an endpoint in the state STARTED_OUTBOUND. No message, and no look at the target.
 
-    A related group that does not exist is made under the id that was given.
+    A related group that does not exist is made under the id that was given. Without `identity` the server draws one.
     Returns the conversation handle; its group is locked until the transaction ends.
 
     Raises:
@@ -27,43 +38,64 @@ def begin_dialog(database_id: int, dialog: BeginDialog, *, now: datetime) -> Ste
             conversation, 9610 a related group of another service.
     """
     dialog.check()
-    instance = dialog.target_broker
-    if instance == CURRENT_DATABASE:
+    if dialog.target_broker == CURRENT_DATABASE:
         yield _hold_database(database_id)
-    rows: Rows = ()
-    while not rows:  # the service or the contract was dropped between the two looks: the first one says so
-        service_id, contract_id, own_instance = yield from _own_side(database_id, dialog)
-        group = yield from _related_group(service_id, dialog)
-        rows = yield Statement(
-            "begin.begin_dialog",
-            "with own as materialized (select servicebroker.own_queue($3, $2, $4) as queue_id), "
-            "grouped as (select coalesce($1, gen_random_uuid()) as id, queue_id from own where queue_id is not null), "
-            "made as (insert into servicebroker.conversation_groups select id, $2 from grouped "
-            "on conflict do nothing), "
-            "begun as (insert into servicebroker.conversation_endpoints (is_initiator, database_id, service_id, "
-            "service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
-            "far_broker_instance, priority) "
-            "select true, $3, $2, $4, id, queue_id, 'SO', $5, $6, $7, $8, "
-            f"{PRIORITY.format(database='$3', contract='$4', local='$2', remote='$7')} from grouped "
-            "returning conversation_handle, conversation_group_id, "
-            "xmin <> pg_current_xact_id()::xid as under_savepoint) "
-            "select conversation_handle, pg_advisory_xact_lock($9, uuid_hash(conversation_group_id)), "
-            "case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group_id)) end from begun",
-            (
-                group,
-                service_id,
-                database_id,
-                contract_id,
-                dialog.encryption,
-                dialog.expiry(now),
-                dialog.to_service,
-                own_instance if instance == CURRENT_DATABASE else instance,
-                locks.GROUP,
-            ),
-            locks=True,
-        )
-    handle: UUID = rows[0][0]
+    handle = None
+    while handle is None:  # something was altered or dropped between the two looks: the first one says so
+        own = yield from find_own_side(database_id, dialog)
+        handle = yield from begin_at(database_id, own, dialog, now=now, identity=identity)
     return handle
+
+
+def begin_at(
+    database_id: int,
+    own: OwnSide,
+    dialog: BeginDialog,
+    *,
+    now: datetime,
+    identity: Identity | None = None,
+) -> Steps[UUID | None]:
+    """BEGIN DIALOG at an own side that was found before. None: it was dropped or altered, or permissions were.
+
+    Raises:
+        BrokerError: 8426 unknown related conversation, 9610 a related group of another service.
+    """
+    group = yield from _related_group(own.service_id, dialog)
+    if group is None and identity is not None:
+        group = identity.group
+    broker = dialog.target_broker
+    rows = yield Statement(
+        "begin.begin_at",
+        "with own as materialized (select servicebroker.own_queue($3, $2, $4, $11::bigint) as queue_id), "
+        "grouped as (select coalesce($1::uuid, gen_random_uuid()) as id, queue_id from own "
+        "where queue_id is not null), "
+        "made as (insert into servicebroker.conversation_groups select id, $2 from grouped "
+        "on conflict do nothing), "
+        "begun as (insert into servicebroker.conversation_endpoints (conversation_handle, is_initiator, database_id, "
+        "service_id, service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
+        "far_broker_instance, priority) "
+        "select coalesce($10::uuid, gen_random_uuid()), true, $3, $2, $4, id, queue_id, 'SO', $5, $6, $7, $8, "
+        f"{PRIORITY.format(database='$3', contract='$4', local='$2', remote='$7')} from grouped "
+        "returning conversation_handle, conversation_group_id, "
+        "xmin <> pg_current_xact_id()::xid as under_savepoint) "
+        "select conversation_handle, pg_advisory_xact_lock($9, uuid_hash(conversation_group_id)), "
+        "case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group_id)) end from begun",
+        (
+            group,
+            own.service_id,
+            database_id,
+            own.contract_id,
+            dialog.encryption,
+            dialog.expiry(now),
+            dialog.to_service,
+            own.broker if broker == CURRENT_DATABASE else broker,
+            locks.GROUP,
+            None if identity is None else identity.handle,
+            own.catalog_version,
+        ),
+        locks=True,
+    )
+    return rows[0][0] if rows else None
 
 
 def _hold_database(database_id: int) -> Statement:
@@ -73,29 +105,30 @@ def _hold_database(database_id: int) -> Statement:
     )
 
 
-def _own_side(database_id: int, dialog: BeginDialog) -> Steps[tuple[int, int, str]]:
-    """The numbers of the service and of the contract, and the broker's identifier.
+def find_own_side(database_id: int, dialog: BeginDialog) -> Steps[OwnSide]:
+    """Find the service and the contract of a new conversation.
 
     Raises:
         BrokerError: 8423 and 8425 no such service or contract, 8442 the database is gone.
     """
     rows = yield Statement(
-        "begin.own_side",
-        "select s.service_id, c.service_contract_id, d.service_broker_guid::text "
+        "begin.find_own_side",
+        "select s.service_id, c.service_contract_id, s.queue_id, q.catalog_version, d.service_broker_guid::text "
         "from servicebroker.databases d "
         "left join servicebroker.services s on s.database_id = d.database_id and s.name = $2 "
+        "left join servicebroker.queues q on q.queue_id = s.queue_id "
         "left join servicebroker.service_contracts c on c.database_id = d.database_id and c.name = $3 "
         "where d.database_id = $1",
         (database_id, dialog.from_service, dialog.contract),
     )
     if not rows:
         raise BrokerError(8442)
-    service_id, contract_id, own_instance = rows[0]
-    if service_id is None:
+    own = OwnSide(*rows[0])
+    if own.service_id is None:
         raise BrokerError(8423, dialog.from_service)
-    if contract_id is None:
+    if own.contract_id is None:
         raise BrokerError(8425, dialog.contract)
-    return service_id, contract_id, own_instance
+    return own
 
 
 def begin_conversation_timer(operation: BeginConversationTimer, *, now: datetime) -> Steps[None]:

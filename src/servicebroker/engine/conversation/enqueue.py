@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from servicebroker.engine.catalog.priorities import PRIORITY
 from servicebroker.engine.conversation.shared_bodies import NEW_READER
 from servicebroker.model import names
+from servicebroker.store import locks
 from servicebroker.store.statements import Bodies, Statement
 
 _COLUMNS = (
@@ -27,6 +29,7 @@ _FRAGMENTS = (
     "(select string_agg(f.message_body, ''::bytea order by f.fragment) from servicebroker.arrived_fragments f "
     "where f.conversation_handle = {handle} and f.message_sequence_number = {number})"
 )
+_BEGUN = "'SO'"  # the state in which nothing was sent yet
 _STARTED = "'SI', 'CO'"  # states in which is sent to another instance
 _CERTAIN = ") select max(message_sequence_number), 1 / count(*) from arrived"
 _STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
@@ -214,6 +217,105 @@ TRANSMIT = (
 )
 
 
+# The parameters of both sides. Of the one that begins: database, service, contract, queue, its catalog version, the
+# version of the routes, broker. Then the name of the service that it sends to, and of that side: database, service,
+# contract, queue, catalog version, broker; then the name of the service that begins. All are as this process remembers
+# them; where one has changed, no row comes back, and nothing is written.
+_OWN_PRIORITY = PRIORITY.format(database="$1::int", contract="$3::int", local="$2::int", remote="$8::text")
+_FAR_PRIORITY = PRIORITY.format(database="$9::int", contract="$11::int", local="$10::int", remote="$15::text")
+_WAY = (
+    "way as materialized (select servicebroker.hold_way($1::int, $2::int, $3::int, $4::int, $5::bigint, $6::bigint, "
+    "$7::text, $8::text, $9::int, $10::int, $11::int, $12::int, $13::bigint, $14::text) as is_open, "
+    f"{_OWN_PRIORITY} as priority, {_FAR_PRIORITY} as far_priority, pg_current_xact_id() as stamp)"
+)
+_DRAWN = "gen_random_uuid() as conversation, gen_random_uuid() as far_handle, gen_random_uuid() as far_group"
+_ENDPOINTS = (
+    "insert into servicebroker.conversation_endpoints (conversation_handle, conversation_id, is_initiator, "
+    "database_id, service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, "
+    "lifetime, dialog_timer, far_service, far_broker_instance, far_handle, far_group_id, far_queue_id, "
+    "far_service_id, far_contract_id, far_priority, send_sequence, last_stamp) "
+)
+_TARGET = (
+    "select far_handle, conversation, false, $9::int, $10::int, $11::int, far_group, $12::int, far_priority, 'CO', "
+    "encryption, lifetime, null, $15::text, $7::text, handle, own_group, $4::int, $2::int, $3::int, priority, 0, "
+    "'0'::xid8 from dialog"
+)
+_BOTH_BEGUN = (
+    "grouped as (insert into servicebroker.conversation_groups select own_group, $2::int from dialog "
+    "union all select far_group, $10::int from dialog), "
+    f"begun as ({_ENDPOINTS}"
+    "select handle, conversation, true, $1::int, $2::int, $3::int, own_group, $4::int, priority, 'CO', encryption, "
+    "lifetime, dialog_timer, $8::text, $14::text, far_handle, far_group, $12::int, $10::int, $11::int, far_priority, "
+    f"messages, stamp from dialog union all {_TARGET})"
+)
+_NEW_BUCKET = "(uuid_hash(far_group) & 1023)::smallint"
+
+
+@functools.lru_cache(maxsize=1024)
+def begin_and_send(queue_id: int) -> str:
+    """BEGIN DIALOG and SEND of its first message, whose target is opened in that queue.
+
+    Parameters: those of `_WAY`; handle, group, end of the lifetime, encryption, when the timer fires (or null); message
+    type id, validation letter, body. The row is the priority of the message.
+    """
+    return (
+        f"with {_WAY}, dialog as materialized (select $16::uuid as handle, $17::uuid as own_group, "
+        f"$18::timestamptz as lifetime, $19::boolean as encryption, $20::timestamptz as dialog_timer, 1 as messages, "
+        f"{_DRAWN}, way.* from way where is_open), {_BOTH_BEGUN}, "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select 0, stamp, far_group, far_handle, $10::int, $11::int, $21::int, far_priority, {RANK_DATA}, "
+        f"""{_NEW_BUCKET}, $22::"char", $23::bytea from dialog) {_both_held(queue_id)}"""
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def begin_and_send_many(queue_id: int) -> str:
+    """The same for several dialogs between the same two services, each with messages of its own, in their order.
+
+    Parameters: those of `_WAY`. Of the dialogs, arrays: handles, groups, ends of the lifetimes, encryption, timers, how
+    many messages each has. Of the messages, arrays: which dialog (from 1), sequence numbers, message type ids,
+    validation letters, bodies. A row for each dialog: the priority of its messages.
+    """
+    return (
+        f"with {_WAY}, dialog as materialized (select d.*, {_DRAWN}, way.* from way, "
+        f"unnest($16::uuid[], $17::uuid[], $18::timestamptz[], $19::boolean[], $20::timestamptz[], $21::int[]) "
+        f"with ordinality as d (handle, own_group, lifetime, encryption, dialog_timer, messages, which) "
+        f"where is_open), {_BOTH_BEGUN}, "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select number, stamp, far_group, far_handle, $10::int, $11::int, type, far_priority, {RANK_DATA}, "
+        f"{_NEW_BUCKET}, validation, body "
+        f"""from unnest($22::int[], $23::int[], $24::int[], $25::"char"[], $26::bytea[]) with ordinality """
+        f"as message (which, number, type, validation, body, place) join dialog using (which) order by place) "
+        f"{_both_held(queue_id)}"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def open_and_send(queue_id: int) -> str:
+    """SEND of the first message of a dialog that was begun before, whose target is opened in that queue.
+
+    Parameters: those of `_WAY`; handle, the time; message type id, validation letter, body. The row is the priority of
+    the message. None comes back, and nothing is written, if the dialog has sent already or its lifetime is over, too.
+    """
+    return (
+        f"with {_WAY}, addressed as materialized (select {_DRAWN}, way.* from way where is_open), "
+        f"dialog as (update servicebroker.conversation_endpoints e set send_sequence = 1, last_stamp = stamp, "
+        f"state = 'CO', far_handle = a.far_handle, far_group_id = a.far_group, far_queue_id = $12::int, "
+        f"far_service_id = $10::int, far_contract_id = $11::int, far_priority = a.far_priority, "
+        f"far_broker_instance = $14::text from addressed a "
+        f"where conversation_handle = $16::uuid and send_sequence = 0 and e.far_handle is null and not is_remote "
+        f"and {_converses(17, _BEGUN)} "
+        f"returning e.conversation_handle as handle, e.conversation_group_id as own_group, e.conversation_id as "
+        f"conversation, e.encryption, e.lifetime, e.priority, a.stamp, a.far_handle, a.far_group, a.far_priority), "
+        f"grouped as (insert into servicebroker.conversation_groups select far_group, $10::int from dialog), "
+        f"begun as ({_ENDPOINTS}{_TARGET}), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select 0, stamp, far_group, far_handle, $10::int, $11::int, $18::int, far_priority, {RANK_DATA}, "
+        f"""{_NEW_BUCKET}, $19::"char", $20::bytea from dialog) """
+        f"select far_priority, {_wake(queue_id, 'far_group')} from dialog"
+    )
+
+
 def tell_peer(queue_id: int) -> str:
     """EndDialog or Error to the peer, whatever the state of the sending endpoint; it is locked already.
 
@@ -380,6 +482,12 @@ def _delivers_to(queue_id: int, version: int) -> str:
         f"select from servicebroker.queues where queue_id = {queue_id} and is_enqueue_enabled "
         f"and catalog_version = ${version})) is true"
     )
+
+
+def _both_held(queue_id: int) -> str:
+    """Lock the groups of new dialogs, and wake the readers of what they have sent."""
+    lock = f"pg_advisory_xact_lock({locks.GROUP}, uuid_hash(own_group))"
+    return f"select far_priority, {lock}, {_wake(queue_id, 'far_group')} from dialog"
 
 
 def _wake(queue_id: int, group: str | None = None) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -22,6 +23,7 @@ from servicebroker.engine.conversation import (
     failed_messages,
     move,
     multicast,
+    new_dialogs,
     receive,
     requests,
     send,
@@ -29,11 +31,14 @@ from servicebroker.engine.conversation import (
     traces,
     watching,
 )
+from servicebroker.engine.conversation.begin import Identity
+from servicebroker.engine.conversation.new_dialogs import FirstSend, LongWay, NewDialog, Pending
 from servicebroker.engine.conversation.receive import Received
 from servicebroker.engine.conversation.replay import replay
 from servicebroker.engine.delivery import transmission
 from servicebroker.engine.diagnosis.audit import note
 from servicebroker.engine.security import authorization, principals
+from servicebroker.model.arguments import CURRENT_DATABASE
 from servicebroker.model.conversation_events import Happened
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
@@ -58,10 +63,11 @@ NOT_FOUND = {8423, 8425, 8426, 8436, 15151}  # what a verb says of something tha
 
 
 class Settings(Protocol):
-    """Of an open instance: its time, and how many bytes the body of a message may have that is sent there."""
+    """Of an open instance: its time, how many bytes the body of a message may have, who draws handles and groups."""
 
     clock: Callable[[], datetime]
     maximum_body: int
+    draw: Callable[[], UUID]
 
 
 @dataclass
@@ -170,6 +176,45 @@ class Direct:
         """Names by number, which may be remembered."""
         return catalog.find_labels(self.catalog, self.user.database_id, anew=anew)
 
+    # ------------------------------------------------------------ conversations that wait
+
+    def foresee(self, operation: BeginDialog) -> NewDialog | None:
+        """BEGIN DIALOG of a conversation that may wait. None: its way is not known."""
+        way = new_dialogs.find_way(self.catalog, self.user.database_id, operation)
+        if way is None:
+            return None
+        return new_dialogs.foresee(operation, way, self.settings.draw, self.settings.clock())
+
+    def foresee_send(self, dialog: NewDialog, operation: Send[int] | SendBatch) -> FirstSend | None:
+        """SEND that waits with its conversation. None: it has to be judged by the verb itself."""
+        return new_dialogs.foresee_send(dialog, operation, self.settings.clock(), self.settings.maximum_body)
+
+    def foresee_timer(self, dialog: NewDialog, operation: BeginConversationTimer) -> bool:
+        """BEGIN CONVERSATION TIMER on a conversation that waits. False: its own permission has to be asked for."""
+        if not self.user.is_dbo:
+            return False
+        dialog.set_timer(operation, self.settings.clock())
+        return True
+
+    def begin_together(self, pending: Pending) -> Steps[None]:
+        """BEGIN DIALOG and SEND of all that waits."""
+        return new_dialogs.begin_together(self.catalog, pending, self._long_way)
+
+    @staticmethod
+    def is_one_statement(pending: Pending) -> bool:
+        """Whether `begin_together` is one statement, if nothing was altered."""
+        return new_dialogs.is_one_statement(pending)
+
+    def forget_ways(self, dialogs: Sequence[NewDialog]) -> None:
+        """Forget what this process remembers of new conversations that could not leave."""
+        for dialog in dialogs:
+            if dialog.way is not None:
+                self.catalog.ways.forget(dialog.way)
+
+    @property
+    def _long_way(self) -> LongWay:
+        return LongWay(partial(_begin_dialog, self), partial(_begin_conversation_timer, self), partial(_send_any, self))
+
     # ------------------------------------------------------------ beside the verbs
 
     def send_together(self, sends: Sequence[together.Waiting]) -> Steps[dict[int, int]]:
@@ -254,6 +299,10 @@ def _send_batch(here: Direct, operation: SendBatch) -> Steps[int]:
     return send.send_batch(here.catalog, operation, now=settings.clock(), maximum_body=settings.maximum_body)
 
 
+def _send_any(here: Direct, operation: Send[Any] | SendBatch) -> Steps[Any]:
+    return _send_batch(here, operation) if isinstance(operation, SendBatch) else _send(here, operation)
+
+
 def _receive(here: Direct, operation: Receive) -> Steps[tuple[int, Received]]:
     """RECEIVE: the queue's number, and what was taken."""
     queue = yield from here.find_queue(operation.queue)
@@ -266,11 +315,35 @@ def _get_conversation_group(here: Direct, operation: GetConversationGroup) -> St
     return (yield from receive.get_conversation_group(queue, now=here.settings.clock()))
 
 
-def _begin_dialog(here: Direct, operation: BeginDialog) -> Steps[UUID]:
+def _begin_dialog(here: Direct, operation: BeginDialog, identity: Identity | None = None) -> Steps[UUID]:
+    database_id, ways, now = here.user.database_id, here.catalog.ways, here.settings.clock()
+    own, handle = ways.find_own_side(database_id, operation.from_service, operation.contract), None
+    is_known = own is not None and operation.target_broker != CURRENT_DATABASE  # whose identifier is looked up anew
+    if own is not None and is_known:
+        operation.check()
+        handle = yield from begin.begin_at(database_id, own, operation, now=now, identity=identity)
+    if handle is None:
+        yield from _authorize_begin(here, operation)
+        handle = yield from begin.begin_dialog(database_id, operation, now=now, identity=identity)
+        if own is None or is_known:
+            yield from _remember_own_side(here, operation)
+    if (way := new_dialogs.find_way(here.catalog, database_id, operation)) is not None:
+        ways.note_begun(handle, way)
+    return handle
+
+
+def _remember_own_side(here: Direct, operation: BeginDialog) -> Steps[None]:
+    """Keep what BEGIN DIALOG has found. Permissions are asked for once more, behind the version that they hold for."""
+    own = yield from begin.find_own_side(here.user.database_id, operation)
+    with suppress(BrokerError):
+        yield from _authorize_begin(here, operation)
+        here.catalog.ways.remember_own_side(here.user.database_id, operation.from_service, operation.contract, own)
+
+
+def _authorize_begin(here: Direct, operation: BeginDialog) -> Steps[None]:
     queue = authorization.queue_of(operation.from_service)
     contract = authorization.contracts([operation.contract])
     yield from authorization.authorize(here.user, operation.permission, queue, contract)
-    return (yield from begin.begin_dialog(here.user.database_id, operation, now=here.settings.clock()))
 
 
 def _end_conversation(here: Direct, operation: EndConversation) -> Steps[None]:

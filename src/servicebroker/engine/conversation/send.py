@@ -8,6 +8,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Answered, Catalog, Channel, Usage, Usages, find_usages
+from servicebroker.engine.catalog.ways import TargetSide, Way
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import (
     Endpoint,
@@ -21,7 +22,7 @@ from servicebroker.engine.conversation.failure import fail_conversation
 from servicebroker.engine.conversation.retention import retain_sent
 from servicebroker.engine.conversation.validation import ANYTHING, accepts, rejection, sender_of
 from servicebroker.engine.delivery import transmission
-from servicebroker.engine.delivery.opening import lock_service, open_target
+from servicebroker.engine.delivery.opening import Found, lock_service, open_target
 from servicebroker.engine.delivery.parking import park
 from servicebroker.engine.security.authorization import authorize, conversation, refused_arrival
 from servicebroker.model.arguments import MAXIMUM_BODY
@@ -58,6 +59,10 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
                 catalog.enqueued(channel.far_priority, 1)
                 return int(rows[0][0])
         catalog.forget(handle)
+    elif (way := catalog.ways.take_begun(handle)) is not None and (
+        yield from _open_and_send(catalog, way, operation, content, now)
+    ):
+        return 0
     return (yield from _send_slowly(catalog, handle, message_type, [content], now))
 
 
@@ -89,6 +94,44 @@ def _answer(
     catalog.remember(handle, channel._replace(far_priority=priority))
     catalog.enqueued(priority, 1)
     return int(number)
+
+
+def _open_and_send(
+    catalog: Catalog, way: Way, operation: Send[int], content: bytes | None, now: datetime
+) -> Steps[bool]:
+    """SEND the first message on a conversation whose way is known. False: nothing was written."""
+    usage = usage_on(way, operation.message_type, [content])
+    if usage is None:
+        return False
+    handle = operation.handle
+    rows = yield Statement(
+        "send.open_and_send",
+        enqueue.open_and_send(way.target.queue_id),
+        (*way.parameters, handle, now, usage.message_type_id, usage.validation, content),
+    )
+    if not rows:
+        catalog.ways.forget(way)
+        return False
+    assert isinstance(handle, UUID)
+    note_sent(catalog, way, [handle], rows[0][0], 1)
+    return True
+
+
+def usage_on(way: Way, message_type: str, contents: Sequence[bytes | None]) -> Usage | None:
+    """What the far side says of first messages that both sides take, by what is remembered; None where not."""
+    near, far = way.target.near.get(message_type), way.target.far.get(message_type)
+    if near is None or not near.by_initiator or not all(accepts(far, True, content) for content in contents):
+        return None
+    return far
+
+
+def note_sent(catalog: Catalog, way: Way, handles: Sequence[UUID], priority: int, messages: int) -> None:
+    """The first messages were sent on these conversations: later ones have the same way."""
+    target = way.target
+    channel = Channel(True, target.queue_id, target.near, target.far, target.catalog_version, priority)
+    for handle in handles:
+        catalog.remember(handle, channel)
+    catalog.enqueued(priority, messages)
 
 
 def send_batch(
@@ -236,7 +279,7 @@ def _dispatch(
     body_id: int | None,
     looked_at: int,
 ) -> Steps[int]:
-    handle = endpoint.conversation_handle
+    handle, begun, found = endpoint.conversation_handle, endpoint, None
     if endpoint.is_remote:
         return (yield from park(endpoint, message_type, contents, "", body_id=body_id))
     if not endpoint.has_peer:
@@ -249,7 +292,7 @@ def _dispatch(
         opened = yield from find_endpoint(handle)
         if not (yield from transmission.deliver_waiting(catalog, opened, now)):
             return endpoint.send_sequence
-        endpoint = yield from find_endpoint(handle)
+        endpoint, found = (yield from find_endpoint(handle)), outcome.found
     if endpoint.peer_has_ended:
         return (yield from transmission.discard(endpoint, len(contents)))
     first = endpoint.send_sequence
@@ -288,13 +331,15 @@ def _dispatch(
             yield from _dispatch(catalog, endpoint, near, message_type, left, now, body_id, looked_at)
             return first
     _remember(catalog, endpoint, near, far, looked_at)
+    if found and endpoint.far_queue_id and not endpoint.retains:
+        yield from _remember_target(catalog, begun, endpoint, found, near, far)
     return first
 
 
 def _remember(catalog: Catalog, endpoint: Endpoint, near: Usages, far: Usages, looked_at: int) -> None:
     """Keep the way of what was sent, unless permissions count that were asked under another version."""
-    is_checked = catalog.user is not None or endpoint.owner_id != DBO or endpoint.acts_as is not None
-    if not endpoint.far_queue_id or endpoint.retains or (endpoint.catalog_version != looked_at and is_checked):
+    is_old = endpoint.catalog_version != looked_at and _is_checked(catalog, endpoint)
+    if not endpoint.far_queue_id or endpoint.retains or is_old:
         return
     channel = Channel(
         endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version, endpoint.far_priority
@@ -302,6 +347,42 @@ def _remember(catalog: Catalog, endpoint: Endpoint, near: Usages, far: Usages, l
     catalog.remember(endpoint.conversation_handle, channel)
     kind = endpoint.service_id, endpoint.service_contract_id
     catalog.learn_answer(kind, Answered(channel, endpoint.far_service_id, endpoint.far_contract_id))
+
+
+def _is_checked(catalog: Catalog, endpoint: Endpoint) -> bool:
+    """Whether it depends on permissions who may send."""
+    return catalog.user is not None or endpoint.owner_id != DBO or endpoint.acts_as is not None
+
+
+def _remember_target(
+    catalog: Catalog, begun: Endpoint, opened: Endpoint, found: Found, near: Usages, far: Usages
+) -> Steps[None]:
+    """Keep where the first message of a conversation has gone, for the next ones of its service.
+
+    Permissions are asked for once more, because they were before the target's queue, and so its version, was known.
+    """
+    if _is_checked(catalog, opened):
+        try:
+            if catalog.user is not None:
+                yield from authorize(catalog.user, Send.permission, conversation(opened.conversation_handle))
+        except BrokerError:
+            return
+        if (yield from refused_arrival(opened, opened.far_service_id)):
+            return
+    target = TargetSide(
+        found.routes_version,
+        opened.far_database_id,
+        opened.far_service_id,
+        opened.far_contract_id,
+        opened.far_queue_id,
+        opened.catalog_version,
+        found.broker,
+        near,
+        far,
+    )
+    catalog.ways.remember_target(
+        begun.service_id, begun.service_contract_id, begun.far_service, begun.far_broker_instance, target
+    )
 
 
 def _enqueued(

@@ -10,7 +10,7 @@ from servicebroker.engine.catalog.priorities import PRIORITY
 from servicebroker.engine.conversation.endpoints import Endpoint, never_opened
 from servicebroker.engine.delivery.acting import Actor, find_actor
 from servicebroker.engine.remote.missing_routes import ask
-from servicebroker.engine.remote.site import find_site, picking
+from servicebroker.engine.remote.site import Picking, find_site
 from servicebroker.engine.security.authorization import refused_arrival
 from servicebroker.model import waiting
 from servicebroker.model.errors import RULES, BrokerError
@@ -28,11 +28,19 @@ from servicebroker.store.statements import Statement, Steps
 NO_TRANSPORT = RULES[9748].text.format("Service Broker")
 
 
+class Found(NamedTuple):
+    """That the routes, in this version, lead every conversation of the same services and contract to this broker."""
+
+    routes_version: int
+    broker: str
+
+
 class Outcome(NamedTuple):
-    """Nothing set: the target endpoint exists. Else why the conversation fails, or why its messages wait."""
+    """Without `refusal` and `waits` the target exists. Else why the conversation fails, or why its messages wait."""
 
     refusal: BrokerError | None = None
     waits: str = ""
+    found: Found | None = None
 
 
 def lock_service(name: str) -> Statement:
@@ -61,13 +69,15 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     contract = yield from _contract_name(catalog, initiator)
     located = yield from find_site([initiator.far_service], now, contract=contract, database_id=initiator.database_id)
     own = located.find(initiator.database_id)
+    routes = yield from located.routes(catalog, own)
+    pick = Picking(located.chance)
     decision = classify(
         Conversation(initiator.far_service, initiator.far_broker_instance, own.broker),
-        (yield from located.routes(catalog, own)),
+        routes,
         (yield from located.routes(catalog, located.msdb)),
         located.site_of(own),
         now,
-        picking(located.chance),
+        pick,
     )
     destination = decision.destination
     if isinstance(destination, Refused):
@@ -124,7 +134,10 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
             *((None,) * 4 if actor is None else (actor.keeper_id, actor.principal_id, actor.owner_id, actor.bound_id)),
         ),
     )
-    return Outcome()
+    lasts = routes.is_timeless and not pick.was_asked and not decision.through_outside and actor is None
+    if not lasts or (home.database_id != initiator.database_id and len(located.homes) > 1):
+        return Outcome()
+    return Outcome(found=Found(own.routes_version, destination.broker_instance))
 
 
 def _acting(initiator: Endpoint, actor: Actor | None) -> Endpoint:

@@ -21,7 +21,7 @@ from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.engine.remote.missing_routes import ask
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint, find_gone, lock_alone, lock_shared
-from servicebroker.engine.remote.site import Here, Located, find_site, picking
+from servicebroker.engine.remote.site import Here, Located, Picking, find_site
 from servicebroker.model.messages import error_body
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.division import WHOLE, Division
@@ -186,7 +186,7 @@ def destinations(
         site, chance = located.site_of(own), one.conversation_id.int % 2**53 / 2**53
         for broker in dict.fromkeys((one.far_broker or one.routed_broker, one.far_broker)):
             conversation = Conversation(one.far_service, broker, own.broker, not one.is_initiator)
-            decision = classify(conversation, tables[one.database_id], outside, site, now, picking(chance))
+            decision = classify(conversation, tables[one.database_id], outside, site, now, Picking(chance))
             if isinstance(decision.destination, Elsewhere):  # else the route by which it was sent is there no more
                 break
         decisions[one.conversation_handle] = decision

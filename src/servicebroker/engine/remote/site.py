@@ -16,7 +16,7 @@ from servicebroker.engine.catalog.catalog import Catalog, find_routes
 from servicebroker.engine.remote.missing_routes import ASK_AGAIN, ask
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
-from servicebroker.protocol.routing import Address, Ask, Conversation, Decision, Pick, RoutingTable, Site, classify
+from servicebroker.protocol.routing import Address, Ask, Conversation, Decision, RoutingTable, Site, classify
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -141,17 +141,20 @@ def find_site(
     return Located(site, databases, homes, chance)
 
 
-def picking(chance: float) -> Pick:
-    """Picks out of one number from 0 to 1: each uses up its share of it."""
+class Picking:
+    """Picks out of one number from 0 to 1: each uses up its share of it. `was_asked`: there was something to choose."""
 
-    def pick(count: int) -> int:
-        nonlocal chance
-        chance *= count
-        found = min(int(chance), count - 1)
-        chance -= found
+    def __init__(self, chance: float) -> None:
+        self._chance = chance
+        self.was_asked = False
+
+    def __call__(self, count: int) -> int:
+        """Return a number from 0 up to and without `count`."""
+        self.was_asked = True
+        self._chance *= count
+        found = min(int(self._chance), count - 1)
+        self._chance -= found
         return found
-
-    return pick
 
 
 def own_addresses(host: str, port: int) -> frozenset[Address]:
@@ -181,5 +184,5 @@ def passages(headers: Sequence[Header], located: Located, outside: RoutingTable,
         broker = None if header.to_broker is None else str(header.to_broker)
         conversation = Conversation(header.to_service, broker, None, not header.is_from_initiator)
         chance = header.conversation_id.int % 2**53 / 2**53
-        decisions.append(classify(conversation, RoutingTable(()), outside, site, now, picking(chance)))
+        decisions.append(classify(conversation, RoutingTable(()), outside, site, now, Picking(chance)))
     return decisions

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
+from servicebroker.api.pipelined import WaitingDialogs
 from servicebroker.engine.catalog.databases import create_database
 from servicebroker.engine.catalog.read_only import check_writable
 from servicebroker.engine.security.principals import add_role_member, create_user
@@ -126,7 +127,7 @@ class Machine:
     def __init__(self, instance: Instance, connection: DirectConnection, listener: Listener) -> None:
         self.instance = instance
         self.connection = connection
-        self.transactions: Transactions = Transactions(connection)
+        self.transactions: Transactions = Transactions(connection, WaitingDialogs(instance, connection))
         self.listener = listener
         self.context: Context
         self.queries: Queries

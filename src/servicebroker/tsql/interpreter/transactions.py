@@ -14,10 +14,11 @@ from uuid import UUID
 
 import psycopg
 
+from servicebroker.api.pipelined import WaitingDialogs, send_what_waits
 from servicebroker.api.transaction import release_kept
 from servicebroker.model.messages import Message
 from servicebroker.store.direct import Ahead, DirectConnection, run_command
-from servicebroker.store.running import run
+from servicebroker.store.running import run, run_alone
 from servicebroker.store.statements import Rows, Statement, only
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
@@ -38,6 +39,7 @@ class Transactions:
     """The transaction of a session, if one is open.
 
     Attributes:
+        dialogs: new conversations of it that wait; they leave before the next statement, or with COMMIT.
         count: @@TRANCOUNT.
         doomed: whether it can only be rolled back: XACT_STATE() is -1.
         took: the transaction's id and the queue of each RECEIVE that found something.
@@ -48,6 +50,7 @@ class Transactions:
     """
 
     connection: DirectConnection
+    dialogs: WaitingDialogs
     count: int = 0
     doomed: bool = False
     took: set[tuple[int, int]] = field(default_factory=set)
@@ -104,16 +107,30 @@ class Transactions:
             self.count -= 1
             return False
         travelled = self._commit
-        begun = self.has_begun() and not travelled
-        self.connection.ahead.clear()  # COMMIT releases savepoints
         try:
-            if begun:
-                run_command(self.connection, b"commit")
+            if self.dialogs:
+                self._commit_dialogs()
+            else:
+                begun = self.has_begun() and not travelled
+                self.connection.ahead.clear()  # COMMIT releases savepoints
+                if begun:
+                    run_command(self.connection, b"commit")
         finally:
             self._ended()
         if isinstance(travelled, psycopg.Error):
             raise travelled
         return True
+
+    def _commit_dialogs(self) -> None:
+        """COMMIT behind the new conversations that wait. As the only statement they are a transaction by themselves."""
+        ahead = self.connection.ahead
+        if self.dialogs.is_one_statement and [one.command for one in ahead] == [_BEGIN[False]]:
+            ahead.clear()
+            run_alone(self.connection, self.dialogs.take())
+            return
+        send_what_waits(self.connection)
+        ahead.clear()
+        run_command(self.connection, b"commit")
 
     @property
     def may_end(self) -> bool:
@@ -167,8 +184,8 @@ class Transactions:
             raise error
 
     def has_begun(self) -> bool:
-        """Whether BEGIN has been sent."""
-        return not any(one.command in _BEGIN for one in self.connection.ahead)
+        """Whether BEGIN has been sent, or something waits that is to be done behind it."""
+        return bool(self.dialogs) or not any(one.command in _BEGIN for one in self.connection.ahead)
 
     def rollback(self) -> None:
         """ROLLBACK TRANSACTION of all.
@@ -182,6 +199,7 @@ class Transactions:
             raise TsqlError(
                 3903, "The transaction belongs to the caller, who rolls it back: raise an error with THROW."
             )
+        self.dialogs.drop()
         if not self.has_begun():
             self.connection.ahead.clear()
             self._ended()
@@ -202,6 +220,7 @@ class Transactions:
                 self.met |= {message.conversation_group_id, message.conversation_handle}
 
     def _ended(self) -> None:
+        self.dialogs.drop()
         self.count = 0
         self.doomed = self._guarded = self.snapshot = self.is_implicit = self._commit = False
         self._savepoints.clear()
@@ -216,6 +235,7 @@ class Transactions:
 
     def restart(self) -> None:
         """All of it is undone and its locks are free; it stays open, doomed, so that CATCH can read and roll back."""
+        self.dialogs.drop()
         self.connection.ahead.clear()
         run_command(self.connection, b"rollback")
         self.when_undone()
@@ -257,6 +277,7 @@ class Transactions:
             raise TsqlError(6401, f"Cannot roll back {name}. No transaction or savepoint of that name was found.")
         if self.doomed:
             raise TsqlError(3931, _DOOMED_SAVEPOINT)
+        self.dialogs.drop()
         savepoint = self._savepoints[found[-1]][1]
         del self._savepoints[found[-1] + 1 :]
         restore = self.keep()
@@ -307,6 +328,7 @@ class Transactions:
             self.connection.ahead.append(Ahead(b"release savepoint " + savepoint))
 
     def _undo_to(self, savepoint: bytes) -> None:
+        self.dialogs.drop()
         if not self.count or self.connection.closed:
             return
         self._guarded = False
@@ -326,7 +348,8 @@ class Transactions:
             self._guarded = True
 
     def settle(self) -> None:
-        """Before a statement that needs no savepoint: the last one's goes."""
+        """Before a statement that needs no savepoint: the last one's goes. What waits leaves before a savepoint."""
+        send_what_waits(self.connection)
         if self._guarded:
             self.connection.ahead.append(Ahead(b"release savepoint " + _GUARD))
             self._guarded = False

@@ -1,0 +1,128 @@
+"""What a process remembers of new conversations inside the instance: both sides, as they were when one was delivered.
+
+The first conversation looks up service, contract, permissions, routes and target, each by a statement of its own. From
+what that has found, the next ones begin and send in one statement: `begin_and_send` in
+`engine/conversation/enqueue.py`. There `hold_way` (`store/verbs.sql`) looks whether all of it still holds, behind the
+locks that keep it so until COMMIT.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from servicebroker.model.arguments import CURRENT_DATABASE
+
+if TYPE_CHECKING:
+    from servicebroker.engine.catalog.catalog import Usages
+
+_WAYS_KEPT = 10_000
+
+
+class OwnSide(NamedTuple):
+    """What BEGIN DIALOG has found of a service and a contract of the own database.
+
+    `catalog_version` is that of the service's queue, under which the principal was allowed to begin dialogs.
+    """
+
+    service_id: int
+    contract_id: int
+    queue_id: int
+    catalog_version: int
+    broker: str
+
+
+class TargetSide(NamedTuple):
+    """Where the routes lead conversations that an own side begins.
+
+    `near` and `far` are what both contracts allow. `far`, and the permission to send, hold for `catalog_version`, that
+    of the target's queue.
+    """
+
+    routes_version: int
+    database_id: int
+    service_id: int
+    contract_id: int
+    queue_id: int
+    catalog_version: int
+    broker: str
+    near: Usages
+    far: Usages
+
+
+class Way(NamedTuple):
+    """Both sides of new conversations, with the names of their services."""
+
+    from_service: str
+    to_service: str
+    database_id: int
+    own: OwnSide
+    target: TargetSide
+
+    @property
+    def parameters(self) -> tuple[object, ...]:
+        """The first parameters of the statements that begin conversations."""
+        own, target = self.own, self.target
+        return (
+            *(self.database_id, own.service_id, own.contract_id, own.queue_id, own.catalog_version),
+            *(target.routes_version, own.broker, self.to_service),
+            *(target.database_id, target.service_id, target.contract_id, target.queue_id, target.catalog_version),
+            *(target.broker, self.from_service),
+        )
+
+
+@dataclass
+class Ways:
+    """What is remembered for one principal."""
+
+    _own_sides: dict[tuple[int, str, str], OwnSide] = field(default_factory=dict)
+    _targets: dict[tuple[int, int, str, str | None], TargetSide] = field(default_factory=dict)
+    _begun: OrderedDict[UUID, Way] = field(default_factory=OrderedDict)
+
+    def find(
+        self, database_id: int, from_service: str, to_service: str, contract: str, broker: str | None
+    ) -> Way | None:
+        """Return both sides if they are remembered; `broker` is the one that BEGIN DIALOG names."""
+        own = self.find_own_side(database_id, from_service, contract)
+        if own is None:
+            return None
+        if broker == CURRENT_DATABASE:
+            broker = own.broker
+        target = self._targets.get((own.service_id, own.contract_id, to_service, broker))
+        return None if target is None else Way(from_service, to_service, database_id, own, target)
+
+    def find_own_side(self, database_id: int, from_service: str, contract: str) -> OwnSide | None:
+        """Return the own side alone. What is no name is not remembered."""
+        is_name = isinstance(from_service, str) and isinstance(contract, str)
+        return self._own_sides.get((database_id, from_service, contract)) if is_name else None
+
+    def remember_own_side(self, database_id: int, from_service: str, contract: str, own: OwnSide) -> None:
+        """Keep what BEGIN DIALOG has found."""
+        if len(self._own_sides) >= _WAYS_KEPT:
+            self._own_sides = {}
+        self._own_sides[database_id, from_service, contract] = own
+
+    def remember_target(
+        self, service_id: int, contract_id: int, to_service: str, broker: str | None, target: TargetSide
+    ) -> None:
+        """Keep where the first message of a conversation has gone: of this own side, to the broker that it names."""
+        if len(self._targets) >= _WAYS_KEPT:
+            self._targets = {}
+        self._targets[service_id, contract_id, to_service, broker] = target
+
+    def note_begun(self, handle: UUID, way: Way) -> None:
+        """Keep the way of a conversation that has begun and not sent."""
+        self._begun[handle] = way
+        if len(self._begun) > _WAYS_KEPT:
+            self._begun.popitem(last=False)
+
+    def take_begun(self, handle: UUID) -> Way | None:
+        """Return the way of a conversation that has begun and not sent, once."""
+        return self._begun.pop(handle, None)
+
+    def forget(self, way: Way) -> None:
+        """Look both sides up anew: `hold_way` says that one of them has changed."""
+        self._own_sides = {key: own for key, own in self._own_sides.items() if own is not way.own}
+        self._targets = {key: target for key, target in self._targets.items() if target is not way.target}

@@ -1,0 +1,241 @@
+"""Conversations that were begun and are in no table yet: each leaves with its timer and its first messages.
+
+BEGIN DIALOG of a way that is remembered (`engine/catalog/ways.py`) needs nothing of the server: the handle and the
+group are drawn here, and the sequence numbers of its messages are 0, 1, 2 ... The conversation waits. It leaves in one
+statement with its messages, and with other conversations between the same two services. If that statement writes
+nothing, since something was altered meanwhile, all of it is done one verb after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog, Usage
+from servicebroker.engine.catalog.ways import Way
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.begin import Identity
+from servicebroker.engine.conversation.send import note_sent, usage_on
+from servicebroker.model.errors import BrokerError
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.send import Send, SendBatch
+from servicebroker.store.statements import Bodies, Statement, Steps
+
+
+@dataclass(slots=True)
+class NewDialog:
+    """A conversation that waits.
+
+    Attributes:
+        operation: as the application has begun it.
+        identity: its handle and its group.
+        expiry: the end of its lifetime.
+        way: where it leads; None behind the fence, which alone may know.
+        timer: what the last BEGIN CONVERSATION TIMER has said, and when that timer fires.
+        messages: how many wait with it.
+    """
+
+    operation: BeginDialog
+    identity: Identity
+    expiry: datetime
+    way: Way | None
+    timer: tuple[BeginConversationTimer, datetime] | None = None
+    messages: int = 0
+
+    def set_timer(self, operation: BeginConversationTimer, now: datetime) -> None:
+        """BEGIN CONVERSATION TIMER.
+
+        Raises:
+            BrokerError: what `BeginConversationTimer.check` refuses, 8410 beyond the lifetime.
+        """
+        operation.check()
+        at = now + timedelta(seconds=operation.timeout)
+        if at > self.expiry:
+            raise BrokerError(8410)
+        self.timer = operation, at
+
+    def travels_with(self, other: NewDialog) -> bool:
+        """Whether messages of both leave in one statement."""
+        if self.way is None or other.way is None:
+            return True
+        return self.way.own is other.way.own and self.way.target is other.way.target
+
+    @property
+    def fires_at(self) -> datetime | None:
+        """When its timer fires."""
+        return None if self.timer is None else self.timer[1]
+
+
+class FirstSend(NamedTuple):
+    """SENDs that wait with their conversation: the first number, and what the far side says of their type."""
+
+    dialog: NewDialog
+    number: int
+    operation: Send[int] | SendBatch
+    contents: Sequence[bytes | None]
+    usage: Usage | None
+
+
+class Pending(NamedTuple):
+    """Conversations that leave together, and what was sent on them, in the order of the SENDs."""
+
+    dialogs: Sequence[NewDialog]
+    sends: Sequence[FirstSend]
+
+
+def is_one_statement(pending: Pending) -> bool:
+    """Whether they leave in one statement, if their way is what it was."""
+    if pending.sends:
+        return all(dialog.messages for dialog in pending.dialogs)
+    return len(pending.dialogs) == 1 and pending.dialogs[0].timer is None
+
+
+class LongWay(NamedTuple):
+    """The verbs one by one, where the way is not known."""
+
+    begin: Callable[[BeginDialog, Identity], Steps[UUID]]
+    set_timer: Callable[[BeginConversationTimer], Steps[None]]
+    send: Callable[[Send[int] | SendBatch], Steps[int]]
+
+
+Draw: TypeAlias = Callable[[], UUID]
+
+
+def foresee(operation: BeginDialog, way: Way | None, draw: Draw, now: datetime) -> NewDialog | None:
+    """BEGIN DIALOG of a way that is known. None if it joins a group, which has to be locked.
+
+    Raises:
+        BrokerError: what `BeginDialog.check` refuses.
+    """
+    if operation.related_conversation is not None or operation.related_conversation_group is not None:
+        return None
+    operation.check()
+    return NewDialog(operation, Identity(draw(), draw()), operation.expiry(now), way)
+
+
+def find_way(catalog: Catalog, database_id: int, operation: BeginDialog) -> Way | None:
+    """Return where a new conversation leads, if that is remembered."""
+    if not all(isinstance(name, str) for name in (operation.from_service, operation.to_service, operation.contract)):
+        return None
+    return catalog.ways.find(
+        database_id, operation.from_service, operation.to_service, operation.contract, operation.target_broker
+    )
+
+
+def contents_of(operation: Send[int] | SendBatch, maximum_body: int) -> Sequence[bytes | None]:
+    """The bodies of what is sent.
+
+    Raises:
+        BrokerError: what the operation says of its fields.
+        BodyError: likewise.
+    """
+    return operation.contents(maximum_body) if isinstance(operation, SendBatch) else [operation.content(maximum_body)]
+
+
+def foresee_send(
+    dialog: NewDialog, operation: Send[int] | SendBatch, now: datetime, maximum_body: int
+) -> FirstSend | None:
+    """SEND on a conversation that waits. None if a side does not take a message, or the lifetime is over.
+
+    Raises:
+        BrokerError: what the operation says of its fields.
+        BodyError: likewise.
+    """
+    contents = contents_of(operation, maximum_body)
+    assert dialog.way is not None
+    usage = usage_on(dialog.way, operation.message_type, contents)
+    if usage is None or dialog.expiry <= now:
+        return None
+    return FirstSend(dialog, dialog.messages, operation, contents, usage)
+
+
+def begin_together(catalog: Catalog, pending: Pending, long_way: LongWay) -> Steps[None]:
+    """BEGIN them all and SEND their messages, as if one after the other.
+
+    Raises:
+        BrokerError: as the verbs, if something was altered since they were foreseen.
+    """
+    sending = [dialog for dialog in pending.dialogs if dialog.messages]
+    if sending and not (yield from _begin_and_send(catalog, sending, pending.sends)):
+        for dialog in sending:
+            yield from _begin_alone(dialog, long_way)
+        for send in pending.sends:
+            yield from long_way.send(send.operation)
+    for dialog in pending.dialogs:
+        if not dialog.messages:
+            yield from _begin_alone(dialog, long_way)
+
+
+def _begin_alone(dialog: NewDialog, long_way: LongWay) -> Steps[None]:
+    yield from long_way.begin(dialog.operation, dialog.identity)
+    if dialog.timer is not None:
+        yield from long_way.set_timer(dialog.timer[0])
+
+
+def _begin_and_send(catalog: Catalog, dialogs: Sequence[NewDialog], sends: Sequence[FirstSend]) -> Steps[bool]:
+    """BEGIN and SEND between the same two services, in one statement. False: it has written nothing."""
+    way = dialogs[0].way
+    assert way is not None
+    messages = [Message(send, place) for send in sends for place in range(len(send.contents))]
+    rows = yield _one(way, messages[0]) if len(messages) == 1 else _several(way, dialogs, messages)
+    if not rows:
+        catalog.ways.forget(way)
+        return False
+    note_sent(catalog, way, [dialog.identity.handle for dialog in dialogs], rows[0][0], len(messages))
+    return True
+
+
+class Message(NamedTuple):
+    """One of what a SEND sends."""
+
+    send: FirstSend
+    place: int
+
+    @property
+    def usage(self) -> Usage:
+        """What the far side says of its type."""
+        assert self.send.usage is not None
+        return self.send.usage
+
+    @property
+    def content(self) -> bytes | None:
+        """Its body."""
+        return self.send.contents[self.place]
+
+
+def _one(way: Way, message: Message) -> Statement:
+    dialog = message.send.dialog
+    return Statement(
+        "new_dialogs.one",
+        enqueue.begin_and_send(way.target.queue_id),
+        (
+            *way.parameters,
+            *(*dialog.identity, dialog.expiry, dialog.operation.encryption, dialog.fires_at),
+            *(message.usage.message_type_id, message.usage.validation, message.content),
+        ),
+    )
+
+
+def _several(way: Way, dialogs: Sequence[NewDialog], messages: Sequence[Message]) -> Statement:
+    places = {dialog.identity.handle: place for place, dialog in enumerate(dialogs, 1)}
+    return Statement(
+        "new_dialogs.several",
+        enqueue.begin_and_send_many(way.target.queue_id),
+        (
+            *way.parameters,
+            [dialog.identity.handle for dialog in dialogs],
+            [dialog.identity.group for dialog in dialogs],
+            [dialog.expiry for dialog in dialogs],
+            [dialog.operation.encryption for dialog in dialogs],
+            [dialog.fires_at for dialog in dialogs],
+            [dialog.messages for dialog in dialogs],
+            [places[message.send.dialog.identity.handle] for message in messages],
+            [message.send.number + message.place for message in messages],
+            [message.usage.message_type_id for message in messages],
+            [message.usage.validation for message in messages],
+            Bodies(message.content for message in messages),
+        ),
+    )

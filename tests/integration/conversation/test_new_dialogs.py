@@ -1,0 +1,389 @@
+"""BEGIN DIALOG of a known way waits for its first messages, and leaves with them in one statement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from psycopg import generators
+
+import servicebroker as sb
+from servicebroker.store.statement_counts import StatementCounts, counts_of
+from support import (
+    CONTRACT,
+    DOCUMENT,
+    MARK,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    far_handle,
+    group_of,
+    query,
+    refused,
+    state,
+    waiting_reader,
+)
+
+pytestmark = pytest.mark.both_faces
+
+
+@pytest.fixture
+def known(database: sb.Database) -> sb.Database:
+    """A database whose way from the one service to the other one is known."""
+    ask(database)
+    ask(database)
+    database.receive(STOCK_QUEUE, top=None)
+    database.receive(STOCK_QUEUE, top=None)
+    return database
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One for each time that something is sent to the server and waited for."""
+    sent: list[None] = []
+
+    def counted(steps: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            sent.append(None)
+            return steps(*arguments)
+
+        return call
+
+    monkeypatch.setattr(generators, "execute", counted(generators.execute))
+    monkeypatch.setattr(generators, "send", counted(generators.send))  # of a pipeline
+    return sent
+
+
+def ask(database: sb.Database, *messages: bytes, to: str = STOCK, **options: Any) -> UUID:
+    """Begin a conversation for its messages."""
+    with database.transaction() as tx:
+        handle = tx.begin_dialog(ORDERS, to, contract=CONTRACT, **options)
+        for number, body in enumerate(messages or (b"order",)):
+            assert tx.send(handle, ORDER, body) == number
+    return handle
+
+
+def counts(database: sb.Database) -> StatementCounts:
+    with database.instance.connection() as connection:
+        return counts_of(getattr(connection, "real", connection))
+
+
+def done(database: sb.Database, verbs: Callable[[], object]) -> dict[str, int]:
+    """How often each statement is run."""
+    found = counts(database)
+    found.take()
+    verbs()
+    return {name: calls for name, (calls, _) in found.take().items()}
+
+
+def test_begin_send_and_commit_are_one_statement(known: sb.Database, trips: list[None]) -> None:
+    assert done(known, lambda: ask(known)) == {"new_dialogs.one": 1}
+    del trips[:]
+    for _ in range(3):
+        ask(known)
+    assert len(trips) == 3
+    assert bodies(known.receive(STOCK_QUEUE)) == [b"order"]
+
+
+def test_further_sends_and_timers_join_it(known: sb.Database, trips: list[None]) -> None:
+    def several() -> None:
+        with known.transaction() as tx:
+            for number in range(10):
+                handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+                tx.begin_conversation_timer(handle, 600)
+                tx.send(handle, MARK)
+                assert tx.send_batch(handle, ORDER, [b"%d" % number, b"%d" % number]) == 1
+                assert tx.send(handle, DOCUMENT, b"<a/>") == 3
+
+    several()
+    assert done(known, several) == {"new_dialogs.several": 1}
+    del trips[:]
+    several()
+    assert len(trips) == 1
+    for _ in range(3):
+        for number in range(10):
+            received = known.receive(STOCK_QUEUE)
+            assert [m.message_sequence_number for m in received] == [0, 1, 2, 3]
+            assert bodies(received) == [None, b"%d" % number, b"%d" % number, b"<a/>"]
+    timers = query(known, "select count(*) from servicebroker.conversation_endpoints where dialog_timer is not null")
+    assert timers == [(30,)]
+
+
+def test_the_order_of_sends_is_the_order_of_arrival(known: sb.Database) -> None:
+    with known.transaction() as tx:
+        first, second = (tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(2))
+        tx.send(second, ORDER, b"1")
+        tx.send(first, ORDER, b"2")
+        tx.send(second, ORDER, b"3")
+    text = f"select message_body from {known.name.lower()}_dbo.stockqueue order by queuing_order"
+    assert [bytes(body) for (body,) in query(known, text)] == [b"1", b"2", b"3"]
+
+
+def test_it_writes_what_the_verbs_write_one_by_one(known: sb.Database) -> None:
+    def rows(handle: UUID) -> list[tuple[Any, ...]]:
+        columns = (
+            "is_initiator, database_id, service_id, service_contract_id, queue_id, priority, state, encryption, "
+            "dialog_timer is null, security_timestamp, far_service, far_broker_instance, far_queue_id, far_service_id, "
+            "far_contract_id, far_priority, send_sequence, receive_sequence, is_remote, is_acknowledged, "
+            "routed_broker, security, principal_id, far_principal_id, last_stamp > '0', lifetime > now(), "
+            "far_handle = (select p.conversation_handle from servicebroker.conversation_endpoints p "
+            "where p.conversation_id = e.conversation_id and p.is_initiator <> e.is_initiator), "
+            "far_group_id = (select p.conversation_group_id from servicebroker.conversation_endpoints p "
+            "where p.conversation_id = e.conversation_id and p.is_initiator <> e.is_initiator), "
+            "(select g.service_id from servicebroker.conversation_groups g "
+            "where g.conversation_group_id = e.conversation_group_id)"
+        )
+        message = (
+            "message_sequence_number, service_id, service_contract_id, message_type_id, priority, rank, "
+            "bucket = uuid_hash(conversation_group_id) & 1023, validation, is_shared, message_body, "
+            "stamp > '0', conversation_group_id = (select conversation_group_id from "
+            "servicebroker.conversation_endpoints e where e.conversation_handle = q.conversation_handle)"
+        )
+        queue = query(known, "select far_queue_id from servicebroker.conversation_endpoints "
+                             "where conversation_handle = %s", handle)[0][0]  # fmt: skip
+        return query(
+            known,
+            f"select {columns} from servicebroker.conversation_endpoints e where conversation_id = (select "
+            "conversation_id from servicebroker.conversation_endpoints where conversation_handle = %s) order by 1",
+            handle,
+        ) + query(
+            known,
+            f"select {message} from servicebroker.queue_{queue} q where conversation_handle = (select far_handle "
+            "from servicebroker.conversation_endpoints where conversation_handle = %s) order by 1",
+            handle,
+        )
+
+    fresh = sb.open(known.instance.url, upkeep=None)
+    with fresh:
+        one_by_one = ask(fresh.database(known.name), b"1", b"2", lifetime=1000, encryption=False)
+    written = rows(one_by_one)
+    assert len(written) == 4
+    found = {}
+    assert done(known, lambda: found.update(one=ask(known, b"1", b"2", lifetime=1000, encryption=False))) == {
+        "new_dialogs.several": 1
+    }
+    assert rows(found["one"]) == written
+    known.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    begun = begin(known, lifetime=1000, encryption=False)
+    assert done(known, lambda: known.send(begun, ORDER, b"1")) == {"send.open_and_send": 1}
+    known.send(begun, ORDER, b"2")
+    assert rows(begun) == written
+    single = ask(known, b"1", lifetime=1000, encryption=False)
+    known.send(single, ORDER, b"2")
+    assert rows(single) == written
+
+
+def test_statements_of_the_application_see_it(known: sb.Database) -> None:
+    with known.transaction() as tx:
+        handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        text = "select state from servicebroker.conversation_endpoints where conversation_handle = %s"
+        assert tx.connection.execute(text, (handle,)).fetchall() == [("SO",)]
+        tx.send(handle, ORDER, b"1")
+        assert tx.connection.execute(text, (handle,)).fetchall() == [("CO",)]
+        other = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        tx.send(other, ORDER, b"2")
+        assert tx.connection.execute(text, (other,)).fetchall() == [("CO",)]
+        assert tx.receive(STOCK_QUEUE, top=None)
+        locks = (
+            "select count(*) from pg_locks where locktype = 'advisory' and objid = uuid_hash(%s)::bigint & 4294967295"
+        )
+        assert tx.connection.execute(locks, (group_of_in(tx, other),)).fetchall() == [(1,)]
+    assert state(known, handle) == "CO"
+
+
+def group_of_in(tx: Any, handle: UUID) -> UUID:
+    text = "select conversation_group_id from servicebroker.conversation_endpoints where conversation_handle = %s"
+    found: UUID = tx.connection.execute(text, (handle,)).fetchone()[0]
+    return found
+
+
+def test_what_is_undone_was_never_there(known: sb.Database) -> None:
+    before = query(known, "select count(*) from servicebroker.conversation_endpoints")
+    with pytest.raises(ZeroDivisionError), known.transaction() as tx:
+        tx.send(tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
+        raise ZeroDivisionError
+    with known.transaction() as tx:
+        kept = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        with pytest.raises(ZeroDivisionError), tx.savepoint():
+            undone = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+            tx.send(undone, ORDER, b"2")
+            raise ZeroDivisionError
+        with refused(8426):
+            tx.send(undone, ORDER, b"3")
+        tx.send(kept, ORDER, b"4")
+        with tx.savepoint():
+            tx.send(tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"5")
+    with known.transaction() as tx:
+        tx.send(tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"6")
+        tx.connection.rollback()
+    assert query(known, "select count(*) from servicebroker.conversation_endpoints") == [(before[0][0] + 4,)]
+    assert sorted(bodies(known.receive(STOCK_QUEUE) + known.receive(STOCK_QUEUE))) == [b"4", b"5"]
+    assert not known.receive(STOCK_QUEUE)
+
+
+def test_what_can_be_seen_without_the_server_is_refused_at_once(known: sb.Database) -> None:
+    with known.transaction() as tx:
+        with refused(8411):
+            tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, lifetime=0)
+        with refused(1093):
+            tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, broker_instance="nobody")
+        handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, lifetime=60)
+        with refused(8410):
+            tx.begin_conversation_timer(handle, 61)
+        with refused(8433):
+            tx.send(handle, ORDER, None)
+        with refused(8432):  # only the other side may send it
+            tx.send(handle, REPLY, b"x")
+        with refused(8431):
+            tx.send(handle, "DEFAULT", b"x")
+        assert tx.send(handle, ORDER, b"1") == 0
+    assert bodies(known.receive(STOCK_QUEUE)) == [b"1"]
+
+
+def test_what_the_far_side_refuses_fails_the_conversation(known: sb.Database) -> None:
+    with known.transaction() as tx:
+        handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        tx.send(handle, ORDER, b"1")
+        tx.send(handle, DOCUMENT, b"<broken")
+    (error,) = known.receive(ORDERS_QUEUE)
+    assert error.is_error
+    assert error.conversation_handle == handle
+
+
+def drop_contract(database: sb.Database, target: str) -> None:
+    for service in (STOCK, target):
+        database.alter_service(service, drop_contracts=[CONTRACT])
+    database.drop_contract(CONTRACT)
+
+
+ALTERATIONS: dict[str, Callable[[sb.Database, str], object]] = {
+    "broker off": lambda db, to: db.alter(disable_broker=True),
+    "queue off": lambda db, to: db.alter_queue(STOCK_QUEUE, status=False),
+    "own queue off": lambda db, to: db.alter_queue(ORDERS_QUEUE, status=False),
+    "own queue retains": lambda db, to: db.alter_queue(ORDERS_QUEUE, retention=True),
+    "far queue retains": lambda db, to: db.alter_queue(STOCK_QUEUE, retention=True),
+    "service without the contract": lambda db, to: db.alter_service(to, drop_contracts=[CONTRACT]),
+    "no service": lambda db, to: db.drop_service(to),
+    "service moved": lambda db, to: db.alter_service(to, queue=ORDERS_QUEUE),
+    "own service moved": lambda db, to: db.alter_service(ORDERS, queue=STOCK_QUEUE),
+    "message type": lambda db, to: db.alter_message_type(ORDER, "EMPTY"),
+    "route": lambda db, to: db.create_route("away", address="TCP://10.9.8.7:4022", service_name=to),
+    "route that expires": lambda db, to: db.create_route("brief", address="LOCAL", service_name=to, lifetime=60),
+    "priority": lambda db, to: db.create_broker_priority("p", contract_name=CONTRACT, priority_level=9),
+    "new broker": lambda db, to: db.alter(new_broker=True),
+    "contract": drop_contract,
+    "own service": lambda db, to: db.drop_service(ORDERS),
+    "read only": lambda db, to: db.alter(read_only=True),
+}
+
+
+@pytest.mark.parametrize("name", ALTERATIONS)
+def test_what_was_altered_meanwhile_holds(known: sb.Database, name: str) -> None:
+    """Who remembers the way, and who has just come, do the same. The target is one that no other database has."""
+    target = f"//test/Target of {known.name}"
+    known.create_service(target, STOCK_QUEUE, [CONTRACT])
+    for _ in range(2):
+        ask(known, to=target)
+    with sb.open(known.instance.url, upkeep=None) as other:
+        ALTERATIONS[name](other.database(known.name), target)
+    outcomes = []
+    for _ in range(2):  # what is found then is remembered
+        outcomes.append(outcome(known, target))
+        with sb.open(known.instance.url, upkeep=None) as fresh:
+            outcomes.append(outcome(fresh.database(known.name), target))
+    assert len(set(outcomes)) == 1, outcomes
+
+
+def outcome(database: Any, target: str) -> str:
+    """What a conversation for one message has come to: a refusal, or its rows."""
+    try:
+        handle = ask(database, to=target)
+    except sb.BrokerError as problem:
+        return str(problem)
+    except Exception as problem:
+        return type(problem).__name__
+    text = (
+        "select e.state, e.far_handle is null, e.far_queue_id, e.priority, e.far_priority, e.send_sequence, "
+        "e.far_broker_instance, e.queue_id, e.far_contract_id, (select array_agg(t.transmission_status) "
+        "from servicebroker.transmission_queue t where t.conversation_handle = e.conversation_handle) "
+        "from servicebroker.conversation_endpoints e where e.conversation_handle = %s"
+    )
+    return repr(query(database, text, handle))
+
+
+def test_what_was_dropped_meanwhile_is_refused_by_commit(known: sb.Database) -> None:
+    with refused(8423, ORDERS), known.transaction() as tx:
+        handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        tx.send(handle, ORDER, b"x")
+        with sb.open(known.instance.url, upkeep=None) as other:
+            other.database(known.name).drop_service(ORDERS)
+    assert state(known, handle) is None
+
+
+def test_a_permission_that_was_taken_away_is_missed(known: sb.Database) -> None:
+    known.create_user("clerk")
+    known.grant("RECEIVE", "clerk", queue=ORDERS_QUEUE)
+    known.grant("REFERENCES", "clerk", contract=CONTRACT)
+    clerk = known.instance.database(known.name, user="clerk")
+    ask(clerk)
+    assert done(clerk, lambda: ask(clerk)) == {"new_dialogs.one": 1}
+    with refused(8494, ORDERS), clerk.transaction() as tx:
+        handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        tx.begin_conversation_timer(handle, 5)  # needs SEND on the own service
+    known.revoke("RECEIVE", "clerk", queue=ORDERS_QUEUE)
+    with refused(8494):
+        ask(clerk)
+    known.grant("RECEIVE", "clerk", queue=ORDERS_QUEUE)
+    ask(clerk)
+    known.deny("REFERENCES", "clerk", contract=CONTRACT)
+    with refused(229):
+        ask(clerk)
+    known.grant("REFERENCES", "clerk", contract=CONTRACT)
+    known.alter_authorization("clerk", service=ORDERS)
+    handle = ask(clerk)
+    (error,) = known.receive(ORDERS_QUEUE, conversation_handle=handle)
+    assert error.is_error  # the owner of the service may not send to the target
+
+
+def test_a_reader_that_waits_is_woken(known: sb.Database) -> None:
+    received = waiting_reader(known)
+    began = time.monotonic()
+    ask(known)
+    assert bodies(received.result(30)) == [b"order"]
+    assert time.monotonic() - began < 0.9  # a reader looks each second, whatever wakes it
+
+
+def test_another_queue_another_statement(known: sb.Database) -> None:
+    """What was sent before a message to another queue arrives before it."""
+    known.create_queue("SecondQueue")
+    known.create_service("//test/Second", "SecondQueue", [CONTRACT])
+    for _ in range(2):
+        known.send(known.begin_dialog(ORDERS, "//test/Second", contract=CONTRACT), ORDER, b"0")
+
+    def both() -> None:
+        with known.transaction() as tx:
+            handles = [tx.begin_dialog(ORDERS, to, contract=CONTRACT) for to in (STOCK, "//test/Second", STOCK)]
+            for number, handle in enumerate(handles):
+                tx.send(handle, ORDER, b"%d" % number)
+
+    assert done(known, both) == {"new_dialogs.one": 3}
+    assert bodies(known.receive(STOCK_QUEUE)) == [b"0"]
+    assert bodies(known.receive(STOCK_QUEUE)) == [b"2"]
+
+
+def test_many_conversations_leave_in_portions(known: sb.Database) -> None:
+    with known.transaction() as tx:
+        handles = [tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(250)]
+        for handle in handles:
+            tx.send(handle, ORDER, b"x")
+    assert query(known, "select count(*) from servicebroker.conversation_endpoints where state = 'CO'")[0][0] >= 500
+    assert far_handle(known, handles[0])
+    assert group_of(known, handles[-1])
