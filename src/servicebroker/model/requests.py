@@ -80,6 +80,11 @@ def is_request(group: UUID) -> bool:
     return group.version == 8 and group.int >> _MARK_SHIFT in _MARKS.values()
 
 
+def all_groups() -> tuple[UUID, UUID]:
+    """Return the lowest and the highest group of requests; of a million random UUIDs, one may lie between them."""
+    return UUID(int=min(_MARKS.values()) << _MARK_SHIFT), UUID(int=(max(_MARKS.values()) + 1 << _MARK_SHIFT) - 1)
+
+
 def _group(seconds: int, late: LateAnswers, random: int) -> UUID:
     high, low = seconds >> _LOW_BITS, seconds & ((1 << _LOW_BITS) - 1)
     return UUID(

@@ -898,7 +898,7 @@ return least(greatest(most, 0), {counted_at_most});
 create or replace function servicebroker_fence.own_queues(most integer, me uuid default servicebroker_fence.me())
 returns table (
     name text, is_on boolean, messages bigint, oldest timestamptz, readers bigint, holders bigint, is_activated boolean,
-    procedure text, max_readers integer, hosted boolean, is_piped boolean, failing bigint
+    procedure text, max_readers integer, hosted boolean, is_piped boolean, failing bigint, is_for_callers boolean
 ) language plpgsql stable security definer {pinned} as $$
 #variable_conflict use_column
 declare
@@ -917,9 +917,11 @@ begin
         hosted := true;  -- who runs a procedure, and which pipeline reads, is not the caller's to see
         is_piped := false;
         execute format(
-            'select count(*), min(message_enqueue_time) from (select message_enqueue_time from servicebroker.queue_%s '
+            'select count(*), min(message_enqueue_time), '
+            'coalesce(bool_and(conversation_group_id between {lowest_request} and {highest_request}), false) '
+            'from (select message_enqueue_time, conversation_group_id from servicebroker.queue_%s '
             'order by priority desc, queuing_order limit $1) q', one.queue_id)
-           into messages, oldest using servicebroker.counted(most);
+           into messages, oldest, is_for_callers using servicebroker.counted(most);
         readers := (select count(*)
             from servicebroker.readers_here() w
             where w.queue_id = one.queue_id and not w.is_monitor);

@@ -13,6 +13,7 @@ from servicebroker.model.arguments import DEFAULT_LEVEL, MAXIMUM_BODY, MAXIMUM_D
 from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
 from servicebroker.model.event_types import BROKER_QUEUE_DISABLED
 from servicebroker.model.poison import MAXIMUM_PAUSE_S
+from servicebroker.model.requests import all_groups
 from servicebroker.model.security.permissions import DBO, GUEST, NEEDS, PUBLIC, Kind, bringing, fixed_roles_with
 from servicebroker.model.states import REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
 from servicebroker.model.waiting import TARGET_QUEUE_OFF
@@ -95,6 +96,8 @@ def _values() -> dict[str, object]:
         "service": Kind.SERVICE.value,
         "contract": Kind.CONTRACT.value,
         "first_user_id": names.FIRST_USER_ID,
+        "lowest_request": f"''{all_groups()[0]}''",
+        "highest_request": f"''{all_groups()[1]}''",
         "needs": ", ".join(_needs()),
         "timed": _quoted(state for state, event in TRANSITIONS if event is Event.TIMER),
         "moved": _quoted(state for state, event in TRANSITIONS if event is Event.MOVE),

@@ -23,7 +23,10 @@ import servicebroker.api.aio.upkeep
 import servicebroker.api.requesting
 from portal import StandIn, upkeep
 from servicebroker import api
+from servicebroker.engine.diagnosis.facts import gather
+from servicebroker.engine.diagnosis.findings import judge
 from servicebroker.model.requests import is_request
+from servicebroker.store.running import run
 from support import (
     CONTRACT,
     ORDER,
@@ -34,8 +37,10 @@ from support import (
     STOCK_QUEUE,
     Clock,
     begin,
+    begin_with,
     bodies,
     eventually,
+    far_handle,
     group_of,
     in_thread,
     query,
@@ -550,3 +555,28 @@ def test_requests_of_both_programs_over_one_queue(url: str) -> None:
 
         with answering(databases[0]):
             together(*(partial(caller, number) for number in range(6)))
+
+
+def test_doctor_tells_late_answers_from_those_that_are_kept(url: str) -> None:
+    clock = Clock()
+
+    def findings(instance: sb.Instance) -> list[str]:
+        with instance.connection() as connection:
+            found = judge(run(connection, gather(clock())))
+        return [finding.problem for finding in found if "OrdersQueue" in finding.subject]
+
+    with sb.open(url, upkeep=None, clock=clock) as instance:
+        database = instance.database("Test")
+        for late_answers in ("drop", "handle"):
+            unanswered(database, keep=600, late_answers=late_answers)
+            answer_one(database)
+        clock.jump(minutes=5)
+        assert findings(instance) == []  # they are kept for who waits on
+        clock.jump(minutes=10)
+        assert findings(instance) == [
+            "Nobody drops 1 late answer to a request.",
+            "Nobody handles 1 late answer to a request.",
+        ]
+        database.send(far_handle(database, begin_with(database, b"1")), REPLY, b"of nobody")
+        clock.jump(minutes=1)
+        assert any("of 3 messages" in problem for problem in findings(instance))

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.diagnosis.findings import (
     ConnectionFacts,
     ConversationFacts,
@@ -55,6 +56,9 @@ TALK = ConversationFacts(
     NOW, UUID(int=7), "CO", "//far", NOW + timedelta(days=1), "Shop.dbo.Q", True, 0, None, 0, "", "Shop.dbo.P", 0, [],
     0, "", None, None, 0, False,
 )  # fmt: skip
+
+
+LATE = LateAnswersOfQueue("Shop.dbo.Web", 3, True)
 
 
 def said(**changes: Any) -> list[str]:
@@ -231,6 +235,11 @@ def test_all_is_well() -> None:
             {"unfinished": [UNFINISHED]},
             ["certificate mallory: 9,900 messages of 99 conversations", "are not complete, 311.9 MB, the last of it"],
         ),
+        ({"late": [LATE]}, ["queue Shop.dbo.Web", "Nobody drops 3 late answers to requests", "servicebroker serve"]),
+        (
+            {"late": [LATE._replace(answers=1, is_to_be_dropped=False)]},
+            ["Nobody handles 1 late answer to a request", "process_late_answers"],
+        ),
         ({"unfinished": [UNFINISHED]}, ["all that is kept of one peer", "certificate drop mallory"]),
         (
             {"unfinished": [UNFINISHED._replace(bytes=400)]},
@@ -334,6 +343,9 @@ def test_why_messages_wait(status: str, advice: str) -> None:
         ({"messages": 2, "oldest": AGO}, ["Nobody receives its 2 messages"]),
         ({"peer_messages": 2}, ["has 2 messages of it to receive, in Shop.dbo.P"]),
         ({"peer_messages": 1}, ["has 1 message of it to receive, in Shop.dbo.P"]),
+        ({"peer_messages": 1, "peer_is_on": False}, ["queue Shop.dbo.P is OFF, with 1 message of it", "poison retry"]),
+        ({"peer_messages": 1}, ["in Shop.dbo.P, where no reader waits"]),
+        ({"peer_messages": 1, "peer_readers": 1}, ["in Shop.dbo.P.", "the other side's handle"]),
         ({"messages": 1, "oldest": AGO}, ["Nobody receives its 1 message in"]),
         ({"messages": 2_000, "oldest": AGO}, ["Nobody receives its 2,000 messages in"]),
     ],

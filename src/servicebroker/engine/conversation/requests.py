@@ -95,6 +95,34 @@ def late_of(rows: Rows) -> list[LateAnswer]:
     return [LateAnswer(*row) for row in rows if is_request(row[0])]
 
 
+class LateAnswersOfQueue(NamedTuple):
+    """How many late answers a queue has, up to MAX_LATE, and whether they are to be dropped or handled."""
+
+    queue: str
+    answers: int
+    is_to_be_dropped: bool
+
+
+def count_late(now: datetime) -> Steps[list[LateAnswersOfQueue]]:
+    """Count the answers that were late at `now` and are there still."""
+    found = []
+    for late in LateAnswers:
+        rows = yield Statement(
+            "requests.count_late",
+            "select distinct q.queue_id, d.name || '.' || q.schema_name || '.' || q.name "
+            "from servicebroker.conversation_groups g join servicebroker.services s using (service_id) "
+            "join servicebroker.queues q on q.queue_id = s.queue_id "
+            "join servicebroker.databases d on d.database_id = q.database_id "
+            "where g.conversation_group_id between $1 and $2 order by 2",
+            late_groups(now, late),
+        )
+        for queue_id, name in rows:
+            answers = yield from find_late(queue_id, now, late)
+            if answers:
+                found.append(LateAnswersOfQueue(name, len(answers), late is LateAnswers.DROP))
+    return found
+
+
 def drop_late(now: datetime) -> Steps[int]:
     """End requests whose answer is late and is to be dropped, where nobody is at them. Return how many.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
+from servicebroker.engine.conversation.requests import count_late
 from servicebroker.engine.diagnosis.consistency import changes_of
 from servicebroker.engine.diagnosis.findings import (
     HOUR,
@@ -148,6 +149,7 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         (yield from processes()),
         (yield from find_blocking(_MOST)),
         (yield from sum_by_peer(_MOST)),
+        (yield from count_late(now - LONG)),
     )
 
 
@@ -427,4 +429,7 @@ def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[
         (names.FIRST_USER_ID, only),
     )
     depths = yield from queue_depths((row[2] for row in rows), share_of(len(rows)) if at_a_glance else COUNT_LIMIT)
-    return [QueueFacts(name, is_on, *depths[queue_id], *rest) for name, is_on, queue_id, *rest in rows]
+    return [
+        QueueFacts(name, is_on, *depths[queue_id][:2], *rest)._replace(is_for_callers=depths[queue_id].is_for_callers)
+        for name, is_on, queue_id, *rest in rows
+    ]

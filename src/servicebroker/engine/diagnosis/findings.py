@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
@@ -72,6 +73,7 @@ class QueueFacts(NamedTuple):
     monitor: str | None = None  # the state of its monitor
     activated_at: datetime | None = None  # when a reader was last asked for
     tasks: int = 0  # activated procedures that run
+    is_for_callers: bool = False  # all its messages are answers to requests
 
 
 class DaemonFacts(NamedTuple):
@@ -252,6 +254,7 @@ class Facts(NamedTuple):
     processes: Sequence[ProcessStatus] = ()
     publications: Sequence[BlockingPublication] = ()
     unfinished: Sequence[UnfinishedOfPeer] = ()
+    late: Sequence[LateAnswersOfQueue] = ()
 
 
 class ConversationFacts(NamedTuple):
@@ -306,6 +309,7 @@ def judge(facts: Facts) -> list[Finding]:
         *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
         *_neighbours(facts.neighbours, facts.now),
         *(_blocking(one) for one in facts.publications),
+        *(_late(one) for one in facts.late),
     ]
 
 
@@ -422,7 +426,7 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             ),
             "servicebroker poison list shows them and their errors.",
         )
-    watched = queue.holders or queue.is_piped or queue.failing
+    watched = queue.holders or queue.is_piped or queue.failing or queue.is_for_callers
     if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > REASONLESS:
         yield from _unread(
             queue, f"{counted(queue.messages, 'message')}, the oldest for {_long(now - queue.oldest)}", now
@@ -458,6 +462,22 @@ def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
             f"received nothing of {waits}.",
             f"See in the log of the process that starts it why that is so.{again}",
         )
+
+
+def _late(late: LateAnswersOfQueue) -> Finding:
+    """Say that nobody takes late answers to requests, and who would."""
+    answers = counted(late.answers, "late answer to a request", "late answers to requests")
+    if late.is_to_be_dropped:
+        return Finding(
+            f"queue {late.queue}",
+            f"Nobody drops {answers}.",
+            "Keep a program of the owner's open with its background thread, or servicebroker serve.",
+        )
+    return Finding(
+        f"queue {late.queue}",
+        f"Nobody handles {answers}.",
+        "Run a program that calls Database.process_late_answers now and then.",
+    )
 
 
 def _waiting(wait: WaitFacts) -> Finding:

@@ -16,7 +16,7 @@ from servicebroker.store.statements import Steps
 def gather_own(now: datetime) -> Steps[Facts]:
     """The facts about the queues that the role may receive from, and about what its services have sent."""
     queues, waits = (yield call("own_queues", COUNT_LIMIT)), (yield call("own_waits", COUNT_LIMIT))
-    shown = [QueueFacts(*row) for row in queues]
+    shown = [QueueFacts(*row[:-1])._replace(is_for_callers=row[-1]) for row in queues]
     return Facts(now, [], shown, [WaitFacts(*row) for row in waits], [], [], {}, None, None, 0, False)
 
 

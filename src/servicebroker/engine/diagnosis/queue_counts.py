@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from servicebroker.model import names
+from servicebroker.model.requests import all_groups
 from servicebroker.store import locks
 from servicebroker.store.sql_verbs import COUNTED_AT_MOST
 from servicebroker.store.statements import Statement, Steps
@@ -65,17 +66,21 @@ def queue_statuses() -> Steps[list[QueueStatus]]:
     for queue_id, state, many in states:
         conversations.setdefault(queue_id, {})[state] = many
     return [
-        QueueStatus(database, queue, list(services), *depths[queue_id], conversations.get(queue_id, {}))
+        QueueStatus(database, queue, list(services), *depths[queue_id][:2], conversations.get(queue_id, {}))
         for database, queue, queue_id, services in queues
         if queue_id >= names.FIRST_USER_ID or depths[queue_id].messages
     ]
 
 
 class Depth(NamedTuple):
-    """How many messages a queue has, up to COUNT_LIMIT, and since when it has the oldest."""
+    """How many messages a queue has, up to COUNT_LIMIT, and since when it has the oldest.
+
+    `is_for_callers`: all of them are answers to requests, whose callers may ask for them.
+    """
 
     messages: int
     oldest: datetime | None
+    is_for_callers: bool = False
 
 
 def share_of(queues: int) -> int:
@@ -89,10 +94,12 @@ def queue_depths(queue_ids: Iterable[int], counted: int = COUNT_LIMIT) -> Steps[
     Where a count stops at `counted`, before COUNT_LIMIT, it goes on with what PostgreSQL's statistics say.
     """
     depths = dict.fromkeys(queue_ids, Depth(0, None))
+    lowest, highest = all_groups()
     for some in in_parts((yield from stored_queues(depths))):
         text = " union all ".join(
-            f"select {queue_id}, {_many(queue_id, counted)}, min(message_enqueue_time) "
-            f"from (select message_enqueue_time from servicebroker.queue_{queue_id} "
+            f"select {queue_id}, {_many(queue_id, counted)}, min(message_enqueue_time), "
+            f"coalesce(bool_and(conversation_group_id between '{lowest}' and '{highest}'), false) "
+            f"from (select message_enqueue_time, conversation_group_id from servicebroker.queue_{queue_id} "
             f"order by priority desc, queuing_order limit {counted}) q"
             for queue_id in some
         )
