@@ -29,7 +29,6 @@ from servicebroker.model.messages import Message
 from servicebroker.model.reporting import report
 from servicebroker.model.requests import RequestTimeout
 from servicebroker.model.security.permissions import User
-from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, is_over
 from servicebroker.store.concurrency import Background, Event, Lock
@@ -74,12 +73,12 @@ def request(verbs: Verbs, operation: Request) -> Message:
     """Do what `Request` says."""
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
-    begin = operation.begin(database.instance.clock(), uuid4())
+    group = operation.group(database.instance.clock(), uuid4())
     deadline = time.monotonic() + operation.timeout
     waiter: Waiter | None = None
     try:
         with database.transaction() as transaction:
-            handle = _begin(transaction, operation, begin)
+            handle = _begin(transaction, operation, group)
             watcher = database.instance.watchers.of_service(transaction, operation.from_service, handle)
             waiter = Waiter(handle, watcher)
             watcher.enter(waiter)  # before the COMMIT: no answer comes unseen
@@ -91,11 +90,11 @@ def request(verbs: Verbs, operation: Request) -> Message:
 
 def begin_request(verbs: Verbs, operation: BeginRequest) -> UUID:
     """Do what `BeginRequest` says, in the caller's transaction if there is one."""
-    begin = operation.begin(verbs.instance.clock(), uuid4())
+    group = operation.group(verbs.instance.clock(), uuid4())
     if verbs is not verbs.database:
-        return _begin(verbs, operation, begin)
+        return _begin(verbs, operation, group)
     with verbs.database.transaction() as transaction:
-        return _begin(transaction, operation, begin)
+        return _begin(transaction, operation, group)
 
 
 def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
@@ -129,8 +128,8 @@ def process_late_answers(database: Database, queue: str, procedure: Procedure) -
             return done
 
 
-def _begin(verbs: Verbs, operation: Request | BeginRequest, begin: BeginDialog) -> UUID:
-    handle = verbs.run(begin)
+def _begin(verbs: Verbs, operation: Request | BeginRequest, group: UUID) -> UUID:
+    handle = verbs._begin_in(operation.begin(), group)
     verbs.run(operation.send(handle))
     return handle
 

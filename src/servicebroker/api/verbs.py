@@ -7,8 +7,10 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
 
 import psycopg
 
@@ -117,6 +119,10 @@ class Verbs(ABC):
     begin_request = operated(BeginRequest)
 
     wait_for_answer = operated(WaitForAnswer)
+
+    def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
+        """BEGIN DIALOG, in a group that is made for it under an id that nobody else has."""
+        return self.run(replace(begin, related_conversation_group=group))
 
     @abstractmethod
     def _refuse_transaction(self, statement: str) -> None:

@@ -35,20 +35,23 @@ class _Asked:
     keep: float = KEEP_S
     late_answers: str = LateAnswers.DROP.value
 
-    def _begin(self, now: datetime, timeout: float, random: UUID) -> BeginDialog:
-        check_seconds("keep", self.keep)
-        if self.late_answers not in list(LateAnswers):
-            raise BrokerError(402, "late_answers", repr(self.late_answers), '"drop" or "handle"')
-        until = now + timedelta(seconds=timeout + self.keep)
+    def begin(self) -> BeginDialog:
+        """Return the first statement, whose conversation group is `group`."""
         return BeginDialog(
             self.from_service,
             self.to_service,
             broker_instance=self.broker_instance,
             contract=self.contract,
-            related_conversation_group=request_group(until, LateAnswers(self.late_answers), random),
             lifetime=self.lifetime,
             encryption=self.encryption,
         )
+
+    def _group(self, now: datetime, timeout: float, random: UUID) -> UUID:
+        check_seconds("keep", self.keep)
+        if self.late_answers not in list(LateAnswers):
+            raise BrokerError(402, "late_answers", repr(self.late_answers), '"drop" or "handle"')
+        until = now + timedelta(seconds=timeout + self.keep)
+        return request_group(until, LateAnswers(self.late_answers), random)
 
     def send(self, handle: UUID) -> Send[int]:
         """Return the second statement."""
@@ -79,13 +82,13 @@ class BeginRequest(Composite[UUID], _Asked):
 
     permission: ClassVar[str] = "BEGIN DIALOG"
 
-    def begin(self, now: datetime, random: UUID) -> BeginDialog:
-        """Return the first statement. The group of its conversation says when the answer is late.
+    def group(self, now: datetime, random: UUID) -> UUID:
+        """Return the group of the conversation, which says when the answer is late.
 
         Raises:
             BrokerError: 402 a wrong field.
         """
-        return self._begin(now, 0, random)
+        return self._group(now, 0, random)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +124,14 @@ class Request(Composite[Message], _Asked):
     _: KW_ONLY
     timeout: float = 30.0
 
-    def begin(self, now: datetime, random: UUID) -> BeginDialog:
-        """Return the first statement. The group of its conversation says when the answer is late.
+    def group(self, now: datetime, random: UUID) -> UUID:
+        """Return the group of the conversation, which says when the answer is late.
 
         Raises:
             BrokerError: 402 a wrong field.
         """
         check_seconds("timeout", self.timeout)
-        return self._begin(now, self.timeout, random)
+        return self._group(now, self.timeout, random)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
@@ -127,6 +128,7 @@ def late_requests(session: Session, queue: Queue, now: datetime, late: LateAnswe
 
 
 def _begin(verbs: Verbs, operation: Request | BeginRequest) -> UUID:
-    handle = verbs.run(operation.begin(verbs.database.instance.clock(), uuid4()))
+    group = operation.group(verbs.database.instance.clock(), uuid4())
+    handle = verbs.run(replace(operation.begin(), related_conversation_group=group))
     verbs.run(operation.send(handle))
     return handle

@@ -28,7 +28,6 @@ from servicebroker.model.messages import Message
 from servicebroker.model.reporting import report
 from servicebroker.model.requests import RequestTimeout
 from servicebroker.model.security.permissions import User
-from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, is_over
 from servicebroker.store.aio.concurrency import Background, Event, Lock, finish
@@ -73,12 +72,12 @@ async def request(verbs: AsyncVerbs, operation: Request) -> Message:
     """Do what `Request` says."""
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
-    begin = operation.begin(database.instance.clock(), uuid4())
+    group = operation.group(database.instance.clock(), uuid4())
     deadline = time.monotonic() + operation.timeout
     waiter: AsyncWaiter | None = None
     try:
         async with database.transaction() as transaction:
-            handle = await _begin(transaction, operation, begin)
+            handle = await _begin(transaction, operation, group)
             watcher = await database.instance.watchers.of_service(transaction, operation.from_service, handle)
             waiter = AsyncWaiter(handle, watcher)
             await watcher.enter(waiter)  # before the COMMIT: no answer comes unseen
@@ -90,11 +89,11 @@ async def request(verbs: AsyncVerbs, operation: Request) -> Message:
 
 async def begin_request(verbs: AsyncVerbs, operation: BeginRequest) -> UUID:
     """Do what `BeginRequest` says, in the caller's transaction if there is one."""
-    begin = operation.begin(verbs.instance.clock(), uuid4())
+    group = operation.group(verbs.instance.clock(), uuid4())
     if verbs is not verbs.database:
-        return await _begin(verbs, operation, begin)
+        return await _begin(verbs, operation, group)
     async with verbs.database.transaction() as transaction:
-        return await _begin(transaction, operation, begin)
+        return await _begin(transaction, operation, group)
 
 
 async def wait_for_answer(verbs: AsyncVerbs, operation: WaitForAnswer) -> Message:
@@ -128,8 +127,8 @@ async def process_late_answers(database: AsyncDatabase, queue: str, procedure: P
             return done
 
 
-async def _begin(verbs: AsyncVerbs, operation: Request | BeginRequest, begin: BeginDialog) -> UUID:
-    handle = await verbs.run(begin)
+async def _begin(verbs: AsyncVerbs, operation: Request | BeginRequest, group: UUID) -> UUID:
+    handle = await verbs._begin_in(operation.begin(), group)
     await verbs.run(operation.send(handle))
     return handle
 
