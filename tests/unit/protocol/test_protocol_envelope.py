@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from servicebroker.protocol import envelope
 from servicebroker.protocol.envelope import (
+    CAPABILITIES,
     MAXIMUM_FRAGMENTS,
     MAXIMUM_RANGES,
     MAXIMUM_RUN,
@@ -96,7 +97,17 @@ addresses: dict[str, st.SearchStrategy[Any]] = {
     "from_service": names,
     "to_broker": st.none() | st.uuids(),
     "acknowledgement": st.none() | acknowledgements,
-    "opening": st.none() | st.builds(Opening, names, st.integers(0, 2**31 - 1), st.booleans()),
+    "opening": st.none()
+    | st.builds(
+        Opening,
+        names,
+        st.integers(0, 2**31 - 1),
+        st.booleans(),
+        st.none() | st.integers(0, 2**40),
+        st.none() | st.integers(0, 2**40),
+        st.just(()) | st.just(CAPABILITIES),
+    ),
+    "clock": st.none() | st.integers(0, 2**40),
 }
 parts = st.builds(Part, names, st.just(Content.DATA), st.none() | st.binary(max_size=50))
 
@@ -200,6 +211,13 @@ def test_a_target_may_begin_with_an_end() -> None:
         {"number": 2**62 + 1},
         {"acknowledgement": Acknowledgement(0, ((1, 1),) * (MAXIMUM_RANGES + 1))},
         {"opening": Opening("c", -1)},
+        {"opening": Opening("c", 1, sealed_at=-1)},
+        {"opening": Opening("c", 1, sealed_at=2**40 + 1)},
+        {"opening": Opening("c", 1, own_clock=2**40 + 1)},
+        {"opening": Opening("c", 1, capabilities=("",))},
+        {"opening": Opening("c", 1, capabilities=("x" * 65,))},
+        {"opening": Opening("c", 1, capabilities=("x",) * 33)},
+        {"clock": -1},
     ],
 )
 def test_fields_out_of_bounds(changes: dict[str, Any]) -> None:
@@ -227,6 +245,66 @@ def test_who_talks_to_whom_is_said(changes: dict[str, Any], number: int) -> None
 
 def test_the_longest_names_are_allowed() -> None:
     check_addresses(header(from_service="x" * 256, to_service="x" * 256, opening=Opening("x" * 128, 1)))
+
+
+# A secured opening as the version before dates has made it, under the key of bytes 0 to 31.
+UNDATED = bytes.fromhex(
+    "00c0dc0011c41000000000000000000000000000000001c300c3a42f2f746fc0a62f2f66726f6dc410000000000000000000"
+    "00000000000002000001c093aa2f2f636f6e74726163743cc296c41000000000000000000000000000000009c42073737373"
+    "73737373737373737373737373737373737373737373737373737373c4206464646464646464646464646464646464646464"
+    "646464646464646464646464c40763617073756c65c40777726170706564c4097369676e6174757265c000c0000000000000"
+    "0000000000000000000000000000000000008c03c086d7bbf7d80dfb9c3672ba6b142ae45ed9d1bafe2ad4c94185857d4e85"
+    "ae074ff7ad2dcacffe9d"
+)
+
+
+def test_an_opening_of_a_version_without_dates_is_opened() -> None:
+    envelope = parse(UNDATED)
+    key = SessionKey(bytes(range(32)), lambda: bytes(16))
+    assert envelope.header.opening == Opening("//contract", 60, False)
+    assert envelope.header.exchange is not None
+    assert envelope.header.clock is None
+    assert open_payload(envelope, key) == (Part("//type", Content.DATA, b"body", b"token of"),)
+
+
+class UndatedOpening(msgspec.Struct, array_like=True):
+    """What a version without dates reads of an opening."""
+
+    contract: str
+    lifetime: int
+    encryption: bool
+
+
+class UndatedHeader(msgspec.Struct, array_like=True):
+    """What it reads of a header."""
+
+    conversation_id: UUID
+    is_from_initiator: bool
+    kind: Kind
+    is_secured: bool
+    to_service: str
+    to_broker: UUID | None
+    from_service: str
+    from_broker: UUID
+    number: int
+    fragment: int
+    fragments: int
+    acknowledgement: Acknowledgement | None
+    opening: UndatedOpening | None
+    exchange: envelope.Exchange | None
+    traces: None
+    floor: int | None
+    before: bytes | None
+
+
+def test_a_version_without_dates_skips_them() -> None:
+    dated = Opening("//contract", 60, sealed_at=1_000, own_clock=2_000, capabilities=CAPABILITIES)
+    for sent in (header(is_secured=True, opening=dated), header(Kind.ACKNOWLEDGEMENT, is_secured=True, clock=1_000)):
+        found = parse(encode(sent, (DATA,) if sent.kind is Kind.RUN else None, KEY))
+        read = msgspec.msgpack.decode(found.clear, type=UndatedHeader)
+        assert (read.kind, read.from_broker, read.before) == (sent.kind, HERE, None)
+        assert read.opening is None or read.opening.contract == "//contract"
+        assert KEY.open(found.clear, found.sealed) is not None  # what is authenticated is what has travelled
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:
