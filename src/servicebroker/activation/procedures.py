@@ -35,6 +35,7 @@ from servicebroker.model.arguments import check_groups, check_policy, check_wait
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers import check_kind, check_result, is_async
 from servicebroker.model.poison import Policy
+from servicebroker.operations.receive import Receive
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
@@ -118,16 +119,7 @@ class PythonProcedure:
             with call.database.transaction() as transaction:
                 check_result(self.function(transaction))
         else:
-            process(
-                call.database,
-                call.queue,
-                self._taking(),
-                top=self.top,
-                groups=self.groups,
-                wait=self.wait,
-                poison=self.poison,
-                stopping=call.stopping,
-            )
+            process(call.database, self._receive(call), self._taking(), poison=self.poison, stopping=call.stopping)
 
     async def _run_async(self, database: AsyncDatabase, call: Call) -> None:
         if self.form == "database":
@@ -137,15 +129,12 @@ class PythonProcedure:
                 check_result(await self.function(transaction))
         else:
             await process_async(
-                database,
-                call.queue,
-                self._taking(),
-                top=self.top,
-                groups=self.groups,
-                wait=self.wait,
-                poison=self.poison,
-                stopping=call.stopping,
+                database, self._receive(call), self._taking(), poison=self.poison, stopping=call.stopping
             )
+
+    def _receive(self, call: Call) -> Receive:
+        """What it takes from its queue."""
+        return Receive(call.queue, top=self.top, groups=self.groups, wait=self.wait)
 
     def _taking(self) -> Callable[[Any, list[Any]], Any]:
         """The function, as one of a list of messages."""

@@ -51,6 +51,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
+from servicebroker.operations.receive import Receive
 from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.store.concurrency import IS_ASYNC, current_work
 from servicebroker.store.running import run_alone
@@ -154,7 +155,7 @@ class Database(
         check_wait(wait)
         check_groups(groups)
         check_policy(poison)
-        return process(self, queue, procedure, top=top, groups=groups, wait=wait, poison=poison)
+        return process(self, Receive(queue, top=top, groups=groups, wait=wait), procedure, poison=poison)
 
     def process_late_answers(self, queue: str, procedure: Callable[[Transaction, list[Message]], object]) -> int:
         """Run `procedure(transaction, messages)` on each late answer in a queue, and end its conversation.

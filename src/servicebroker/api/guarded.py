@@ -41,6 +41,7 @@ from servicebroker.model.poison import (
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import told, traceback_of
 from servicebroker.model.workers import by_default
+from servicebroker.operations.receive import Receive
 from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import run_alone
@@ -77,24 +78,24 @@ class Guard:
         self._unjudged: dict[_Key, Exception] = {}  # failures that came after the end of their transaction
         self._suspects: set[_Key] = set()  # messages whose connection was lost while they were processed
 
-    def take(self, connection: DirectConnection, top: int | None, procedure: Procedure, groups: int = 1) -> int:
+    def take(self, connection: DirectConnection, operation: Receive, procedure: Procedure) -> int:
         """RECEIVE and process: how many messages were dealt with or put back; 0 when there is nothing to take.
 
         Where the connection is closed afterwards, a message has lost it, and is in the queue again.
         """
         if self._one_by_one:
             self._one_by_one -= 1
-            top = groups = 1
+            operation = operation.of_one
         messages: list[Message] = []
         is_processed = False
         try:
             with Transaction(self._database, connection) as transaction:
                 turns: Sequence[Turn]
-                if groups > 1:
-                    turns = hold(transaction, self._queue, top, groups)
+                if operation.groups > 1:
+                    turns = hold(transaction, operation)
                     messages = [message for turn in turns for message in turn.messages]
                 else:
-                    messages = transaction._receive_and_save(self._queue, top, SAVEPOINT)
+                    messages = transaction._receive_and_save(operation, SAVEPOINT)
                     turns = [Turn(transaction, messages)]
                 self._processed = messages
                 if messages:

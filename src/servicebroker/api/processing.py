@@ -16,6 +16,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
+from servicebroker.operations.receive import Receive
 from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.direct import DirectConnection
 
@@ -27,35 +28,32 @@ Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
 
 def process(
     database: Database,
-    queue: str,
+    operation: Receive,
     procedure: Procedure,
     *,
-    top: int | None,
-    groups: int = 1,
-    wait: float,
     poison: Policy | None = None,
     stopping: Callable[[], bool] | None = None,
     guard: Guard | None = None,
 ) -> int:
-    """`Database.process`, which also ends between two transactions once `stopping` says so.
+    """`Database.process` of what a RECEIVE takes, which also ends between two transactions once `stopping` says so.
 
     `guard`: what a reader that processes again and again knows already, instead of `poison`.
     """
     if poison is not None:
-        guard = Guard(database, queue, poison, exits=stopping is None)
+        guard = Guard(database, operation.queue, poison, exits=stopping is None)
     is_asked = stopping or _never
-    done = 0
+    each, done = operation.at_once, 0
 
     def once() -> int:
         nonlocal done
-        taken, is_lost = _drain(database, queue, procedure, top, groups, guard, is_asked)
+        taken, is_lost = _drain(database, each, procedure, guard, is_asked)
         while is_lost and not is_asked():
-            again, is_lost = _drain(database, queue, procedure, top, groups, guard, is_asked)
+            again, is_lost = _drain(database, each, procedure, guard, is_asked)
             taken += again
         done += taken
         return taken
 
-    database._waiting(queue, once, 0 if top == 0 else wait, choosy=False, enough=lambda _: is_asked())
+    database._waiting(operation.queue, once, operation.patience, choosy=False, enough=lambda _: is_asked())
     return done
 
 
@@ -65,16 +63,14 @@ def _never() -> bool:
 
 def _drain(
     database: Database,
-    queue: str,
+    operation: Receive,
     procedure: Procedure,
-    top: int | None,
-    groups: int,
     guard: Guard | None,
     stopping: Callable[[], bool],
 ) -> tuple[int, bool]:
     """Process what the queue has, on one connection: how many messages those were, and whether one has lost it."""
     done = 0
-    there = database._find(queue)
+    there = database._find(operation.queue)
 
     is_shared = False
 
@@ -88,11 +84,12 @@ def _drain(
     with database.instance.connection() as connection, translated(also_theirs=True):
 
         def take() -> int:
+            run = procedure if done else first
             if guard is not None:
-                return guard.take(connection, top, procedure if done else first, groups)
-            if groups > 1:
-                return _take_groups(database, connection, queue, procedure if done else first, top, groups)
-            return _take(database, connection, queue, procedure if done else first, top)
+                return guard.take(connection, operation, run)
+            if operation.groups > 1:
+                return _take_groups(database, connection, operation, run)
+            return _take(database, connection, operation, run)
 
         try:
             while taken := take():
@@ -122,9 +119,9 @@ def _commit(database: Database, connection: DirectConnection, guard: Guard | Non
         pass
 
 
-def _take(database: Database, connection: DirectConnection, queue: str, procedure: Procedure, top: int | None) -> int:
+def _take(database: Database, connection: DirectConnection, operation: Receive, procedure: Procedure) -> int:
     with Transaction(database, connection) as transaction:
-        messages = transaction.receive(queue, top=top)
+        messages = transaction.run(operation)
         if messages:
             stop = StopDetector(exits=True)
             try:
@@ -137,18 +134,11 @@ def _take(database: Database, connection: DirectConnection, queue: str, procedur
     return len(messages)
 
 
-def _take_groups(
-    database: Database,
-    connection: DirectConnection,
-    queue: str,
-    procedure: Procedure,
-    top: int | None,
-    groups: int,
-) -> int:
+def _take_groups(database: Database, connection: DirectConnection, operation: Receive, procedure: Procedure) -> int:
     """Process many groups in one transaction. A failure ends it: what was done before is committed."""
     done, failure = 0, None
     with Transaction(database, connection) as transaction:
-        for turn in hold(transaction, queue, top, groups):
+        for turn in hold(transaction, operation):
             if not turn.begin():
                 continue
             stop = StopDetector(exits=True)

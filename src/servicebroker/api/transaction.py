@@ -23,7 +23,7 @@ from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.operations.operation import Operation
-from servicebroker.operations.receive import Hold
+from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
 from servicebroker.store import kept
 from servicebroker.store.concurrency import current_work
@@ -253,21 +253,17 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def _send_what_waits(self) -> None:
         send_what_waits(self.connection)
 
-    def _receive_and_save(self, queue: str, top: int | None, savepoint: bytes) -> list[Message]:
+    def _receive_and_save(self, operation: Receive, savepoint: bytes) -> list[Message]:
         """RECEIVE, and a savepoint behind it, which undoes nothing that belongs to it."""
         if tracing.is_on():  # it goes on with the messages' traces
-            messages = self.receive(queue, top=top)
+            messages = self.run(operation)
             run_command(self.connection, savepoint)
             return messages
         self._savepoint = savepoint
         try:
-            return self.receive(queue, top=top)
+            return self.run(operation)
         finally:
             self._savepoint = b""
-
-    def _hold(self, queue: str, top: int | None, groups: int) -> list[Message]:
-        """Lock many groups and read their messages, which stay in the queue (`turns.py`)."""
-        return self.run(Hold(queue, top=top, groups=groups))
 
     def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""

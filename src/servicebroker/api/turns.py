@@ -22,6 +22,7 @@ from servicebroker.api.transaction import Transaction
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
+from servicebroker.operations.receive import Receive
 from servicebroker.store.direct import Ahead, run_command
 from servicebroker.store.statements import Steps
 
@@ -86,10 +87,10 @@ class GroupTurn(Turn):
         return self.transaction._do(engine.take(self._queue.queue_id, self.messages)) == len(self.messages)
 
 
-def hold(transaction: Transaction, queue: str, top: int | None, groups: int) -> list[GroupTurn]:
-    """Lock up to so many groups of a queue: a turn for each, with at most `top` of its messages."""
-    messages = transaction._hold(queue, top, groups)
-    found = transaction._find(queue)
+def hold(transaction: Transaction, operation: Receive) -> list[GroupTurn]:
+    """Lock the groups that a RECEIVE would take from: a turn for each, with the messages that stay in the queue."""
+    messages = transaction.run(operation.held)
+    found = transaction._find(operation.queue)
     by_group = [list(own) for _, own in groupby(messages, attrgetter("conversation_group_id"))]
     return [GroupTurn(transaction, found, own, is_first=own is by_group[0]) for own in by_group]
 

@@ -25,6 +25,7 @@ from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Ret
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import counted, told
 from servicebroker.model.workers import Worker
+from servicebroker.operations.receive import Receive
 from servicebroker.store.concurrency import IS_ASYNC, Background, Event, StopDetector
 
 if TYPE_CHECKING:
@@ -83,17 +84,15 @@ def _read(database: Database, worker: Worker, over: Event) -> None:
     """Process what comes until it is over. What ends `process` is told, and after a pause it begins again."""
     pause, longest = _PAUSES
     guard = Guard(database, worker.queue, partial(_judge, worker), exits=False)
+    operation = Receive(worker.queue, top=worker.batch or 1, groups=worker.groups, wait=_WAIT)
     stop = StopDetector()
     while not over.is_set():
         began = time.monotonic()
         try:
             process(
                 database,
-                worker.queue,
+                operation,
                 partial(_handle, worker),
-                top=worker.batch or 1,
-                groups=worker.groups,
-                wait=_WAIT,
                 stopping=over.is_set,
                 guard=guard,
             )

@@ -51,7 +51,17 @@ class Receive(Operation[list[Message]]):
     @property
     def of_one(self) -> Receive:
         """The same RECEIVE of a single message."""
-        return replace(self, top=1)
+        return replace(self, top=1, groups=1)
+
+    @property
+    def at_once(self) -> Receive:
+        """The same RECEIVE without waiting."""
+        return replace(self, wait=0.0)
+
+    @property
+    def held(self) -> Hold:
+        """The first half of it, which leaves the messages in the queue."""
+        return Hold(self.queue, top=self.top, groups=self.groups)
 
     @property
     def has_condition(self) -> bool:

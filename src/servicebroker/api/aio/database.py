@@ -50,6 +50,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
+from servicebroker.operations.receive import Receive
 from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.store.aio.concurrency import IS_ASYNC, current_work
 from servicebroker.store.aio.running import run_alone
@@ -153,7 +154,7 @@ class AsyncDatabase(
         check_wait(wait)
         check_groups(groups)
         check_policy(poison)
-        return await process(self, queue, procedure, top=top, groups=groups, wait=wait, poison=poison)
+        return await process(self, Receive(queue, top=top, groups=groups, wait=wait), procedure, poison=poison)
 
     async def process_late_answers(
         self, queue: str, procedure: Callable[[AsyncTransaction, list[Message]], Awaitable[object]]

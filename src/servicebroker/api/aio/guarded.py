@@ -40,6 +40,7 @@ from servicebroker.model.poison import (
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import told, traceback_of
 from servicebroker.model.workers import by_default
+from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.concurrency import StopDetector, finish
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import run_alone
@@ -76,26 +77,24 @@ class AsyncGuard:
         self._unjudged: dict[_Key, Exception] = {}  # failures that came after the end of their transaction
         self._suspects: set[_Key] = set()  # messages whose connection was lost while they were processed
 
-    async def take(
-        self, connection: AsyncDirectConnection, top: int | None, procedure: Procedure, groups: int = 1
-    ) -> int:
+    async def take(self, connection: AsyncDirectConnection, operation: Receive, procedure: Procedure) -> int:
         """RECEIVE and process: how many messages were dealt with or put back; 0 when there is nothing to take.
 
         Where the connection is closed afterwards, a message has lost it, and is in the queue again.
         """
         if self._one_by_one:
             self._one_by_one -= 1
-            top = groups = 1
+            operation = operation.of_one
         messages: list[Message] = []
         is_processed = False
         try:
             async with AsyncTransaction(self._database, connection) as transaction:
                 turns: Sequence[AsyncTurn]
-                if groups > 1:
-                    turns = await hold(transaction, self._queue, top, groups)
+                if operation.groups > 1:
+                    turns = await hold(transaction, operation)
                     messages = [message for turn in turns for message in turn.messages]
                 else:
-                    messages = await transaction._receive_and_save(self._queue, top, SAVEPOINT)
+                    messages = await transaction._receive_and_save(operation, SAVEPOINT)
                     turns = [AsyncTurn(transaction, messages)]
                 self._processed = messages
                 if messages:

@@ -15,6 +15,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
+from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.concurrency import StopDetector
 from servicebroker.store.aio.direct import AsyncDirectConnection
 
@@ -26,35 +27,32 @@ Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[obj
 
 async def process(
     database: AsyncDatabase,
-    queue: str,
+    operation: Receive,
     procedure: Procedure,
     *,
-    top: int | None,
-    groups: int = 1,
-    wait: float,
     poison: Policy | None = None,
     stopping: Callable[[], bool] | None = None,
     guard: AsyncGuard | None = None,
 ) -> int:
-    """`Database.process`, which also ends between two transactions once `stopping` says so.
+    """`Database.process` of what a RECEIVE takes, which also ends between two transactions once `stopping` says so.
 
     `guard`: what a reader that processes again and again knows already, instead of `poison`.
     """
     if poison is not None:
-        guard = AsyncGuard(database, queue, poison, exits=stopping is None)
+        guard = AsyncGuard(database, operation.queue, poison, exits=stopping is None)
     is_asked = stopping or _never
-    done = 0
+    each, done = operation.at_once, 0
 
     async def once() -> int:
         nonlocal done
-        taken, is_lost = await _drain(database, queue, procedure, top, groups, guard, is_asked)
+        taken, is_lost = await _drain(database, each, procedure, guard, is_asked)
         while is_lost and not is_asked():
-            again, is_lost = await _drain(database, queue, procedure, top, groups, guard, is_asked)
+            again, is_lost = await _drain(database, each, procedure, guard, is_asked)
             taken += again
         done += taken
         return taken
 
-    await database._waiting(queue, once, 0 if top == 0 else wait, choosy=False, enough=lambda _: is_asked())
+    await database._waiting(operation.queue, once, operation.patience, choosy=False, enough=lambda _: is_asked())
     return done
 
 
@@ -64,16 +62,14 @@ def _never() -> bool:
 
 async def _drain(
     database: AsyncDatabase,
-    queue: str,
+    operation: Receive,
     procedure: Procedure,
-    top: int | None,
-    groups: int,
     guard: AsyncGuard | None,
     stopping: Callable[[], bool],
 ) -> tuple[int, bool]:
     """Process what the queue has, on one connection: how many messages those were, and whether one has lost it."""
     done = 0
-    there = await database._find(queue)
+    there = await database._find(operation.queue)
 
     is_shared = False
 
@@ -87,11 +83,12 @@ async def _drain(
     async with database.instance.connection() as connection, translated(also_theirs=True):
 
         async def take() -> int:
+            run = procedure if done else first
             if guard is not None:
-                return await guard.take(connection, top, procedure if done else first, groups)
-            if groups > 1:
-                return await _take_groups(database, connection, queue, procedure if done else first, top, groups)
-            return await _take(database, connection, queue, procedure if done else first, top)
+                return await guard.take(connection, operation, run)
+            if operation.groups > 1:
+                return await _take_groups(database, connection, operation, run)
+            return await _take(database, connection, operation, run)
 
         try:
             while taken := await take():
@@ -122,10 +119,10 @@ async def _commit(database: AsyncDatabase, connection: AsyncDirectConnection, gu
 
 
 async def _take(
-    database: AsyncDatabase, connection: AsyncDirectConnection, queue: str, procedure: Procedure, top: int | None
+    database: AsyncDatabase, connection: AsyncDirectConnection, operation: Receive, procedure: Procedure
 ) -> int:
     async with AsyncTransaction(database, connection) as transaction:
-        messages = await transaction.receive(queue, top=top)
+        messages = await transaction.run(operation)
         if messages:
             stop = StopDetector(exits=True)
             try:
@@ -139,17 +136,12 @@ async def _take(
 
 
 async def _take_groups(
-    database: AsyncDatabase,
-    connection: AsyncDirectConnection,
-    queue: str,
-    procedure: Procedure,
-    top: int | None,
-    groups: int,
+    database: AsyncDatabase, connection: AsyncDirectConnection, operation: Receive, procedure: Procedure
 ) -> int:
     """Process many groups in one transaction. A failure ends it: what was done before is committed."""
     done, failure = 0, None
     async with AsyncTransaction(database, connection) as transaction:
-        for turn in await hold(transaction, queue, top, groups):
+        for turn in await hold(transaction, operation):
             if not await turn.begin():
                 continue
             stop = StopDetector(exits=True)

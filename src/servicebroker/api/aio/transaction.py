@@ -22,7 +22,7 @@ from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.operations.operation import Operation
-from servicebroker.operations.receive import Hold
+from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import current_work, finish
@@ -253,21 +253,17 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     async def _send_what_waits(self) -> None:
         await send_what_waits(self.connection)
 
-    async def _receive_and_save(self, queue: str, top: int | None, savepoint: bytes) -> list[Message]:
+    async def _receive_and_save(self, operation: Receive, savepoint: bytes) -> list[Message]:
         """RECEIVE, and a savepoint behind it, which undoes nothing that belongs to it."""
         if tracing.is_on():  # it goes on with the messages' traces
-            messages = await self.receive(queue, top=top)
+            messages = await self.run(operation)
             await run_command(self.connection, savepoint)
             return messages
         self._savepoint = savepoint
         try:
-            return await self.receive(queue, top=top)
+            return await self.run(operation)
         finally:
             self._savepoint = b""
-
-    async def _hold(self, queue: str, top: int | None, groups: int) -> list[Message]:
-        """Lock many groups and read their messages, which stay in the queue (`turns.py`)."""
-        return await self.run(Hold(queue, top=top, groups=groups))
 
     def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""

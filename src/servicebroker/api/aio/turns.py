@@ -21,6 +21,7 @@ from servicebroker.api.shared import tracing
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
+from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.direct import run_command
 from servicebroker.store.direct import Ahead
 from servicebroker.store.statements import Steps
@@ -86,10 +87,10 @@ class AsyncGroupTurn(AsyncTurn):
         return await self.transaction._do(engine.take(self._queue.queue_id, self.messages)) == len(self.messages)
 
 
-async def hold(transaction: AsyncTransaction, queue: str, top: int | None, groups: int) -> list[AsyncGroupTurn]:
-    """Lock up to so many groups of a queue: a turn for each, with at most `top` of its messages."""
-    messages = await transaction._hold(queue, top, groups)
-    found = await transaction._find(queue)
+async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncGroupTurn]:
+    """Lock the groups that a RECEIVE would take from: a turn for each, with the messages that stay in the queue."""
+    messages = await transaction.run(operation.held)
+    found = await transaction._find(operation.queue)
     by_group = [list(own) for _, own in groupby(messages, attrgetter("conversation_group_id"))]
     return [AsyncGroupTurn(transaction, found, own, is_first=own is by_group[0]) for own in by_group]
 

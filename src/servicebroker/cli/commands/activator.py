@@ -29,6 +29,7 @@ from servicebroker.model.event_types import QUEUE_ACTIVATION
 from servicebroker.model.messages import Message
 from servicebroker.model.named_files import read_argument
 from servicebroker.model.toml import parse_toml
+from servicebroker.operations.receive import Receive
 
 _log = logging.getLogger("servicebroker.activator")
 
@@ -139,11 +140,12 @@ class Activator:
 
     def run(self) -> None:
         """Read notifications and mind the programs."""
+        operation = Receive(self._queue, top=1, wait=LOOK)
         try:
             while not self._stopped.is_set():
                 self._mind()
                 try:
-                    process(self._database, self._queue, self._take, top=1, wait=LOOK, stopping=self._stopped.is_set)
+                    process(self._database, operation, self._take, stopping=self._stopped.is_set)
                 except InstanceError as problem:
                     _log.warning("%s", problem)
                     self._stopped.wait(RETRY)
