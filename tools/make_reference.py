@@ -35,7 +35,7 @@ from servicebroker import operations
 from servicebroker.cli.main import COMMANDS, load
 from servicebroker.model.errors import RULES
 from servicebroker.model.remedies import REMEDIES
-from servicebroker.operations.operation import result_of
+from servicebroker.operations.operation import help_of, result_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -69,34 +69,8 @@ def found(module: griffe.Module, path: str) -> Any:
     return member
 
 
-def made_of_steps(module: griffe.Module, thing: Any) -> griffe.Function:
-    """The method as its caller sees it that is made of steps, or of an operation.
-
-    `drop_role = defined(principals.drop_role)`, `send = operated(Send)`.
-    """
-    if str(thing.value).startswith("operated("):
-        return _made_of_operation(module, thing)
-    steps = found(module, thing.value.arguments[0].canonical_path.removeprefix("servicebroker."))
-    own = list(_spelled(module, steps))[str(thing.value).startswith("defined(") :]  # without the user it works as
-    method = griffe.Function(steps.name, parameters=griffe.Parameters(*own), returns="None", parent=steps.parent)
-    method.docstring = steps.docstring
-    return method
-
-
-def _spelled(module: griffe.Module, steps: Any) -> Iterator[griffe.Parameter]:
-    """The parameters of a function; each key of an unpacked TypedDict is one, which may be left out."""
-    for parameter in steps.parameters:
-        if parameter.kind is not griffe.ParameterKind.var_keyword:
-            yield parameter
-            continue
-        keys = found(module, parameter.annotation.slice.canonical_path.removeprefix("servicebroker."))
-        for name, key in keys.attributes.items():
-            yield griffe.Parameter(
-                name, annotation=key.annotation, kind=griffe.ParameterKind.keyword_only, default="None"
-            )
-
-
-def _made_of_operation(module: griffe.Module, thing: Any) -> griffe.Function:
+def made_of_operation(module: griffe.Module, thing: Any) -> griffe.Function:
+    """The method as its caller sees it that is made of an operation: `send = operated(Send)`."""
     text = found(module, thing.value.arguments[0].canonical_path.removeprefix("servicebroker."))
     operation = getattr(operations, text.name)
     parameters = [
@@ -110,13 +84,13 @@ def _made_of_operation(module: griffe.Module, thing: Any) -> griffe.Function:
     ]
     returns = re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", inspect.formatannotation(result_of(operation)))
     method = griffe.Function(thing.name, parameters=griffe.Parameters(*parameters), returns=returns, parent=text.parent)
-    method.docstring = text.docstring
+    method.docstring = griffe.Docstring(help_of(operation), parent=method, parser="google")
     return method
 
 
 def _is_made(thing: Any) -> bool:
     """Whether it is such a method."""
-    return thing.is_attribute and str(thing.value).startswith(("defined(", "administered(", "operated("))
+    return thing.is_attribute and str(thing.value).startswith("operated(")
 
 
 def public_names(module: griffe.Module) -> list[str]:
@@ -163,7 +137,7 @@ def described(module: griffe.Module, path: str) -> str:
     """The signature and the docstring of a name, in Markdown."""
     thing = found(module, path)
     if _is_made(thing):
-        thing = made_of_steps(module, thing)
+        thing = made_of_operation(module, thing)
     parts = []
     if thing.is_function or thing.is_class:
         parts.append(f"```py\n{signature(thing, path)}\n```")

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from servicebroker.api.shared.open import open_async
     from servicebroker.api.shared.open import open_instance as open
     from servicebroker.api.transaction import JoinedTransaction, Transaction
-    from servicebroker.engine.activation.clause import Activation
+    from servicebroker.operations.queues import Activation
     from servicebroker.tsql.statement_errors import TsqlError
 
 __all__ = [
@@ -99,7 +99,7 @@ __all__ = [
 
 # Loaded at their first use: Spark starts a process for each commit, which needs none of them, nor the driver.
 _LATER = {
-    "Activation": ("servicebroker.engine.activation.clause", "Activation"),
+    "Activation": ("servicebroker.operations.queues", "Activation"),
     "AsyncConversationPool": ("servicebroker.api.aio.pool", "AsyncConversationPool"),
     "AsyncDatabase": ("servicebroker.api.aio.database", "AsyncDatabase"),
     "AsyncInstance": ("servicebroker.api.aio.instance", "AsyncInstance"),

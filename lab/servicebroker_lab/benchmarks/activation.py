@@ -12,9 +12,9 @@ from servicebroker.activation.host import Host
 from servicebroker.activation.procedures import Form, PythonProcedure
 from servicebroker.api.instance import Instance
 from servicebroker.api.transaction import Transaction
-from servicebroker.engine.activation.clause import Activation
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.operations.queues import Activation
 from servicebroker_lab.benchmarks.measured_system import System, Way, text_body
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE

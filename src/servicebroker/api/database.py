@@ -12,16 +12,13 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.api.certificates import Certificates
+from servicebroker.api.certificates import find_certificate, open_key
 from servicebroker.api.definitions import Definitions
-from servicebroker.api.event_notifications import EventNotifications
 from servicebroker.api.exclusive import alone
 from servicebroker.api.giving_way import MOMENTS, find_patience, giving_way, hurried
 from servicebroker.api.processing import process
 from servicebroker.api.requesting import process_late_answers
-from servicebroker.api.routing import Routing
 from servicebroker.api.scripts import Scripts
-from servicebroker.api.security import Security
 from servicebroker.api.transaction import (
     ASK_THE_DATABASE,
     JoinedTransaction,
@@ -33,18 +30,15 @@ from servicebroker.api.transaction import (
 from servicebroker.api.verbs import Verbs
 from servicebroker.api.working import working
 from servicebroker.api.wrappers import operated
-from servicebroker.engine.catalog import alter, database_options, databases
-from servicebroker.engine.catalog.read_only import set_read_only, set_read_write
+from servicebroker.engine.catalog import alter
+from servicebroker.engine.catalog.routes import explain_route
 from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import (
     Termination,
-    check_broker_options,
-    check_changes,
     check_groups,
     check_policy,
     check_procedure,
     check_wait,
-    checked_termination,
 )
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
@@ -53,26 +47,24 @@ from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.concurrency import IS_ASYNC, current_work
+from servicebroker.store.keys.x509_certificates import sign
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps, only
 
 if TYPE_CHECKING:
     from servicebroker.api.instance import Instance
-    from servicebroker.model.application import Application
+    from servicebroker.operations.application import Application
 
 T = TypeVar("T")
 Given = TypeVar("Given")
 
 
 class Database(
-    Verbs,
     Definitions,
-    Security,
-    Routing,
-    Certificates,
+    Verbs,
     Scripts,
-    EventNotifications,
 ):
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
@@ -214,6 +206,42 @@ class Database(
 
     discard_message = operated(DiscardMessage)
 
+    def explain_route(
+        self, service: str, broker_instance: str | UUID | None = None, *, from_outside: bool = False
+    ) -> Explanation:
+        """What routing decides now about a conversation to `service` that begins in this database.
+
+        Args:
+            service: the name of the service, compared byte by byte.
+            broker_instance: the identifier that BEGIN DIALOG names, if any.
+            from_outside: explain instead what becomes of a first message that arrives from another instance.
+
+        Raises:
+            BrokerError: 1093 no broker identifier, 402 no name of a service.
+        """
+
+        def steps() -> Steps[Explanation]:
+            database_id = None if from_outside else self.database_id
+            now = self.instance.clock()
+            return (yield from explain_route(self.catalog, database_id, service, broker_instance, now))
+
+        return self._do(steps())
+
+    def sign_with_certificate(self, name: str, text: bytes, *, decryption_password: str | None = None) -> bytes:
+        """The signature of a text by the private key of a certificate: ECDSA or RSA-PSS, with SHA-256.
+
+        Args:
+            name: the certificate.
+            text: what is signed.
+            decryption_password: of a private key that is kept under a password.
+
+        Raises:
+            BrokerError: 15151 no such certificate, or no CONTROL on it, 15556 there is no private key, 15465, 15581,
+                402.
+        """
+        found = find_certificate(self, "BACKUP CERTIFICATE", name)
+        return sign(text, open_key(self, found, decryption_password))
+
     def working(self, *workers: Worker, concurrency: int = 1) -> AbstractContextManager[None]:
         """Run workers beside the block: `with database.working(stock, concurrency=4): ...`.
 
@@ -243,74 +271,10 @@ class Database(
 
         return ForeignTransaction(self, connection)
 
-    def alter(
-        self,
-        *,
-        enable_broker: bool = False,
-        disable_broker: bool = False,
-        new_broker: bool = False,
-        error_broker_conversations: bool = False,
-        honor_broker_priority: bool | None = None,
-        trustworthy: bool | None = None,
-        read_only: bool | None = None,
-        no_wait: bool = False,
-        rollback_after: float | None = None,
-    ) -> None:
-        """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY, TRUSTWORTHY and READ_ONLY, or several.
-
-        Args:
-            enable_broker: deliver; what waited in the transmission queue goes out.
-            disable_broker: what is sent from here and to here waits in the transmission queue.
-            new_broker: another identifier, and every conversation is removed without telling its peer.
-            error_broker_conversations: every conversation gets the Error -9719, its side elsewhere -9720.
-            honor_broker_priority: whether transmission to other instances follows the priorities.
-            trustworthy: whether T-SQL that works as a user of the database (EXECUTE AS USER, modules, activation) is in
-                other databases who the user's login is, and dbo is dbo; else it is guest there. For administrators.
-            read_only: True refuses whatever writes into the database, with 3906, also in PostgreSQL; its broker waits
-                until False, READ_WRITE, is said.
-            no_wait: `enable_broker`, `new_broker` and `read_only` need the database for themselves. They wait until no
-                transaction that runs has sent into it or received from it; with this they are refused instead.
-            rollback_after: seconds after which the sessions of those transactions are ended; 0 is ROLLBACK IMMEDIATE.
-
-        Raises:
-            BrokerError: 5070 the database is in use, with `no_wait`; 9772 an enabled database has the same identifier;
-                402 for two of the four at once, or of the two last; 5011 no permission, 15247 none for TRUSTWORTHY;
-                3906 something else is altered while it is read-only.
-        """
-        check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
-        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority, TRUSTWORTHY=trustworthy, READ_ONLY=read_only)
-        number, statement = self.database_id, "ALTER DATABASE"
-        termination, in_use = checked_termination(no_wait, rollback_after), BrokerError(5070, self.name)
-
-        def enabling() -> Steps[list[UUID]]:
-            return database_options.enable_broker(self.catalog, number, self.instance.clock())
-
-        def writable() -> Steps[bool]:
-            return set_read_write(number, self.name)
-
-        if read_only is False and self._define_alone(writable, statement, termination, in_use):
-            self._deliver_left(self._define_alone(enabling, statement, termination, in_use))
-        if disable_broker:
-            self._define(database_options.disable_broker(number), statement)
-        if new_broker:
-            self._define_alone(lambda: database_options.new_broker(number), statement, termination, in_use)
-        if error_broker_conversations:
-            self._define(database_options.error_broker_conversations(number), statement)
-        if enable_broker:
-            self._deliver_left(self._define_alone(enabling, statement, termination, in_use))
-        elif new_broker or error_broker_conversations:
-            self._deliver(enabling, statement)
-        if honor_broker_priority is not None:
-            self._define(database_options.honor_broker_priority(number, honor_broker_priority), statement)
-        if trustworthy is not None:
-            self._define(database_options.set_trustworthy(number, trustworthy), statement)
-        if read_only:
-            self._define_alone(lambda: set_read_only(number, self.name), statement, termination, in_use)
-
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
-        """`_define`, with the database for itself. Who may not do it ends nobody."""
+        """Run steps of DDL with the database for themselves. Who may not do it ends nobody."""
 
         def authorized() -> Steps[T]:
             yield from self.engine.check_database()
@@ -319,14 +283,6 @@ class Database(
         self._do(rights.authorize(self.user, statement))
         with self.instance.connection() as connection, translated():
             return alone(connection, self.database_id, termination, in_use, authorized)
-
-    def _drop(self, rollback_after: float | None) -> None:
-        """DROP DATABASE, see `Instance.drop_database`."""
-        termination = checked_termination(rollback_after is None, rollback_after)
-        in_use = BrokerError(3702, self.name)
-        self._define_alone(lambda: databases.drop_database(self.database_id), "DROP DATABASE", termination, in_use)
-        system = self.instance.database(databases.SYSTEM_DATABASE)
-        system._remove_dropped_queues()
 
     def _alone(self, steps: Steps[T]) -> T:
         """DDL, one at a time, in a database that is there."""

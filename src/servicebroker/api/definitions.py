@@ -3,25 +3,69 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, get_args, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 from uuid import UUID
 
+from servicebroker.api import certificates, master_keys
 from servicebroker.api.giving_way import MOMENTS, RISING
-from servicebroker.engine.activation.clause import Activation, set_activation
-from servicebroker.engine.catalog import alter, bindings, catalog, message_types, priorities, schemas, services
-from servicebroker.engine.catalog.catalog import Catalog, Queue
-from servicebroker.engine.catalog.event_notifications import drop_notifications_on
+from servicebroker.api.wrappers import operated
+from servicebroker.engine.catalog import alter, database_options
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.catalog.definer import Definer
+from servicebroker.engine.catalog.definitions import INTERPRETERS
+from servicebroker.engine.catalog.read_only import set_read_only, set_read_write
 from servicebroker.engine.delivery import transmission
 from servicebroker.engine.security import authorization as rights
-from servicebroker.engine.security import principals
-from servicebroker.model.arguments import check_switch, may_exist, read_once
+from servicebroker.model.arguments import Termination, may_exist
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import User
+from servicebroker.operations.bindings import (
+    AlterRemoteServiceBinding,
+    CreateRemoteServiceBinding,
+    DropRemoteServiceBinding,
+)
+from servicebroker.operations.certificates import (
+    AlterCertificate,
+    BackupCertificate,
+    CreateCertificate,
+    DropCertificate,
+)
+from servicebroker.operations.contracts import CreateContract, DropContract
+from servicebroker.operations.databases import AlterDatabase
+from servicebroker.operations.event_notifications import CreateEventNotification, DropEventNotification
+from servicebroker.operations.master_keys import (
+    AddMasterKeyPassword,
+    AlterMasterKey,
+    CloseMasterKey,
+    CreateMasterKey,
+    DropMasterKey,
+    DropMasterKeyPassword,
+    OpenMasterKey,
+    RegenerateMasterKey,
+)
+from servicebroker.operations.message_types import AlterMessageType, CreateMessageType, DropMessageType
+from servicebroker.operations.operation import Definition, Operation
+from servicebroker.operations.permissions import AlterAuthorization, Deny, Grant, Revoke
+from servicebroker.operations.principals import (
+    AddRoleMember,
+    CreateRole,
+    CreateUser,
+    DropRole,
+    DropRoleMember,
+    DropUser,
+)
+from servicebroker.operations.priorities import AlterBrokerPriority, CreateBrokerPriority, DropBrokerPriority
+from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
+from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
+from servicebroker.operations.schema_collections import (
+    AlterXmlSchemaCollection,
+    CreateXmlSchemaCollection,
+    DropXmlSchemaCollection,
+)
+from servicebroker.operations.services import AlterService, CreateService, DropService
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -31,60 +75,19 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def defined(steps: Callable[Concatenate[User, P], Steps[object]]) -> Callable[Concatenate[Any, P], None]:
-    """The method that runs these steps of DDL for the user that its object works as.
-
-    What it takes and what it does is said where the steps are.
-    """
-
-    def method(definer: Any, /, *given: P.args, **named: P.kwargs) -> None:
-        signature.bind(definer, *given, **named)
-        definer._alone(steps(definer.user, *given, **named))
-
-    _user, *theirs = _parameters(steps)
-    signature = _describe(method, steps, theirs)
-    return method
-
-
-def administered(steps: Callable[P, Steps[object]]) -> Callable[Concatenate[Any, P], None]:
-    """The same for what concerns the whole instance: its object is that, and administrators alone may."""
-
-    def method(instance: Any, /, *given: P.args, **named: P.kwargs) -> None:
-        instance._administer(steps(*given, **named))
-
-    _describe(method, steps, _parameters(steps))
-    return method
-
-
-def _describe(
-    method: Callable[..., object], steps: Callable[..., object], parameters: Iterable[inspect.Parameter]
-) -> inspect.Signature:
-    """Give the method the words of its steps, for `help`, and these parameters. Return its signature."""
-    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    functools.update_wrapper(method, steps)
-    signature = inspect.signature(steps).replace(parameters=[itself, *parameters], return_annotation=None)
-    method.__signature__ = signature  # type: ignore[attr-defined]
-    return signature
-
-
-def _parameters(steps: Callable[..., object]) -> Iterator[inspect.Parameter]:
-    """The parameters of the steps; each key of an unpacked TypedDict is one, which may be left out."""
-    for parameter in inspect.signature(steps).parameters.values():
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-            yield parameter
-            continue
-        (keys,) = get_args(get_type_hints(steps)[parameter.name])
-        for name, hint in keys.__annotations__.items():
-            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__)
-
-
 class Definitions(ABC):
-    """Message types, schema collections, contracts, queues, services, broker priorities, remote service bindings."""
+    """CREATE, ALTER and DROP of a database's objects, users and roles; GRANT, DENY, REVOKE; ALTER AUTHORIZATION.
+
+    The object of a permission is named by one of the keywords `service`, `queue` and so on; without any it is the
+    database.
+    """
 
     instance: Instance
     database_id: int
+    name: str
     user: User
     catalog: Catalog
+    _opened_master_key: tuple[bytes, bytes] | None = None  # by its password: as it is stored, and in clear
 
     @abstractmethod
     def _alone(self, steps: Steps[T]) -> T:
@@ -101,267 +104,127 @@ class Definitions(ABC):
     def _do(self, steps: Steps[T]) -> T:
         """Run steps that are a transaction each."""
 
-    create_message_type = defined(message_types.create_message_type)
+    def _steps(self, operation: Definition[Any]) -> Steps[Any]:
+        """Return the steps of a definition; anew when they are done again."""
+        definer = Definer(self.user, self.catalog, self.instance.clock)
+        return INTERPRETERS[type(operation)](definer, operation)
 
-    alter_message_type = defined(message_types.alter_message_type)
+    def _run_definition(self, operation: Operation[T]) -> T:
+        """Run a definition. If `exist_ok` allows that its name is taken, nothing is done then."""
+        kind: Any = type(operation)
+        run: Runner | None = _RUNNERS.get(kind, _alone if kind in INTERPRETERS else None)
+        if run is None or not isinstance(operation, Definition):
+            raise BrokerError(402, "operation", f"{operation!r:.200}", "a value of servicebroker.operations")
+        with may_exist(operation.exist_ok):
+            result: T = run(self, operation)
+            return result
 
-    drop_message_type = defined(message_types.drop_message_type)
+    alter = operated(AlterDatabase)
 
-    create_xml_schema_collection = defined(schemas.create_xml_schema_collection)
+    create_message_type = operated(CreateMessageType)
 
-    alter_xml_schema_collection = defined(schemas.alter_xml_schema_collection)
+    alter_message_type = operated(AlterMessageType)
 
-    drop_xml_schema_collection = defined(schemas.drop_xml_schema_collection)
+    drop_message_type = operated(DropMessageType)
 
-    def create_contract(
-        self,
-        name: str,
-        sent_by: Mapping[str, str] | Iterable[tuple[str, str]],
-        *,
-        authorization: str | None = None,
-        exist_ok: bool = False,
-    ) -> None:
-        """CREATE CONTRACT; `sent_by` maps each message type to INITIATOR, TARGET or ANY.
+    create_xml_schema_collection = operated(CreateXmlSchemaCollection)
 
-        Raises:
-            BrokerError: 8403, 8492, 15151 unknown message type or owner, 2714 name taken, 262.
-        """
-        given = read_once(sent_by)
+    alter_xml_schema_collection = operated(AlterXmlSchemaCollection)
 
-        def steps() -> Steps[None]:
-            owner = yield from principals.find_owner(self.user, authorization)
-            yield from catalog.create_contract(self.database_id, name, given, owner)
+    drop_xml_schema_collection = operated(DropXmlSchemaCollection)
 
-        with may_exist(exist_ok):
-            self._define(steps(), "CREATE CONTRACT", rights.message_types(given))
+    create_contract = operated(CreateContract)
 
-    def create_queue(
-        self,
-        name: str,
-        *,
-        status: bool = True,
-        retention: bool = False,
-        poison_message_handling: bool = True,
-        activation: Activation | None = None,
-        filegroup: str = "DEFAULT",
-        exist_ok: bool = False,
-    ) -> None:
-        """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
+    drop_contract = operated(DropContract)
 
-        Args:
-            name: `queue` or `schema.queue`.
-            status: False makes it OFF.
-            retention: what its services receive and send stays visible there until the conversation ends.
-            poison_message_handling: False lets no number of rollbacks switch it off.
-            activation: the procedure that reads it; on unless its `status` says otherwise.
-            filegroup: PRIMARY, which is DEFAULT.
-            exist_ok: whether one of that name may be there, which stays as it is.
+    create_queue = operated(CreateQueue)
 
-        Raises:
-            BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, 262, and for the activation
-                9609, 9611, 9613, 9614, 9742, 15517.
-        """
+    alter_queue = operated(AlterQueue)
 
-        def steps() -> Steps[BrokerError | None]:
-            yield from catalog.create_queue(
-                self.database_id,
-                name,
-                status=status,
-                retention=retention,
-                poison_message_handling=poison_message_handling,
-                filegroup=filegroup,
-                owner=self.user.principal_id,
-            )
-            if not isinstance(activation, Activation | None):
-                raise BrokerError(402, "ACTIVATION", repr(activation), "an Activation")
-            if activation is None:
-                return None
-            is_on = activation.status is None or activation.status
-            return (yield from set_activation(self.user, name, activation._replace(status=is_on)))
+    drop_queue = operated(DropQueue)
 
-        with may_exist(exist_ok):
-            _warn(self._define(steps(), "CREATE QUEUE"))
+    create_service = operated(CreateService)
 
-    def create_service(
-        self,
-        name: str,
-        queue: str,
-        contracts: Iterable[str] = (),
-        *,
-        authorization: str | None = None,
-        exist_ok: bool = False,
-    ) -> None:
-        """CREATE SERVICE on a queue, as a target of `contracts`. Messages that wait for it are delivered.
+    alter_service = operated(AlterService)
 
-        Raises:
-            BrokerError: 8404, 15151 unknown queue, contract or owner, 2714 name taken, 262.
-        """
-        given = read_once(contracts)
+    drop_service = operated(DropService)
 
-        def steps() -> Steps[None]:
-            owner = yield from principals.find_owner(self.user, authorization)
-            found = yield from catalog.find_queue_now("find", self.database_id, queue)
-            yield from catalog.create_service(self.database_id, name, found.queue_id, given, owner)
-            yield from transmission.deliver_to_service(self.catalog, name, self.instance.clock())
+    create_broker_priority = operated(CreateBrokerPriority)
 
-        def authorized() -> Steps[None]:
-            return rights.authorized(steps(), self.user, "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
+    alter_broker_priority = operated(AlterBrokerPriority)
 
-        with may_exist(exist_ok):
-            self._giving_way(authorized, RISING)
+    drop_broker_priority = operated(DropBrokerPriority)
 
-    def drop_contract(self, name: str) -> None:
-        """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
+    create_remote_service_binding = operated(CreateRemoteServiceBinding)
 
-        Raises:
-            BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 built-in.
-        """
+    alter_remote_service_binding = operated(AlterRemoteServiceBinding)
 
-        def steps() -> Steps[None]:
-            dropping = alter.drop_contract(self.database_id, name)
-            return rights.authorized(dropping, self.user, "DROP CONTRACT", rights.contracts([name]))
+    drop_remote_service_binding = operated(DropRemoteServiceBinding)
 
-        self._giving_way(steps)
+    create_route = operated(CreateRoute)
 
-    def alter_queue(
-        self,
-        name: str,
-        *,
-        status: bool | None = None,
-        retention: bool | None = None,
-        poison_message_handling: bool | None = None,
-        activation: Activation | Literal["DROP"] | None = None,
-        rebuild: bool = False,
-        reorganize: bool = False,
-        move_to: str | None = None,
-    ) -> None:
-        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False) and the other options; REBUILD; REORGANIZE; MOVE TO.
+    alter_route = operated(AlterRoute)
 
-        OFF: RECEIVE raises 9617, and what is sent waits in the transmission queue. ON delivers that in order.
-        Retention keeps what is received and sent from now on visible until the conversation ends; off again, what is
-        kept stays until then.
-        With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
-        Of an activation, what is given changes; "DROP" takes it away.
-        REBUILD gives the unused space of the queue's tables back, of what is kept too; readers and senders wait
-        meanwhile. REORGANIZE gives back what lies at their end, and nobody waits. MOVE TO knows only the filegroup
-        PRIMARY, or DEFAULT.
+    drop_route = operated(DropRoute)
 
-        Raises:
-            BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742,
-                15517.
-        """
-        check_switch("REBUILD", rebuild)
-        check_switch("REORGANIZE", reorganize)
-        said: list[BrokerError | None] = []
+    create_event_notification = operated(CreateEventNotification)
 
-        def steps() -> Steps[list[UUID]]:
-            if activation is not None:
-                said[:] = [(yield from set_activation(self.user, name, activation))]
-            return (
-                yield from alter.alter_queue(
-                    self.catalog,
-                    self.database_id,
-                    name,
-                    status=status,
-                    retention=retention,
-                    poison_message_handling=poison_message_handling,
-                    move_to=move_to,
-                    now=self.instance.clock(),
-                )
-            )
+    drop_event_notification = operated(DropEventNotification)
 
-        self._deliver(steps, "ALTER QUEUE", rights.queue(name))
-        for warning in said:
-            _warn(warning)
-        for table in alter.TABLES if rebuild else ():
-            self._define(alter.rebuild_queue(self.database_id, name, table), "ALTER QUEUE", rights.queue(name))
-        if reorganize:
-            queue = self._do(alter.find_user_queue("alter", self.database_id, name))
-            self._do(alter.reorganize_queue(queue.queue_id))
+    create_user = operated(CreateUser)
 
-    def drop_queue(self, name: str) -> None:
-        """DROP QUEUE; readers that wait there get 15151. Returns when no open transaction has its table in use.
+    drop_user = operated(DropUser)
 
-        Raises:
-            BrokerError: 3716 a service uses it, 15151 no such queue.
-        """
+    create_role = operated(CreateRole)
 
-        def steps() -> Steps[Queue]:
-            yield from drop_notifications_on(self.database_id, name, self.instance.clock())
-            return (yield from alter.drop_queue(self.database_id, name))
+    drop_role = operated(DropRole)
 
-        dropped = self._define(steps(), "DROP QUEUE", rights.queue(name))
-        self.catalog.forget_queue(dropped.queue_id)
-        self._remove_dropped_queues()
+    add_role_member = operated(AddRoleMember)
 
-    def alter_service(
-        self,
-        name: str,
-        *,
-        queue: str | None = None,
-        add_contracts: Iterable[str] = (),
-        drop_contracts: Iterable[str] = (),
-    ) -> None:
-        """ALTER SERVICE ON QUEUE (ADD CONTRACT, DROP CONTRACT). Its messages move to the other queue with it.
+    drop_role_member = operated(DropRoleMember)
 
-        Conversations on a dropped contract go on; readers that wait at its queue get 8468.
+    grant = operated(Grant)
 
-        Raises:
-            BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.
-        """
-        to_add, to_drop = read_once(add_contracts), read_once(drop_contracts)
-        needed = [rights.service(name), rights.contracts(to_add), *([] if queue is None else [rights.queue(queue)])]
+    deny = operated(Deny)
 
-        def steps() -> Steps[None]:
-            altering = services.alter_service(
-                self.database_id, name, queue=queue, add_contracts=to_add, drop_contracts=to_drop
-            )
-            return rights.authorized(altering, self.user, "ALTER SERVICE", *needed)
+    revoke = operated(Revoke)
 
-        self._giving_way(steps)
+    alter_authorization = operated(AlterAuthorization)
 
-        def delivering() -> Steps[list[UUID]]:
-            return transmission.deliver_free(self.catalog, self.instance.clock())
+    create_certificate = operated(CreateCertificate)
 
-        self._deliver_left(self._giving_way(delivering, RISING))
+    alter_certificate = operated(AlterCertificate)
 
-    def drop_service(self, name: str) -> None:
-        """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
+    drop_certificate = operated(DropCertificate)
 
-        Raises:
-            BrokerError: 15151 no such service, 3716 a conversation priority names it.
-        """
+    backup_certificate = operated(BackupCertificate)
 
-        def steps() -> Steps[None]:
-            dropping = services.drop_service(self.database_id, name)
-            return rights.authorized(dropping, self.user, "DROP SERVICE", rights.service(name))
+    create_master_key = operated(CreateMasterKey)
 
-        self._giving_way(steps)
+    open_master_key = operated(OpenMasterKey)
 
-    create_broker_priority = defined(priorities.create_broker_priority)
+    close_master_key = operated(CloseMasterKey)
 
-    alter_broker_priority = defined(priorities.alter_broker_priority)
+    alter_master_key = operated(AlterMasterKey)
 
-    drop_broker_priority = defined(priorities.drop_broker_priority)
+    add_master_key_password = operated(AddMasterKeyPassword)
 
-    create_remote_service_binding = defined(bindings.create_remote_service_binding)
+    drop_master_key_password = operated(DropMasterKeyPassword)
 
-    alter_remote_service_binding = defined(bindings.alter_remote_service_binding)
+    regenerate_master_key = operated(RegenerateMasterKey)
 
-    drop_remote_service_binding = defined(bindings.drop_remote_service_binding)
+    drop_master_key = operated(DropMasterKey)
 
-    def _deliver(self, steps: Callable[[], Steps[list[UUID]]], statement: str, *objects: rights.Lookup) -> None:
-        """Do what delivers waiting messages, then the conversations that somebody was sending on."""
-        self._deliver_left(self._giving_way(lambda: rights.authorized(steps(), self.user, statement, *objects), RISING))
+    @abstractmethod
+    def _define_alone(
+        self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
+    ) -> T:
+        """Run steps of DDL with the database for themselves. Who may not do it ends nobody."""
 
     def _deliver_left(self, handles: list[UUID]) -> None:
         for handle in handles:
             remembered, now = self.catalog, self.instance.clock()
             self._alone(transmission.deliver_conversation(remembered, handle, now))
-
-    def _define(self, steps: Steps[T], statement: str, *objects: rights.Lookup) -> T:
-        """DDL that is authorized by what `NEEDS` says of the statement."""
-        return self._alone(rights.authorized(steps, self.user, statement, *objects))
 
     def _remove_dropped_queues(self) -> None:
         """The second half of DROP QUEUE, also for a process that died between the two."""
@@ -369,6 +232,115 @@ class Definitions(ABC):
             self._alone(alter.remove_dropped_queue(queue_id))
 
 
-def _warn(said: BrokerError | None) -> None:
-    if said is not None:
-        warnings.warn(str(said), stacklevel=3)
+def _warn(warning: BrokerError | None) -> None:
+    if warning is not None:
+        warnings.warn(str(warning), stacklevel=5)  # at the caller of the method
+
+
+# ---------------------------------------------------------------- how definitions run
+
+Runner: TypeAlias = Callable[[Any, Any], Any]  # of the database and the operation
+
+
+def _alone(definitions: Definitions, operation: Definition[Any]) -> Any:
+    """Run it in one transaction, while nobody else defines anything."""
+    return definitions._alone(definitions._steps(operation))
+
+
+def _giving_way(definitions: Definitions, operation: Definition[Any]) -> None:
+    """Run what readers and senders may be in the way of."""
+    definitions._giving_way(lambda: definitions._steps(operation))
+
+
+def _delivering(definitions: Definitions, operation: Definition[Any]) -> None:
+    """Run what delivers waiting messages, then the conversations that somebody was sending on."""
+    definitions._deliver_left(definitions._giving_way(lambda: definitions._steps(operation), RISING))
+
+
+def _create_queue(definitions: Definitions, operation: CreateQueue) -> None:
+    _warn(definitions._alone(definitions._steps(operation)))
+
+
+def _alter_queue(definitions: Definitions, operation: AlterQueue) -> None:
+    """Run its parts, each as a transaction: who has one of the tables open may be about to open the other."""
+    left, warning = definitions._giving_way(lambda: definitions._steps(operation), RISING)
+    definitions._deliver_left(left)
+    _warn(warning)
+    definer = Definer(definitions.user, definitions.catalog, definitions.instance.clock)
+    for table in alter.TABLES if operation.rebuild else ():
+        definitions._alone(alter.rebuild_queue(definer, operation, table))
+    if operation.reorganize:
+        queue = definitions._do(alter.find_user_queue("alter", definer.database_id, operation.name))
+        definitions._do(alter.reorganize_queue(queue.queue_id))
+
+
+def _drop_queue(definitions: Definitions, operation: DropQueue) -> None:
+    dropped = definitions._alone(definitions._steps(operation))
+    definitions.catalog.forget_queue(dropped.queue_id)
+    definitions._remove_dropped_queues()
+
+
+def _create_service(definitions: Definitions, operation: CreateService) -> None:
+    definitions._giving_way(lambda: definitions._steps(operation), RISING)
+
+
+def _alter_service(definitions: Definitions, operation: AlterService) -> None:
+    """Run it, then deliver what waited for the queue that the service has left."""
+    definitions._giving_way(lambda: definitions._steps(operation))
+
+    def delivering() -> Steps[list[UUID]]:
+        return transmission.deliver_free(definitions.catalog, definitions.instance.clock())
+
+    definitions._deliver_left(definitions._giving_way(delivering, RISING))
+
+
+def _alter_database(definitions: Definitions, operation: AlterDatabase) -> None:
+    """Run the options one after the other; some need the database for themselves."""
+    termination, in_use = operation.termination(), BrokerError(5070, definitions.name)
+    user, number, permission = definitions.user, definitions.database_id, operation.permission
+
+    def enabling() -> Steps[list[UUID]]:
+        return database_options.enable_broker(definitions.catalog, number, definitions.instance.clock())
+
+    def shared(steps: Steps[None]) -> None:
+        definitions._alone(rights.authorized(steps, user, permission))
+
+    def alone(steps: Callable[[], Steps[T]]) -> T:
+        return definitions._define_alone(steps, permission, termination, in_use)
+
+    if operation.read_only is False and alone(lambda: set_read_write(number, definitions.name)):
+        definitions._deliver_left(alone(enabling))
+    if operation.disable_broker:
+        shared(database_options.disable_broker(number))
+    if operation.new_broker:
+        alone(lambda: database_options.new_broker(number))
+    if operation.error_broker_conversations:
+        shared(database_options.error_broker_conversations(number))
+    if operation.enable_broker:
+        definitions._deliver_left(alone(enabling))
+    elif operation.new_broker or operation.error_broker_conversations:
+        left = definitions._giving_way(lambda: rights.authorized(enabling(), user, permission), RISING)
+        definitions._deliver_left(left)
+    if operation.honor_broker_priority is not None:
+        shared(database_options.honor_broker_priority(number, operation.honor_broker_priority))
+    if operation.trustworthy is not None:
+        shared(database_options.set_trustworthy(number, operation.trustworthy))
+    if operation.read_only:
+        alone(lambda: set_read_only(number, definitions.name))
+
+
+_RUNNERS: Mapping[type[Definition[Any]], Runner] = {  # those that do not run alone, in one transaction
+    DropContract: _giving_way,
+    CreateQueue: _create_queue,
+    AlterQueue: _alter_queue,
+    DropQueue: _drop_queue,
+    CreateService: _create_service,
+    AlterService: _alter_service,
+    DropService: _giving_way,
+    CreateRoute: _delivering,
+    AlterRoute: _delivering,
+    DropRoute: _delivering,
+    AlterDatabase: _alter_database,
+    **certificates.RUNNERS,
+    **master_keys.RUNNERS,
+}

@@ -1,182 +1,150 @@
 # Made from aio/master_keys.py by tools/make_sync.py: change that file, then run `make sync`.
-"""The master key of a broker database as methods; who opens it, and with what."""
+"""How a database runs the statements of its master key: who opens it, and with what."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from servicebroker.engine.security import master_keys
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.certificates import MASTER_KEY
-from servicebroker.model.security.permissions import User
+from servicebroker.operations.master_keys import (
+    AddMasterKeyPassword,
+    AlterMasterKey,
+    CloseMasterKey,
+    CreateMasterKey,
+    DropMasterKey,
+    DropMasterKeyPassword,
+    OpenMasterKey,
+    RegenerateMasterKey,
+)
+from servicebroker.operations.operation import Definition
 from servicebroker.store.concurrency import in_thread
 from servicebroker.store.keys.sealing import new_key, seal, seal_by_password, unseal, unseal_by_password
-from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
-    from servicebroker.api.instance import Instance
-
-T = TypeVar("T")
+    from servicebroker.api.database import Database
 
 
-class MasterKeys(ABC):
-    """CREATE, OPEN, CLOSE, ALTER and DROP MASTER KEY.
+def _create_master_key(database: Database, operation: CreateMasterKey) -> None:
+    checked_password("PASSWORD", operation.password, is_new=True)
+    key = new_key()
+    by_password = in_thread(seal_by_password, operation.password, key, MASTER_KEY)
+    service_key = in_thread((database.instance.key_folder()).ensure_service_master_key)
+    database._alone(
+        master_keys.create_master_key(database.user, MasterKey(by_password, seal(service_key, key, MASTER_KEY)))
+    )
 
-    The master key encrypts the private keys of the database's certificates and the session keys of its conversations.
-    It is opened by the service master key, a file in the instance's key folder, or for this object by its password.
+
+def _open_master_key(database: Database, operation: OpenMasterKey) -> None:
+    checked_password("PASSWORD", operation.password)
+    found = database._alone(master_keys.require_master_key(database.user))
+    for sealed in found.by_passwords:
+        key = in_thread(unseal_by_password, operation.password, sealed, MASTER_KEY)
+        if key is not None:
+            database._opened_master_key = (found.by_password, key)
+            return
+    raise BrokerError(15313)
+
+
+def _close_master_key(database: Database, operation: CloseMasterKey) -> None:
+    if database._opened_master_key is None:
+        raise BrokerError(15315, "master key")
+    database._opened_master_key = None
+
+
+def _alter_master_key(database: Database, operation: AlterMasterKey) -> None:
+    check_switch("ENCRYPTION BY SERVICE MASTER KEY", operation.service_master_key)
+    key = find_master_key(database)
+    sealed = None
+    if operation.service_master_key:
+        folder = database.instance.key_folder()
+        sealed = seal(in_thread(folder.ensure_service_master_key), key, MASTER_KEY)
+    database._alone(master_keys.set_service_encryption(database.user, sealed))
+
+
+def _add_master_key_password(database: Database, operation: AddMasterKeyPassword) -> None:
+    checked_password("PASSWORD", operation.password, is_new=True)
+    sealed = in_thread(seal_by_password, operation.password, find_master_key(database), MASTER_KEY)
+    found = database._alone(master_keys.require_master_key(database.user))
+    database._alone(master_keys.set_password_encryption(database.user, [*found.by_passwords, sealed]))
+
+
+def _drop_master_key_password(database: Database, operation: DropMasterKeyPassword) -> None:
+    checked_password("PASSWORD", operation.password)
+    found = database._alone(master_keys.require_master_key(database.user))
+    left = [
+        sealed
+        for sealed in found.by_passwords
+        if in_thread(unseal_by_password, operation.password, sealed, MASTER_KEY) is None
+    ]
+    if not left or len(left) == len(found.by_passwords):
+        raise BrokerError(15558, "the encryption of the master key", "this password")
+    if database._opened_master_key is not None:
+        database._opened_master_key = (left[0], database._opened_master_key[1])
+    database._alone(master_keys.set_password_encryption(database.user, left))
+
+
+def _regenerate_master_key(database: Database, operation: RegenerateMasterKey) -> None:
+    check_switch("FORCE", operation.force)
+    checked_password("PASSWORD", operation.password, is_new=True)
+    found = database._alone(master_keys.require_master_key(database.user))
+    try:
+        old = find_master_key(database)
+    except BrokerError as closed:
+        if not operation.force:
+            raise BrokerError(15329, "master key") if closed.number == 15581 else closed from None
+        old = None
+    new = new_key()
+    by_password = in_thread(seal_by_password, operation.password, new, MASTER_KEY)
+    sealed = None
+    if found.by_service_master_key is not None:
+        folder = database.instance.key_folder()
+        sealed = seal(in_thread(folder.ensure_service_master_key), new, MASTER_KEY)
+
+    def renew(secret: bytes, about: str) -> bytes | None:
+        clear = None if old is None else unseal(old, secret, about)
+        if clear is None and not operation.force:
+            raise BrokerError(15329, "master key")
+        return None if clear is None else seal(new, clear, about)
+
+    key = MasterKey(by_password, sealed)
+    database._alone(master_keys.regenerate_master_key(database.user, key, renew))
+    database._opened_master_key = (by_password, new)
+
+
+def _drop_master_key(database: Database, operation: DropMasterKey) -> None:
+    database._alone(master_keys.drop_master_key(database.user))
+    database._opened_master_key = None
+
+
+def find_master_key(database: Database) -> bytes:
+    """Return the master key in clear.
+
+    Raises:
+        BrokerError: 15581 there is none, or nothing opens it, 15247.
     """
+    found = database._alone(master_keys.require_master_key(database.user))
+    if database._opened_master_key is not None and database._opened_master_key[0] == found.by_password:
+        return database._opened_master_key[1]
+    service_key = in_thread((database.instance.key_folder()).service_master_key)
+    if service_key is not None and found.by_service_master_key is not None:
+        key = unseal(service_key, found.by_service_master_key, MASTER_KEY)
+        if key is not None:
+            return key
+    raise BrokerError(15581)
 
-    instance: Instance
-    user: User
-    _opened: tuple[bytes, bytes] | None = None  # what was opened by its password: as it is stored, and in clear
 
-    @abstractmethod
-    def _alone(self, steps: Steps[T]) -> T:
-        """Run the steps of DDL."""
-
-    def create_master_key(self, password: str) -> None:
-        """CREATE MASTER KEY ENCRYPTION BY PASSWORD; it is encrypted by the service master key too.
-
-        Raises:
-            BrokerError: 15578 there is one already, 15116 the password is too short, 15247, 402.
-        """
-        checked_password("PASSWORD", password, is_new=True)
-        key = new_key()
-        by_password = in_thread(seal_by_password, password, key, MASTER_KEY)
-        service_key = in_thread((self.instance.key_folder()).ensure_service_master_key)
-        self._alone(
-            master_keys.create_master_key(self.user, MasterKey(by_password, seal(service_key, key, MASTER_KEY)))
-        )
-
-    def open_master_key(self, password: str) -> None:
-        """OPEN MASTER KEY DECRYPTION BY PASSWORD: this object can use it until `close_master_key`.
-
-        Raises:
-            BrokerError: 15581 there is none, 15313 the password is another one, 15247, 402.
-        """
-        checked_password("PASSWORD", password)
-        found = self._alone(master_keys.require_master_key(self.user))
-        for sealed in found.by_passwords:
-            key = in_thread(unseal_by_password, password, sealed, MASTER_KEY)
-            if key is not None:
-                self._opened = (found.by_password, key)
-                return
-        raise BrokerError(15313)
-
-    def close_master_key(self) -> None:
-        """CLOSE MASTER KEY.
-
-        Raises:
-            BrokerError: 15315 `open_master_key` has not opened it.
-        """
-        if self._opened is None:
-            raise BrokerError(15315, "master key")
-        self._opened = None
-
-    def alter_master_key(self, *, service_master_key: bool) -> None:
-        """ALTER MASTER KEY ADD ENCRYPTION BY SERVICE MASTER KEY, or with False DROP ENCRYPTION.
-
-        Without that encryption `servicebroker serve` cannot use the key: secure conversations wait (28054).
-
-        Raises:
-            BrokerError: 15581 there is none, or it is not open, 15247, 402.
-        """
-        check_switch("ENCRYPTION BY SERVICE MASTER KEY", service_master_key)
-        key = self._master_key()
-        sealed = None
-        if service_master_key:
-            folder = self.instance.key_folder()
-            sealed = seal(in_thread(folder.ensure_service_master_key), key, MASTER_KEY)
-        self._alone(master_keys.set_service_encryption(self.user, sealed))
-
-    def add_master_key_password(self, password: str) -> None:
-        """ALTER MASTER KEY ADD ENCRYPTION BY PASSWORD: this one opens it too.
-
-        Raises:
-            BrokerError: 15581 there is none, or it is not open, 15116 the password is too short, 15247, 402.
-        """
-        checked_password("PASSWORD", password, is_new=True)
-        sealed = in_thread(seal_by_password, password, self._master_key(), MASTER_KEY)
-        found = self._alone(master_keys.require_master_key(self.user))
-        self._alone(master_keys.set_password_encryption(self.user, [*found.by_passwords, sealed]))
-
-    def drop_master_key_password(self, password: str) -> None:
-        """ALTER MASTER KEY DROP ENCRYPTION BY PASSWORD: this one opens it no more.
-
-        Raises:
-            BrokerError: 15581 there is none, 15558 it is no password of the key, or its only one, 15247, 402.
-        """
-        checked_password("PASSWORD", password)
-        found = self._alone(master_keys.require_master_key(self.user))
-        left = [
-            sealed
-            for sealed in found.by_passwords
-            if in_thread(unseal_by_password, password, sealed, MASTER_KEY) is None
-        ]
-        if not left or len(left) == len(found.by_passwords):
-            raise BrokerError(15558, "the encryption of the master key", "this password")
-        if self._opened is not None:
-            self._opened = (left[0], self._opened[1])
-        self._alone(master_keys.set_password_encryption(self.user, left))
-
-    def regenerate_master_key(self, password: str, *, force: bool = False) -> None:
-        """ALTER MASTER KEY [FORCE] REGENERATE: another key, with which everything is encrypted anew.
-
-        Args:
-            password: opens the new key.
-            force: whether what the key before does not open is lost: private keys are removed, conversations that
-                have a session key wait.
-
-        Raises:
-            BrokerError: 15581 there is none, 15329 it is not open, or does not open something, without `force`; 15116
-                the password is too short, 15247, 402.
-        """
-        check_switch("FORCE", force)
-        checked_password("PASSWORD", password, is_new=True)
-        found = self._alone(master_keys.require_master_key(self.user))
-        try:
-            old = self._master_key()
-        except BrokerError as closed:
-            if not force:
-                raise BrokerError(15329, "master key") if closed.number == 15581 else closed from None
-            old = None
-        new = new_key()
-        by_password = in_thread(seal_by_password, password, new, MASTER_KEY)
-        sealed = None
-        if found.by_service_master_key is not None:
-            folder = self.instance.key_folder()
-            sealed = seal(in_thread(folder.ensure_service_master_key), new, MASTER_KEY)
-
-        def renew(secret: bytes, about: str) -> bytes | None:
-            clear = None if old is None else unseal(old, secret, about)
-            if clear is None and not force:
-                raise BrokerError(15329, "master key")
-            return None if clear is None else seal(new, clear, about)
-
-        key = MasterKey(by_password, sealed)
-        self._alone(master_keys.regenerate_master_key(self.user, key, renew))
-        self._opened = (by_password, new)
-
-    def drop_master_key(self) -> None:
-        """DROP MASTER KEY. Conversations that have session keys lose them, and wait.
-
-        Raises:
-            BrokerError: 15151 there is none, 15580 a certificate's private key is encrypted by it, 15247.
-        """
-        self._alone(master_keys.drop_master_key(self.user))
-        self._opened = None
-
-    def _master_key(self) -> bytes:
-        """The master key in clear."""
-        found = self._alone(master_keys.require_master_key(self.user))
-        if self._opened is not None and self._opened[0] == found.by_password:
-            return self._opened[1]
-        service_key = in_thread((self.instance.key_folder()).service_master_key)
-        if service_key is not None and found.by_service_master_key is not None:
-            key = unseal(service_key, found.by_service_master_key, MASTER_KEY)
-            if key is not None:
-                return key
-        raise BrokerError(15581)
+RUNNERS: Mapping[type[Definition[Any]], Callable[[Database, Any], None]] = {
+    CreateMasterKey: _create_master_key,
+    OpenMasterKey: _open_master_key,
+    CloseMasterKey: _close_master_key,
+    AlterMasterKey: _alter_master_key,
+    AddMasterKeyPassword: _add_master_key_password,
+    DropMasterKeyPassword: _drop_master_key_password,
+    RegenerateMasterKey: _regenerate_master_key,
+    DropMasterKey: _drop_master_key,
+}

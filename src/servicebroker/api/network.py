@@ -3,23 +3,42 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from servicebroker.api.certificates import CertificateBackup, File, after, read_file
-from servicebroker.api.definitions import administered
-from servicebroker.engine.catalog import network_endpoints
+from servicebroker.api.certificates import after, read_file, write_backup
+from servicebroker.api.wrappers import operated
+from servicebroker.engine.catalog import databases, network_endpoints
 from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.remote.known_peers import Accepted
 from servicebroker.engine.security import logins, transport_certificates
 from servicebroker.engine.security.transport_certificates import TransportCertificate
-from servicebroker.model.arguments import checked_password
+from servicebroker.model.arguments import checked_password, checked_termination
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.security.certificates import Facts
+from servicebroker.operations.certificates import (
+    AlterTransportCertificate,
+    BackupCertificate,
+    CreateTransportCertificate,
+    DropTransportCertificate,
+)
+from servicebroker.operations.databases import DropDatabase
+from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
+from servicebroker.operations.logins import (
+    CreateLogin,
+    DenyConnect,
+    DenyOnInstance,
+    DropLogin,
+    GrantConnect,
+    GrantOnInstance,
+    RevokeConnect,
+    RevokeOnInstance,
+)
+from servicebroker.operations.operation import Definition, Operation
 from servicebroker.store.concurrency import in_thread
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.keys.key_files import KeyFolder, read_private
@@ -28,10 +47,13 @@ from servicebroker.store.membership import is_in_domain
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps
 
+if TYPE_CHECKING:
+    from servicebroker.api.database import Database
+
 T = TypeVar("T")
 
 
-class Network(CertificateBackup):
+class Network(ABC):
     """CREATE, ALTER and DROP ENDPOINT; the certificates of the transport; logins, and what is granted to them.
 
     All of it is for roles of PostgreSQL with the rights of the schema's owner (15247). `servicebroker serve` follows
@@ -48,174 +70,54 @@ class Network(CertificateBackup):
     def key_folder(self) -> KeyFolder:
         """Where the private keys are."""
 
-    def create_endpoint(
-        self,
-        name: str,
-        *,
-        listener_port: int,
-        listener_ip: str = "ALL",
-        state: str = "STOPPED",
-        authentication: str | None = None,
-        encryption: str = "REQUIRED",
-        message_forwarding: str = "DISABLED",
-        message_forward_size: int = 10,
-    ) -> str | None:
-        """CREATE ENDPOINT name STATE = ... AS TCP (...) FOR SERVICE_BROKER (...): where other instances connect to.
+    @abstractmethod
+    def database(self, name: str, *, create: bool = False, user: str | None = None) -> Database:
+        """The broker database of that name."""
 
-        `state` is STARTED, STOPPED (no connections, either way) or DISABLED (peers are answered with an error);
-        `authentication` is CERTIFICATE, or CERTIFICATE and the name of one of this instance; WINDOWS, or WINDOWS and
-        NTLM, KERBEROS or NEGOTIATE, which mean the same: the domain that this instance is in; or both, in the order in
-        which they are tried. WINDOWS by default for an instance that is in a domain and has no certificate of its own.
-        `encryption` is REQUIRED, SUPPORTED or DISABLED; `message_forward_size` is in MB. `servicebroker serve` obeys
-        it.
-
-        Returns:
-            What to know of it: with SUPPORTED and DISABLED nothing proves who a peer is. Else None.
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation of the whole instance, one of `servicebroker.operations`. Each method of one does this.
 
         Raises:
-            BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one
-                already, 15151 unknown certificate, 28055 one that cannot be used now, 402 anything else that a clause
-                may not say.
+            BrokerError: as that method; 402 what is no operation of an instance.
         """
-        clauses = network_endpoints.Clauses(
-            listener_port, listener_ip, state, authentication, encryption, message_forwarding, message_forward_size
-        )
-        in_domain = in_thread(is_in_domain, self.key_folder())
-        steps = network_endpoints.create_endpoint(name, clauses, self.clock(), in_domain=in_domain)
-        return self._administer(steps)
+        kind: Any = type(operation)
+        run = _RUNNERS.get(kind, _alone if kind in _STEPS else None)
+        if run is None:
+            raise BrokerError(402, "operation", f"{operation!r:.200}", "an instance's, of servicebroker.operations")
+        result: T = run(self, operation)
+        return result
 
-    def alter_endpoint(
-        self,
-        name: str,
-        *,
-        listener_port: int | None = None,
-        listener_ip: str | None = None,
-        state: str | None = None,
-        authentication: str | None = None,
-        encryption: str | None = None,
-        message_forwarding: str | None = None,
-        message_forward_size: int | None = None,
-    ) -> str | None:
-        """ALTER ENDPOINT name ...: what is given changes; the daemon follows within a second.
+    drop_database = operated(DropDatabase)
 
-        Returns:
-            As `create_endpoint`.
+    create_endpoint = operated(CreateEndpoint)
 
-        Raises:
-            BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
-        """
-        clauses = network_endpoints.Clauses(
-            listener_port, listener_ip, state, authentication, encryption, message_forwarding, message_forward_size
-        )
-        return self._administer(network_endpoints.alter_endpoint(name, clauses, self.clock()))
+    alter_endpoint = operated(AlterEndpoint)
 
-    drop_endpoint = administered(network_endpoints.drop_endpoint)
+    drop_endpoint = operated(DropEndpoint)
 
-    create_login = administered(logins.create_login)
+    create_login = operated(CreateLogin)
 
-    drop_login = administered(logins.drop_login)
+    drop_login = operated(DropLogin)
 
-    grant_connect = administered(logins.grant_connect)
+    grant_connect = operated(GrantConnect)
 
-    deny_connect = administered(logins.deny_connect)
+    deny_connect = operated(DenyConnect)
 
-    revoke_connect = administered(logins.revoke_connect)
+    revoke_connect = operated(RevokeConnect)
 
-    grant = administered(logins.grant)
+    grant = operated(GrantOnInstance)
 
-    deny = administered(logins.deny)
+    deny = operated(DenyOnInstance)
 
-    revoke = administered(logins.revoke)
+    revoke = operated(RevokeOnInstance)
 
-    def create_certificate(
-        self,
-        name: str,
-        *,
-        authorization: str | None = None,
-        subject: str | None = None,
-        start_date: datetime | None = None,
-        expiry_date: datetime | None = None,
-        encryption_password: str | None = None,
-        file: File | None = None,
-        private_key_file: File | None = None,
-        decryption_password: str | None = None,
-    ) -> bytes:
-        """CREATE CERTIFICATE, as in the database master: who this instance, or a peer, is in the network.
+    create_certificate = operated(CreateTransportCertificate)
 
-        Args:
-            name: compared without case.
-            authorization: the login that a peer with this certificate is: it needs CONNECT on the endpoint. Without it
-                the peer is let in because of its certificate.
-            subject: "CN=...", or just a name, of a new one; its name when it is not given. It proves nothing.
-            start_date: a new one is valid from then on, with a time zone; from now on when it is not given, also for
-                clocks that are 10 minutes behind.
-            expiry_date: valid until then; for a year when it is not given.
-            encryption_password: encrypts the private key: the endpoint cannot use it before `alter_certificate` has
-                opened it.
-            file: a certificate in PEM or DER: that of a peer, or with `private_key_file` one of this instance. Without
-                it a new one of this instance is made, whose key goes into the key folder.
-            private_key_file: its key in PKCS #8.
-            decryption_password: of that file.
+    alter_certificate = operated(AlterTransportCertificate)
 
-        Returns:
-            The SHA-256 of the certificate.
+    drop_certificate = operated(DropTransportCertificate)
 
-        Raises:
-            BrokerError: 15232 the name is taken, or the certificate is there already, 15208 no such file, or not what
-                it should be, 15465 wrong password, 15116 the password is too short, 15151 no such login, 15247, 402.
-        """
-        key = None
-        if file is None:
-            if private_key_file is not None or decryption_password is not None:
-                raise BrokerError(402, "WITH PRIVATE KEY", "given without a file", "given with FROM FILE")
-            start = self.clock().replace(microsecond=0) if start_date is None else start_date
-            expiry = after(start, DAYS) if expiry_date is None else expiry_date
-            own = self._administer(transport_certificates.myself())
-            before = transport_certificates.shown(own.endpoint, own.certificates, self.clock())
-            facts, key = issue(
-                name if subject is None else subject,
-                start,
-                expiry,
-                SKEW if start_date is None else timedelta(0),
-                instance=own.instance,
-                predecessor=None if before is None else self._private_key(before),
-            )
-        else:
-            if any(one is not None for one in (subject, start_date, expiry_date)):
-                raise BrokerError(402, "SUBJECT, START_DATE or EXPIRY_DATE", "given with a file", "left out")
-            facts = read(in_thread(read_file, file))
-            if private_key_file is not None:
-                key = read_key(in_thread(read_file, private_key_file), decryption_password, facts)
-        if key is None:
-            if encryption_password is not None:
-                raise BrokerError(402, "ENCRYPTION BY PASSWORD", "given without a private key", "left out")
-            steps = transport_certificates.add_certificate(name, facts, is_own=False, login=authorization)
-            self._administer(steps)
-            return facts.thumbprint
-        if authorization is not None:
-            raise BrokerError(402, "AUTHORIZATION", "given for a certificate of this instance", "left out")
-        pem = self._key_file(key, facts, encryption_password)
-        by_password = encryption_password is not None
-        folder = self.key_folder()
-        is_new = not folder.file(facts.thumbprint).exists()  # else the certificate is here, or an attempt was cut
-        if is_new:
-            in_thread(folder.write, facts.thumbprint, pem)
-        try:
-            self._administer(transport_certificates.add_certificate(name, facts, is_own=True, by_password=by_password))
-        except BaseException:
-            if is_new:
-                folder.remove(facts.thumbprint)
-            raise
-        if not is_new:
-            in_thread(folder.write, facts.thumbprint, pem)
-        return facts.thumbprint
-
-    def _private_key(self, certificate: TransportCertificate) -> PrivateKey | None:
-        """The key of one of our certificates, when it is here and nobody else's."""
-        with suppress(InstanceError, BrokerError):
-            file = (self.key_folder()).find(certificate.facts.thumbprint)
-            return None if file is None else read_key(in_thread(read_file, file), None, certificate.facts)
-        return None
+    backup_certificate = operated(BackupCertificate)
 
     def accept_certificate(self, name: str) -> Accepted:
         """Believe what the peer with that certificate claims to be, and its owner's other certificates with it.
@@ -231,61 +133,6 @@ class Network(CertificateBackup):
         """
         return self._administer(known_peers.accept(name, self.clock()))
 
-    def alter_certificate(
-        self, name: str, *, decryption_password: str | None = None, encryption_password: str | None = None
-    ) -> None:
-        """ALTER CERTIFICATE name WITH PRIVATE KEY (DECRYPTION BY PASSWORD = ..., ENCRYPTION BY PASSWORD = ...).
-
-        `decryption_password` opens a private key that lies under one; then the endpoint can use it, unless an
-        `encryption_password` is to encrypt it anew.
-
-        Raises:
-            BrokerError: 15151 no such certificate, 15556 its private key is not here, 15465 wrong password, 15313 it
-                lies under none, 15116 the password is too short, 15247, 402.
-        """
-        if decryption_password is None and encryption_password is None:
-            raise BrokerError(402, "ALTER CERTIFICATE", "empty", "WITH PRIVATE KEY")
-        found = self._administer(transport_certificates.find_certificate("alter", name))
-        key = self._open(found, decryption_password)
-        pem = self._key_file(key, found.facts, encryption_password)
-        folder, by_password = self.key_folder(), encryption_password is not None
-        if not by_password:
-            in_thread(folder.write, found.facts.thumbprint, pem)
-        self._administer(transport_certificates.set_by_password(found, by_password))
-        if by_password:  # the daemon opens no such file: it is told first
-            in_thread(folder.write, found.facts.thumbprint, pem)
-
-    def _find_to_back_up(self, name: str, password: str | None, *, with_key: bool) -> tuple[Facts, PrivateKey | None]:
-        found = self._administer(transport_certificates.find_certificate("find", name))
-        return found.facts, self._open(found, password) if with_key else None
-
-    def drop_certificate(self, name: str) -> None:
-        """DROP CERTIFICATE: of a peer, it is let in no more; of this instance, its key is removed too.
-
-        Raises:
-            BrokerError: 15151 no such certificate, 3716 the endpoint names it, 15247.
-        """
-        dropped = self._administer(transport_certificates.drop_certificate(name))
-        if dropped.is_own:
-            (self.key_folder()).remove(dropped.facts.thumbprint)
-
-    def _open(self, certificate: transport_certificates.TransportCertificate, password: str | None) -> PrivateKey:
-        """The private key that is in the key folder."""
-        file = (self.key_folder()).find(certificate.facts.thumbprint)
-        if file is None:
-            raise BrokerError(15556, f"certificate '{certificate.name}'")
-        if certificate.by_password:
-            password = checked_password("DECRYPTION BY PASSWORD", password)
-        elif password is not None:
-            raise BrokerError(15313)
-        return in_thread(read_key, read_private(file), password, certificate.facts)
-
-    def _key_file(self, key: PrivateKey, facts: Facts, password: str | None) -> bytes:
-        """What stands in the file of a private key."""
-        if password is not None:
-            checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
-        return in_thread(key_pem, key, password) + as_pem(facts.der)
-
     def _administer(self, steps: Steps[T]) -> T:
         """DDL of the instance, one at a time."""
 
@@ -296,3 +143,162 @@ class Network(CertificateBackup):
 
         with self.connection() as connection:
             return run_alone(connection, checked())
+
+
+# ---------------------------------------------------------------- how its operations run
+
+_STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = {
+    AlterEndpoint: network_endpoints.alter_endpoint,
+    DropEndpoint: network_endpoints.drop_endpoint,
+    CreateLogin: logins.create_login,
+    DropLogin: logins.drop_login,
+    GrantConnect: logins.set_connect,
+    DenyConnect: logins.set_connect,
+    RevokeConnect: logins.set_connect,
+    GrantOnInstance: logins.set_permission,
+    DenyOnInstance: logins.set_permission,
+    RevokeOnInstance: logins.set_permission,
+}
+
+
+def _alone(instance: Network, operation: Any) -> Any:
+    """Run it in one transaction."""
+    return instance._administer(_STEPS[type(operation)](operation, instance.clock()))
+
+
+def _drop_database(instance: Network, operation: DropDatabase) -> None:
+    drop_database(instance.database(operation.name), operation)
+
+
+def drop_database(database: Database, operation: DropDatabase) -> None:
+    """Run DROP DATABASE, as who works in the database."""
+    termination = checked_termination(operation.rollback_after is None, operation.rollback_after)
+    in_use, number = BrokerError(3702, database.name), database.database_id
+    database._define_alone(lambda: databases.drop_database(number), operation.permission, termination, in_use)
+    system = database.instance.database(databases.SYSTEM_DATABASE)
+    system._remove_dropped_queues()
+
+
+def _create_endpoint(instance: Network, operation: CreateEndpoint) -> str | None:
+    in_domain = in_thread(is_in_domain, instance.key_folder())
+    steps = network_endpoints.create_endpoint(operation, instance.clock(), in_domain=in_domain)
+    return instance._administer(steps)
+
+
+def _create_certificate(instance: Network, operation: CreateTransportCertificate) -> bytes:
+    operation.check()
+    facts, key = _issue(instance, operation) if operation.file is None else _read(operation)
+    name, password = operation.name, operation.encryption_password
+    if key is None:
+        if password is not None:
+            raise BrokerError(402, "ENCRYPTION BY PASSWORD", "given without a private key", "left out")
+        login = operation.authorization
+        instance._administer(transport_certificates.add_certificate(name, facts, is_own=False, login=login))
+        return facts.thumbprint
+    if operation.authorization is not None:
+        raise BrokerError(402, "AUTHORIZATION", "given for a certificate of this instance", "left out")
+    pem = _key_file(key, facts, password)
+    by_password = password is not None
+    folder = instance.key_folder()
+    is_new = not folder.file(facts.thumbprint).exists()  # else the certificate is here, or an attempt was cut
+    if is_new:
+        in_thread(folder.write, facts.thumbprint, pem)
+    try:
+        instance._administer(transport_certificates.add_certificate(name, facts, is_own=True, by_password=by_password))
+    except BaseException:
+        if is_new:
+            folder.remove(facts.thumbprint)
+        raise
+    if not is_new:
+        in_thread(folder.write, facts.thumbprint, pem)
+    return facts.thumbprint
+
+
+def _issue(instance: Network, operation: CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
+    """A new certificate of this instance, which the one before it vouches for."""
+    start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
+    expiry = after(start, DAYS) if operation.expiry_date is None else operation.expiry_date
+    own = instance._administer(transport_certificates.myself())
+    before = transport_certificates.shown(own.endpoint, own.certificates, instance.clock())
+    return issue(
+        operation.name if operation.subject is None else operation.subject,
+        start,
+        expiry,
+        SKEW if operation.start_date is None else timedelta(0),
+        instance=own.instance,
+        predecessor=None if before is None else _private_key(instance, before),
+    )
+
+
+def _read(operation: CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
+    """The certificate in a file, and the private key in another one, if it is given."""
+    assert operation.file is not None
+    facts = read(in_thread(read_file, operation.file))
+    if operation.private_key_file is None:
+        return facts, None
+    data = in_thread(read_file, operation.private_key_file)
+    return facts, read_key(data, operation.decryption_password, facts)
+
+
+def _private_key(instance: Network, certificate: TransportCertificate) -> PrivateKey | None:
+    """The key of one of our certificates, when it is here and nobody else's."""
+    with suppress(InstanceError, BrokerError):
+        file = (instance.key_folder()).find(certificate.facts.thumbprint)
+        return None if file is None else read_key(in_thread(read_file, file), None, certificate.facts)
+    return None
+
+
+def _alter_certificate(instance: Network, operation: AlterTransportCertificate) -> None:
+    operation.check()
+    found = instance._administer(transport_certificates.find_certificate("alter", operation.name))
+    key = _open(instance, found, operation.decryption_password)
+    pem = _key_file(key, found.facts, operation.encryption_password)
+    folder, by_password = instance.key_folder(), operation.encryption_password is not None
+    if not by_password:
+        in_thread(folder.write, found.facts.thumbprint, pem)
+    instance._administer(transport_certificates.set_by_password(found, by_password))
+    if by_password:  # the daemon opens no such file: it is told first
+        in_thread(folder.write, found.facts.thumbprint, pem)
+
+
+def _drop_certificate(instance: Network, operation: DropTransportCertificate) -> None:
+    dropped = instance._administer(transport_certificates.drop_certificate(operation.name))
+    if dropped.is_own:
+        (instance.key_folder()).remove(dropped.facts.thumbprint)
+
+
+def _backup_certificate(instance: Network, operation: BackupCertificate) -> None:
+    operation.check()
+    found = instance._administer(transport_certificates.find_certificate("find", operation.name))
+    with_key = operation.private_key_file is not None
+    key = _open(instance, found, operation.decryption_password) if with_key else None
+    in_thread(write_backup, operation, found.facts, key)
+
+
+def _open(instance: Network, certificate: TransportCertificate, password: str | None) -> PrivateKey:
+    """The private key that is in the key folder."""
+    file = (instance.key_folder()).find(certificate.facts.thumbprint)
+    if file is None:
+        raise BrokerError(15556, f"certificate '{certificate.name}'")
+    if certificate.by_password:
+        password = checked_password("DECRYPTION BY PASSWORD", password)
+    elif password is not None:
+        raise BrokerError(15313)
+    return in_thread(read_key, read_private(file), password, certificate.facts)
+
+
+def _key_file(key: PrivateKey, facts: Facts, password: str | None) -> bytes:
+    """What stands in the file of a private key."""
+    if password is not None:
+        checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
+    return in_thread(key_pem, key, password) + as_pem(facts.der)
+
+
+_RUNNERS: Mapping[type[Definition[Any]], Callable[[Any, Any], Any]] = {  # those that need files or more transactions
+    DropDatabase: _drop_database,
+    CreateEndpoint: _create_endpoint,
+    CreateTransportCertificate: _create_certificate,
+    AlterTransportCertificate: _alter_certificate,
+    DropTransportCertificate: _drop_certificate,
+    BackupCertificate: _backup_certificate,
+}

@@ -78,7 +78,7 @@ class Verbs(ABC):
             if kind in COMPOSED:
                 result = COMPOSED[kind](self, operation)
                 return result
-            raise BrokerError(402, "operation", repr(operation), "a value of servicebroker.operations")
+            return self._run_definition(operation)
         is_observed = tracing.is_on() or self.instance.events.watches_conversations
         run = within.observed if is_observed else within.quiet
         result = run(self, operation, partial(engine.interpreters[kind], engine, operation))
@@ -91,6 +91,10 @@ class Verbs(ABC):
             BrokerError: 402.
         """
         raise BrokerError(402, "operation", "administration in a transaction", "one that a database runs")
+
+    def _run_definition(self, operation: Operation[T]) -> T:
+        """Run what is no verb: definitions are run by a database."""
+        raise BrokerError(402, "operation", f"{operation!r:.200}", "a verb of servicebroker.operations")
 
     def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
         """A verb is run: should its transaction be rolled back, that is counted."""

@@ -10,11 +10,11 @@ from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.cli.operating import operating
-from servicebroker.engine.activation.clause import Activation
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis.poison_report import forget_failures
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
 from servicebroker.model.wording import counted
+from servicebroker.operations.queues import Activation
 
 Fields = Mapping[str, str]
 

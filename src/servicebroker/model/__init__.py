@@ -13,7 +13,7 @@ follows which event, and which number refuses what. Each of these facts stands h
 * `poison.py`: when a queue is switched off, and what a policy says about a failed message.
 * `security/dialog_security.py`, `security/peers.py`: how a conversation between instances is secured, and who a peer
   is.
-* `application.py`: a whole application as one value. `workers.py`: a worker as a value.
+* `workers.py`: a worker as a value.
 
 **The rules.**
 

@@ -26,33 +26,159 @@ in-memory double run it. With a signature in each of them, a clause stands in a 
 * What surrounds a statement is a wrapper in the list of the operation, not a method between face and interpreter.
 
 Begin with `send.py`, then `api/aio/wrappers.py`, then `_send` in `engine/conversation/plain_verbs.py`. The worked
-example "Add a field to an operation" is in docs/architecture.md. The verbs of
-conversations are operations; definitions follow (decision 440).
+example "Add a field to an operation" is in docs/architecture.md.
+
+**Definitions.** CREATE, ALTER, DROP, GRANT and their like are operations, too. Python (`operated(CreateQueue)` in
+api/aio/definitions.py), T-SQL (`bound` in tsql/interpreter/definitions/binding.py takes the fields from clauses of the
+same names) and `define` (`changes` in application.py) make the value. `run` of a database runs it: in one transaction,
+giving way to readers, or in several transactions (`_RUNNERS` in api/aio/definitions.py). The steps are in
+`INTERPRETERS` of engine/catalog/definitions.py; the double has its own in testing/definitions.py.
 """
 
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.bindings import (
+    AlterRemoteServiceBinding,
+    CreateRemoteServiceBinding,
+    DropRemoteServiceBinding,
+)
+from servicebroker.operations.certificates import (
+    AlterCertificate,
+    AlterTransportCertificate,
+    BackupCertificate,
+    CreateCertificate,
+    CreateTransportCertificate,
+    DropCertificate,
+    DropTransportCertificate,
+)
+from servicebroker.operations.contracts import CreateContract, DropContract
+from servicebroker.operations.databases import AlterDatabase, DropDatabase
 from servicebroker.operations.end import EndConversation
+from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
+from servicebroker.operations.event_notifications import CreateEventNotification, DropEventNotification
+from servicebroker.operations.logins import (
+    CreateLogin,
+    DenyConnect,
+    DenyOnInstance,
+    DropLogin,
+    GrantConnect,
+    GrantOnInstance,
+    RevokeConnect,
+    RevokeOnInstance,
+)
+from servicebroker.operations.master_keys import (
+    AddMasterKeyPassword,
+    AlterMasterKey,
+    CloseMasterKey,
+    CreateMasterKey,
+    DropMasterKey,
+    DropMasterKeyPassword,
+    OpenMasterKey,
+    RegenerateMasterKey,
+)
+from servicebroker.operations.message_types import AlterMessageType, CreateMessageType, DropMessageType
 from servicebroker.operations.move import MoveConversation
-from servicebroker.operations.operation import Operation
+from servicebroker.operations.operation import Definition, Operation
+from servicebroker.operations.permissions import AlterAuthorization, Deny, Grant, Revoke
+from servicebroker.operations.principals import (
+    AddRoleMember,
+    CreateRole,
+    CreateUser,
+    DropRole,
+    DropRoleMember,
+    DropUser,
+)
+from servicebroker.operations.priorities import AlterBrokerPriority, CreateBrokerPriority, DropBrokerPriority
+from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
+from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
+from servicebroker.operations.schema_collections import (
+    AlterXmlSchemaCollection,
+    CreateXmlSchemaCollection,
+    DropXmlSchemaCollection,
+)
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.services import AlterService, CreateService, DropService
 from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 
 __all__ = [
+    "AddMasterKeyPassword",
+    "AddRoleMember",
+    "AlterAuthorization",
+    "AlterBrokerPriority",
+    "AlterCertificate",
+    "AlterDatabase",
+    "AlterEndpoint",
+    "AlterMasterKey",
+    "AlterMessageType",
+    "AlterQueue",
+    "AlterRemoteServiceBinding",
+    "AlterRoute",
+    "AlterService",
+    "AlterTransportCertificate",
+    "AlterXmlSchemaCollection",
+    "BackupCertificate",
     "BeginConversationTimer",
     "BeginDialog",
     "BeginRequest",
+    "CloseMasterKey",
+    "CreateBrokerPriority",
+    "CreateCertificate",
+    "CreateContract",
+    "CreateEndpoint",
+    "CreateEventNotification",
+    "CreateLogin",
+    "CreateMasterKey",
+    "CreateMessageType",
+    "CreateQueue",
+    "CreateRemoteServiceBinding",
+    "CreateRole",
+    "CreateRoute",
+    "CreateService",
+    "CreateTransportCertificate",
+    "CreateUser",
+    "CreateXmlSchemaCollection",
+    "Definition",
+    "Deny",
+    "DenyConnect",
+    "DenyOnInstance",
     "DiscardMessage",
+    "DropBrokerPriority",
+    "DropCertificate",
+    "DropContract",
+    "DropDatabase",
+    "DropEndpoint",
+    "DropEventNotification",
+    "DropLogin",
+    "DropMasterKey",
+    "DropMasterKeyPassword",
+    "DropMessageType",
+    "DropQueue",
+    "DropRemoteServiceBinding",
+    "DropRole",
+    "DropRoleMember",
+    "DropRoute",
+    "DropService",
+    "DropTransportCertificate",
+    "DropUser",
+    "DropXmlSchemaCollection",
     "EndConversation",
     "GetConversationGroup",
     "GetTransmissionStatus",
+    "Grant",
+    "GrantConnect",
+    "GrantOnInstance",
     "MoveConversation",
+    "OpenMasterKey",
     "Operation",
     "Receive",
+    "RegenerateMasterKey",
     "ReplayMessage",
     "Request",
+    "Revoke",
+    "RevokeConnect",
+    "RevokeOnInstance",
     "Send",
     "SendBatch",
     "SetAsideMessages",

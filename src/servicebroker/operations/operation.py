@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
@@ -24,6 +25,7 @@ class Operation(Generic[Result]):
         handles: the conversations that it changes.
         joined_groups: those that a new conversation may join.
         messages: how many it puts on each of them.
+        method: the name of its method, if that is not its own name.
     """
 
     __slots__ = ()
@@ -31,6 +33,7 @@ class Operation(Generic[Result]):
     permission: ClassVar[str | None] = None
     deed: ClassVar[Deed | None] = None
     messages: ClassVar[int] = 1
+    method: ClassVar[str] = ""
 
     @property
     def handles(self) -> Sequence[UUID]:  # noqa: D102 # an attribute above
@@ -47,25 +50,64 @@ class Composite(Operation[Result]):
     __slots__ = ()
 
 
+class Definition(Operation[Result]):
+    """A CREATE, an ALTER, a DROP or their like.
+
+    Attributes:
+        permission: the row of its statement, if it names no other one: CREATE MESSAGE TYPE for CreateMessageType.
+        exist_ok: whether one of its name may be there, so that there is nothing to do.
+    """
+
+    __slots__ = ()
+
+    permission: ClassVar[str]
+    exist_ok: bool = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not any("permission" in vars(base) for base in cls.__mro__ if base is not Operation):
+            cls.permission = statement_of(cls)
+
+
 def described(method: Method, operation: type[Operation[Any]]) -> Method:
     """Return the method under its operation's name, with the operation's help, parameters and result."""
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     own = inspect.signature(operation)
     signature = own.replace(parameters=[itself, *own.parameters.values()], return_annotation=result_of(operation))
-    functools.update_wrapper(method, operation, assigned=("__doc__",), updated=())
+    method.__doc__ = help_of(operation)
     method.__name__ = method.__qualname__ = method_name(operation)
     method.__signature__ = signature  # type: ignore[attr-defined]
     return method
 
 
+def help_of(operation: type[Operation[Any]]) -> str:
+    """Return the help of an operation, with the arguments that it shares with others."""
+    own, *shared = [inspect.cleandoc(base.__doc__ or "") for base in operation.__mro__ if is_dataclass(base)]
+    if not shared:
+        return own
+    texts: dict[str, str] = {}
+    for text in reversed((own, *shared)):
+        texts.update(re.findall(r"\n    (\w+:)(.*(?:\n {8}.*)*)", text.partition("\nArgs:")[2].partition("\n\n")[0]))
+    arguments = [f"\n    {name}:{texts[f'{name}:']}" for name in inspect.signature(operation).parameters]
+    summary, *sections = re.split(r"\n\n(?=Args:|Returns:|Raises:)", own)
+    others = [section for section in sections if not section.startswith("Args:")]
+    return "\n\n".join([summary, "".join(["Args:", *arguments]), *others])
+
+
 def method_name(operation: type[Operation[Any]]) -> str:
-    """Return the name of the operation's method: `send_batch` for SendBatch."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", operation.__name__).lower()
+    """Return the name of the operation's method: `send_batch` for SendBatch, if it names no other one."""
+    return operation.method or re.sub(r"(?<!^)(?=[A-Z])", "_", operation.__name__).lower()
+
+
+def statement_of(operation: type[Operation[Any]]) -> str:
+    """Return the words of the operation's statement: CREATE MESSAGE TYPE for CreateMessageType."""
+    return method_name(operation).replace("_", " ").upper()
 
 
 def result_of(operation: type[Operation[Any]]) -> object:
     """Return the type of what the operation returns, as a signature shows it."""
-    (result,) = operation.__orig_bases__[0].__args__  # type: ignore[attr-defined] # that of Operation[...]
+    bases: tuple[Any, ...] = operation.__orig_bases__  # type: ignore[attr-defined] # one is Operation[...]
+    (result,) = next(base.__args__ for base in bases if hasattr(base, "__args__"))
     if not isinstance(result, TypeVar):
         return None if result is type(None) else result
     return functools.reduce(lambda one, other: one | other, result.__constraints__)

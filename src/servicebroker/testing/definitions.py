@@ -6,14 +6,29 @@ Each function checks everything first and then changes; `session` is a transacti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
-from servicebroker.model import application, arguments, names
-from servicebroker.model.application import Application, QueuePart
+from servicebroker.model import arguments, names
 from servicebroker.model.arguments import SENT_BY
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.states import EndpointState
+from servicebroker.operations import application
+from servicebroker.operations.application import Application, QueuePart
+from servicebroker.operations.contracts import CreateContract, DropContract
+from servicebroker.operations.databases import AlterDatabase
+from servicebroker.operations.message_types import AlterMessageType, CreateMessageType, DropMessageType
+from servicebroker.operations.operation import Definition
+from servicebroker.operations.priorities import (
+    AlterBrokerPriority,
+    CreateBrokerPriority,
+    Criteria,
+    DropBrokerPriority,
+    criteria,
+)
+from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
+from servicebroker.operations.services import AlterService, CreateService, DropService
 from servicebroker.testing.catalog import Broker, Contract, MessageType, Priority, Queue, Service
 from servicebroker.testing.delivery import deliver_everything, deliver_to_service, fail_endpoints
 from servicebroker.testing.endpoints import remove_endpoint
@@ -36,13 +51,22 @@ def find_broker(memory: Memory, name: str, *, create: bool) -> Broker:
     return memory.brokers[-1]
 
 
-def enable_broker(session: Session, broker: Broker) -> None:
-    """ENABLE_BROKER: what waited is delivered."""
-    broker.is_enabled = True
-    deliver_everything(session)
+def _alter_database(session: Session, broker: Broker, operation: AlterDatabase) -> None:
+    operation.termination()
+    if operation.disable_broker:
+        broker.is_enabled = False
+    if operation.new_broker:
+        _new_broker(session, broker)
+    if operation.error_broker_conversations:
+        _error_broker_conversations(session, broker)
+    if operation.enable_broker or operation.new_broker or operation.error_broker_conversations:
+        broker.is_enabled = True
+        deliver_everything(session)
+    if operation.honor_broker_priority is not None:
+        broker.is_honor_broker_priority_on = operation.honor_broker_priority
 
 
-def new_broker(session: Session, broker: Broker) -> None:
+def _new_broker(session: Session, broker: Broker) -> None:
     """NEW_BROKER: another identifier; every conversation is removed, and no peer is told."""
     own, peers = _conversations(session, lambda endpoint: endpoint.broker is broker)
     for message in session.messages.all():
@@ -57,7 +81,7 @@ def new_broker(session: Session, broker: Broker) -> None:
     broker.service_broker_guid = uuid4()
 
 
-def error_broker_conversations(session: Session, broker: Broker) -> None:
+def _error_broker_conversations(session: Session, broker: Broker) -> None:
     """ERROR_BROKER_CONVERSATIONS: the Error -9719 here, -9720 in other databases."""
     own, peers = _conversations(session, lambda endpoint: endpoint.broker is broker)
     fail_endpoints(session, _handles(own), BrokerError(9719))
@@ -107,23 +131,22 @@ def known_part(wanted: Application) -> Application:
 # ---------------------------------------------------------------- message types and contracts
 
 
-def create_message_type(memory: Memory, broker: Broker, name: str, validation: str) -> None:
-    """CREATE MESSAGE TYPE."""
-    names.checked("message type", name)
-    letter = arguments.validation_letter(validation)
+def _create_message_type(session: Session, broker: Broker, operation: CreateMessageType) -> None:
+    name = names.checked("message type", operation.name)
+    letter = operation.letter()
     _refuse_taken(broker.message_types, name)
-    broker.message_types[name] = MessageType(next(memory.object_ids), name, letter)
+    broker.message_types[name] = MessageType(next(session.memory.object_ids), name, letter)
 
 
-def alter_message_type(broker: Broker, name: str, validation: str) -> None:
-    """ALTER MESSAGE TYPE; messages in queues keep their letter."""
-    letter = arguments.validation_letter(validation)
-    kind = _user_object("alter", "message type", broker.message_types, name)
+def _alter_message_type(session: Session, broker: Broker, operation: AlterMessageType) -> None:
+    """Messages in queues keep their letter."""
+    letter = operation.letter()
+    kind = _user_object("alter", "message type", broker.message_types, operation.name)
     kind.validation = letter
 
 
-def drop_message_type(broker: Broker, name: str) -> None:
-    """DROP MESSAGE TYPE."""
+def _drop_message_type(session: Session, broker: Broker, operation: DropMessageType) -> None:
+    name = operation.name
     kind = _user_object("drop", "message type", broker.message_types, name)
     if any(name in contract.usages for contract in broker.contracts.values()):
         raise BrokerError(3716, "message type", name, "service contracts")
@@ -131,20 +154,18 @@ def drop_message_type(broker: Broker, name: str) -> None:
     del broker.message_types[name]
 
 
-def create_contract(
-    memory: Memory, broker: Broker, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]
-) -> None:
-    """CREATE CONTRACT."""
-    names.checked("contract", name)
-    pairs = arguments.checked_sent_by(name, sent_by)
+def _create_contract(session: Session, broker: Broker, operation: CreateContract) -> None:
+    name = names.checked("contract", operation.name)
+    pairs = operation.pairs()
     types = [_found("find", "message type", broker.message_types, message_type) for message_type, _ in pairs]
     _refuse_taken(broker.contracts, name)
     usages = {kind.name: (kind, *SENT_BY[side]) for kind, (_, side) in zip(types, pairs, strict=True)}
-    broker.contracts[name] = Contract(next(memory.object_ids), name, usages)
+    broker.contracts[name] = Contract(next(session.memory.object_ids), name, usages)
 
 
-def drop_contract(session: Session, broker: Broker, name: str) -> None:
-    """DROP CONTRACT; open conversations on it get the Error -8487."""
+def _drop_contract(session: Session, broker: Broker, operation: DropContract) -> None:
+    """Open conversations on it get the Error -8487."""
+    name = operation.name
     contract = _user_object("drop", "service contract", broker.contracts, name)
     if any(name in service.contracts for service in broker.services.values()):
         raise BrokerError(3716, "service contract", name, "services")
@@ -168,16 +189,15 @@ def _user_object(action: str, kind: str, objects: Mapping[str, T], name: str) ->
 # ---------------------------------------------------------------- queues
 
 
-def create_queue(memory: Memory, broker: Broker, name: str, *, status: bool, poison_message_handling: bool) -> None:
-    """CREATE QUEUE."""
-    arguments.check_switch("STATUS", status)
-    arguments.check_switch("POISON_MESSAGE_HANDLING", poison_message_handling)
-    schema, queue = names.split_queue_name(name)
+def _create_queue(session: Session, broker: Broker, operation: CreateQueue) -> None:
+    operation.check()
+    schema, queue = names.split_queue_name(operation.name)
     names.checked_queue(queue)
     key = schema.lower(), queue.lower()
     if key in broker.queues:
         raise BrokerError(2714, queue)
-    broker.queues[key] = Queue(next(memory.object_ids), queue, status, status, poison_message_handling)
+    is_on, is_counted = operation.status, operation.poison_message_handling
+    broker.queues[key] = Queue(next(session.memory.object_ids), queue, is_on, is_on, is_counted)
 
 
 def find_queue(broker: Broker, name: str, action: str = "find") -> Queue:
@@ -193,54 +213,43 @@ def find_queue(broker: Broker, name: str, action: str = "find") -> Queue:
     return found
 
 
-def alter_queue(
-    session: Session, broker: Broker, name: str, *, status: bool | None, poison_message_handling: bool | None
-) -> None:
-    """ALTER QUEUE; switching on delivers what waited."""
-    arguments.check_changes(STATUS=status, POISON_MESSAGE_HANDLING=poison_message_handling)
-    queue = find_queue(broker, name, "alter")
-    if poison_message_handling is not None:
-        queue.is_poison_message_handling_enabled = poison_message_handling
+def _alter_queue(session: Session, broker: Broker, operation: AlterQueue) -> None:
+    """Switching on delivers what waited."""
+    operation.check()
+    queue, status = find_queue(broker, operation.name, "alter"), operation.status
+    if operation.poison_message_handling is not None:
+        queue.is_poison_message_handling_enabled = operation.poison_message_handling
     if status is not None:
         queue.is_receive_enabled = queue.is_enqueue_enabled = status
         if status:
             deliver_everything(session)
 
 
-def drop_queue(broker: Broker, name: str) -> None:
-    """DROP QUEUE."""
-    queue = find_queue(broker, name, "drop")
+def _drop_queue(session: Session, broker: Broker, operation: DropQueue) -> None:
+    queue = find_queue(broker, operation.name, "drop")
     if any(service.queue is queue for service in broker.services.values()):
-        raise BrokerError(3716, "queue", name, "services")
+        raise BrokerError(3716, "queue", operation.name, "services")
     broker.queues = {key: other for key, other in broker.queues.items() if other is not queue}
 
 
 # ---------------------------------------------------------------- services
 
 
-def create_service(session: Session, broker: Broker, name: str, queue: str, contracts: Iterable[str]) -> None:
-    """CREATE SERVICE; messages that wait for it are delivered."""
-    found = find_queue(broker, queue)
-    names.checked("service", name)
-    given = _contracts(broker, contracts)
+def _create_service(session: Session, broker: Broker, operation: CreateService) -> None:
+    """Messages that wait for it are delivered."""
+    found = find_queue(broker, operation.queue)
+    name = names.checked("service", operation.name)
+    given = _contracts(broker, operation.contracts)
     _refuse_taken(broker.services, name)
     broker.services[name] = Service(next(session.memory.object_ids), name, broker, found, given)
     deliver_to_service(session, name)
 
 
-def alter_service(
-    session: Session,
-    broker: Broker,
-    name: str,
-    *,
-    queue: str | None,
-    add_contracts: Iterable[str],
-    drop_contracts: Iterable[str],
-) -> None:
-    """ALTER SERVICE; its messages move to the other queue with it, and arrive there anew."""
-    names.checked("service", name)
-    to_add = arguments.checked_contracts(add_contracts)
-    to_drop = arguments.checked_contracts(drop_contracts)
+def _alter_service(session: Session, broker: Broker, operation: AlterService) -> None:
+    """Its messages move to the other queue with it, and arrive there anew."""
+    name, queue = names.checked("service", operation.name), operation.queue
+    to_add = arguments.checked_contracts(operation.add_contracts)
+    to_drop = arguments.checked_contracts(operation.drop_contracts)
     service = _service(broker, name, "alter")
     added, dropped = _contracts(broker, to_add), _contracts(broker, to_drop)
     for contract in sorted(added.keys() & dropped.keys()):
@@ -262,9 +271,9 @@ def alter_service(
     deliver_everything(session)
 
 
-def drop_service(session: Session, broker: Broker, name: str) -> None:
-    """DROP SERVICE with its messages and conversations; their peers get the Error -8470."""
-    names.checked("service", name)
+def _drop_service(session: Session, broker: Broker, operation: DropService) -> None:
+    """With its messages and conversations; their peers get the Error -8470."""
+    name = names.checked("service", operation.name)
     service = _service(broker, name, "drop")
     if any(priority.local_service is service for priority in broker.priorities.values()):
         raise BrokerError(3716, "service", name, "conversation priorities")
@@ -293,38 +302,32 @@ def _contracts(broker: Broker, given: Iterable[str]) -> dict[str, Contract]:
 # ---------------------------------------------------------------- priorities
 
 
-def create_broker_priority(
-    broker: Broker, name: str, contract: str | None, local: str | None, remote: str | None, level: int | str | None
-) -> None:
-    """CREATE BROKER PRIORITY."""
-    names.checked("conversation priority", name)
-    found, service, far, number = _resolved(broker, name, contract, local, remote, level)
+def _create_broker_priority(session: Session, broker: Broker, operation: CreateBrokerPriority) -> None:
+    name = names.checked("conversation priority", operation.name)
+    found, service, far, number = _resolved(broker, criteria(operation))
     new = Priority(name, found, service, far, number or arguments.DEFAULT_LEVEL)
-    _refuse_taken_priority(broker, new, None, (contract, local, remote))
+    _refuse_taken_priority(broker, new, None, operation)
     broker.priorities[name.lower()] = new
 
 
-def alter_broker_priority(
-    broker: Broker, name: str, contract: str | None, local: str | None, remote: str | None, level: int | str | None
-) -> None:
-    """ALTER BROKER PRIORITY: what is given changes."""
-    old = _priority(broker, name, "alter")
-    found, service, far, number = _resolved(broker, name, contract, local, remote, level)
+def _alter_broker_priority(session: Session, broker: Broker, operation: AlterBrokerPriority) -> None:
+    """What is given changes."""
+    old = _priority(broker, operation.name, "alter")
+    found, service, far, number = _resolved(broker, criteria(operation))
     new = Priority(
         old.name,
-        old.contract if contract is None else found,
-        old.local_service if local is None else service,
-        old.remote_service if remote is None else far,
+        old.contract if operation.contract_name is None else found,
+        old.local_service if operation.local_service_name is None else service,
+        old.remote_service if operation.remote_service_name is None else far,
         number or old.level,
     )
-    _refuse_taken_priority(broker, new, old, (contract, local, remote))
-    broker.priorities[name.lower()] = new
+    _refuse_taken_priority(broker, new, old, operation)
+    broker.priorities[operation.name.lower()] = new
 
 
-def drop_broker_priority(broker: Broker, name: str) -> None:
-    """DROP BROKER PRIORITY."""
-    _priority(broker, name, "drop")
-    del broker.priorities[name.lower()]
+def _drop_broker_priority(session: Session, broker: Broker, operation: DropBrokerPriority) -> None:
+    _priority(broker, operation.name, "drop")
+    del broker.priorities[operation.name.lower()]
 
 
 def _priority(broker: Broker, name: str, action: str) -> Priority:
@@ -334,21 +337,18 @@ def _priority(broker: Broker, name: str, action: str) -> Priority:
     return found
 
 
-def _resolved(
-    broker: Broker, name: str, contract: str | None, local: str | None, remote: str | None, level: int | str | None
-) -> tuple[Contract | None, Service | None, str | None, int | None]:
+def _resolved(broker: Broker, wanted: Criteria) -> tuple[Contract | None, Service | None, str | None, int | None]:
     """The criteria as objects; None for ANY and for what was not given."""
-    contract = arguments.criterion(name, "CONTRACT_NAME", contract, names.MAXIMUM_NAME)
-    local = arguments.criterion(name, "LOCAL_SERVICE_NAME", local, names.MAXIMUM_NAME)
-    remote = arguments.criterion(name, "REMOTE_SERVICE_NAME", remote, names.MAXIMUM_SERVICE_NAME)
+    contract, local, remote, level = wanted
     found = None if contract is None else _found("find", "service contract", broker.contracts, contract)
     service = None if local is None else _service(broker, local, "find")
-    return found, service, remote, arguments.priority_level(name, level)
+    return found, service, remote, level
 
 
 def _refuse_taken_priority(
-    broker: Broker, new: Priority, old: Priority | None, given: tuple[str | None, str | None, str | None]
+    broker: Broker, new: Priority, old: Priority | None, operation: CreateBrokerPriority | AlterBrokerPriority
 ) -> None:
+    given = operation.contract_name, operation.local_service_name, operation.remote_service_name
     for other in broker.priorities.values():
         same_name = other.name.lower() == new.name.lower()
         if other is not old and (same_name or other.criteria == new.criteria):
@@ -378,3 +378,49 @@ def _conversations(session: Session, chosen: Callable[[Endpoint], bool]) -> tupl
 
 def _handles(endpoints: list[Endpoint]) -> list[UUID]:
     return [endpoint.conversation_handle for endpoint in endpoints]
+
+
+# ---------------------------------------------------------------- how the double runs definitions
+
+# fields that it does not know
+_LACKING = {
+    "activation",
+    "authorization",
+    "read_only",
+    "retention",
+    "schema_collection",
+    "trustworthy",
+}  # fields that it does not know
+
+INTERPRETERS: Mapping[type[Definition[Any]], Callable[[Session, Broker, Any], None]] = {
+    CreateMessageType: _create_message_type,
+    AlterMessageType: _alter_message_type,
+    DropMessageType: _drop_message_type,
+    CreateContract: _create_contract,
+    DropContract: _drop_contract,
+    CreateQueue: _create_queue,
+    AlterQueue: _alter_queue,
+    DropQueue: _drop_queue,
+    CreateService: _create_service,
+    AlterService: _alter_service,
+    DropService: _drop_service,
+    CreateBrokerPriority: _create_broker_priority,
+    AlterBrokerPriority: _alter_broker_priority,
+    DropBrokerPriority: _drop_broker_priority,
+    AlterDatabase: _alter_database,
+}
+
+
+def define(session: Session, broker: Broker, operation: Definition[Any]) -> None:
+    """Run a definition.
+
+    Raises:
+        InstanceError: it says what the double does not have.
+    """
+    for field in fields(operation):  # type: ignore[arg-type] # each is a dataclass
+        if field.name in _LACKING and getattr(operation, field.name) != field.default:
+            raise InstanceError(
+                f"The in-memory double has no {field.name.upper()}: leave it out, or use servicebroker.open for a "
+                "test that needs it."
+            )
+    INTERPRETERS[type(operation)](session, broker, operation)

@@ -4,7 +4,7 @@ clock that stands still until a test jumps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,16 +13,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from uuid import UUID, uuid4
 
-from servicebroker.model import application, poison
-from servicebroker.model.application import Application
+from servicebroker.model import poison
 from servicebroker.model.arguments import (
-    ANY,
     OMITTED,
-    check_broker_options,
-    check_changes,
     check_groups,
     check_procedure,
-    check_switch,
     may_exist,
 )
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -30,8 +25,16 @@ from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.workers import Worker
-from servicebroker.operations.operation import Operation
+from servicebroker.operations import application
+from servicebroker.operations.application import Application
+from servicebroker.operations.contracts import CreateContract, DropContract
+from servicebroker.operations.databases import AlterDatabase
+from servicebroker.operations.message_types import AlterMessageType, CreateMessageType, DropMessageType
+from servicebroker.operations.operation import Definition, Operation
+from servicebroker.operations.priorities import AlterBrokerPriority, CreateBrokerPriority, DropBrokerPriority
+from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
 from servicebroker.operations.send import Send
+from servicebroker.operations.services import AlterService, CreateService, DropService
 from servicebroker.testing import definitions, delivery, working
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything
@@ -39,7 +42,7 @@ from servicebroker.testing.endpoints import expire_ended, remove_closed
 from servicebroker.testing.receiving import serve
 from servicebroker.testing.requesting import drop_late, process_late_answers
 from servicebroker.testing.rows import Connect, Identify, Memory, Session, WouldWait, connected
-from servicebroker.testing.verbs import Verbs
+from servicebroker.testing.verbs import Verbs, operated
 
 T = TypeVar("T")
 
@@ -255,7 +258,7 @@ class Database(Verbs):
             definitions.known_part(application.read(definition)), definitions.present(self.broker)
         )
         for change in changes:
-            getattr(self, change.method)(*change.given, **change.named)
+            self.run(change.operation)
         return [change.words for change in changes]
 
     def join(self, connection: object) -> Transaction:
@@ -266,146 +269,43 @@ class Database(Verbs):
         """
         raise InstanceError("The in-memory double has no PostgreSQL connection to join: use database.transaction().")
 
-    def create_message_type(self, name: str, validation: str = "NONE", *, exist_ok: bool = False) -> None:
-        """CREATE MESSAGE TYPE."""
-        with may_exist(exist_ok), self.instance._alone():
-            definitions.create_message_type(self.instance._memory, self.broker, name, validation)
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation, one of `servicebroker.operations`. Each method of a statement does this."""
+        if not isinstance(operation, Definition) or type(operation) not in definitions.INTERPRETERS:
+            return super().run(operation)
+        with may_exist(operation.exist_ok), self.instance._alone() as session:
+            definitions.define(session, self.broker, operation)
+        return cast(T, None)
 
-    def create_contract(
-        self, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]], *, exist_ok: bool = False
-    ) -> None:
-        """CREATE CONTRACT."""
-        with may_exist(exist_ok), self.instance._alone():
-            definitions.create_contract(self.instance._memory, self.broker, name, sent_by)
+    create_message_type = operated(CreateMessageType)
 
-    def create_queue(
-        self, name: str, *, status: bool = True, poison_message_handling: bool = True, exist_ok: bool = False
-    ) -> None:
-        """CREATE QUEUE."""
-        with may_exist(exist_ok), self.instance._alone():
-            definitions.create_queue(
-                self.instance._memory,
-                self.broker,
-                name,
-                status=status,
-                poison_message_handling=poison_message_handling,
-            )
+    alter_message_type = operated(AlterMessageType)
 
-    def create_service(self, name: str, queue: str, contracts: Iterable[str] = (), *, exist_ok: bool = False) -> None:
-        """CREATE SERVICE; messages that wait for it are delivered."""
-        with may_exist(exist_ok), self.instance._alone() as session:
-            definitions.create_service(session, self.broker, name, queue, contracts)
+    drop_message_type = operated(DropMessageType)
 
-    def alter(
-        self,
-        *,
-        enable_broker: bool = False,
-        disable_broker: bool = False,
-        new_broker: bool = False,
-        error_broker_conversations: bool = False,
-        honor_broker_priority: bool | None = None,
-    ) -> None:
-        """ALTER DATABASE SET."""
-        check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
-        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority)
-        with self.instance._alone() as session:
-            if disable_broker:
-                self.broker.is_enabled = False
-            if new_broker:
-                definitions.new_broker(session, self.broker)
-            if error_broker_conversations:
-                definitions.error_broker_conversations(session, self.broker)
-            if enable_broker or new_broker or error_broker_conversations:
-                definitions.enable_broker(session, self.broker)
-            if honor_broker_priority is not None:
-                self.broker.is_honor_broker_priority_on = honor_broker_priority
+    create_contract = operated(CreateContract)
 
-    def alter_message_type(self, name: str, validation: str) -> None:
-        """ALTER MESSAGE TYPE VALIDATION."""
-        with self.instance._alone():
-            definitions.alter_message_type(self.broker, name, validation)
+    drop_contract = operated(DropContract)
 
-    def drop_message_type(self, name: str) -> None:
-        """DROP MESSAGE TYPE."""
-        with self.instance._alone():
-            definitions.drop_message_type(self.broker, name)
+    create_queue = operated(CreateQueue)
 
-    def drop_contract(self, name: str) -> None:
-        """DROP CONTRACT; open conversations on it get the Error -8487."""
-        with self.instance._alone() as session:
-            definitions.drop_contract(session, self.broker, name)
+    alter_queue = operated(AlterQueue)
 
-    def alter_queue(
-        self,
-        name: str,
-        *,
-        status: bool | None = None,
-        poison_message_handling: bool | None = None,
-        rebuild: bool = False,
-    ) -> None:
-        """ALTER QUEUE; there is no space for `rebuild` to give back."""
-        check_switch("REBUILD", rebuild)
-        with self.instance._alone() as session:
-            definitions.alter_queue(
-                session, self.broker, name, status=status, poison_message_handling=poison_message_handling
-            )
+    drop_queue = operated(DropQueue)
 
-    def drop_queue(self, name: str) -> None:
-        """DROP QUEUE."""
-        with self.instance._alone():
-            definitions.drop_queue(self.broker, name)
+    create_service = operated(CreateService)
 
-    def alter_service(
-        self,
-        name: str,
-        *,
-        queue: str | None = None,
-        add_contracts: Iterable[str] = (),
-        drop_contracts: Iterable[str] = (),
-    ) -> None:
-        """ALTER SERVICE ON QUEUE (ADD CONTRACT, DROP CONTRACT)."""
-        with self.instance._alone() as session:
-            definitions.alter_service(
-                session, self.broker, name, queue=queue, add_contracts=add_contracts, drop_contracts=drop_contracts
-            )
+    alter_service = operated(AlterService)
 
-    def drop_service(self, name: str) -> None:
-        """DROP SERVICE with its messages and conversations; their peers get the Error -8470."""
-        with self.instance._alone() as session:
-            definitions.drop_service(session, self.broker, name)
+    drop_service = operated(DropService)
 
-    def create_broker_priority(
-        self,
-        name: str,
-        *,
-        contract_name: str = ANY,
-        local_service_name: str = ANY,
-        remote_service_name: str = ANY,
-        priority_level: int | str = "DEFAULT",
-    ) -> None:
-        """CREATE BROKER PRIORITY."""
-        criteria = contract_name, local_service_name, remote_service_name, priority_level
-        with self.instance._alone():
-            definitions.create_broker_priority(self.broker, name, *criteria)
+    create_broker_priority = operated(CreateBrokerPriority)
 
-    def alter_broker_priority(
-        self,
-        name: str,
-        *,
-        contract_name: str | None = None,
-        local_service_name: str | None = None,
-        remote_service_name: str | None = None,
-        priority_level: int | str | None = None,
-    ) -> None:
-        """ALTER BROKER PRIORITY."""
-        criteria = contract_name, local_service_name, remote_service_name, priority_level
-        with self.instance._alone():
-            definitions.alter_broker_priority(self.broker, name, *criteria)
+    alter_broker_priority = operated(AlterBrokerPriority)
 
-    def drop_broker_priority(self, name: str) -> None:
-        """DROP BROKER PRIORITY."""
-        with self.instance._alone():
-            definitions.drop_broker_priority(self.broker, name)
+    drop_broker_priority = operated(DropBrokerPriority)
+
+    alter = operated(AlterDatabase)
 
     @contextmanager
     def _verb(self) -> Iterator[Session]:

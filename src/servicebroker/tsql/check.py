@@ -209,7 +209,7 @@ def _notification(statement: Definition) -> tuple[Verdict, str, Row]:
 
 def _login(statement: Definition) -> tuple[Verdict, str, Row]:
     """Raises: BrokerError: 15407 this is no account of a domain."""
-    if "windows" not in statement.clauses:
+    if "from_windows" not in statement.clauses:
         return Verdict.DIFFERS, "Who may log in is PostgreSQL's to say; the login only has users.", Row.PASSWORDS
     check_account(statement.name.own)
     said = "It is a member of the domain of the instance, to be granted CONNECT ON ENDPOINT."

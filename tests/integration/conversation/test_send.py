@@ -551,9 +551,11 @@ def test_a_message_sent_while_its_service_is_made(database: sb.Database) -> None
 
 def _create_service(database: sb.Database, name: str):
     from servicebroker.engine.catalog import catalog
+    from servicebroker.operations import CreateService
 
     queue = yield from catalog.find_queue(database.instance.catalog, database.database_id, STOCK_QUEUE)
-    yield from catalog.create_service(database.database_id, name, queue.queue_id, [CONTRACT])
+    operation = CreateService(name, STOCK_QUEUE, [CONTRACT])
+    yield from catalog.create_service(database.database_id, operation, queue.queue_id, database.user.principal_id)
 
 
 def test_a_conversation_cleaned_up_while_its_service_is_made(database: sb.Database) -> None:

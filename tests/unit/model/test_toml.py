@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from servicebroker.cli.commands.activator import read_config
-from servicebroker.model import application
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.toml import parse_toml
+from servicebroker.operations import application
 from servicebroker.pipeline.file import read_pipeline
 
 UNREADABLE = {

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.engine.activation.clause import DROP, Activation
 from servicebroker.engine.catalog.present import find_present
-from servicebroker.model.application import Application, Change, changes, not_defined, read
+from servicebroker.operations.application import Application, Change, changes, not_defined, read
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
@@ -33,14 +32,5 @@ async def define(database: AsyncDatabase, definition: Application | Mapping[str,
     async with database.defining() as inside:
         done = changes(wanted, await present(inside))
         for change in done:
-            await getattr(inside, change.method)(*change.given, **_arguments(change))
+            await inside.run(change.operation)
     return [change.words for change in done]
-
-
-def _arguments(change: Change) -> dict[str, Any]:
-    """The keywords of a change; an ACTIVATION as queues take it."""
-    if "activation" not in change.named:
-        return change.named
-    given = change.named["activation"]
-    activation = DROP if given is None else Activation(**{name: getattr(given, name) for name in Activation._fields})
-    return change.named | {"activation": activation}

@@ -186,19 +186,6 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
     def _new_catalog(self, user: User | None = None) -> Catalog:
         return Catalog(user, self.tally.enqueued, self.keys)
 
-    async def drop_database(self, name: str, *, rollback_after: float | None = None) -> None:
-        """DROP DATABASE: the broker database with its conversations and objects. Verbs on it get 8442 from now on.
-
-        Peers in other databases are not told; their next SEND gets them the Error -8462. Tables of your own in the
-        PostgreSQL schemas of the database stay. `rollback_after`: seconds after which the sessions of transactions that
-        use it are ended; 0 at once, None is refused while there are any.
-
-        Raises:
-            BrokerError: 911 when it does not exist, 3702 in use, 3708 msdb, 15151 no permission, 402.
-        """
-        database = await self.database(name)
-        await database._drop(rollback_after)
-
     async def status(self) -> tuple[list[QueueStatus], Backlog]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""
         async with self.connection() as connection, translated():

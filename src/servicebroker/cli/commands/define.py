@@ -11,7 +11,7 @@ from servicebroker.api.defining import differences, present
 from servicebroker.cli.existing import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_document, say_json
-from servicebroker.model.application import written
+from servicebroker.operations.application import written
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from servicebroker.api.database import Database
 from servicebroker.cli.existing import find_database, open_database, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
-from servicebroker.engine.catalog.routes import Clauses
+from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
 from servicebroker.protocol.explanation import Explanation, words
 from servicebroker.protocol.routing import Decision
 from servicebroker.store.running import execute
@@ -83,8 +81,15 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """CREATE ROUTE; what waits for it goes at once."""
-    clauses = Clauses(service, broker_instance, lifetime, address, mirror_address)
-    _change(Database.create_route, "created", name, instance, database, as_json, **clauses._asdict())
+    operation = CreateRoute(
+        name,
+        address=address,
+        service_name=service,
+        broker_instance=broker_instance,
+        lifetime=lifetime,
+        mirror_address=mirror_address,
+    )
+    _change(operation, "created", instance, database, as_json)
 
 
 @app.command()
@@ -100,8 +105,15 @@ def alter(
     as_json: JsonOption = False,
 ) -> None:
     """ALTER ROUTE: what is given changes. A lifetime counts from now and revives an expired route."""
-    clauses = Clauses(service, broker_instance, lifetime, address, mirror_address)
-    _change(Database.alter_route, "altered", name, instance, database, as_json, **clauses._asdict())
+    operation = AlterRoute(
+        name,
+        address=address,
+        service_name=service,
+        broker_instance=broker_instance,
+        lifetime=lifetime,
+        mirror_address=mirror_address,
+    )
+    _change(operation, "altered", instance, database, as_json)
 
 
 @app.command()
@@ -112,7 +124,7 @@ def drop(
     as_json: JsonOption = False,
 ) -> None:
     """DROP ROUTE: conversations that would have taken it wait for another one."""
-    _change(Database.drop_route, "dropped", name, instance, database, as_json)
+    _change(DropRoute(name), "dropped", instance, database, as_json)
 
 
 @app.command()
@@ -147,15 +159,15 @@ def explain(
 
 
 def _change(
-    change: Callable[..., None], done: str, name: str, instance: str, database: str, as_json: bool, **clauses: object
+    operation: CreateRoute | AlterRoute | DropRoute, done: str, instance: str, database: str, as_json: bool
 ) -> None:
     """Change a route, and say so."""
     with open_database(instance, database) as opened:
-        change(opened, name, **clauses)
+        opened.run(operation)
     if as_json:
-        say_json({"route": name, "database": database, "done": done})
+        say_json({"route": operation.name, "database": database, "done": done})
     else:
-        say(f"Route {name} of database {database} is {done}.")
+        say(f"Route {operation.name} of database {database} is {done}.")
 
 
 def _told(explanation: Explanation, sentences: list[str]) -> dict[str, Any]:

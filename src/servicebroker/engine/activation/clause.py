@@ -5,31 +5,19 @@ The procedure is looked for when it is to be started, not here: it may be made l
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, ring_monitors
 from servicebroker.engine.security.authorization import authorize, user_named
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import User
+from servicebroker.operations.queues import DROP, Activation
 from servicebroker.store.statements import Statement, Steps
 
 MAXIMUM_QUEUE_READERS = 32_767
-DROP: Literal["DROP"] = "DROP"
 SELF, OWNER = "SELF", "OWNER"
 OWNER_ID = -2  # as the catalog shows EXECUTE AS OWNER
-
-
-class Activation(NamedTuple):
-    """ACTIVATION (PROCEDURE_NAME, MAX_QUEUE_READERS, EXECUTE AS, STATUS) of a queue; None is not given.
-
-    `procedure_name` has up to three parts, `max_queue_readers` is 0 to 32,767, `execute_as` is SELF, OWNER or a user.
-    """
-
-    procedure_name: str | None = None
-    max_queue_readers: int | None = None
-    execute_as: str | None = None
-    status: bool | None = None
 
 
 def set_activation(user: User, queue: str, activation: Activation | Literal["DROP"]) -> Steps[BrokerError | None]:

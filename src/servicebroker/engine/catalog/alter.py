@@ -8,16 +8,19 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from servicebroker.engine.catalog.catalog import Catalog, Queue, check_filegroup, find_queue_now, find_user_object
+from servicebroker.engine.catalog.catalog import Catalog, Queue, find_queue_now, find_user_object
+from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.conversation.failure import Failed, fail_endpoints, tell_remote
 from servicebroker.engine.conversation.retention import set_retention
 from servicebroker.engine.delivery.transmission import deliver_everything, lock_delivery
-from servicebroker.engine.security.authorization import forget_permissions
+from servicebroker.engine.security.authorization import authorize, contracts, forget_permissions
+from servicebroker.engine.security.authorization import queue as queue_named
 from servicebroker.model import names
-from servicebroker.model.arguments import check_changes
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
 from servicebroker.model.security.permissions import Kind
+from servicebroker.operations.contracts import DropContract
+from servicebroker.operations.queues import AlterQueue
 from servicebroker.store import locks
 from servicebroker.store.queue import quoted
 from servicebroker.store.sql_verbs import MONITORS_CHANNEL
@@ -45,13 +48,10 @@ def lock_begins(number: int) -> Statement:
 # ---------------------------------------------------------------- contracts
 
 
-def drop_contract(database_id: int, name: str) -> Steps[None]:
-    """DROP CONTRACT: open conversations on it get the Error -8487, on both sides.
-
-    Raises:
-        BrokerError: 3716 while a service or a priority uses it, 15151 when it does not exist, 9663 for a
-            built-in one.
-    """
+def drop_contract(definer: Definer, operation: DropContract) -> Steps[None]:
+    """Delete a contract that nothing names; open conversations on it get the Error -8487, on both sides."""
+    database_id, name = definer.database_id, operation.name
+    yield from authorize(definer.user, operation.permission, contracts([name]))
     contract_id = yield from find_user_object("drop", "service contract", database_id, name)
     for table, users in (("service_contract_usages", "services"), ("broker_priorities", "conversation priorities")):
         used = yield Statement(
@@ -111,29 +111,13 @@ def renew_routes(database_id: int | None = None) -> Statement:
 # ---------------------------------------------------------------- queues
 
 
-def alter_queue(
-    catalog: Catalog,
-    database_id: int,
-    name: str,
-    *,
-    status: bool | None = None,
-    retention: bool | None = None,
-    poison_message_handling: bool | None = None,
-    move_to: str | None = None,
-    now: datetime,
-) -> Steps[list[UUID]]:
-    """ALTER QUEUE WITH STATUS = ON | OFF, RETENTION, POISON_MESSAGE_HANDLING (STATUS = ON | OFF); MOVE TO.
+def alter_queue(definer: Definer, operation: AlterQueue) -> Steps[list[UUID]]:
+    """Change what is given, but for the activation.
 
-    OFF: RECEIVE raises 9617, also where it waits, and what is sent waits in the transmission queue. ON delivers
-    that, in order, before the transaction ends, but for the conversations that are returned, on which somebody is
-    sending right now: they are for `deliver_conversation`.
-
-    Raises:
-        BrokerError: 15151 when it does not exist, or another filegroup is named, 402 for a wrong type.
+    What waits is delivered before the transaction ends, but for the conversations that are returned, on which somebody
+    is sending right now: they are for `deliver_conversation`.
     """
-    check_changes(STATUS=status, RETENTION=retention, POISON_MESSAGE_HANDLING=poison_message_handling)
-    if move_to is not None:
-        check_filegroup(move_to)
+    catalog, database_id, name = definer.catalog, definer.database_id, operation.name
     queue = yield from find_user_queue("alter", database_id, name)
     yield Statement(
         "alter.alter_queue.note_change",
@@ -141,17 +125,17 @@ def alter_queue(
         (queue.queue_id,),
     )
     left: list[UUID] = []
-    if poison_message_handling is not None:
+    if operation.poison_message_handling is not None:
         yield Statement(
             "alter.alter_queue.poison_handling",
             "update servicebroker.queues set is_poison_message_handling_enabled = $2 where queue_id = $1",
-            (queue.queue_id, poison_message_handling),
+            (queue.queue_id, operation.poison_message_handling),
         )
-    if retention is not None:
-        yield from set_retention(queue.queue_id, retention)
+    if operation.retention is not None:
+        yield from set_retention(queue.queue_id, operation.retention)
         yield renew_versions()  # who sends from this queue remembers the version of the queue it sends to
-    if status is not None:
-        left = yield from set_status(catalog, queue.queue_id, status, now)
+    if operation.status is not None:
+        left = yield from set_status(catalog, queue.queue_id, operation.status, definer.clock())
     return left
 
 
@@ -172,12 +156,13 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
     return []
 
 
-def rebuild_queue(database_id: int, name: str, table: str) -> Steps[None]:
+def rebuild_queue(definer: Definer, operation: AlterQueue, table: str) -> Steps[None]:
     """ALTER QUEUE REBUILD of one of its `TABLES`: gives space back. Readers and senders wait for it.
 
     A transaction for each: who has one of them open may be about to open the other.
     """
-    queue_id = (yield from find_user_queue("alter", database_id, name)).queue_id
+    yield from authorize(definer.user, operation.permission, queue_named(operation.name))
+    queue_id = (yield from find_user_queue("alter", definer.database_id, operation.name)).queue_id
     index = f"{table}_{queue_id}_{TABLES[table]}"
     yield Statement("alter.rebuild_queue", f"cluster servicebroker.{table}_{queue_id} using {index}", prepared=False)
 

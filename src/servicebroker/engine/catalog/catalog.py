@@ -10,10 +10,13 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.ways import Ways
 from servicebroker.model import names
-from servicebroker.model.arguments import SENT_BY, check_switch, checked_contracts, checked_sent_by
+from servicebroker.model.arguments import SENT_BY, checked_contracts
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.security.permissions import DBO, DBO_SCHEMA, User
+from servicebroker.model.security.permissions import DBO_SCHEMA, User
 from servicebroker.model.xml import SchemaCollection, SchemaDocument
+from servicebroker.operations.contracts import CreateContract
+from servicebroker.operations.queues import CreateQueue
+from servicebroker.operations.services import CreateService
 from servicebroker.protocol.routing import Route, RoutingTable
 from servicebroker.store import locks
 from servicebroker.store.queue import queue_objects
@@ -186,17 +189,10 @@ class Catalog:
 # ---------------------------------------------------------------- DDL
 
 
-def create_contract(
-    database_id: int, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]], owner: int = DBO
-) -> Steps[int]:
-    """CREATE CONTRACT: each message type with INITIATOR, TARGET or ANY (docs/reference/rules.md#contracts).
-
-    Raises:
-        BrokerError: 8403 for a type given twice, 8492 when the initiator may send nothing, 15151 for a type
-            that does not exist, 2714 when the name is taken.
-    """
-    names.checked("contract", name)
-    pairs = checked_sent_by(name, sent_by)
+def create_contract(database_id: int, operation: CreateContract, owner: int) -> Steps[None]:
+    """Insert a contract with its message types (docs/reference/rules.md#contracts)."""
+    name = names.checked("contract", operation.name)
+    pairs = operation.pairs()
     ids = yield from _ids("message type", database_id, [message_type for message_type, _ in pairs])
     rows = yield Statement(
         "catalog.create_contract",
@@ -204,33 +200,17 @@ def create_contract(
         "on conflict do nothing returning service_contract_id",
         (database_id, name, owner),
     )
-    contract_id = created(rows, name)
-    yield insert_usages(database_id, contract_id, {ids[name]: side for name, side in pairs})
-    return contract_id
+    yield insert_usages(database_id, created(rows, name), {ids[name]: side for name, side in pairs})
 
 
-def create_queue(
-    database_id: int,
-    name: str,
-    *,
-    status: bool = True,
-    retention: bool = False,
-    poison_message_handling: bool = True,
-    filegroup: str = "DEFAULT",
-    owner: int = DBO,
-    is_system: bool = False,
-) -> Steps[int]:
-    """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (docs/reference/rules.md#queues).
+def create_queue(database_id: int, operation: CreateQueue, owner: int, *, is_system: bool = False) -> Steps[int]:
+    """Make a table of its own, readable as `<database>_<schema>.<queue>` (docs/reference/rules.md#queues).
 
     Raises:
         BrokerError: 2714 when the name is taken, 2760 the schema is the system's, or another database's, 9609 for too
-            many name parts, 15151 for a name with # or another filegroup than DEFAULT, 402 for wrong types.
+            many name parts, 15151 for a name with #.
     """
-    check_switch("STATUS", status)
-    check_switch("RETENTION", retention)
-    check_switch("POISON_MESSAGE_HANDLING", poison_message_handling)
-    check_filegroup(filegroup)
-    schema, queue = names.split_queue_name(name)
+    schema, queue = names.split_queue_name(operation.name)
     names.checked_queue(queue)
     # one at a time in a database, so that two queues cannot take the same PostgreSQL name
     rows = yield Statement(
@@ -267,16 +247,16 @@ def create_queue(
             queue,
             postgres_schema,
             postgres_name,
-            status,
-            retention,
-            poison_message_handling,
+            operation.status,
+            operation.retention,
+            operation.poison_message_handling,
             owner,
             "servicebroker.system_ids" if is_system else "servicebroker.object_ids",
             DBO_SCHEMA if schema.lower() == "dbo" else 0,
         ),
     )
     queue_id = created(rows, queue)
-    yield queue_objects(queue_id, postgres_schema, postgres_name, retention)
+    yield queue_objects(queue_id, postgres_schema, postgres_name, operation.retention)
     return queue_id
 
 
@@ -298,27 +278,10 @@ def check_schema(database_id: int, schema: str, postgres_schema: str) -> Steps[N
         raise BrokerError(2760, schema)
 
 
-def check_filegroup(name: object) -> None:
-    """There is one filegroup, PRIMARY, which is the default one.
-
-    Raises:
-        BrokerError: 15151 for any other.
-    """
-    if names.checked("filegroup", name).upper() not in ("DEFAULT", "PRIMARY"):
-        hint = "An instance has only PRIMARY. PostgreSQL's ALTER TABLE ... SET TABLESPACE moves a queue's table."
-        raise BrokerError(15151, "find", "filegroup", name, hint=hint)
-
-
-def create_service(
-    database_id: int, name: str, queue_id: int, contracts: Iterable[str] = (), owner: int = DBO
-) -> Steps[int]:
-    """CREATE SERVICE on a queue; `contracts` are those it can be a target of (docs/reference/rules.md#services).
-
-    Raises:
-        BrokerError: 8404 for a contract given twice, 15151 for one that does not exist, 2714 for a taken name.
-    """
-    names.checked("service", name)
-    given = checked_contracts(contracts)
+def create_service(database_id: int, operation: CreateService, queue_id: int, owner: int) -> Steps[None]:
+    """Insert a service on a queue; its contracts are those it can be a target of (docs/reference/rules.md#services)."""
+    name = names.checked("service", operation.name)
+    given = checked_contracts(operation.contracts)
     # first, see lock_service in opening.py
     yield lock_service_alone(name)
     ids = yield from contract_ids(database_id, given)
@@ -335,7 +298,6 @@ def create_service(
         "select $1, $2, unnest($3::int[])",
         (database_id, service_id, list(ids.values())),
     )
-    return service_id
 
 
 def contract_ids(database_id: int, contracts: Iterable[str]) -> Steps[dict[str, int]]:

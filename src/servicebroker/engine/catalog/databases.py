@@ -12,6 +12,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
 from servicebroker.model.security.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, Kind
+from servicebroker.operations.queues import CreateQueue
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
 
@@ -100,7 +101,7 @@ def ensure_database(name: str) -> Steps[int]:
 def _create_system_services(database_id: int) -> Steps[None]:
     """The services that every database has, each on a queue of its own."""
     for name, queue in names.SYSTEM_SERVICES:
-        queue_id = yield from create_queue(database_id, queue, is_system=True)
+        queue_id = yield from create_queue(database_id, CreateQueue(queue), DBO, is_system=True)
         yield Statement(
             "databases.create_system_services",
             "insert into servicebroker.services (service_id, database_id, name, queue_id) "

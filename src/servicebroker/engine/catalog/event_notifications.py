@@ -16,6 +16,7 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, ring_monitors
 from servicebroker.engine.catalog.catalog import Catalog, created, find_queue_now
+from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.conversation.begin import begin_dialog
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.send import send
@@ -25,14 +26,18 @@ from servicebroker.model import arguments, names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_instances import Element, EventInstance, event_body, post_time
-from servicebroker.model.event_types import DATABASE, QUEUE, QUEUE_ACTIVATION, SERVER, events_of
+from servicebroker.model.event_types import DATABASE, QUEUE_ACTIVATION, SERVER, events_of
 from servicebroker.model.security.permissions import User
 from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.end import EndConversation
+from servicebroker.operations.event_notifications import (
+    CURRENT_DATABASE,
+    CreateEventNotification,
+    DropEventNotification,
+)
 from servicebroker.operations.send import Send
 from servicebroker.store.statements import Statement, Steps
 
-CURRENT_DATABASE = "current database"  # compared byte by byte
 _OPEN = {"SO", "SI", "CO"}
 
 
@@ -48,53 +53,23 @@ class _Notification(NamedTuple):
     state: str | None
 
 
-def create_event_notification(
-    user: User,
-    name: str,
-    *,
-    events: str | Sequence[str],
-    to_service: str,
-    on_queue: str | None = None,
-    on_server: bool = False,
-    broker_instance: str | UUID = CURRENT_DATABASE,
-    with_fan_in: bool = False,
-) -> Steps[None]:
-    """CREATE EVENT NOTIFICATION name ON ... FOR events TO SERVICE: each event is a message to that service.
-
-    The message is of the type EventNotification; `sb.read_event` reads its body. Without `on_queue` and `on_server` it
-    is ON DATABASE. DDL is told of when T-SQL has said it, with the commit of its transaction.
-
-    Args:
-        name: unique among those on the queue, the database, or the server; compared without case.
-        events: on a queue QUEUE_ACTIVATION, when it wants a reader, and BROKER_QUEUE_DISABLED, when it was switched off
-            by itself; elsewhere BROKER_QUEUE_DISABLED, DDL such as CREATE_TABLE, and groups such as DDL_SSB_EVENTS.
-        to_service: the service that is told; it accepts the contract PostEventNotification.
-        on_queue: a queue of this database.
-        on_server: what happens in all databases, and in none, as CREATE_LOGIN. Administrators make those, and in T-SQL
-            logins with the permission; the conversation is of this database.
-        broker_instance: identifier of the database that has it, or "current database".
-        with_fan_in: of several that the same login made for the same service, one message goes out.
-
-    Raises:
-        BrokerError: 9718 QUEUE_ACTIVATION where the activation of a procedure is on, 8197 no such queue, 2714 name
-            taken, 1084 no such event, 1098 none of a queue, database or server, 1093, 8413, 402, 15151 no permission to
-            alter the queue, 262, 15247.
-    """
+def create_event_notification(definer: Definer, operation: CreateEventNotification) -> Steps[None]:
+    """Insert the notification, and tell the monitors of queues."""
+    user, name, scope, on_queue = definer.user, operation.name, operation.scope, operation.on_queue
     names.checked("event notification", name)
-    names.checked("service", to_service, names.MAXIMUM_SERVICE_NAME)
-    check_switch("FAN_IN", with_fan_in)
-    check_switch("ON SERVER", on_server)
-    scope = QUEUE if on_queue is not None else SERVER if on_server else DATABASE
+    names.checked("service", operation.to_service, names.MAXIMUM_SERVICE_NAME)
+    check_switch("FAN_IN", operation.with_fan_in)
+    check_switch("ON SERVER", operation.on_server)
     if on_queue is not None:
         yield from rights.authorize(user, "ALTER QUEUE", rights.queue(on_queue))
     elif scope == DATABASE:
-        yield from rights.authorize(user, "CREATE EVENT NOTIFICATION ON DATABASE")
+        yield from rights.authorize(user, operation.permission)
     else:
         yield from demand_administrator()
-    wanted = _checked_events(events, scope)
-    instance = arguments.broker_instance(broker_instance) if broker_instance != CURRENT_DATABASE else CURRENT_DATABASE
+    wanted, given = _checked_events(operation.events, scope), operation.broker_instance
+    instance = arguments.broker_instance(given) if given != CURRENT_DATABASE else CURRENT_DATABASE
     if instance is None or instance == arguments.CURRENT_DATABASE:
-        raise BrokerError(1093, broker_instance, hint=f"Give an identifier, or '{CURRENT_DATABASE}'.")
+        raise BrokerError(1093, given, hint=f"Give an identifier, or '{CURRENT_DATABASE}'.")
     queue_id = None if on_queue is None else (yield from _find_notified(user, on_queue, wanted))
     rows = yield Statement(
         "event_notifications.create_event_notification.insert_notifications",
@@ -102,8 +77,8 @@ def create_event_notification(
         "broker_instance, owner_id, is_of_server, creator) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, session_user) "
         "on conflict do nothing returning object_id",
         (
-            *(user.database_id, name, queue_id, wanted, with_fan_in, to_service, instance, user.principal_id),
-            scope == SERVER,
+            *(user.database_id, name, queue_id, wanted, operation.with_fan_in, operation.to_service, instance),
+            *(user.principal_id, scope == SERVER),
         ),
     )
     created(rows, name)
@@ -129,24 +104,18 @@ def _find_notified(user: User, queue: str, wanted: Sequence[str]) -> Steps[int]:
     return queue_id
 
 
-def drop_event_notification(
-    user: User, name: str, now: datetime, *, on_queue: str | None = None, on_server: bool = False
-) -> Steps[None]:
-    """DROP EVENT NOTIFICATION name ON QUEUE, DATABASE or SERVER; its conversation ends.
-
-    Raises:
-        BrokerError: 15151 no such queue, or notification on it, or not for the user; 15247.
-    """
-    names.checked("event notification", name)
-    if on_queue is not None:
-        yield from rights.authorize(user, "ALTER QUEUE", rights.queue(on_queue))
-        queue_id = (yield from find_queue_now("find", user.database_id, on_queue)).queue_id
+def drop_event_notification(definer: Definer, operation: DropEventNotification) -> Steps[None]:
+    """Delete the notification; its conversation ends."""
+    user, name = definer.user, names.checked("event notification", operation.name)
+    if operation.on_queue is not None:
+        yield from rights.authorize(user, "ALTER QUEUE", rights.queue(operation.on_queue))
+        queue_id = (yield from find_queue_now("find", user.database_id, operation.on_queue)).queue_id
         place: tuple[str, tuple[object, ...]] = "queue_id = $2", (queue_id,)
-    elif on_server:
+    elif operation.on_server:
         yield from demand_administrator()
         place = "is_of_server", ()
     else:
-        yield from rights.demand(user, "DROP EVENT NOTIFICATION ON DATABASE", "event notification", name)
+        yield from rights.demand(user, operation.permission, "event notification", name)
         place = "database_id = $2 and queue_id is null and not is_of_server", (user.database_id,)
     rows = yield Statement(
         "event_notifications.drop_event_notification",
@@ -155,7 +124,7 @@ def drop_event_notification(
     )
     if not rows:
         raise BrokerError(15151, "drop", "event notification", name)
-    yield from _drop(rows[0][0], now)
+    yield from _drop(rows[0][0], definer.clock())
 
 
 def drop_notifications_on(database_id: int, queue: str, now: datetime) -> Steps[None]:

@@ -5,6 +5,7 @@ An instance has at most one, and none at first. The daemon of the instance obeys
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.authentication import CERTIFICATE, Authentication, parse_authentication
 from servicebroker.model.security.peers import WITHOUT_PROOF
+from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
 from servicebroker.store.statements import Statement, Steps
 
 STARTED, STOPPED, DISABLED = "STARTED", "STOPPED", "DISABLED"
@@ -22,18 +24,6 @@ ALL = "ALL"
 LOWEST_PORT, HIGHEST_PORT = 1024, 32767
 LARGEST_FORWARD_SIZE = 2**31 - 1  # MB
 FORWARD_SIZE = 10  # MB
-
-
-class Clauses(NamedTuple):
-    """What the statement says; None leaves a clause as it is, in CREATE at its default."""
-
-    listener_port: int | None = None
-    listener_ip: str | None = None
-    state: str | None = None
-    authentication: str | None = None
-    encryption: str | None = None
-    message_forwarding: str | None = None
-    message_forward_size: int | None = None
 
 
 class NetworkEndpoint(NamedTuple):
@@ -54,26 +44,18 @@ class NetworkEndpoint(NamedTuple):
         return None if self.encryption == REQUIRED else WITHOUT_PROOF.format(self.encryption)
 
 
-def create_endpoint(name: str, clauses: Clauses, now: datetime, *, in_domain: bool) -> Steps[str | None]:
-    """CREATE ENDPOINT name STATE = ... AS TCP (LISTENER_PORT, LISTENER_IP) FOR SERVICE_BROKER (...).
-
-    AUTHENTICATION is WINDOWS by default for an instance that is in a domain and has no certificate of its own. Returns
-    what to know of it, where its encryption lets in peers that prove nothing.
-
-    Raises:
-        BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one already,
-            15151 unknown certificate, 28055 one that cannot be used, 402 anything else that a clause may not say.
-    """
-    names.checked("endpoint", name)
-    if clauses.listener_port is None:
+def create_endpoint(operation: CreateEndpoint, now: datetime, *, in_domain: bool) -> Steps[str | None]:
+    """Insert the endpoint. Returns what to know of it, if its encryption lets in peers that prove nothing."""
+    name = names.checked("endpoint", operation.name)
+    if operation.listener_port is None:
         raise BrokerError(5837)
-    if clauses.authentication is None and in_domain:
+    if operation.authentication is None and in_domain:
         own = yield Statement(
             "network_endpoints.create_endpoint.find_certificates",
             "select from servicebroker.transport_certificates where is_own limit 1",
         )
-        clauses = clauses if own else clauses._replace(authentication="WINDOWS")
-    found = yield from _checked(clauses, NetworkEndpoint(STOPPED, "", 0, REQUIRED), now)
+        operation = operation if own else replace(operation, authentication="WINDOWS")
+    found = yield from _checked(operation, NetworkEndpoint(STOPPED, "", 0, REQUIRED), now)
     rows = yield Statement(
         "network_endpoints.create_endpoint.insert_endpoints",
         "insert into servicebroker.network_endpoints (name, state, ip_address, port, encryption, certificate_id, "
@@ -87,21 +69,17 @@ def create_endpoint(name: str, clauses: Clauses, now: datetime, *, in_domain: bo
     return found.warning
 
 
-def alter_endpoint(name: str, clauses: Clauses, now: datetime) -> Steps[str | None]:
-    """ALTER ENDPOINT name ...: what is given changes. Returns what `create_endpoint` does.
-
-    Raises:
-        BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
-    """
-    names.checked("endpoint", name)
-    if clauses == Clauses():
+def alter_endpoint(operation: AlterEndpoint, now: datetime) -> Steps[str | None]:
+    """Change what is given. Returns what `create_endpoint` does."""
+    name = names.checked("endpoint", operation.name)
+    if operation == AlterEndpoint(name):
         raise BrokerError(402, "ALTER ENDPOINT", "empty", "at least one clause")
     rows = yield Statement(
         "network_endpoints.alter_endpoint.lock_endpoint", _SELECT + " where lower(name) = lower($1) for update", (name,)
     )
     if not rows:
         raise BrokerError(15151, "alter", "endpoint", name)
-    found = yield from _checked(clauses, _endpoint(rows[0]), now)
+    found = yield from _checked(operation, _endpoint(rows[0]), now)
     yield Statement(
         "network_endpoints.alter_endpoint.update_endpoints",
         "update servicebroker.network_endpoints set state = $2, ip_address = $3, port = $4, encryption = $5, "
@@ -112,12 +90,9 @@ def alter_endpoint(name: str, clauses: Clauses, now: datetime) -> Steps[str | No
     return found.warning
 
 
-def drop_endpoint(name: str) -> Steps[None]:
-    """DROP ENDPOINT name: no connections any more; what is sent to other instances waits.
-
-    Raises:
-        BrokerError: 15151 when there is none of that name.
-    """
+def drop_endpoint(operation: DropEndpoint, now: datetime) -> Steps[None]:
+    """Delete the endpoint."""
+    name = operation.name
     rows = yield Statement(
         "network_endpoints.drop_endpoint",
         "delete from servicebroker.network_endpoints where lower(name) = lower($1) returning endpoint_id",
@@ -149,7 +124,7 @@ def _row(endpoint: NetworkEndpoint) -> tuple[object, ...]:
     return (STATES.index(endpoint.state), endpoint.host or None, *endpoint[2:-1], endpoint.authentication.number)
 
 
-def _checked(clauses: Clauses, before: NetworkEndpoint, now: datetime) -> Steps[NetworkEndpoint]:
+def _checked(clauses: CreateEndpoint | AlterEndpoint, before: NetworkEndpoint, now: datetime) -> Steps[NetworkEndpoint]:
     """The endpoint that the clauses make of `before`, when the rules allow it."""
     found = before._replace(
         state=_one_of("STATE", clauses.state, STATES) or before.state,

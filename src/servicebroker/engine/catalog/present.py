@@ -6,7 +6,9 @@ from typing import Any
 
 from servicebroker.engine.activation.clause import OWNER_ID
 from servicebroker.model import names
-from servicebroker.model.application import (
+from servicebroker.model.names import FIRST_USER_ID
+from servicebroker.model.security.permissions import DENY, Kind
+from servicebroker.operations.application import (
     WITH_COLLECTION,
     ActivationPart,
     Application,
@@ -15,8 +17,6 @@ from servicebroker.model.application import (
     ServicePart,
     UserPart,
 )
-from servicebroker.model.names import FIRST_USER_ID
-from servicebroker.model.security.permissions import DENY, Kind
 from servicebroker.store.statements import Statement, Steps
 
 _VALIDATIONS = {"N": "NONE", "E": "EMPTY", "X": "WELL_FORMED_XML"}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.alter import renew_routes
 from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.delivery.transmission import lock_delivery, match_again
 from servicebroker.engine.remote.mirrored_pairs import find_explanations, forget_unused
 from servicebroker.engine.remote.site import find_site
-from servicebroker.engine.security.authorization import forget_permissions
+from servicebroker.engine.security.authorization import authorize, forget_permissions
+from servicebroker.engine.security.authorization import route as route_named
+from servicebroker.engine.security.principals import find_owner
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
-from servicebroker.model.security.permissions import DBO, Kind
+from servicebroker.model.security.permissions import Kind
+from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
 from servicebroker.protocol.explanation import Explanation, explain
 from servicebroker.protocol.routing import (
     DYNAMIC_ROUTING_SERVICE,
@@ -29,48 +32,32 @@ from servicebroker.store.statements import Statement, Steps
 MAXIMUM_TEXT = 256  # characters of an address, a service name and a broker identifier
 
 
-class Clauses(NamedTuple):
-    """What WITH says; None leaves a clause as it is, in CREATE at its default. `lifetime` is in seconds."""
-
-    service_name: str | None = None
-    broker_instance: str | UUID | None = None
-    lifetime: int | None = None
-    address: str | None = None
-    mirror_address: str | None = None
-
-
-def create_route(
-    catalog: Catalog, database_id: int, name: str, clauses: Clauses, now: datetime, owner: int = DBO
-) -> Steps[list[UUID]]:
-    """CREATE ROUTE name WITH ...; `address` is TCP://host:port, LOCAL or TRANSPORT.
+def create_route(definer: Definer, operation: CreateRoute) -> Steps[list[UUID]]:
+    """Insert the route.
 
     Returns the conversations that somebody else is at, each for a `deliver_conversation` of its own.
-
-    Raises:
-        BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747 what a clause may not say, 1093 broker
-            identifier, 2714 name taken, 402 wrong types.
     """
-    names.checked("route", name)
-    route = _checked(name, clauses, now)
+    yield from authorize(definer.user, operation.permission)
+    owner = yield from find_owner(definer.user, operation.authorization)
+    name, now = names.checked("route", operation.name), definer.clock()
+    route = _checked(operation, now)
     yield lock_delivery()
     rows = yield Statement(
         "routes.create_route",
         "insert into servicebroker.routes "
         "(database_id, name, remote_service_name, broker_instance, lifetime, address, mirror_address, owner_id) "
         "values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict do nothing returning route_id",
-        (database_id, name, *route[1:], owner),
+        (definer.database_id, name, *route[1:], owner),
     )
     if not rows:
         raise BrokerError(2714, name)
-    return (yield from _changed(catalog, database_id, now))
+    return (yield from _changed(definer, now))
 
 
-def alter_route(catalog: Catalog, database_id: int, name: str, clauses: Clauses, now: datetime) -> Steps[list[UUID]]:
-    """ALTER ROUTE name WITH ...: what is given changes; a LIFETIME counts from now and revives an expired route.
-
-    Raises:
-        BrokerError: as `create_route`, and 15151 when there is none of that name.
-    """
+def alter_route(definer: Definer, operation: AlterRoute) -> Steps[list[UUID]]:
+    """Change what is given; returned is what `create_route` returns."""
+    database_id, name, now = definer.database_id, operation.name, definer.clock()
+    yield from authorize(definer.user, operation.permission, route_named(name))
     yield lock_delivery()
     rows = yield Statement(
         "routes.alter_route.find_routes",
@@ -80,17 +67,18 @@ def alter_route(catalog: Catalog, database_id: int, name: str, clauses: Clauses,
     )
     if not rows:
         raise BrokerError(15151, "alter", "route", name)
-    if clauses == Clauses():
+    if operation == AlterRoute(name):
         raise BrokerError(402, "WITH", "empty", "at least one clause")
     service, instance, address, mirror, expires = rows[0]
-    merged = Clauses(
-        service if clauses.service_name is None else clauses.service_name,
-        instance if clauses.broker_instance is None else clauses.broker_instance,
-        clauses.lifetime,
-        address if clauses.address is None else clauses.address,
-        mirror if clauses.mirror_address is None else clauses.mirror_address,
+    merged = CreateRoute(
+        name,
+        service_name=service if operation.service_name is None else operation.service_name,
+        broker_instance=instance if operation.broker_instance is None else operation.broker_instance,
+        lifetime=operation.lifetime,
+        address=address if operation.address is None else operation.address,
+        mirror_address=mirror if operation.mirror_address is None else operation.mirror_address,
     )
-    route = _checked(name, merged, now)
+    route = _checked(merged, now)
     yield Statement(
         "routes.alter_route.update_routes",
         "update servicebroker.routes set remote_service_name = $3, broker_instance = $4, lifetime = $5, address = $6, "
@@ -105,15 +93,13 @@ def alter_route(catalog: Catalog, database_id: int, name: str, clauses: Clauses,
             route.mirror_address,
         ),
     )
-    return (yield from _changed(catalog, database_id, now))
+    return (yield from _changed(definer, now))
 
 
-def drop_route(catalog: Catalog, database_id: int, name: str, now: datetime) -> Steps[list[UUID]]:
-    """DROP ROUTE: at any time; conversations that took it wait for another one.
-
-    Raises:
-        BrokerError: 15151 when there is none of that name.
-    """
+def drop_route(definer: Definer, operation: DropRoute) -> Steps[list[UUID]]:
+    """Delete the route; returned is what `create_route` returns."""
+    database_id, name = definer.database_id, operation.name
+    yield from authorize(definer.user, operation.permission, route_named(name))
     names.checked("route", name)
     yield lock_delivery()
     rows = yield Statement(
@@ -124,7 +110,7 @@ def drop_route(catalog: Catalog, database_id: int, name: str, now: datetime) -> 
     if not rows:
         raise BrokerError(15151, "drop", "route", name)
     yield forget_permissions(database_id, Kind.ROUTE, rows[0][0])
-    return (yield from _changed(catalog, database_id, now))
+    return (yield from _changed(definer, definer.clock()))
 
 
 def explain_route(
@@ -153,7 +139,8 @@ def explain_route(
     return explain(Conversation(service, instance, own.broker), table, outside, located.site_of(own), now, mirrors)
 
 
-def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
+def _changed(definer: Definer, now: datetime) -> Steps[list[UUID]]:
+    database_id = definer.database_id
     yield renew_routes(database_id)
     yield forget_unused()
     yield Statement(  # whoever finds no route now may ask again
@@ -161,11 +148,12 @@ def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UU
         "delete from servicebroker.route_requests where database_id = $1 and about = 'Route' and answered is not null",
         (database_id,),
     )
-    return (yield from match_again(catalog, database_id, now))
+    return (yield from match_again(definer.catalog, database_id, now))
 
 
-def _checked(name: str, clauses: Clauses, now: datetime) -> Route:
+def _checked(clauses: CreateRoute, now: datetime) -> Route:
     """The route that the clauses describe, when the rules allow it."""
+    name = clauses.name
     service = _text(name, "SERVICE_NAME", clauses.service_name)
     instance = _identifier(name, clauses.broker_instance)
     address = _text(name, "ADDRESS", clauses.address)

@@ -9,48 +9,44 @@ from collections.abc import Iterable
 
 from servicebroker.engine.catalog.alter import renew_versions
 from servicebroker.engine.catalog.catalog import created, schema_documents
+from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.security.authorization import demand
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import User
 from servicebroker.model.xml import SchemaCollection, SchemaDocument, read_schema
+from servicebroker.operations.schema_collections import (
+    AlterXmlSchemaCollection,
+    CreateXmlSchemaCollection,
+    DropXmlSchemaCollection,
+)
 from servicebroker.store.statements import Statement, Steps
 
 KIND = "XML schema collection"
 
-Schemas = str | bytes | Iterable[str | bytes]
 
-
-def create_xml_schema_collection(user: User, name: str, documents: Schemas) -> Steps[int]:
-    """CREATE XML SCHEMA COLLECTION; one schema or several, as text. They may import each other, nothing else.
-
-    Raises:
-        BrokerError: 2378 no XML schema, or it does not compile; 2714 name taken, 9609, 15151, 262.
-    """
-    schema, collection = names.split_name(KIND, name)
-    texts = _documents(documents)
+def create_xml_schema_collection(definer: Definer, operation: CreateXmlSchemaCollection) -> Steps[None]:
+    """Insert the collection and its schemas, which compile together."""
+    user = definer.user
+    schema, collection = names.split_name(KIND, operation.name)
+    texts = _documents(operation.documents)
     _check(texts)
-    yield from demand(user, "CREATE XML SCHEMA COLLECTION")
+    yield from demand(user, operation.permission)
     rows = yield Statement(
         "schemas.create_xml_schema_collection",
         "insert into servicebroker.xml_schema_collections (database_id, schema_name, name, postgres_schema) "
         "values ($1, $2, $3, $4) on conflict do nothing returning xml_collection_id",
         (user.database_id, schema, collection, names.postgres_name(user.database, schema)),
     )
-    collection_id = created(rows, collection)
-    yield _insert(collection_id, texts, 0)
-    return collection_id
+    yield _insert(created(rows, collection), texts, 0)
 
 
-def alter_xml_schema_collection(user: User, name: str, add: Schemas) -> Steps[None]:
-    """ALTER XML SCHEMA COLLECTION ADD; what is delivered from now on is validated with the new schemas too.
-
-    Raises:
-        BrokerError: 15151 no such collection, 2378 the schemas together do not compile.
-    """
-    texts = _documents(add)
-    yield from demand(user, "ALTER XML SCHEMA COLLECTION", KIND, name)
-    collection_id = yield from find_collection("alter", user.database_id, name)
+def alter_xml_schema_collection(definer: Definer, operation: AlterXmlSchemaCollection) -> Steps[None]:
+    """Add schemas, which compile together with those that are there."""
+    user = definer.user
+    texts = _documents(operation.add)
+    yield from demand(user, operation.permission, KIND, operation.name)
+    collection_id = yield from find_collection("alter", user.database_id, operation.name)
     present = yield from schema_documents(collection_id)
     _check([*present, *texts])
     yield _insert(collection_id, texts, len(present))
@@ -63,13 +59,10 @@ def alter_xml_schema_collection(user: User, name: str, add: Schemas) -> Steps[No
     yield renew_versions(user.database_id)
 
 
-def drop_xml_schema_collection(user: User, name: str) -> Steps[None]:
-    """DROP XML SCHEMA COLLECTION.
-
-    Raises:
-        BrokerError: 3716 a message type uses it, 15151 no such collection.
-    """
-    yield from demand(user, "DROP XML SCHEMA COLLECTION", KIND, name)
+def drop_xml_schema_collection(definer: Definer, operation: DropXmlSchemaCollection) -> Steps[None]:
+    """Delete a collection that no message type uses."""
+    user, name = definer.user, operation.name
+    yield from demand(user, operation.permission, KIND, name)
     collection_id = yield from find_collection("drop", user.database_id, name)
     used = yield Statement(
         "schemas.drop_xml_schema_collection.find_message_types",

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from uuid import UUID
 
 from servicebroker.engine.catalog.alter import lock_begins, lock_conversations, renew_routes, renew_versions, ring
 from servicebroker.engine.catalog.catalog import contract_ids, find_queue_now, lock_service_alone
+from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.conversation.endpoints import remove_endpoints
 from servicebroker.engine.conversation.failure import drop_waiting, fail_endpoints
 from servicebroker.engine.conversation.receive import keep_off_pipelines
 from servicebroker.engine.conversation.retention import move_to_queue, purge_queue
-from servicebroker.engine.security.authorization import forget_permissions
+from servicebroker.engine.security import authorization as rights
 from servicebroker.model import names
 from servicebroker.model.arguments import checked_contracts
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import Kind
+from servicebroker.operations.services import AlterService, DropService
 from servicebroker.store.statements import Statement, Steps
 
 
-def alter_service(
-    database_id: int,
-    name: str,
-    *,
-    queue: str | None = None,
-    add_contracts: Iterable[str] = (),
-    drop_contracts: Iterable[str] = (),
-) -> Steps[None]:
-    """ALTER SERVICE name ON QUEUE queue (ADD CONTRACT ..., DROP CONTRACT ...).
+def alter_service(definer: Definer, operation: AlterService) -> Steps[None]:
+    """Change queue and contracts.
 
-    To another queue its messages move with it; what waited for the old one is for `deliver_free`. Conversations
-    on a dropped contract go on. Readers that wait at its queue get 8468.
-
-    Raises:
-        BrokerError: 15151 unknown service, queue or contract, 8493 when nothing would change, 8404 for a
-            contract given twice, or added though the service has it.
-        InstanceError: a pipeline reads the queue that the service leaves.
+    To another queue its messages move with it; what waited for the old one is for `deliver_free`.
     """
-    names.checked("service", name)
-    to_add, to_drop = checked_contracts(add_contracts), checked_contracts(drop_contracts)
+    database_id, queue = definer.database_id, operation.queue
+    needed = [rights.service(operation.name), rights.contracts(operation.add_contracts)]
+    needed += [] if queue is None else [rights.queue(queue)]
+    yield from rights.authorize(definer.user, operation.permission, *needed)
+    name = names.checked("service", operation.name)
+    to_add, to_drop = checked_contracts(operation.add_contracts), checked_contracts(operation.drop_contracts)
     yield lock_service_alone(name)
     service_id, old_queue, _ = yield from _find("alter", database_id, name)
     added = yield from contract_ids(database_id, to_add)
@@ -59,14 +51,10 @@ def alter_service(
     yield ring(old_queue)
 
 
-def drop_service(database_id: int, name: str) -> Steps[None]:
-    """DROP SERVICE: its messages and conversations are gone, and their peers get the Error -8470.
-
-    Readers that wait at its queue get 8468.
-
-    Raises:
-        BrokerError: 15151 when it does not exist, 3716 while a conversation priority names it.
-    """
+def drop_service(definer: Definer, operation: DropService) -> Steps[None]:
+    """Delete the service, its messages and conversations. Readers that wait at its queue get 8468."""
+    database_id, name = definer.database_id, operation.name
+    yield from rights.authorize(definer.user, operation.permission, rights.service(name))
     names.checked("service", name)
     yield lock_service_alone(name)
     service_id, queue_id, named = yield from _find("drop", database_id, name)
@@ -81,7 +69,7 @@ def drop_service(database_id: int, name: str) -> Steps[None]:
         "delete from servicebroker.conversation_groups where service_id = $1",
         (service_id,),
     )
-    yield forget_permissions(database_id, Kind.SERVICE, service_id)
+    yield rights.forget_permissions(database_id, Kind.SERVICE, service_id)
     yield Statement(
         "services.drop_service.delete_services",
         "delete from servicebroker.services where service_id = $1",

@@ -5,16 +5,16 @@ Each of them renews the catalog version of every queue: what clients remember of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypedDict, Unpack
+from collections.abc import Callable
+from typing import NamedTuple
 
 from servicebroker.engine.catalog.alter import renew_versions
+from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.security import authorization
 from servicebroker.engine.security.authorization import Lookup, authorize, find_rights, forget_permissions
 from servicebroker.engine.security.principals import OWNED, Principal, find_owner, find_principal
 from servicebroker.engine.security.tsql_objects import registered
 from servicebroker.model import names
-from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import (
     DBO,
@@ -31,32 +31,13 @@ from servicebroker.model.security.permissions import (
     is_allowed,
     may_grant,
 )
+from servicebroker.operations.permissions import AlterAuthorization, Deny, Grant, OwnedObject, Revoke
 from servicebroker.store.statements import Statement, Steps
 
 _FIXED_ROLES = {one.principal_id for one in FIXED_PRINCIPALS if one.is_role and one.principal_id != PUBLIC}
 
 # whom it echoes for, and who may read and name what is built in, is up to who looks after the database
 _ON_BUILT_IN = frozenset({"SEND", "RECEIVE", "REFERENCES"})
-
-
-class OwnedObject(TypedDict, total=False):
-    """The name of an object that can be handed to another owner, under the keyword of its kind."""
-
-    service: str | None
-    queue: str | None
-    contract: str | None
-    message_type: str | None
-    route: str | None
-    remote_service_binding: str | None
-    certificate: str | None
-
-
-class PermissionObject(OwnedObject, total=False):
-    """The name of an object that a permission is on. Without any the permission is on the database."""
-
-    user: str | None
-    schema: str | None
-    tsql_object: str | None
 
 
 class _Target(NamedTuple):
@@ -81,7 +62,7 @@ _LOOKUPS: dict[str, tuple[Kind, Callable[[str], Lookup]]] = {
 }
 
 
-def _find_target(named: Mapping[str, Any]) -> _Target:
+def _find_target(operation: OwnedObject) -> _Target:
     """Return what the statement names, or the database.
 
     Raises:
@@ -90,31 +71,16 @@ def _find_target(named: Mapping[str, Any]) -> _Target:
     targets = [
         _Target(kind, name, lookup(name))
         for keyword, (kind, lookup) in _LOOKUPS.items()
-        if (name := named.get(keyword)) is not None
+        if (name := getattr(operation, keyword, None)) is not None
     ]
     if len(targets) > 1:
         raise BrokerError(402, "the object", "more than one", "one service, queue, contract or whatever it is")
     return targets[0] if targets else _Target(Kind.DATABASE, "")
 
 
-def grant(
-    user: User,
-    /,
-    permission: str,
-    principal: str,
-    *,
-    with_grant_option: bool = False,
-    **target: Unpack[PermissionObject],
-) -> Steps[None]:
-    """GRANT permission ON object TO principal [WITH GRANT OPTION]; it takes back a DENY.
-
-    Raises:
-        BrokerError: 4606 no such permission on such an object, 15151 unknown names or no right to grant, 4613 no
-            right to grant on the database, 4617 fixed roles, 4624 dbo, the owner or oneself, 9663 built-in object,
-            402 more than one object.
-    """
-    check_switch("WITH GRANT OPTION", with_grant_option)
-    given = yield from _prepare(user, permission, principal, _find_target(target))
+def grant(definer: Definer, operation: Grant) -> Steps[None]:
+    """Insert what is granted, and delete a DENY."""
+    given = yield from _prepare(definer.user, operation)
     yield _delete(given, f"state = '{DENY}'", [given.grantee_id])
     yield Statement(
         "grants.grant",
@@ -124,85 +90,54 @@ def grant(
         (
             *given.key,
             given.grantee_id,
-            permission,
-            user.principal_id,
-            GRANT_WITH_GRANT_OPTION if with_grant_option else GRANT,
+            given.permission,
+            given.user_id,
+            GRANT_WITH_GRANT_OPTION if operation.with_grant_option else GRANT,
         ),
     )
     yield renew_versions()
 
 
-def deny(
-    user: User, /, permission: str, principal: str, *, cascade: bool = False, **target: Unpack[PermissionObject]
-) -> Steps[None]:
-    """DENY permission ON object TO principal: counts more than any GRANT, to it or to a role that it is in.
-
-    With `cascade` also to all to whom the principal has granted the permission.
-
-    Raises:
-        BrokerError: as `grant`, and 4611 the principal may grant it and `cascade` is not set.
-    """
-    check_switch("CASCADE", cascade)
-    given = yield from _prepare(user, permission, principal, _find_target(target))
-    holders = yield from _holders(given, cascade)
+def deny(definer: Definer, operation: Deny) -> Steps[None]:
+    """Insert what is denied instead of what was granted."""
+    given = yield from _prepare(definer.user, operation)
+    holders = yield from _holders(given, operation.cascade)
     yield _delete(given, "true", holders)
     yield Statement(
         "grants.deny",
         "insert into servicebroker.permissions "
         'select $1, $2, $3, grantee, $6, $5, $7::"char" from unnest($4::int[]) grantee',
-        (*given.key, holders, permission, user.principal_id, DENY),
+        (*given.key, holders, given.permission, given.user_id, DENY),
     )
     yield renew_versions()
 
 
-def revoke(
-    user: User,
-    /,
-    permission: str,
-    principal: str,
-    *,
-    cascade: bool = False,
-    grant_option_for: bool = False,
-    **target: Unpack[PermissionObject],
-) -> Steps[None]:
-    """REVOKE [GRANT OPTION FOR] permission ON object FROM principal, granted or denied; nothing there is no error.
-
-    With `cascade` also from all to whom the principal has granted the permission. Whoever has CONTROL revokes what
-    anybody granted or denied, another only what it has granted itself.
-
-    Raises:
-        BrokerError: as `deny`.
-    """
-    check_switch("CASCADE", cascade)
-    check_switch("GRANT OPTION FOR", grant_option_for)
-    given = yield from _prepare(user, permission, principal, _find_target(target))
-    holders = yield from _holders(given, cascade)
-    if grant_option_for:
+def revoke(definer: Definer, operation: Revoke) -> Steps[None]:
+    """Delete what was granted or denied."""
+    given = yield from _prepare(definer.user, operation)
+    holders = yield from _holders(given, operation.cascade)
+    if operation.grant_option_for:
         yield Statement(
             "grants.revoke",
             'update servicebroker.permissions set state = $7::"char" where database_id = $1 and class = $2 '
             'and major_id = $3 and grantee_id = $4 and permission = $5 and state = $8::"char" '
             "and ($6::int is null or grantor_id = $6)",
-            (*given.key, given.grantee_id, permission, given.only_by, GRANT, GRANT_WITH_GRANT_OPTION),
+            (*given.key, given.grantee_id, given.permission, given.only_by, GRANT, GRANT_WITH_GRANT_OPTION),
         )
         holders = [holder for holder in holders if holder != given.grantee_id]
     yield _delete(given, "true", holders)
     yield renew_versions()
 
 
-def alter_authorization(user: User, /, owner: str, **target: Unpack[OwnedObject]) -> Steps[None]:
-    """ALTER AUTHORIZATION ON object TO owner. All permissions on the object are dropped.
-
-    Raises:
-        BrokerError: 15151 unknown names or no right, 9663 built-in, 15405 public or guest, 402 no object given.
-    """
-    named = _find_target(target)
+def alter_authorization(definer: Definer, operation: AlterAuthorization) -> Steps[None]:
+    """Change the owner, and delete all permissions on the object."""
+    user, named = definer.user, _find_target(operation)
     if named.lookup is None:
         raise BrokerError(402, "ALTER AUTHORIZATION", "the database", "an object of it")
-    names.checked("user", owner)
+    names.checked("user", operation.owner)
     securable = yield from _find(user, named)
-    yield from authorize(user, "ALTER AUTHORIZATION", named.lookup)
-    owner_id = yield from find_owner(user, owner)
+    yield from authorize(user, operation.permission, named.lookup)
+    owner_id = yield from find_owner(user, operation.owner)
     column = {Kind.CONTRACT: "service_contract_id"}.get(named.kind, f"{named.kind.name.lower()}_id")
     yield Statement(
         "grants.alter_authorization",
@@ -229,13 +164,13 @@ class _Given(NamedTuple):
         return self.database_id, self.kind.value, self.major_id
 
 
-def _prepare(user: User, permission: str, principal: str, target: _Target) -> Steps[_Given]:
+def _prepare(user: User, operation: Grant | Deny | Revoke) -> Steps[_Given]:
     """Refuse what cannot be granted, to whom, or by whom."""
-    if not isinstance(permission, str):
-        raise BrokerError(402, "the permission", type(permission).__name__, "str")
+    operation.check()
+    permission, target = operation.permission, _find_target(operation)
     securable = yield from _find(user, target, takes_built_in=permission in _ON_BUILT_IN)
     bringing(target.kind, permission)
-    grantee = yield from find_principal("find", user.database_id, principal)
+    grantee = yield from find_principal("find", user.database_id, operation.principal)
     _refuse_grantee(user, grantee, securable)
     rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
     if not may_grant(rights.identities, permission, securable, rights.entries):

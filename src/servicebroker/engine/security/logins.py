@@ -8,7 +8,8 @@ Nobody opens a session as one; that is done as a role of PostgreSQL. A login has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
@@ -16,10 +17,29 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
 from servicebroker.model.security.domain import check_account
 from servicebroker.model.security.permissions import Kind, bringing
+from servicebroker.operations.logins import (
+    CreateLogin,
+    DenyConnect,
+    DenyOnInstance,
+    DropLogin,
+    GrantConnect,
+    GrantOnInstance,
+    RevokeConnect,
+    RevokeOnInstance,
+)
+from servicebroker.operations.operation import Definition
 from servicebroker.store.statements import Statement, Steps
 
 PUBLIC = 2  # everybody
 GRANT, DENY = "G", "D"
+_STATES: Mapping[type[Definition[Any]], str | None] = {
+    GrantConnect: GRANT,
+    DenyConnect: DENY,
+    RevokeConnect: None,
+    GrantOnInstance: GRANT,
+    DenyOnInstance: DENY,
+    RevokeOnInstance: None,
+}
 
 
 def demand_administrator() -> Steps[None]:
@@ -36,15 +56,9 @@ def demand_administrator() -> Steps[None]:
         raise BrokerError(15247)
 
 
-def create_login(name: str, *, from_windows: bool = False, from_certificate: str | None = None) -> Steps[None]:
-    """CREATE LOGIN name [FROM WINDOWS]: a name for a peer. It has no password: nobody opens a session as a login.
-
-    `from_windows`: it is the member of a domain that the name says, as DOMAIN\\member, and needs CONNECT on the
-    endpoint. `from_certificate` is one of the transport: modules that it has signed may what this login may.
-
-    Raises:
-        BrokerError: 15025 name taken, 15151 no such certificate, 15407 a member is not named like that, 15247, 402.
-    """
+def create_login(operation: CreateLogin, now: datetime) -> Steps[None]:
+    """Insert the login."""
+    name, from_windows = operation.name, operation.from_windows
     check_switch("FROM WINDOWS", from_windows)
     names.checked("login", name)
     if from_windows:
@@ -56,11 +70,11 @@ def create_login(name: str, *, from_windows: bool = False, from_certificate: str
     )
     if not rows:
         raise BrokerError(15025, name)
-    if from_certificate is not None:
+    if operation.from_certificate is not None:
         yield Statement(
             "logins.create_login.update_logins",
             "update servicebroker.logins set certificate_thumbprint = $2 where login_id = $1",
-            (rows[0][0], (yield from _thumbprint_of(from_certificate))),
+            (rows[0][0], (yield from _thumbprint_of(operation.from_certificate))),
         )
 
 
@@ -75,13 +89,9 @@ def _thumbprint_of(certificate: str) -> Steps[bytes]:
     return bytes(rows[0][0])
 
 
-def drop_login(name: str) -> Steps[None]:
-    """DROP LOGIN, with what was granted to it. Users that are for it stay, for nobody.
-
-    Raises:
-        BrokerError: 15151 no such login, or public, 15141 a certificate is its, 15247.
-    """
-    login_id = yield from _find_own("drop", name)
+def drop_login(operation: DropLogin, now: datetime) -> Steps[None]:
+    """Delete a login that has no certificate."""
+    login_id = yield from _find_own("drop", operation.name)
     owned = yield Statement(
         "logins.drop_login.find_certificates",
         "select from servicebroker.transport_certificates where login_id = $1 limit 1",
@@ -137,37 +147,10 @@ def find_connect() -> Steps[Connect]:
     return Connect(public, {name: state for login_id, name, state in rows if login_id != PUBLIC})
 
 
-def grant_connect(endpoint: str, login: str) -> Steps[None]:
-    """GRANT CONNECT ON ENDPOINT::endpoint TO login: peers that are this login are let in.
-
-    To public: every peer that proves to have the key of its certificate, also one that nobody has imported.
-
-    Raises:
-        BrokerError: 15151 no such endpoint or login, 15247.
-    """
-    return _set_connect(endpoint, login, GRANT)
-
-
-def deny_connect(endpoint: str, login: str) -> Steps[None]:
-    """DENY CONNECT ON ENDPOINT::endpoint TO login: counts more than what was granted to public.
-
-    Raises:
-        BrokerError: as `grant_connect`.
-    """
-    return _set_connect(endpoint, login, DENY)
-
-
-def revoke_connect(endpoint: str, login: str) -> Steps[None]:
-    """REVOKE CONNECT ON ENDPOINT::endpoint FROM login, granted or denied; nothing there is no error.
-
-    Raises:
-        BrokerError: as `grant_connect`.
-    """
-    return _set_connect(endpoint, login, None)
-
-
-def _set_connect(endpoint: str, login: str, state: str | None) -> Steps[None]:
-    login_id = yield from find_login("find", login)
+def set_connect(operation: GrantConnect | DenyConnect | RevokeConnect, now: datetime) -> Steps[None]:
+    """Insert or delete who is let in."""
+    endpoint, state = operation.endpoint, _STATES[type(operation)]
+    login_id = yield from find_login("find", operation.login)
     rows = yield Statement(
         "logins.set_connect.find_endpoints",
         "select endpoint_id from servicebroker.network_endpoints where lower(name) = lower($1)",
@@ -228,40 +211,13 @@ def _find_own(action: str, name: str) -> Steps[int]:
     return login_id
 
 
-def grant(permission: str, principal: str, *, login: str | None = None) -> Steps[None]:
-    """GRANT permission TO a login, which may be public: on the instance, or ON LOGIN::login. It takes back a DENY.
-
-    What a login is granted counts where T-SQL works as that login (EXECUTE AS LOGIN).
-
-    Raises:
-        BrokerError: 4606 no such permission there, 15151 no such login, 4624 on itself, 15247.
-    """
-    return _set_permission(permission, principal, login, GRANT)
-
-
-def deny(permission: str, principal: str, *, login: str | None = None) -> Steps[None]:
-    """DENY permission TO a login: counts more than any GRANT, to it or to public.
-
-    Raises:
-        BrokerError: as `grant`.
-    """
-    return _set_permission(permission, principal, login, DENY)
-
-
-def revoke(permission: str, principal: str, *, login: str | None = None) -> Steps[None]:
-    """REVOKE permission FROM a login, granted or denied; nothing there is no error.
-
-    Raises:
-        BrokerError: as `grant`.
-    """
-    return _set_permission(permission, principal, login, None)
-
-
-def _set_permission(permission: str, principal: str, on_login: str | None, state: str | None) -> Steps[None]:
+def set_permission(operation: GrantOnInstance | DenyOnInstance | RevokeOnInstance, now: datetime) -> Steps[None]:
+    """Insert or delete a permission of a login."""
+    permission, on_login, state = operation.permission, operation.login, _STATES[type(operation)]
     kind = Kind.SERVER if on_login is None else Kind.LOGIN
     bringing(kind, permission)
     on_id = 0 if on_login is None else (yield from find_login("find", on_login))
-    login_id = yield from find_login("find", principal)
+    login_id = yield from find_login("find", operation.principal)
     if kind is Kind.LOGIN and on_id == login_id:
         raise BrokerError(4624)
     key = (kind.value, on_id, login_id, permission)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from servicebroker.engine.catalog.alter import renew_versions
+from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.security.authorization import (
     authorize,
     authorize_login,
@@ -30,6 +31,14 @@ from servicebroker.model.security.permissions import (
     Login,
     Securable,
     User,
+)
+from servicebroker.operations.principals import (
+    AddRoleMember,
+    CreateRole,
+    CreateUser,
+    DropRole,
+    DropRoleMember,
+    DropUser,
 )
 from servicebroker.store.statements import Statement, Steps
 
@@ -234,26 +243,11 @@ def find_principal(action: str, database_id: int, name: str, kind: str = "user")
 # ---------------------------------------------------------------- users
 
 
-def create_user(
-    user: User,
-    name: str,
-    postgres_role: str | None = None,
-    *,
-    for_login: str | None = None,
-    from_certificate: str | None = None,
-) -> Steps[None]:
-    """CREATE USER: it may CONNECT, and nothing else until something is granted to it.
-
-    Who opens the instance as `postgres_role` is this user by default. `for_login` is a login of
-    `Instance.create_login`. A user with neither is one WITHOUT LOGIN, for the certificate of a remote service.
-    `from_certificate` is a certificate of the database: modules that it has signed may what this user may.
-
-    Raises:
-        BrokerError: 15023 name taken, 15007 no such PostgreSQL role or login, 15151 no such certificate, 15063 it has a
-            user already, 15247.
-    """
+def create_user(definer: Definer, operation: CreateUser) -> Steps[None]:
+    """Insert the user, who may CONNECT."""
+    user, name, postgres_role = definer.user, operation.name, operation.postgres_role
     names.checked("user", name)
-    yield from demand(user, "CREATE USER")
+    yield from demand(user, operation.permission)
     if postgres_role is not None:
         names.checked("login", postgres_role)
         rows = yield Statement(
@@ -266,10 +260,12 @@ def create_user(
             raise BrokerError(15007, postgres_role)
         if rows[0][0]:
             raise BrokerError(15063)
-    login_id = None if for_login is None else (yield from _login(user.database_id, for_login))
+    login = operation.for_login
+    login_id = None if login is None else (yield from _login(user.database_id, login))
     thumbprint = None
-    if from_certificate is not None:
-        thumbprint = (yield from find_certificate("find", user.database_id, from_certificate)).facts.thumbprint
+    if operation.from_certificate is not None:
+        found = yield from find_certificate("find", user.database_id, operation.from_certificate)
+        thumbprint = found.facts.thumbprint
         if (yield from users_of(user.database_id, [thumbprint])):
             raise BrokerError(15063)
     principal_id = yield from _create(user.database_id, name, False, postgres_role, login_id)
@@ -302,14 +298,10 @@ def _login(database_id: int, name: str) -> Steps[int]:
     return int(rows[0][0])
 
 
-def drop_user(user: User, name: str) -> Steps[None]:
-    """DROP USER. What somebody does as the user from now on is refused with 15517.
-
-    Raises:
-        BrokerError: 15151, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something, 15136 a
-            procedure or a trigger works as it.
-    """
-    yield from demand(user, "DROP USER", "user", name)
+def drop_user(definer: Definer, operation: DropUser) -> Steps[None]:
+    """Delete the user."""
+    user, name = definer.user, operation.name
+    yield from demand(user, operation.permission, "user", name)
     found = yield from find_principal("drop", user.database_id, name)
     if found.is_role:
         raise BrokerError(15151, "drop", "user", name)
@@ -319,24 +311,17 @@ def drop_user(user: User, name: str) -> Steps[None]:
 # ---------------------------------------------------------------- roles
 
 
-def create_role(user: User, name: str) -> Steps[None]:
-    """CREATE ROLE: its members have what it is granted, and are denied what it is denied.
-
-    Raises:
-        BrokerError: 15023 name taken, 15247.
-    """
-    names.checked("role", name)
-    yield from demand(user, "CREATE ROLE")
+def create_role(definer: Definer, operation: CreateRole) -> Steps[None]:
+    """Insert the role."""
+    user, name = definer.user, names.checked("role", operation.name)
+    yield from demand(user, operation.permission)
     yield from _create(user.database_id, name, True)
 
 
-def drop_role(user: User, name: str) -> Steps[None]:
-    """DROP ROLE.
-
-    Raises:
-        BrokerError: 15151, 15150 public or a fixed role, 15144 it has members, 15138, 15284.
-    """
-    yield from demand(user, "DROP ROLE", "role", name)
+def drop_role(definer: Definer, operation: DropRole) -> Steps[None]:
+    """Delete a role without members."""
+    user, name = definer.user, operation.name
+    yield from demand(user, operation.permission, "role", name)
     role = yield from find_role("drop", user.database_id, name)
     if role.principal_id in _FIXED:
         raise BrokerError(15150, "drop", "role", role.name)
@@ -350,13 +335,10 @@ def drop_role(user: User, name: str) -> Steps[None]:
     yield from _drop(user.database_id, role)
 
 
-def add_role_member(user: User, role: str, member: str) -> Steps[None]:
-    """ALTER ROLE role ADD MEMBER member, a user or a role.
-
-    Raises:
-        BrokerError: 15151, 15081 public, 15405 dbo or a fixed role as a member, 15413 a role in itself.
-    """
-    of, one = yield from _find_both(user, role, member)
+def add_role_member(definer: Definer, operation: AddRoleMember) -> Steps[None]:
+    """Insert the membership."""
+    user = definer.user
+    of, one = yield from _find_both(user, operation)
     if one.principal_id in _FIXED - {GUEST}:
         raise BrokerError(15405, one.name)
     rights = yield from find_rights(user.database_id, of.principal_id, of.name)
@@ -371,31 +353,28 @@ def add_role_member(user: User, role: str, member: str) -> Steps[None]:
     yield renew_versions()
 
 
-def drop_role_member(user: User, role: str, member: str) -> Steps[None]:
-    """ALTER ROLE role DROP MEMBER member.
-
-    Raises:
-        BrokerError: 15151, 15081 public.
-    """
-    of, one = yield from _find_both(user, role, member)
+def drop_role_member(definer: Definer, operation: DropRoleMember) -> Steps[None]:
+    """Delete the membership."""
+    user = definer.user
+    of, one = yield from _find_both(user, operation)
     rows = yield Statement(
         "principals.drop_role_member",
         "delete from servicebroker.role_members where database_id = $1 and role_id = $2 and member_id = $3 returning 1",
         (user.database_id, of.principal_id, one.principal_id),
     )
     if not rows:
-        raise BrokerError(15151, "drop", "member", member)
+        raise BrokerError(15151, "drop", "member", operation.member)
     yield renew_versions()
 
 
-def _find_both(user: User, role_name: str, member_name: str) -> Steps[tuple[Principal, Principal]]:
-    yield from demand(user, "ALTER ROLE", "role", role_name)
-    role = yield from find_role("alter", user.database_id, role_name)
+def _find_both(user: User, operation: AddRoleMember | DropRoleMember) -> Steps[tuple[Principal, Principal]]:
+    yield from demand(user, operation.permission, "role", operation.role)
+    role = yield from find_role("alter", user.database_id, operation.role)
     if role.principal_id == PUBLIC:
         raise BrokerError(15081)
     if role.principal_id in _FIXED:
         yield from demand(user, "ALTER FIXED ROLE", "role", role.name)
-    return role, (yield from find_principal("find", user.database_id, member_name))
+    return role, (yield from find_principal("find", user.database_id, operation.member))
 
 
 def find_role(action: str, database_id: int, name: str) -> Steps[Principal]:

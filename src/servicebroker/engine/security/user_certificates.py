@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.security.authorization import authorize, certificate, forget_permissions
 from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.permissions import Kind, User
+from servicebroker.operations.certificates import AlterCertificate, CreateCertificate, DropCertificate
 from servicebroker.store.statements import Statement, Steps
 
 NONE, BY_MASTER_KEY, BY_PASSWORD = "N", "M", "P"
@@ -46,13 +48,14 @@ def certificate_of(row: tuple[object, ...]) -> UserCertificate:
 
 
 def create_certificate(
-    database_id: int, name: str, owner_id: int, facts: Facts, key: KeptKey, *, is_active: bool
+    database_id: int, operation: CreateCertificate, owner_id: int, facts: Facts, key: KeptKey
 ) -> Steps[None]:
-    """CREATE CERTIFICATE name AUTHORIZATION owner: keep one that was made or read.
+    """Keep a certificate that was made or read.
 
     Raises:
         BrokerError: 15232 the name is taken, or the database has the same certificate already.
     """
+    name, is_active = operation.name, operation.active_for_begin_dialog
     check_switch("ACTIVE FOR BEGIN_DIALOG", is_active)
     rows = yield Statement(
         "user_certificates.create_certificate",
@@ -97,13 +100,11 @@ def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[UserCert
     return found
 
 
-def alter_certificate(database_id: int, name: str, is_active: bool | None, key: KeptKey | None) -> Steps[None]:
-    """ALTER CERTIFICATE: what is given changes.
-
-    Raises:
-        BrokerError: 15151 no such certificate, 402.
-    """
-    found = yield from find_certificate("alter", database_id, name)
+def alter_certificate(user: User, operation: AlterCertificate, key: KeptKey | None) -> Steps[None]:
+    """Change what is given; `key` is None for the private key as it is."""
+    name, is_active = operation.name, operation.active_for_begin_dialog
+    yield from authorize(user, operation.permission, certificate(name))
+    found = yield from find_certificate("alter", user.database_id, name)
     if is_active is not None:
         check_switch("ACTIVE FOR BEGIN_DIALOG", is_active)
     yield Statement(
@@ -118,13 +119,10 @@ def alter_certificate(database_id: int, name: str, is_active: bool | None, key: 
     )
 
 
-def drop_certificate(user: User, name: str) -> Steps[None]:
-    """DROP CERTIFICATE. Conversations that have their session keys go on.
-
-    Raises:
-        BrokerError: 15151 no such certificate, 15559 a user stands for it, 15352 it has signed a module.
-    """
-    yield from authorize(user, "DROP CERTIFICATE", certificate(name))
+def drop_certificate(definer: Definer, operation: DropCertificate) -> Steps[None]:
+    """Delete a certificate that nothing needs."""
+    user, name = definer.user, operation.name
+    yield from authorize(user, operation.permission, certificate(name))
     found = yield from find_certificate("drop", user.database_id, name)
     yield from _check_unused(user.database_id, found)
     yield Statement(

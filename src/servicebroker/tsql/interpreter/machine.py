@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
+from servicebroker.api.network import drop_database
 from servicebroker.api.pipelined import WaitingDialogs
 from servicebroker.engine.catalog.databases import create_database
+from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.catalog.read_only import check_writable
 from servicebroker.engine.security.principals import add_role_member, create_user
 from servicebroker.engine.security.tsql_objects import Use, authorize_uses, check_definitions
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.names import postgres_name
 from servicebroker.model.security.permissions import DBO, User
+from servicebroker.operations.databases import DropDatabase
+from servicebroker.operations.principals import AddRoleMember, CreateUser
 from servicebroker.store.direct import DirectConnection, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch, in_transaction
@@ -327,9 +331,9 @@ class Machine:
         def steps() -> Steps[None]:
             database_id = yield from create_database(name)
             if person.login_id is not None:
-                dbo = User(database_id, name, DBO, "dbo")
-                yield from create_user(dbo, person.name, for_login=person.name)
-                yield from add_role_member(dbo, "db_owner", person.name)
+                dbo = Definer(User(database_id, name, DBO, "dbo"), self.instance.catalog, self.instance.clock)
+                yield from create_user(dbo, CreateUser(person.name, for_login=person.name))
+                yield from add_role_member(dbo, AddRoleMember("db_owner", person.name))
 
         with self.instance.connection() as connection:
             in_transaction(connection, steps())
@@ -353,7 +357,7 @@ class Machine:
                     connection, "machine.drop_database", _SCHEMAS, (name, postgres_name(name, "dbo"))
                 )
             ]
-        database._drop(None)
+        drop_database(database, DropDatabase(name))
         with self.instance.connection() as connection:
             for schema in schemas:
                 run_command(connection, f"drop schema if exists {quoted(schema)} cascade".encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from servicebroker.model.security.authentication import PROTOCOLS
+from servicebroker.operations.queues import DROP, Activation
 from servicebroker.tsql.parser.security import Securing
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Constant, Definition, Name, Operand, Statement
@@ -50,7 +51,7 @@ class Objects(Securing):
         return Definition(line, verb, "CONTRACT", name, clauses, if_exists)
 
     def queue(self, line: int, verb: str) -> Statement:
-        """`status`, `retention`, `poison_message_handling`, `activation` (a dict or "DROP"), `rebuild` ..."""
+        """`status`, `retention`, `poison_message_handling`, `activation` (an Activation, or "DROP"), `rebuild` ..."""
         if_exists = self.if_exists(verb)
         name = self.name()
         clauses: Clauses = {}
@@ -91,11 +92,11 @@ class Objects(Securing):
         if enclosed:
             self.expect(")")
 
-    def _activation(self) -> Clauses | str:
+    def _activation(self) -> Activation | str:
         self.expect("(")
         if self.take("DROP"):
             self.expect(")")
-            return "DROP"
+            return DROP
         clauses: Clauses = {}
         while True:
             option = self.expect_any("STATUS", "PROCEDURE_NAME", "MAX_QUEUE_READERS", "EXECUTE")
@@ -103,7 +104,8 @@ class Objects(Securing):
                 clauses["status"] = self.on_off()
             elif option == "PROCEDURE_NAME":
                 self.expect("=")
-                clauses["procedure_name"] = self.name()
+                parts = [part.replace("]", "]]") for part in self.name().parts if part]
+                clauses["procedure_name"] = ".".join(f"[{part}]" for part in parts)
             elif option == "MAX_QUEUE_READERS":
                 self.expect("=")
                 clauses["max_queue_readers"] = self.integer()
@@ -116,7 +118,7 @@ class Objects(Securing):
             if not self.take(","):
                 break
         self.expect(")")
-        return clauses
+        return Activation(**clauses)
 
     def service(self, line: int, verb: str) -> Statement:
         """`queue`, `contracts`; of ALTER `queue`, `add_contracts`, `drop_contracts`."""
@@ -158,12 +160,12 @@ class Objects(Securing):
                 return
 
     def remote_service_binding(self, line: int, verb: str) -> Statement:
-        """`service`, `user`, `anonymous`."""
+        """`to_service`, `user`, `anonymous`."""
         name, if_exists = self.object_name(verb)
         clauses = self.authorization(verb)
         if verb == "CREATE":
             self.expect("TO", "SERVICE")
-            clauses["service"] = self.operand()
+            clauses["to_service"] = self.operand()
         if verb != "DROP":
             self.expect("WITH")
             while True:
@@ -204,7 +206,7 @@ class Objects(Securing):
         return self.operand()
 
     def event_notification(self, line: int, verb: str) -> Statement:
-        """`on` (SERVER, DATABASE or QUEUE), `queue`, `events`, `service`, `broker_instance`."""
+        """`on` (SERVER, DATABASE or QUEUE), `queue`, `events`, `to_service`, `broker_instance`, `with_fan_in`."""
         if_exists = self.if_exists(verb)
         name = self.own_name()
         also = [name.own]
@@ -216,29 +218,29 @@ class Objects(Securing):
         if clauses["on"] == "QUEUE":
             clauses["queue"] = self.name()
         if verb != "DROP":
-            clauses["fan_in"] = self.take("WITH", "FAN_IN")
+            clauses["with_fan_in"] = self.take("WITH", "FAN_IN")
             self.expect("FOR")
             events = [self.own_name().own.upper()]
             while self.take(","):
                 events.append(self.own_name().own.upper())
             clauses["events"] = events
             self.expect("TO", "SERVICE")
-            clauses["service"] = self.operand()
+            clauses["to_service"] = self.operand()
             self.expect(",")
             clauses["broker_instance"] = self.operand()
         return Definition(line, verb, "EVENT NOTIFICATION", name, clauses, if_exists)
 
     def xml_schema_collection(self, line: int, verb: str) -> Statement:
-        """`schemas`, an expression."""
+        """`documents` of CREATE, `add` of ALTER: an expression."""
         if_exists = self.if_exists(verb)
         name = self.name()
         clauses: Clauses = {}
         if verb == "CREATE":
             self.expect("AS")
-            clauses["schemas"] = self.expression()
+            clauses["documents"] = self.expression()
         elif verb == "ALTER":
             self.expect("ADD")
-            clauses["schemas"] = self.expression()
+            clauses["add"] = self.expression()
         return Definition(line, verb, "XML SCHEMA COLLECTION", name, clauses, if_exists)
 
     def endpoint(self, line: int, verb: str) -> Statement:

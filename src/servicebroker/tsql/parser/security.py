@@ -192,7 +192,7 @@ class Securing(Functions):
     # ------------------------------------------------------------ principals
 
     def login(self, line: int, verb: str) -> Statement:
-        """`password`, `windows`, `certificate`, `state` (ENABLE or DISABLE), `default_database`."""
+        """`password`, `from_windows`, `from_certificate`, `state` (ENABLE or DISABLE), `default_database`."""
         name, if_exists = self._principal(verb)
         clauses: Clauses = {}
         if verb == "DROP":
@@ -206,14 +206,14 @@ class Securing(Functions):
         elif self.take("FROM"):
             self._refuse_external_provider()
             if self.take("WINDOWS"):
-                clauses["windows"] = True
+                clauses["from_windows"] = True
                 if self.take("WITH"):
                     self._pairs(clauses)
             elif self.take("ASYMMETRIC"):
                 self.refuse("A login of an asymmetric key", "Use a certificate.")
             else:
                 self.expect("CERTIFICATE")
-                clauses["certificate"] = self.own_name().own
+                clauses["from_certificate"] = self.own_name().own
         else:
             self.expect("WITH")
             self._pairs(clauses)
@@ -245,7 +245,7 @@ class Securing(Functions):
             self.refuse("EXTERNAL PROVIDER", "Use a certificate, or WITHOUT LOGIN.")
 
     def user(self, line: int, verb: str) -> Statement:
-        """`login`, `without_login`, `certificate`, `default_schema`, `name`."""
+        """`for_login`, `without_login`, `from_certificate`, `default_schema`, `name`."""
         name, if_exists = self._principal(verb)
         clauses: Clauses = {}
         if verb == "DROP":
@@ -253,12 +253,12 @@ class Securing(Functions):
         if self.take_any("FOR", "FROM"):
             self._refuse_external_provider()
             if self.take("LOGIN"):
-                clauses["login"] = self.own_name().own
+                clauses["for_login"] = self.own_name().own
             elif self.take("ASYMMETRIC"):
                 self.refuse("A user of an asymmetric key", "Use a certificate.")
             else:
                 self.expect("CERTIFICATE")
-                clauses["certificate"] = self.own_name().own
+                clauses["from_certificate"] = self.own_name().own
         elif self.take("WITHOUT", "LOGIN"):
             clauses["without_login"] = True
         if self.take("WITH"):
@@ -320,7 +320,7 @@ class Securing(Functions):
         return Definition(line, verb, "MASTER KEY", Name(("",)), clauses)
 
     def certificate(self, line: int, verb: str) -> Statement:
-        """`subject`, `start_date`, `expiry_date`, `file`, `private_key`, `password`, `active_for_begin_dialog`."""
+        """The fields of the operation, and of the private key in a dict `private_key`."""
         name, if_exists = self._principal(verb)
         clauses: Clauses = {}
         if verb == "CREATE":
@@ -329,7 +329,7 @@ class Securing(Functions):
             if self.take("FROM"):
                 self._certificate_source(clauses)
             elif self.take("ENCRYPTION", "BY", "PASSWORD", "="):
-                clauses["password"] = self.string()
+                clauses["encryption_password"] = self.string()
             if len(clauses) == ("authorization" in clauses) and self.word != "WITH":
                 self.fail()
         elif verb == "ALTER" and self.take("REMOVE", "PRIVATE", "KEY"):
@@ -378,7 +378,7 @@ class Securing(Functions):
         while True:
             if self.take("FILE"):
                 self.expect("=")
-                found["file"] = self.string()
+                found["private_key_file"] = self.string()
             elif self.take("BINARY"):
                 self.expect("=")
                 found["binary"] = self.constant()

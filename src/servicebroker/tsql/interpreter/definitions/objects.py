@@ -6,22 +6,41 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
 
-from servicebroker.engine.activation.clause import Activation
 from servicebroker.engine.security.authorization import authorize
 from servicebroker.engine.security.principals import find_owning_login
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import SERVER, events_of
+from servicebroker.operations.bindings import (
+    AlterRemoteServiceBinding,
+    CreateRemoteServiceBinding,
+    DropRemoteServiceBinding,
+)
+from servicebroker.operations.contracts import CreateContract, DropContract
+from servicebroker.operations.databases import AlterDatabase
+from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
+from servicebroker.operations.event_notifications import CreateEventNotification, DropEventNotification
+from servicebroker.operations.message_types import AlterMessageType, CreateMessageType, DropMessageType
+from servicebroker.operations.operation import Operation, statement_of
+from servicebroker.operations.principals import DropRole, DropUser
+from servicebroker.operations.priorities import AlterBrokerPriority, CreateBrokerPriority, DropBrokerPriority
+from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
+from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
+from servicebroker.operations.schema_collections import (
+    AlterXmlSchemaCollection,
+    CreateXmlSchemaCollection,
+    DropXmlSchemaCollection,
+)
+from servicebroker.operations.services import AlterService, CreateService, DropService
 from servicebroker.tsql.context import SessionDatabase, check_alone, database_of
-from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.conversations import written
+from servicebroker.tsql.interpreter.definitions.binding import bound
 from servicebroker.tsql.interpreter.definitions.ddl_events import tell_of_definition
-from servicebroker.tsql.interpreter.evaluation import evaluate, integer, text
+from servicebroker.tsql.interpreter.evaluation import text
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.parser.words import words
 from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.statement_errors import SYNTAX, Message, TsqlError, unsupported
-from servicebroker.tsql.syntax import Definition, Name
-from servicebroker.tsql.types import NVARCHAR
+from servicebroker.tsql.syntax import Definition
 
 Definer = Callable[[Machine, Definition], None]
 DEFINERS: dict[tuple[str, str], Definer] = {}
@@ -64,6 +83,35 @@ def check_definition(statement: Definition) -> None:
         )
 
 
+def _defines_by(operation: type[Operation[Any]]) -> None:
+    """Register an operation for the statement of its name."""
+    verb, kind = statement_of(operation).split(" ", 1)
+
+    @defines(verb, kind)
+    def definer(machine: Machine, statement: Definition) -> None:
+        def work() -> None:
+            database_of(machine, statement.name).run(bound(machine, statement, operation))
+
+        if verb == "DROP":
+            drop(statement, work)
+        else:
+            work()
+
+
+for _operation in (
+    *(CreateMessageType, AlterMessageType, DropMessageType),
+    *(CreateXmlSchemaCollection, AlterXmlSchemaCollection, DropXmlSchemaCollection),
+    *(CreateContract, DropContract),
+    *(CreateQueue, AlterQueue, DropQueue),
+    *(CreateService, AlterService, DropService),
+    *(CreateBrokerPriority, AlterBrokerPriority, DropBrokerPriority),
+    *(CreateRemoteServiceBinding, AlterRemoteServiceBinding, DropRemoteServiceBinding),
+    *(CreateRoute, AlterRoute, DropRoute),
+    *(DropUser, DropRole),
+):
+    _defines_by(_operation)
+
+
 @runs(Definition)
 def _define(machine: Machine, statement: Definition) -> None:
     check_definition(statement)
@@ -91,222 +139,14 @@ def drop(statement: Definition, work: Callable[[], object]) -> None:
         raise NothingThere from None
 
 
-def _written_here(machine: Machine, kind: str, name: Name) -> str:
-    """The name of something that must be in the current database, as the API wants it.
-
-    Raises:
-        BrokerError: 9609 it is said to be in another database.
-    """
-    if name.database and name.database.lower() != machine.database.name.lower():
-        raise BrokerError(9609, kind, str(name), 1)
-    return written(name)
-
-
-def _given(statement: Definition, *names: str) -> dict[str, Any]:
-    return {name: statement.clauses[name] for name in names if name in statement.clauses}
-
-
-# ---------------------------------------------------------------- message types, contracts, queues, services
-
-
-@defines("CREATE", "MESSAGE TYPE")
-def _create_message_type(machine: Machine, statement: Definition) -> None:
-    clauses = statement.clauses
-    machine.database.create_message_type(
-        statement.name.own,
-        clauses.get("validation", "NONE"),
-        schema_collection=_collection(machine, clauses),
-        authorization=clauses.get("authorization"),
-    )
-
-
-@defines("ALTER", "MESSAGE TYPE")
-def _alter_message_type(machine: Machine, statement: Definition) -> None:
-    clauses = statement.clauses
-    machine.database.alter_message_type(
-        statement.name.own, clauses["validation"], schema_collection=_collection(machine, clauses)
-    )
-
-
-def _collection(machine: Machine, clauses: Any) -> str | None:
-    name = clauses.get("schema_collection")
-    return None if name is None else _written_here(machine, "XML schema collection", name)
-
-
-@defines("DROP", "MESSAGE TYPE")
-def _drop_message_type(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: machine.database.drop_message_type(statement.name.own))
-
-
-@defines("CREATE", "CONTRACT")
-def _create_contract(machine: Machine, statement: Definition) -> None:
-    machine.database.create_contract(
-        statement.name.own, statement.clauses["sent_by"], authorization=statement.clauses.get("authorization")
-    )
-
-
-@defines("DROP", "CONTRACT")
-def _drop_contract(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: machine.database.drop_contract(statement.name.own))
-
-
-@defines("CREATE", "QUEUE")
-def _create_queue(machine: Machine, statement: Definition) -> None:
-    given = _given(statement, "status", "retention", "poison_message_handling", "filegroup")
-    database_of(machine, statement.name).create_queue(
-        written(statement.name), activation=_activation(statement), **given
-    )
-
-
-@defines("ALTER", "QUEUE")
-def _alter_queue(machine: Machine, statement: Definition) -> None:
-    given = _given(statement, "status", "retention", "poison_message_handling", "rebuild", "reorganize", "move_to")
-    database_of(machine, statement.name).alter_queue(
-        written(statement.name), activation=_activation(statement), **given
-    )
-
-
-def _activation(statement: Definition) -> Any:
-    said = statement.clauses.get("activation")
-    if said is None or said == "DROP":
-        return said
-    name = said.get("procedure_name")
-    parts = [part for part in name.parts if part] if name else []
-    return Activation(
-        procedure_name=".".join("[" + part.replace("]", "]]") + "]" for part in parts) or None,
-        max_queue_readers=said.get("max_queue_readers"),
-        execute_as=said.get("execute_as"),
-        status=said.get("status"),
-    )
-
-
-@defines("DROP", "QUEUE")
-def _drop_queue(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: database_of(machine, statement.name).drop_queue(written(statement.name)))
-
-
-@defines("CREATE", "SERVICE")
-def _create_service(machine: Machine, statement: Definition) -> None:
-    clauses = statement.clauses
-    machine.database.create_service(
-        statement.name.own,
-        _written_here(machine, "queue", clauses["queue"]),
-        clauses.get("contracts", ()),
-        authorization=clauses.get("authorization"),
-    )
-
-
-@defines("ALTER", "SERVICE")
-def _alter_service(machine: Machine, statement: Definition) -> None:
-    queue = statement.clauses.get("queue")
-    machine.database.alter_service(
-        statement.name.own,
-        queue=None if queue is None else _written_here(machine, "queue", queue),
-        **_given(statement, "add_contracts", "drop_contracts"),
-    )
-
-
-@defines("DROP", "SERVICE")
-def _drop_service(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: machine.database.drop_service(statement.name.own))
-
-
-# ---------------------------------------------------------------- schema collections, routes, priorities
-
-
-@defines("CREATE", "XML SCHEMA COLLECTION")
-def _create_collection(machine: Machine, statement: Definition) -> None:
-    database_of(machine, statement.name).create_xml_schema_collection(
-        written(statement.name), _schemas(machine, statement)
-    )
-
-
-@defines("ALTER", "XML SCHEMA COLLECTION")
-def _alter_collection(machine: Machine, statement: Definition) -> None:
-    database_of(machine, statement.name).alter_xml_schema_collection(
-        written(statement.name), _schemas(machine, statement)
-    )
-
-
-@defines("DROP", "XML SCHEMA COLLECTION")
-def _drop_collection(machine: Machine, statement: Definition) -> None:
-    drop(
-        statement,
-        lambda: database_of(machine, statement.name).drop_xml_schema_collection(written(statement.name)),
-    )
-
-
-def _schemas(machine: Machine, statement: Definition) -> str:
-    value, source = evaluate(machine, statement.clauses["schemas"])
-    return "" if value is None else str(convert(value, source, NVARCHAR))
-
-
-def _route_clauses(machine: Machine, statement: Definition) -> dict[str, Any]:
-    given: dict[str, Any] = {
-        name: text(machine, value)
-        for name, value in statement.clauses.items()
-        if name not in ("lifetime", "authorization")
-    }
-    if "lifetime" in statement.clauses:
-        given["lifetime"] = integer(machine, statement.clauses["lifetime"])
-    return given
-
-
-@defines("CREATE", "ROUTE")
-def _create_route(machine: Machine, statement: Definition) -> None:
-    given = _route_clauses(machine, statement)
-    given.setdefault("address", "")
-    machine.database.create_route(statement.name.own, authorization=statement.clauses.get("authorization"), **given)
-
-
-@defines("ALTER", "ROUTE")
-def _alter_route(machine: Machine, statement: Definition) -> None:
-    machine.database.alter_route(statement.name.own, **_route_clauses(machine, statement))
-
-
-@defines("DROP", "ROUTE")
-def _drop_route(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: machine.database.drop_route(statement.name.own))
-
-
-def _priority_clauses(machine: Machine, statement: Definition) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for name, value in statement.clauses.items():
-        is_level = name == "priority_level" and getattr(value, "value", None) != "DEFAULT"
-        given[name] = integer(machine, value) if is_level else text(machine, value)
-    return given
-
-
-@defines("CREATE", "BROKER PRIORITY")
-def _create_priority(machine: Machine, statement: Definition) -> None:
-    machine.database.create_broker_priority(statement.name.own, **_priority_clauses(machine, statement))
-
-
-@defines("ALTER", "BROKER PRIORITY")
-def _alter_priority(machine: Machine, statement: Definition) -> None:
-    machine.database.alter_broker_priority(statement.name.own, **_priority_clauses(machine, statement))
-
-
-@defines("DROP", "BROKER PRIORITY")
-def _drop_priority(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: machine.database.drop_broker_priority(statement.name.own))
-
-
 # ---------------------------------------------------------------- event notifications
 
 
 @defines("CREATE", "EVENT NOTIFICATION")
 def _create_notification(machine: Machine, statement: Definition) -> None:
-    clauses = statement.clauses
     database, on = _notified(machine, statement)
-    database.create_event_notification(
-        statement.name.own,
-        events=clauses["events"],
-        to_service=text(machine, clauses["service"]) or "",
-        broker_instance=text(machine, clauses["broker_instance"]) or "",
-        with_fan_in=clauses["fan_in"],
-        **on,
-    )
+    instance = text(machine, statement.clauses["broker_instance"]) or ""
+    database.run(bound(machine, statement, CreateEventNotification, broker_instance=instance, **on))
 
 
 @refuses("CREATE", "EVENT NOTIFICATION")
@@ -318,7 +158,7 @@ def _check_events(statement: Definition) -> None:
 def _drop_notification(machine: Machine, statement: Definition) -> None:
     database, on = _notified(machine, statement)
     for name in statement.clauses["names"]:
-        database.drop_event_notification(name, **on)
+        database.run(DropEventNotification(name, **on))
 
 
 def _notified(machine: Machine, statement: Definition) -> tuple[SessionDatabase, dict[str, Any]]:
@@ -340,20 +180,18 @@ def _demand(machine: Machine, statement: Definition) -> None:
     machine.context.demand(f"{statement.verb} ENDPOINT", "endpoint", statement.name.own)
 
 
-def _endpoint_clauses(machine: Machine, statement: Definition) -> dict[str, Any]:
+def _check_endpoint(machine: Machine, statement: Definition) -> None:
     check_alone(machine, f"{statement.verb} ENDPOINT")
     _demand(machine, statement)
-    clauses = dict(statement.clauses)
-    owner = clauses.pop("authorization", None)
+    owner = statement.clauses.get("authorization")
     if owner is not None:  # the instance owns endpoints, whoever is named
         machine.context.ask(find_owning_login(machine.context.person, owner))
-    return clauses
 
 
 @defines("CREATE", "ENDPOINT")
 def _create_endpoint(machine: Machine, statement: Definition) -> None:
-    clauses = _endpoint_clauses(machine, statement)
-    _warn(machine, machine.instance.create_endpoint(statement.name.own, **clauses))
+    _check_endpoint(machine, statement)
+    _warn(machine, machine.instance.run(bound(machine, statement, CreateEndpoint)))
 
 
 @refuses("CREATE", "ENDPOINT")
@@ -364,7 +202,8 @@ def _only_with_a_port(statement: Definition) -> None:
 
 @defines("ALTER", "ENDPOINT")
 def _alter_endpoint(machine: Machine, statement: Definition) -> None:
-    _warn(machine, machine.instance.alter_endpoint(statement.name.own, **_endpoint_clauses(machine, statement)))
+    _check_endpoint(machine, statement)
+    _warn(machine, machine.instance.run(bound(machine, statement, AlterEndpoint)))
 
 
 def _warn(machine: Machine, warning: str | None) -> None:
@@ -376,7 +215,7 @@ def _warn(machine: Machine, warning: str | None) -> None:
 def _drop_endpoint(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "DROP ENDPOINT")
     _demand(machine, statement)
-    drop(statement, lambda: machine.instance.drop_endpoint(statement.name.own))
+    drop(statement, lambda: machine.instance.run(DropEndpoint(statement.name.own)))
 
 
 @defines("CREATE", "DATABASE")
@@ -390,7 +229,7 @@ def _create_database(machine: Machine, statement: Definition) -> None:
         machine.context.demand("SET TRUSTWORTHY")
         switches["trustworthy"] = statement.clauses["trustworthy"]
     if switches:
-        machine.context.named(statement.name.own).alter(**switches)
+        machine.context.named(statement.name.own).run(AlterDatabase(**switches))
 
 
 @defines("ALTER", "DATABASE")
@@ -411,7 +250,7 @@ def _alter(machine: Machine, statement: Definition) -> None:
     if "trustworthy" in clauses:
         machine.context.demand("SET TRUSTWORTHY")
     if any(name not in ("no_wait", "rollback_after") for name in clauses):
-        database.alter(**clauses)
+        database.run(AlterDatabase(**clauses))
     else:  # what it says holds anyhow, for who may say it
         machine.context.ask(authorize(database.user, "ALTER DATABASE"))
 

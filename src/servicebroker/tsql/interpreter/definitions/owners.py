@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from servicebroker.engine.security.authorization import authorize, schema
 from servicebroker.engine.security.principals import find_owner, find_owning_login, find_role
 from servicebroker.model.errors import BrokerError
+from servicebroker.operations.permissions import AlterAuthorization
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import SessionDatabase
 from servicebroker.tsql.interpreter.conversations import written
@@ -59,7 +62,8 @@ def _alter_authorization(machine: Machine, statement: Definition) -> None:
         return
     if name.database.lower() not in ("", machine.database.name.lower()):
         raise BrokerError(15151, "find", "object", str(name))
-    machine.database.alter_authorization(owner, **{_OWNED[kind]: written(name)})
+    owned: dict[str, Any] = {_OWNED[kind]: written(name)}
+    machine.database.run(AlterAuthorization(owner, **owned))
 
 
 def _check_database(machine: Machine, name: str, owner: str) -> None:

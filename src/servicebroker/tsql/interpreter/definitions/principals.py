@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,20 @@ from servicebroker.engine.security.logins import switch_login
 from servicebroker.engine.security.tsql_objects import create_schema, forget_schema, schema_to_drop
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED, Kind
+from servicebroker.operations.logins import (
+    CreateLogin,
+    DenyOnInstance,
+    DropLogin,
+    GrantOnInstance,
+    RevokeOnInstance,
+)
+from servicebroker.operations.permissions import Deny, Grant, Revoke
+from servicebroker.operations.principals import AddRoleMember, CreateRole, CreateUser, DropRoleMember
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
-from servicebroker.tsql.context import MASTER, SessionDatabase, check_alone
+from servicebroker.tsql.context import MASTER, check_alone
 from servicebroker.tsql.interpreter.conversations import written
+from servicebroker.tsql.interpreter.definitions.binding import bound
 from servicebroker.tsql.interpreter.definitions.ddl_events import tell_of_permission
 from servicebroker.tsql.interpreter.definitions.objects import defines, drop, refuses
 from servicebroker.tsql.interpreter.definitions.owners import check_authorization, tell_of_owner
@@ -49,10 +60,7 @@ def _create_login(machine: Machine, statement: Definition) -> None:
     """Nobody opens a session as a login here: PostgreSQL lets in. FROM WINDOWS it names a peer of the network."""
     check_alone(machine, "CREATE LOGIN")
     machine.context.demand("CREATE LOGIN")
-    clauses = statement.clauses
-    machine.instance.create_login(
-        statement.name.own, from_windows="windows" in clauses, from_certificate=clauses.get("certificate")
-    )
+    machine.instance.run(bound(machine, statement, CreateLogin))
 
 
 @defines("ALTER", "LOGIN")
@@ -75,17 +83,16 @@ def _only_what_lets_nobody_in(statement: Definition) -> None:
 def _drop_login(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "DROP LOGIN")
     machine.context.demand("DROP LOGIN", "login", statement.name.own)
-    drop(statement, lambda: machine.instance.drop_login(statement.name.own))
+    drop(statement, lambda: machine.instance.run(DropLogin(statement.name.own)))
 
 
 @defines("CREATE", "USER")
 def _create_user(machine: Machine, statement: Definition) -> None:
     """FOR LOGIN or CERTIFICATE; WITHOUT LOGIN; without any, for the login of the same name when there is one."""
     clauses, name = statement.clauses, statement.name.own
-    login, certificate = clauses.get("login"), clauses.get("certificate")
-    if login is None and certificate is None and "without_login" not in clauses and machine.is_login(name):
-        login = name
-    machine.database.create_user(name, for_login=login, from_certificate=certificate)
+    of_its_name = not clauses.keys() & {"for_login", "from_certificate", "without_login"} and machine.is_login(name)
+    login = {"for_login": name} if of_its_name else {}
+    machine.database.run(bound(machine, statement, CreateUser, **login))
 
 
 @defines("ALTER", "USER")
@@ -102,15 +109,10 @@ def _only_dbo(statement: Definition) -> None:
         raise unsupported("A DEFAULT_SCHEMA other than dbo", "Write the schema before the name.", statement.line)
 
 
-@defines("DROP", "USER")
-def _drop_user(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: machine.database.drop_user(statement.name.own))
-
-
 @defines("CREATE", "ROLE")
 def _create_role(machine: Machine, statement: Definition) -> None:
     check_authorization(machine, statement)
-    machine.database.create_role(statement.name.own)
+    machine.database.run(CreateRole(statement.name.own))
     tell_of_owner(machine, "role", statement.clauses.get("authorization"))
 
 
@@ -122,15 +124,7 @@ def _alter_role(machine: Machine, statement: Definition) -> None:
 
 def change_member(machine: Machine, role: str, member: str, *, add: bool) -> None:
     """ALTER ROLE role ADD or DROP MEMBER member."""
-    if add:
-        machine.database.add_role_member(role, member)
-    else:
-        machine.database.drop_role_member(role, member)
-
-
-@defines("DROP", "ROLE")
-def _drop_role(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: machine.database.drop_role(statement.name.own))
+    machine.database.run((AddRoleMember if add else DropRoleMember)(role, member))
 
 
 @defines("CREATE", "SCHEMA")
@@ -230,31 +224,31 @@ def _on_instance(machine: Machine, statement: Permission) -> None:
     else:
         machine.context.ask(authorize_on_login(machine.context.person, "PERMISSIONS ON A LOGIN", name))
     check_alone(machine, f"{statement.verb} on the instance")
-    instance = machine.instance
-    done = {"GRANT": instance.grant, "DENY": instance.deny, "REVOKE": instance.revoke}[statement.verb]
+    operation = {"GRANT": GrantOnInstance, "DENY": DenyOnInstance, "REVOKE": RevokeOnInstance}[statement.verb]
     for permission in statement.permissions:
         for principal in statement.principals:
-            done(permission, principal.strip("[]"), login=name)
+            machine.instance.run(operation(permission, principal.strip("[]"), login=name))
 
 
 def _on_object(machine: Machine, statement: Permission) -> None:
-    database: SessionDatabase = machine.database
     target = _target(machine, statement)
     is_all = statement.permissions in (("ALL",), ("ALL PRIVILEGES",)) and "tsql_object" in target
     for permission in _ALL if is_all else statement.permissions:
         for principal in statement.principals:
-            _one(database, statement, permission, principal, target)
+            machine.database.run(_operation(statement, permission, principal, target))
 
 
-def _one(database: Any, statement: Permission, permission: str, principal: str, target: dict[str, str]) -> None:
-    if statement.verb == "GRANT":
-        database.grant(permission, principal, with_grant_option=statement.grant_option, **target)
-    elif statement.verb == "DENY":
-        database.deny(permission, principal, cascade=statement.cascade, **target)
-    else:
-        database.revoke(
-            permission, principal, cascade=statement.cascade, grant_option_for=statement.grant_option, **target
-        )
+def _operation(
+    statement: Permission, permission: str, principal: str, target: Mapping[str, Any]
+) -> Grant | Deny | Revoke:
+    match statement.verb:
+        case "GRANT":
+            return Grant(permission, principal, with_grant_option=statement.grant_option, **target)
+        case "DENY":
+            return Deny(permission, principal, cascade=statement.cascade, **target)
+        case _:
+            for_option, cascade = statement.grant_option, statement.cascade
+            return Revoke(permission, principal, cascade=cascade, grant_option_for=for_option, **target)
 
 
 def _target(machine: Machine, statement: Permission) -> dict[str, str]:

@@ -1,15 +1,34 @@
-"""Master keys, certificates and remote service bindings, each as the method of the API that does it."""
+"""Master keys and certificates, each as the method of the API that does it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
+from servicebroker.operations.certificates import (
+    AlterCertificate,
+    AlterTransportCertificate,
+    BackupCertificate,
+    CreateCertificate,
+    DropCertificate,
+    DropTransportCertificate,
+)
+from servicebroker.operations.master_keys import (
+    AddMasterKeyPassword,
+    AlterMasterKey,
+    CloseMasterKey,
+    CreateMasterKey,
+    DropMasterKey,
+    DropMasterKeyPassword,
+    OpenMasterKey,
+    RegenerateMasterKey,
+)
+from servicebroker.operations.operation import Operation
+from servicebroker.tsql.context import check_alone
 from servicebroker.tsql.interpreter.definitions import transport
+from servicebroker.tsql.interpreter.definitions.binding import bound
 from servicebroker.tsql.interpreter.definitions.objects import defines, drop, refuses
-from servicebroker.tsql.interpreter.evaluation import text
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.statement_errors import syntax_error, unsupported
 from servicebroker.tsql.syntax import Constant, Definition
@@ -17,7 +36,7 @@ from servicebroker.tsql.syntax import Constant, Definition
 
 @defines("CREATE", "MASTER KEY")
 def _create_master_key(machine: Machine, statement: Definition) -> None:
-    machine.database.create_master_key(statement.clauses["password"])
+    machine.database.run(CreateMasterKey(statement.clauses["password"]))
 
 
 @refuses("CREATE", "MASTER KEY")
@@ -28,31 +47,31 @@ def _only_with_a_password(statement: Definition) -> None:
 
 @defines("ALTER", "MASTER KEY")
 def _alter_master_key(machine: Machine, statement: Definition) -> None:
-    clauses, database = statement.clauses, machine.database
-    action = clauses["action"]
+    clauses = statement.clauses
+    action, password = clauses["action"], clauses.get("password", "")
+    operation: Operation[None]
     if action.endswith("REGENERATE"):
-        database.regenerate_master_key(clauses["password"], force=action != "REGENERATE")
+        operation = RegenerateMasterKey(password, force=action != "REGENERATE")
     elif "service_master_key" in clauses:
-        database.alter_master_key(service_master_key=action == "ADD")
-    elif action == "ADD":
-        database.add_master_key_password(clauses["password"])
+        operation = AlterMasterKey(service_master_key=action == "ADD")
     else:
-        database.drop_master_key_password(clauses["password"])
+        operation = (AddMasterKeyPassword if action == "ADD" else DropMasterKeyPassword)(password)
+    machine.database.run(operation)
 
 
 @defines("OPEN", "MASTER KEY")
 def _open_master_key(machine: Machine, statement: Definition) -> None:
-    machine.database.open_master_key(statement.clauses["password"])
+    machine.database.run(OpenMasterKey(statement.clauses["password"]))
 
 
 @defines("CLOSE", "MASTER KEY")
 def _close_master_key(machine: Machine, statement: Definition) -> None:
-    machine.database.close_master_key()
+    machine.database.run(CloseMasterKey())
 
 
 @defines("DROP", "MASTER KEY")
 def _drop_master_key(machine: Machine, statement: Definition) -> None:
-    machine.database.drop_master_key()
+    machine.database.run(DropMasterKey())
 
 
 @refuses("BACKUP", "MASTER KEY")
@@ -88,77 +107,44 @@ def _create_certificate(machine: Machine, statement: Definition) -> None:
 
 
 def _create(machine: Machine, statement: Definition) -> None:
-    clauses = statement.clauses
+    given = transport.dates(machine, statement.clauses)
     if transport.is_of_the_transport(machine):
-        transport.create_certificate(machine, statement, _private_key(statement))
-        return
-    given: dict[str, Any] = {
-        name: clauses[name]
-        for name in ("authorization", "subject", "file", "active_for_begin_dialog")
-        if name in clauses
-    }
-    if "password" in clauses:
-        given["encryption_password"] = clauses["password"]
-    dates = transport.dates(machine, clauses)
-    machine.database.create_certificate(statement.name.own, **given, **dates, **_private_key(statement))
+        transport.create_certificate(machine, statement, given)
+    else:
+        machine.database.run(bound(machine, _flat(statement), CreateCertificate, **given))
 
 
-def _private_key(statement: Definition) -> dict[str, Any]:
-    said = statement.clauses.get("private_key", {})
-    names = {"file": "private_key_file"}
-    return {names.get(name, name): value for name, value in said.items()}
+def _flat(statement: Definition) -> Definition:
+    """The clauses of the private key among the others, as fields are."""
+    return replace(statement, clauses={**statement.clauses, **statement.clauses.get("private_key", {})})
 
 
 @defines("ALTER", "CERTIFICATE")
 def _alter_certificate(machine: Machine, statement: Definition) -> None:
-    clauses = statement.clauses
     if transport.is_of_the_transport(machine):
         machine.context.demand("ALTER CERTIFICATE IN MASTER", "certificate", statement.name.own)
-        transport.alter_certificate(machine, statement, _private_key(statement))
-        return
-    given = {name: clauses[name] for name in ("active_for_begin_dialog", "remove_private_key") if name in clauses}
-    machine.database.alter_certificate(statement.name.own, **given, **_private_key(statement))
+        check_alone(machine, "ALTER CERTIFICATE in master")
+        transport.check_alteration(statement)
+        machine.instance.run(bound(machine, _flat(statement), AlterTransportCertificate))
+    else:
+        machine.database.run(bound(machine, _flat(statement), AlterCertificate))
 
 
 @defines("DROP", "CERTIFICATE")
 def _drop_certificate(machine: Machine, statement: Definition) -> None:
     name = statement.name.own
     if not transport.is_of_the_transport(machine):
-        drop(statement, lambda: machine.database.drop_certificate(name))
+        drop(statement, lambda: machine.database.run(DropCertificate(name)))
         return
     machine.context.demand("DROP CERTIFICATE IN MASTER", "certificate", name)
-    drop(statement, lambda: machine.instance.drop_certificate(name))
+    drop(statement, lambda: machine.instance.run(DropTransportCertificate(name)))
 
 
 @defines("BACKUP", "CERTIFICATE")
 def _backup_certificate(machine: Machine, statement: Definition) -> None:
-    if transport.is_of_the_transport(machine):
-        transport.backup_certificate(machine, statement, _private_key(statement))
-        return
-    machine.database.backup_certificate(statement.name.own, statement.clauses["file"], **_private_key(statement))
-
-
-# ---------------------------------------------------------------- remote service bindings
-
-
-@defines("CREATE", "REMOTE SERVICE BINDING")
-def _create_binding(machine: Machine, statement: Definition) -> None:
-    clauses = statement.clauses
-    machine.database.create_remote_service_binding(
-        statement.name.own,
-        to_service=text(machine, clauses["service"]) or "",
-        user=clauses.get("user", ""),
-        anonymous=clauses.get("anonymous", False),
-        authorization=clauses.get("authorization"),
-    )
-
-
-@defines("ALTER", "REMOTE SERVICE BINDING")
-def _alter_binding(machine: Machine, statement: Definition) -> None:
-    given = {name: statement.clauses[name] for name in ("user", "anonymous") if name in statement.clauses}
-    machine.database.alter_remote_service_binding(statement.name.own, **given)
-
-
-@defines("DROP", "REMOTE SERVICE BINDING")
-def _drop_binding(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: machine.database.drop_remote_service_binding(statement.name.own))
+    """In master, what is handed to peers, or with its private key is kept."""
+    is_of_the_transport = transport.is_of_the_transport(machine)
+    if is_of_the_transport:
+        machine.context.demand("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.own)
+    face = machine.instance if is_of_the_transport else machine.database
+    face.run(bound(machine, _flat(statement), BackupCertificate))

@@ -7,13 +7,17 @@ in; the owner's login is then who that peer is. In every other database certific
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from servicebroker.engine.security.principals import find_owner
+from servicebroker.operations.certificates import CreateTransportCertificate
+from servicebroker.operations.logins import DenyConnect, GrantConnect, RevokeConnect
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, check_alone
 from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.interpreter.definitions.binding import bound
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Permission
@@ -26,31 +30,17 @@ def is_of_the_transport(machine: Machine) -> bool:
     return name.lower() == MASTER
 
 
-def create_certificate(machine: Machine, statement: Definition, private_key: dict[str, Any]) -> None:
+def create_certificate(machine: Machine, statement: Definition, dates: Mapping[str, datetime]) -> None:
     """CREATE CERTIFICATE in master."""
     check_alone(machine, "CREATE CERTIFICATE in master")
     machine.context.demand("CREATE CERTIFICATE IN MASTER")
-    clauses, name = statement.clauses, statement.name.own
-    owner = clauses.get("authorization")
+    owner, private_key = statement.clauses.get("authorization"), statement.clauses.get("private_key", {})
     if owner is not None:  # the instance owns its own certificates, whoever is named
         machine.context.ask(find_owner(machine.database.user, owner))
-    if "file" in clauses:
-        login = None if private_key else _login_of(machine, owner)
-        machine.instance.create_certificate(name, file=clauses["file"], authorization=login, **private_key)
-        return
-    given: dict[str, Any] = dates(machine, clauses)
-    if "subject" in clauses:
-        given["subject"] = clauses["subject"]
-    if "password" in clauses:
-        given["encryption_password"] = clauses["password"]
-    machine.instance.create_certificate(name, **given, **private_key)
-
-
-def alter_certificate(machine: Machine, statement: Definition, private_key: dict[str, Any]) -> None:
-    """ALTER CERTIFICATE in master: what its private key lies under."""
-    check_alone(machine, "ALTER CERTIFICATE in master")
-    check_alteration(statement)
-    machine.instance.alter_certificate(statement.name.own, **private_key)
+    is_of_a_peer = "file" in statement.clauses and not private_key
+    login = _login_of(machine, owner) if is_of_a_peer else None
+    clauses = {**statement.clauses, **private_key, **dates, "authorization": login}
+    machine.instance.run(bound(machine, replace(statement, clauses=clauses), CreateTransportCertificate))
 
 
 def check_alteration(statement: Definition) -> None:
@@ -59,18 +49,12 @@ def check_alteration(statement: Definition) -> None:
     Raises:
         TsqlError: 40515.
     """
-    if set(statement.clauses) != {"private_key"} or "file" in statement.clauses["private_key"]:
+    if set(statement.clauses) != {"private_key"} or "private_key_file" in statement.clauses["private_key"]:
         raise unsupported(
             "ALTER CERTIFICATE in master, but for the passwords of its private key,",
             "Create another one, and drop this one.",
             statement.line,
         )
-
-
-def backup_certificate(machine: Machine, statement: Definition, private_key: dict[str, Any]) -> None:
-    """BACKUP CERTIFICATE in master: what is handed to peers, or with its private key is kept."""
-    machine.context.demand("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.own)
-    machine.instance.backup_certificate(statement.name.own, statement.clauses["file"], **private_key)
 
 
 def check_endpoint_permission(statement: Permission) -> None:
@@ -96,10 +80,9 @@ def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
     assert statement.name is not None
     check_alone(machine, f"{statement.verb} CONNECT ON ENDPOINT")
     machine.context.demand("CONNECT ON ENDPOINT", "endpoint", statement.name.own)
-    instance = machine.instance
-    done = {"GRANT": instance.grant_connect, "DENY": instance.deny_connect, "REVOKE": instance.revoke_connect}
+    operation = {"GRANT": GrantConnect, "DENY": DenyConnect, "REVOKE": RevokeConnect}[statement.verb]
     for login in statement.principals:
-        done[statement.verb](statement.name.own, login.strip("[]"))
+        machine.instance.run(operation(statement.name.own, login.strip("[]")))
 
 
 def dates(machine: Machine, clauses: Mapping[str, Any]) -> dict[str, datetime]:

@@ -38,9 +38,17 @@ import msgspec
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_argument
+from servicebroker.operations.contracts import CreateContract
+from servicebroker.operations.message_types import AlterMessageType, CreateMessageType
+from servicebroker.operations.operation import Definition, method_name
+from servicebroker.operations.permissions import Deny, Grant
+from servicebroker.operations.principals import AddRoleMember, CreateRole, CreateUser
+from servicebroker.operations.queues import DROP, Activation, AlterQueue, CreateQueue
+from servicebroker.operations.routes import AlterRoute, CreateRoute
+from servicebroker.operations.services import AlterService, CreateService
 
 WITH_COLLECTION = "VALID_XML WITH SCHEMA COLLECTION "
-GRANTED_ON = {  # the words of a grant, and the keyword of `Database.grant`
+GRANTED_ON = {  # the words of a grant, and the field of `Grant`
     "SERVICE": "service",
     "QUEUE": "queue",
     "CONTRACT": "contract",
@@ -113,12 +121,10 @@ class Application(_Part, frozen=True):
 
 
 class Change(NamedTuple):
-    """What is to be done: in words, and the method of a database with its arguments."""
+    """What is to be done: in words, and as an operation."""
 
     words: str
-    method: str
-    given: tuple[Any, ...]
-    named: dict[str, Any] = {}  # noqa: RUF012 # nobody writes into it
+    operation: Definition[None]
 
 
 def read(given: object) -> Application:
@@ -181,8 +187,8 @@ def changes(wanted: Application, there: Application) -> list[Change]:
         *_of_queues(wanted, there),
         *_of_services(wanted, there),
         *_of_routes(wanted, there),
-        *_of_rights("grant", wanted.grants, there.grants),
-        *_of_rights("deny", wanted.denials, there.denials),
+        *_of_rights(Grant, wanted.grants, there.grants),
+        *_of_rights(Deny, wanted.denials, there.denials),
     ]
 
 
@@ -214,9 +220,9 @@ def _of_message_types(wanted: Application, there: Application) -> Iterator[Chang
         if known != said:
             verb = "create" if known is None else "alter"
             validation, _, collection = said.partition(WITH_COLLECTION.removeprefix("VALID_XML"))
-            named = {"schema_collection": collection} if collection else {}
+            make = CreateMessageType if known is None else AlterMessageType
             words = f"{verb} message type {name}: {said}" + ("" if known is None else f", it was {known}")
-            yield Change(words, f"{verb}_message_type", (name, validation), named)
+            yield Change(words, make(name, validation, schema_collection=collection or None))
 
 
 def _of_contracts(wanted: Application, there: Application) -> Iterator[Change]:
@@ -224,7 +230,7 @@ def _of_contracts(wanted: Application, there: Application) -> Iterator[Change]:
         known = there.contracts.get(name)
         if known is None:
             senders = ", ".join(f"{message_type} by {side}" for message_type, side in sent_by.items())
-            yield Change(f"create contract {name}: {senders}", "create_contract", (name, dict(sent_by)))
+            yield Change(f"create contract {name}: {senders}", CreateContract(name, dict(sent_by)))
         elif known != sent_by:
             raise InstanceError(
                 f"The contract '{name}' is another one in the database ({_value(known)}): a contract cannot be "
@@ -242,7 +248,16 @@ def _of_queues(wanted: Application, there: Application) -> Iterator[Change]:
         if known is None or told:
             verb = "create" if known is None else "alter"
             clauses = ", ".join(f"{key} = {_value(msgspec.to_builtins(value))}" for key, value in told.items())
-            yield Change(f"{verb} queue {name}{': ' if clauses else ''}{clauses}", f"{verb}_queue", (name,), told)
+            operation = (CreateQueue if known is None else AlterQueue)(name, **_options(told))
+            yield Change(f"{verb} queue {name}{': ' if clauses else ''}{clauses}", operation)
+
+
+def _options(told: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a queue's operation; one without an ACTIVATION loses the one that it has."""
+    if "activation" not in told:
+        return told
+    part: ActivationPart | None = told["activation"]
+    return told | {"activation": DROP if part is None else Activation(**msgspec.structs.asdict(part))}
 
 
 def _same_activation(one: ActivationPart | None, other: ActivationPart | None) -> bool:
@@ -264,7 +279,7 @@ def _of_services(wanted: Application, there: Application) -> Iterator[Change]:
         if known is None:
             takes = f" for {', '.join(service.contracts)}" if service.contracts else ""
             words = f"create service {name} on queue {service.queue}{takes}"
-            yield Change(words, "create_service", (name, service.queue, service.contracts))
+            yield Change(words, CreateService(name, service.queue, service.contracts))
             continue
         told: dict[str, Any] = {
             "queue": service.queue if _folded(known.queue) != _folded(service.queue) else None,
@@ -273,7 +288,7 @@ def _of_services(wanted: Application, there: Application) -> Iterator[Change]:
         }
         if named := {key: value for key, value in told.items() if value}:
             clauses = ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in named.items())
-            yield Change(f"alter service {name}: {clauses}", "alter_service", (name,), named)
+            yield Change(f"alter service {name}: {clauses}", AlterService(name, **named))
 
 
 def _of_routes(wanted: Application, there: Application) -> Iterator[Change]:
@@ -288,26 +303,29 @@ def _of_routes(wanted: Application, there: Application) -> Iterator[Change]:
             )
         verb = "create" if known is None else "alter"
         clauses = ", ".join(f"{key} = {_value(value)}" for key, value in told.items())
-        yield Change(f"{verb} route {name}: {clauses}", f"{verb}_route", (name,), told)
+        operation = (CreateRoute if known is None else AlterRoute)(name, **told)
+        yield Change(f"{verb} route {name}: {clauses}", operation)
 
 
 def _of_principals(wanted: Application, there: Application) -> Iterator[Change]:
     for name, user in wanted.users.items():
         known = _found(name, there.users, exactly=False)
         if known is None:
-            yield Change(f"create user {name}", "create_user", (name,), msgspec.to_builtins(user))
+            yield Change(f"create user {name}", CreateUser(name, user.postgres_role, for_login=user.for_login))
         elif known != user:
             raise InstanceError(f"The user '{name}' stands for somebody else in the database: drop it first.")
     for name, members in wanted.roles.items():
         known = _found(name, there.roles, exactly=False)
         if known is None:
-            yield Change(f"create role {name}", "create_role", (name,))
+            yield Change(f"create role {name}", CreateRole(name))
         for member in members:
             if _folded(member) not in map(_folded, known or []):
-                yield Change(f"add {member} to role {name}", "add_role_member", (name, member))
+                yield Change(f"add {member} to role {name}", AddRoleMember(name, member))
 
 
-def _of_rights(verb: str, wanted: Mapping[str, list[str]], there: Mapping[str, list[str]]) -> Iterator[Change]:
+def _of_rights(
+    make: type[Grant | Deny], wanted: Mapping[str, list[str]], there: Mapping[str, list[str]]
+) -> Iterator[Change]:
     for principal, rights in wanted.items():
         known = _found(principal, there, exactly=False) or []
         for right in rights:
@@ -318,5 +336,6 @@ def _of_rights(verb: str, wanted: Mapping[str, list[str]], there: Mapping[str, l
                 )
             if right not in known:
                 permission, kind, name = found.groups()
-                named = {GRANTED_ON[kind]: name} if kind else {}
-                yield Change(f"{verb} {right} to {principal}", verb, (permission, principal), named)
+                target: dict[str, Any] = {GRANTED_ON[kind]: name} if kind else {}
+                operation = make(permission, principal, **target)
+                yield Change(f"{method_name(make)} {right} to {principal}", operation)

@@ -1,0 +1,56 @@
+"""CREATE and DROP CONTRACT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
+
+from servicebroker.model.arguments import checked_sent_by, read_once
+from servicebroker.operations.operation import Definition
+
+
+@dataclass(frozen=True, slots=True)
+class CreateContract(Definition[None]):
+    """CREATE CONTRACT.
+
+    Args:
+        name: compared byte by byte.
+        sent_by: maps each message type to INITIATOR, TARGET or ANY.
+        authorization: the owner, a user or a role; the user that this object works as when it is not given.
+        exist_ok: whether one of that name may be there, which stays as it is.
+
+    Raises:
+        BrokerError: 8403, 8492, 15151 unknown message type or owner, 2714 name taken, 262, 402.
+    """
+
+    name: str
+    sent_by: Mapping[str, str] | Iterable[tuple[str, str]]
+    _: KW_ONLY
+    authorization: str | None = None
+    exist_ok: bool = False
+
+    def __post_init__(self) -> None:
+        """Read an iterator once: the operation may be run again."""
+        object.__setattr__(self, "sent_by", read_once(self.sent_by))
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return each message type with its sender.
+
+        Raises:
+            BrokerError: 8403 one given twice, 8492 the initiator may send nothing, 402 wrong types.
+        """
+        return checked_sent_by(self.name, self.sent_by)
+
+
+@dataclass(frozen=True, slots=True)
+class DropContract(Definition[None]):
+    """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
+
+    Args:
+        name: compared byte by byte.
+
+    Raises:
+        BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 built-in.
+    """
+
+    name: str

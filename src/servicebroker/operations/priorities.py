@@ -1,0 +1,97 @@
+"""CREATE, ALTER and DROP BROKER PRIORITY."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
+
+from servicebroker.model import names
+from servicebroker.model.arguments import ANY, criterion, priority_level
+from servicebroker.operations.operation import Definition
+
+
+class Criteria(NamedTuple):
+    """The names that a priority is for, and its level; None for ANY, and for what is not given."""
+
+    contract: str | None
+    local_service: str | None
+    remote_service: str | None
+    level: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateBrokerPriority(Definition[None]):
+    """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level of conversations begun from now on.
+
+    Where several match, the contract counts most, then the local service, then the remote one; without any, the level
+    is 5.
+
+    Args:
+        name: compared without case.
+        contract_name: of the conversation; "ANY" for any.
+        local_service_name: of the conversation, at this side; "ANY" for any.
+        remote_service_name: of the conversation, at the other side; "ANY" for any.
+        priority_level: 1 to 10, or "DEFAULT", which is 5.
+
+    Raises:
+        BrokerError: 33301, 33302, 33303, 15151 unknown contract or service.
+    """
+
+    name: str
+    _: KW_ONLY
+    contract_name: str = ANY
+    local_service_name: str = ANY
+    remote_service_name: str = ANY
+    priority_level: int | str = "DEFAULT"
+
+
+@dataclass(frozen=True, slots=True)
+class AlterBrokerPriority(Definition[None]):
+    """ALTER BROKER PRIORITY: what is given changes, for conversations begun from now on.
+
+    Args:
+        name: compared without case.
+        contract_name: as for `create_broker_priority`.
+        local_service_name: as for `create_broker_priority`.
+        remote_service_name: as for `create_broker_priority`.
+        priority_level: as for `create_broker_priority`.
+
+    Raises:
+        BrokerError: 33301, 33302, 33303, 15151 no such priority, contract or service.
+    """
+
+    name: str
+    _: KW_ONLY
+    contract_name: str | None = None
+    local_service_name: str | None = None
+    remote_service_name: str | None = None
+    priority_level: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropBrokerPriority(Definition[None]):
+    """DROP BROKER PRIORITY; conversations keep the level they have.
+
+    Args:
+        name: compared without case.
+
+    Raises:
+        BrokerError: 15151 no such priority.
+    """
+
+    name: str
+
+
+def criteria(operation: CreateBrokerPriority | AlterBrokerPriority) -> Criteria:
+    """Check what SET (...) says.
+
+    Raises:
+        BrokerError: 33301, 33302, 402.
+    """
+    name, longest = operation.name, names.MAXIMUM_NAME
+    return Criteria(
+        criterion(name, "CONTRACT_NAME", operation.contract_name, longest),
+        criterion(name, "LOCAL_SERVICE_NAME", operation.local_service_name, longest),
+        criterion(name, "REMOTE_SERVICE_NAME", operation.remote_service_name, names.MAXIMUM_SERVICE_NAME),
+        priority_level(name, operation.priority_level),
+    )

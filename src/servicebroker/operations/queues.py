@@ -1,0 +1,137 @@
+"""CREATE, ALTER and DROP QUEUE, and the ACTIVATION clause."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, NamedTuple
+
+from servicebroker.model import names
+from servicebroker.model.arguments import check_changes, check_switch
+from servicebroker.model.errors import BrokerError
+from servicebroker.operations.operation import Definition
+
+DROP: Literal["DROP"] = "DROP"
+FILEGROUPS = ("DEFAULT", "PRIMARY")  # a database has one
+
+
+class Activation(NamedTuple):
+    """ACTIVATION (PROCEDURE_NAME, MAX_QUEUE_READERS, EXECUTE AS, STATUS) of a queue; None is not given.
+
+    `procedure_name` has up to three parts, `max_queue_readers` is 0 to 32,767, `execute_as` is SELF, OWNER or a user.
+    """
+
+    procedure_name: str | None = None
+    max_queue_readers: int | None = None
+    execute_as: str | None = None
+    status: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateQueue(Definition[None]):
+    """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
+
+    Args:
+        name: `queue` or `schema.queue`.
+        status: False makes it OFF.
+        retention: what its services receive and send stays visible there until the conversation ends.
+        poison_message_handling: False lets no number of rollbacks switch it off.
+        activation: the procedure that reads it; on unless its `status` says otherwise.
+        filegroup: PRIMARY, which is DEFAULT.
+        exist_ok: whether one of that name may be there, which stays as it is.
+
+    Raises:
+        BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, 262, and for the activation
+            9609, 9611, 9613, 9614, 9742, 15517.
+    """
+
+    name: str
+    _: KW_ONLY
+    status: bool = True
+    retention: bool = False
+    poison_message_handling: bool = True
+    activation: Activation | None = None
+    filegroup: str = "DEFAULT"
+    exist_ok: bool = False
+
+    def check(self) -> None:
+        """Refuse options of wrong types, and another filegroup.
+
+        Raises:
+            BrokerError: 402, 15151.
+        """
+        check_switch("STATUS", self.status)
+        check_switch("RETENTION", self.retention)
+        check_switch("POISON_MESSAGE_HANDLING", self.poison_message_handling)
+        _check_filegroup(self.filegroup)
+        if not isinstance(self.activation, Activation | None):
+            raise BrokerError(402, "ACTIVATION", repr(self.activation), "an Activation")
+
+
+@dataclass(frozen=True, slots=True)
+class AlterQueue(Definition[None]):
+    """ALTER QUEUE: what is given changes.
+
+    Args:
+        name: `queue` or `schema.queue`.
+        status: OFF (False): RECEIVE raises 9617, and what is sent waits in the transmission queue. ON (True) delivers
+            that in order.
+        retention: True keeps what is received and sent from now on visible until the conversation ends. After False,
+            what is kept stays until then.
+        poison_message_handling: True lets five rollbacks in a row of transactions that received switch the queue off.
+        activation: its fields that are given change; "DROP" takes it away.
+        rebuild: give the unused space of the queue's tables back, of what is kept too. Readers and senders wait.
+        reorganize: give back what lies at the end of the tables. Nobody waits.
+        move_to: the filegroup PRIMARY, or DEFAULT, in which the queue is.
+
+    Raises:
+        BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742, 15517.
+    """
+
+    name: str
+    _: KW_ONLY
+    status: bool | None = None
+    retention: bool | None = None
+    poison_message_handling: bool | None = None
+    activation: Activation | Literal["DROP"] | None = None
+    rebuild: bool = False
+    reorganize: bool = False
+    move_to: str | None = None
+
+    def check(self) -> None:
+        """Refuse options of wrong types, and another filegroup.
+
+        Raises:
+            BrokerError: 402, 15151.
+        """
+        check_switch("REBUILD", self.rebuild)
+        check_switch("REORGANIZE", self.reorganize)
+        check_changes(
+            STATUS=self.status, RETENTION=self.retention, POISON_MESSAGE_HANDLING=self.poison_message_handling
+        )
+        if self.move_to is not None:
+            _check_filegroup(self.move_to)
+
+
+@dataclass(frozen=True, slots=True)
+class DropQueue(Definition[None]):
+    """DROP QUEUE; readers that wait there get 15151. Returns when no open transaction has its table in use.
+
+    Args:
+        name: `queue` or `schema.queue`.
+
+    Raises:
+        BrokerError: 3716 a service uses it, 15151 no such queue.
+    """
+
+    name: str
+
+
+def _check_filegroup(name: object) -> None:
+    """There is one filegroup, PRIMARY, which is the default one.
+
+    Raises:
+        BrokerError: 15151 for any other.
+    """
+    if names.checked("filegroup", name).upper() not in FILEGROUPS:
+        hint = "An instance has only PRIMARY. PostgreSQL's ALTER TABLE ... SET TABLESPACE moves a queue's table."
+        raise BrokerError(15151, "find", "filegroup", name, hint=hint)

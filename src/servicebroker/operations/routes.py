@@ -1,0 +1,80 @@
+"""CREATE, ALTER and DROP ROUTE."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from uuid import UUID
+
+from servicebroker.operations.operation import Definition
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRoute(Definition[None]):
+    """CREATE ROUTE: where the services of that name are reached, for conversations that begin in this database.
+
+    Args:
+        name: of the route, compared without case.
+        service_name: of the service, compared byte by byte; any service when it is not given.
+        broker_instance: identifier of the database that has the service; any when it is not given.
+        lifetime: seconds from now after which the route is ignored; never when it is not given.
+        address: TCP://host:port, "LOCAL" for this instance, or "TRANSPORT" for the address with which the
+            service's own name begins.
+        mirror_address: of the other broker of a mirrored pair.
+        authorization: the owner; the user that this object works as when it is not given.
+        exist_ok: whether one of that name may be there, which stays as it is.
+
+    Raises:
+        BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken, 15151 no such
+            owner, 262.
+    """
+
+    name: str
+    _: KW_ONLY
+    service_name: str | None = None
+    broker_instance: str | UUID | None = None
+    lifetime: int | None = None
+    address: str
+    mirror_address: str | None = None
+    authorization: str | None = None
+    exist_ok: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AlterRoute(Definition[None]):
+    """ALTER ROUTE: what is given changes, also for what already waits.
+
+    There is no way back to any service, any instance or no lifetime: drop the route and create it anew.
+
+    Args:
+        name: of the route, compared without case.
+        service_name: as for `create_route`.
+        broker_instance: as for `create_route`.
+        lifetime: seconds from now; it revives an expired route.
+        address: as for `create_route`.
+        mirror_address: as for `create_route`.
+
+    Raises:
+        BrokerError: as `create_route`, and 15151 no such route.
+    """
+
+    name: str
+    _: KW_ONLY
+    service_name: str | None = None
+    broker_instance: str | UUID | None = None
+    lifetime: int | None = None
+    address: str | None = None
+    mirror_address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropRoute(Definition[None]):
+    """DROP ROUTE; conversations that would have taken it wait for another one.
+
+    Args:
+        name: of the route, compared without case.
+
+    Raises:
+        BrokerError: 15151 no such route.
+    """
+
+    name: str

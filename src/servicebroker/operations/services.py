@@ -1,0 +1,79 @@
+"""CREATE, ALTER and DROP SERVICE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
+
+from servicebroker.model.arguments import read_once
+from servicebroker.operations.operation import Definition
+
+
+@dataclass(frozen=True, slots=True)
+class CreateService(Definition[None]):
+    """CREATE SERVICE on a queue. Messages that wait for it are delivered.
+
+    Args:
+        name: compared byte by byte.
+        queue: where its messages come; `schema.queue` when the schema is not dbo.
+        contracts: those of which it is a target.
+        authorization: the owner, a user or a role; the user that this object works as when it is not given.
+        exist_ok: whether one of that name may be there, which stays as it is.
+
+    Raises:
+        BrokerError: 8404, 15151 unknown queue, contract or owner, 2714 name taken, 262.
+    """
+
+    name: str
+    queue: str
+    contracts: Iterable[str] = ()
+    _: KW_ONLY
+    authorization: str | None = None
+    exist_ok: bool = False
+
+    def __post_init__(self) -> None:
+        """Read an iterator once: the operation may be run again."""
+        object.__setattr__(self, "contracts", read_once(self.contracts))
+
+
+@dataclass(frozen=True, slots=True)
+class AlterService(Definition[None]):
+    """ALTER SERVICE ON QUEUE (ADD CONTRACT, DROP CONTRACT).
+
+    Conversations on a dropped contract go on; readers that wait at its queue get 8468.
+
+    Args:
+        name: compared byte by byte.
+        queue: another one; its messages move there.
+        add_contracts: those of which it is to be a target.
+        drop_contracts: those of which it is a target no more.
+
+    Raises:
+        BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.
+        InstanceError: a pipeline reads the queue that the service leaves.
+    """
+
+    name: str
+    _: KW_ONLY
+    queue: str | None = None
+    add_contracts: Iterable[str] = ()
+    drop_contracts: Iterable[str] = ()
+
+    def __post_init__(self) -> None:
+        """Read iterators once: the operation may be run again."""
+        object.__setattr__(self, "add_contracts", read_once(self.add_contracts))
+        object.__setattr__(self, "drop_contracts", read_once(self.drop_contracts))
+
+
+@dataclass(frozen=True, slots=True)
+class DropService(Definition[None]):
+    """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
+
+    Args:
+        name: compared byte by byte.
+
+    Raises:
+        BrokerError: 15151 no such service, 3716 a conversation priority names it.
+    """
+
+    name: str
