@@ -31,6 +31,7 @@ EXAMPLES = {
     "queue drop": "queue drop ReturnQueue",
     "service create": "service create //shop/Returns --queue OrderQueue --contract //shop/Ordering",
     "service list": "service list",
+    "service alter": "service alter //shop/Returns --drop-contract //shop/Ordering",
     "service drop": "service drop //shop/Returns",
     "send": "send teapot --from //shop/Orders --to //shop/Stock --contract //shop/Ordering --type //shop/Order",
     "peek": "peek StockQueue",

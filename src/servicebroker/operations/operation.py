@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -82,16 +83,30 @@ def described(method: Method, operation: type[Operation[Any]]) -> Method:
 
 def help_of(operation: type[Operation[Any]]) -> str:
     """Return the help of an operation, with the arguments that it shares with others."""
-    own, *shared = [inspect.cleandoc(base.__doc__ or "") for base in operation.__mro__ if is_dataclass(base)]
-    if not shared:
+    own = inspect.cleandoc(operation.__doc__ or "")
+    if not any(is_dataclass(base) for base in operation.__mro__[1:]):
         return own
-    texts: dict[str, str] = {}
-    for text in reversed((own, *shared)):
-        texts.update(re.findall(r"\n    (\w+:)(.*(?:\n {8}.*)*)", text.partition("\nArgs:")[2].partition("\n\n")[0]))
-    arguments = [f"\n    {name}:{texts[f'{name}:']}" for name in inspect.signature(operation).parameters]
+    texts = arguments_of(operation)
+    arguments = [f"\n    {name}:{texts[name]}" for name in inspect.signature(operation).parameters]
     summary, *sections = re.split(r"\n\n(?=Args:|Returns:|Raises:)", own)
     others = [section for section in sections if not section.startswith("Args:")]
     return "\n\n".join([summary, "".join(["Args:", *arguments]), *others])
+
+
+def arguments_of(operation: type[Operation[Any]]) -> dict[str, str]:
+    """Return what the help says of each field.
+
+    Fields that are shared with others are among them. What is as for another operation of the module is said instead.
+    """
+    told: dict[str, str] = {}
+    for base in reversed([base for base in operation.__mro__ if is_dataclass(base)]):
+        section = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:")[2].partition("\n\n")[0]
+        told.update(re.findall(r"\n    (\w+):(.*(?:\n {8}.*)*)", section))
+    for name, text in told.items():
+        if found := re.fullmatch(r" as for `(\w+)`\.", text):
+            other = found[1].title().replace("_", "")
+            told[name] = arguments_of(vars(sys.modules[operation.__module__])[other])[name]
+    return told
 
 
 def method_name(operation: type[Operation[Any]]) -> str:

@@ -32,7 +32,7 @@ class CreateQueue(Definition[None]):
 
     Args:
         name: `queue` or `schema.queue`.
-        status: False makes it OFF.
+        status: whether it is ON; False makes it OFF.
         retention: what its services receive and send stays visible there until the conversation ends.
         poison_message_handling: False lets no number of rollbacks switch it off.
         activation: the procedure that reads it; on unless its `status` says otherwise.

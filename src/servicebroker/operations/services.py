@@ -16,7 +16,7 @@ class CreateService(Definition[None]):
     Args:
         name: compared byte by byte.
         queue: where its messages come; `schema.queue` when the schema is not dbo.
-        contracts: those of which it is a target.
+        contracts: the contracts of which it is a target.
         authorization: the owner, a user or a role; the user that this object works as when it is not given.
         exist_ok: whether one of that name may be there, which stays as it is.
 
@@ -45,8 +45,8 @@ class AlterService(Definition[None]):
     Args:
         name: compared byte by byte.
         queue: another one; its messages move there.
-        add_contracts: those of which it is to be a target.
-        drop_contracts: those of which it is a target no more.
+        add_contracts: contracts of which it is to be a target.
+        drop_contracts: contracts of which it is a target no more.
 
     Raises:
         BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.

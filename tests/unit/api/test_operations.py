@@ -14,11 +14,12 @@ import pytest
 import servicebroker as sb
 import servicebroker.testing as double
 from servicebroker import operations
+from servicebroker.cli.main import load
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.model.errors import RULES
 from servicebroker.model.security.permissions import NEEDS
-from servicebroker.operations.operation import Composite, help_of, method_name
+from servicebroker.operations.operation import Composite, arguments_of, help_of, method_name
 from servicebroker.testing.definitions import INTERPRETERS as IN_THE_DOUBLE
 from servicebroker.testing.verbs import INTERPRETERS
 
@@ -123,3 +124,47 @@ def test_the_fields_of_receive_are_spelled_in_few_files() -> None:
         and "migrations" not in path.parts
     ]
     assert len(spelled) <= 6, f"declare a field once, in operations/receive.py; now it stands in {spelled}"
+
+
+def test_an_option_of_a_queue_is_spelled_in_few_files() -> None:
+    package = Path(sb.__file__).parent
+    spelled = [
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if all(re.search(rf"\b{word}\b", path.read_text()) for word in ("poison_message_handling", "retention"))
+    ]
+    assert len(spelled) <= 7, f"declare an option once, in operations/queues.py; now it stands in {spelled}"
+
+
+@pytest.mark.parametrize(
+    ("command", "operation", "otherwise"),
+    [
+        ("route create", operations.CreateRoute, {"service_name": "--service"}),
+        ("route alter", operations.AlterRoute, {"service_name": "--service"}),
+        ("queue create", operations.CreateQueue, {"status": "--on", "activation": None}),
+        ("queue alter", operations.AlterQueue, {"status": "--on", "activation": None}),
+        ("service create", operations.CreateService, {"contracts": "--contract"}),
+    ],
+)
+def test_the_options_of_a_command_are_the_fields(
+    command: str, operation: type[Any], otherwise: dict[str, str | None]
+) -> None:
+    kind, verb = command.split()
+    made = load(kind).commands[verb]
+    offered = {option: parameter.help for parameter in made.params for option in parameter.opts}
+    told = arguments_of(operation)
+    for field in inspect.signature(operation).parameters:
+        option = otherwise.get(field, f"--{field.replace('_', '-')}")
+        if field != "name" and option is not None:
+            assert offered[option].lower() == re.sub(r"\s+", " ", told[field]).strip().lower()
+
+
+def test_a_password_does_not_stand_in_the_text_of_an_operation() -> None:
+    for operation in ALL:
+        secret = {name: "Secret1!" for name in inspect.signature(operation).parameters if "password" in name}
+        needed = [
+            name
+            for name, parameter in inspect.signature(operation).parameters.items()
+            if parameter.default is parameter.empty and name not in secret
+        ]
+        assert "Secret1!" not in repr(operation(**dict.fromkeys(needed, "x"), **secret))

@@ -8,12 +8,14 @@ import typer
 
 from servicebroker.api.transaction import Transaction
 from servicebroker.cli.existing import open_database
+from servicebroker.cli.operation_commands import add_command
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.present import find_present
 from servicebroker.engine.diagnosis.queue_counts import queue_statuses
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import counted
+from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
 from servicebroker.store.running import run
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Queues: what there is, and how they stand.")
@@ -53,43 +55,11 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
         say("No queues yet.")
 
 
-@app.command()
-def create(
-    name: NameArgument,
-    database: DatabaseOption,
-    retention: Annotated[bool, typer.Option("--retention", help="Keep what was received and sent visible.")] = False,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="One of that name may be there.")] = False,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-) -> None:
-    """CREATE QUEUE."""
-    with open_database(instance, database) as opened:
-        opened.create_queue(name, retention=retention, exist_ok=exist_ok)
-    say(f"The queue {name} is there.")
-
-
-@app.command()
-def alter(
-    name: NameArgument,
-    database: DatabaseOption,
-    on: Annotated[bool | None, typer.Option("--on/--off", help="STATUS.")] = None,
-    retention: Annotated[bool | None, typer.Option(help="RETENTION.")] = None,
-    poison_message_handling: Annotated[bool | None, typer.Option(help="POISON_MESSAGE_HANDLING.")] = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-) -> None:
-    """ALTER QUEUE: what is given changes."""
-    if (on, retention, poison_message_handling) == (None, None, None):
-        raise typer.BadParameter("say what changes: --on, --off, --retention ...")
-    with open_database(instance, database) as opened:
-        opened.alter_queue(name, status=on, retention=retention, poison_message_handling=poison_message_handling)
-    say(f"The queue {name} is altered.")
-
-
-@app.command()
-def drop(name: NameArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """DROP QUEUE, when no service uses it."""
-    with open_database(instance, database) as opened:
-        opened.drop_queue(name)
-    say(f"The queue {name} is dropped.")
+_OPTIONS = {"status": "--on/--off"}
+_WITHOUT = {"activation"}  # a procedure is named in T-SQL, or by `define`
+add_command(app, "create", "queue", CreateQueue, "The queue {name} is there.", options=_OPTIONS, without=_WITHOUT)
+add_command(app, "alter", "queue", AlterQueue, "The queue {name} is altered.", options=_OPTIONS, without=_WITHOUT)
+add_command(app, "drop", "queue", DropQueue, "The queue {name} is dropped.")
 
 
 @app.command()

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from servicebroker.cli.existing import find_database, open_database, open_existing
-from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
+from servicebroker.cli.operation_commands import add_command
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
@@ -19,15 +20,6 @@ from servicebroker.store.running import execute
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Routes: where services are reached, and why a message goes there."
 )
-
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The route's name in its database.")]
-ServiceOption = Annotated[str | None, typer.Option("--service", help="Of this service; without it, of any.")]
-BrokerOption = Annotated[
-    str | None, typer.Option("--broker-instance", metavar="GUID", help="The database that has the service.")
-]
-LifetimeOption = Annotated[int | None, typer.Option(help="Seconds from now; without it, for ever.")]
-MirrorOption = Annotated[str | None, typer.Option("--mirror-address", help="Of the other broker of a mirrored pair.")]
-ADDRESS = "TCP://host:port, LOCAL or TRANSPORT."
 
 _COLUMNS = "name", "remote_service_name", "broker_instance", "lifetime", "address", "mirror_address", "broker_database"
 
@@ -68,63 +60,11 @@ def list_(
     Terminal().print(table)
 
 
-@app.command()
-def create(
-    name: NameArgument,
-    address: Annotated[str, typer.Option(help=ADDRESS)],
-    database: DatabaseOption,
-    service: ServiceOption = None,
-    broker_instance: BrokerOption = None,
-    lifetime: LifetimeOption = None,
-    mirror_address: MirrorOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    as_json: JsonOption = False,
-) -> None:
-    """CREATE ROUTE; what waits for it goes at once."""
-    operation = CreateRoute(
-        name,
-        address=address,
-        service_name=service,
-        broker_instance=broker_instance,
-        lifetime=lifetime,
-        mirror_address=mirror_address,
-    )
-    _change(operation, "created", instance, database, as_json)
-
-
-@app.command()
-def alter(
-    name: NameArgument,
-    database: DatabaseOption,
-    address: Annotated[str | None, typer.Option(help=ADDRESS)] = None,
-    service: ServiceOption = None,
-    broker_instance: BrokerOption = None,
-    lifetime: LifetimeOption = None,
-    mirror_address: MirrorOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    as_json: JsonOption = False,
-) -> None:
-    """ALTER ROUTE: what is given changes. A lifetime counts from now and revives an expired route."""
-    operation = AlterRoute(
-        name,
-        address=address,
-        service_name=service,
-        broker_instance=broker_instance,
-        lifetime=lifetime,
-        mirror_address=mirror_address,
-    )
-    _change(operation, "altered", instance, database, as_json)
-
-
-@app.command()
-def drop(
-    name: NameArgument,
-    database: DatabaseOption,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    as_json: JsonOption = False,
-) -> None:
-    """DROP ROUTE: conversations that would have taken it wait for another one."""
-    _change(DropRoute(name), "dropped", instance, database, as_json)
+_OPTIONS = {"service_name": "--service"}
+_SENTENCE = "Route {name} of database {database} is "
+add_command(app, "create", "route", CreateRoute, f"{_SENTENCE}created.", options=_OPTIONS)
+add_command(app, "alter", "route", AlterRoute, f"{_SENTENCE}altered.", options=_OPTIONS)
+add_command(app, "drop", "route", DropRoute, f"{_SENTENCE}dropped.")
 
 
 @app.command()
@@ -156,18 +96,6 @@ def explain(
         say_json(_told(explanation, sentences))
     else:
         say(*sentences)
-
-
-def _change(
-    operation: CreateRoute | AlterRoute | DropRoute, done: str, instance: str, database: str, as_json: bool
-) -> None:
-    """Change a route, and say so."""
-    with open_database(instance, database) as opened:
-        opened.run(operation)
-    if as_json:
-        say_json({"route": operation.name, "database": database, "done": done})
-    else:
-        say(f"Route {operation.name} of database {database} is {done}.")
 
 
 def _told(explanation: Explanation, sentences: list[str]) -> dict[str, Any]:

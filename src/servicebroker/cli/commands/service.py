@@ -1,19 +1,17 @@
-"""`servicebroker service list | create | drop`."""
+"""`servicebroker service list | create | alter | drop`."""
 
 from __future__ import annotations
-
-from typing import Annotated
 
 import typer
 
 from servicebroker.cli.existing import open_database
+from servicebroker.cli.operation_commands import add_command
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.present import find_present
+from servicebroker.operations.services import AlterService, CreateService, DropService
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Services: their queues, and what they answer to.")
-
-NameArgument = Annotated[str, typer.Argument(metavar="SERVICE", help="Its name, compared byte by byte.")]
 
 
 @app.command("list")
@@ -31,24 +29,7 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
         say("No services yet.")
 
 
-@app.command()
-def create(
-    name: NameArgument,
-    queue: Annotated[str, typer.Option(help="Its queue.")],
-    database: DatabaseOption,
-    contract: Annotated[list[str] | None, typer.Option(help="A contract that it answers to; may be repeated.")] = None,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="One of that name may be there.")] = False,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-) -> None:
-    """CREATE SERVICE."""
-    with open_database(instance, database) as opened:
-        opened.create_service(name, queue, contract or [], exist_ok=exist_ok)
-    say(f"The service {name} is there.")
-
-
-@app.command()
-def drop(name: NameArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """DROP SERVICE with its messages and conversations; their other sides get an Error."""
-    with open_database(instance, database) as opened:
-        opened.drop_service(name)
-    say(f"The service {name} is dropped.")
+_OPTIONS = {"contracts": "--contract", "add_contracts": "--add-contract", "drop_contracts": "--drop-contract"}
+add_command(app, "create", "service", CreateService, "The service {name} is there.", options=_OPTIONS)
+add_command(app, "alter", "service", AlterService, "The service {name} is altered.", options=_OPTIONS)
+add_command(app, "drop", "service", DropService, "The service {name} is dropped.")
