@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 from uuid import UUID
 
+from servicebroker import operations
 from servicebroker.api import certificates, master_keys
 from servicebroker.api.giving_way import MOMENTS, RISING
 from servicebroker.api.wrappers import operated
@@ -22,50 +23,7 @@ from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import Termination, may_exist
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import User
-from servicebroker.operations.bindings import (
-    AlterRemoteServiceBinding,
-    CreateRemoteServiceBinding,
-    DropRemoteServiceBinding,
-)
-from servicebroker.operations.certificates import (
-    AlterCertificate,
-    BackupCertificate,
-    CreateCertificate,
-    DropCertificate,
-)
-from servicebroker.operations.contracts import CreateContract, DropContract
-from servicebroker.operations.databases import AlterDatabase
-from servicebroker.operations.event_notifications import CreateEventNotification, DropEventNotification
-from servicebroker.operations.master_keys import (
-    AddMasterKeyPassword,
-    AlterMasterKey,
-    CloseMasterKey,
-    CreateMasterKey,
-    DropMasterKey,
-    DropMasterKeyPassword,
-    OpenMasterKey,
-    RegenerateMasterKey,
-)
-from servicebroker.operations.message_types import AlterMessageType, CreateMessageType, DropMessageType
 from servicebroker.operations.operation import Definition, Operation
-from servicebroker.operations.permissions import AlterAuthorization, Deny, Grant, Revoke
-from servicebroker.operations.principals import (
-    AddRoleMember,
-    CreateRole,
-    CreateUser,
-    DropRole,
-    DropRoleMember,
-    DropUser,
-)
-from servicebroker.operations.priorities import AlterBrokerPriority, CreateBrokerPriority, DropBrokerPriority
-from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
-from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
-from servicebroker.operations.schema_collections import (
-    AlterXmlSchemaCollection,
-    CreateXmlSchemaCollection,
-    DropXmlSchemaCollection,
-)
-from servicebroker.operations.services import AlterService, CreateService, DropService
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -119,101 +77,101 @@ class Definitions(ABC):
             result: T = run(self, operation)
             return result
 
-    alter = operated(AlterDatabase)
+    alter = operated(operations.AlterDatabase)
 
-    create_message_type = operated(CreateMessageType)
+    create_message_type = operated(operations.CreateMessageType)
 
-    alter_message_type = operated(AlterMessageType)
+    alter_message_type = operated(operations.AlterMessageType)
 
-    drop_message_type = operated(DropMessageType)
+    drop_message_type = operated(operations.DropMessageType)
 
-    create_xml_schema_collection = operated(CreateXmlSchemaCollection)
+    create_xml_schema_collection = operated(operations.CreateXmlSchemaCollection)
 
-    alter_xml_schema_collection = operated(AlterXmlSchemaCollection)
+    alter_xml_schema_collection = operated(operations.AlterXmlSchemaCollection)
 
-    drop_xml_schema_collection = operated(DropXmlSchemaCollection)
+    drop_xml_schema_collection = operated(operations.DropXmlSchemaCollection)
 
-    create_contract = operated(CreateContract)
+    create_contract = operated(operations.CreateContract)
 
-    drop_contract = operated(DropContract)
+    drop_contract = operated(operations.DropContract)
 
-    create_queue = operated(CreateQueue)
+    create_queue = operated(operations.CreateQueue)
 
-    alter_queue = operated(AlterQueue)
+    alter_queue = operated(operations.AlterQueue)
 
-    drop_queue = operated(DropQueue)
+    drop_queue = operated(operations.DropQueue)
 
-    create_service = operated(CreateService)
+    create_service = operated(operations.CreateService)
 
-    alter_service = operated(AlterService)
+    alter_service = operated(operations.AlterService)
 
-    drop_service = operated(DropService)
+    drop_service = operated(operations.DropService)
 
-    create_broker_priority = operated(CreateBrokerPriority)
+    create_broker_priority = operated(operations.CreateBrokerPriority)
 
-    alter_broker_priority = operated(AlterBrokerPriority)
+    alter_broker_priority = operated(operations.AlterBrokerPriority)
 
-    drop_broker_priority = operated(DropBrokerPriority)
+    drop_broker_priority = operated(operations.DropBrokerPriority)
 
-    create_remote_service_binding = operated(CreateRemoteServiceBinding)
+    create_remote_service_binding = operated(operations.CreateRemoteServiceBinding)
 
-    alter_remote_service_binding = operated(AlterRemoteServiceBinding)
+    alter_remote_service_binding = operated(operations.AlterRemoteServiceBinding)
 
-    drop_remote_service_binding = operated(DropRemoteServiceBinding)
+    drop_remote_service_binding = operated(operations.DropRemoteServiceBinding)
 
-    create_route = operated(CreateRoute)
+    create_route = operated(operations.CreateRoute)
 
-    alter_route = operated(AlterRoute)
+    alter_route = operated(operations.AlterRoute)
 
-    drop_route = operated(DropRoute)
+    drop_route = operated(operations.DropRoute)
 
-    create_event_notification = operated(CreateEventNotification)
+    create_event_notification = operated(operations.CreateEventNotification)
 
-    drop_event_notification = operated(DropEventNotification)
+    drop_event_notification = operated(operations.DropEventNotification)
 
-    create_user = operated(CreateUser)
+    create_user = operated(operations.CreateUser)
 
-    drop_user = operated(DropUser)
+    drop_user = operated(operations.DropUser)
 
-    create_role = operated(CreateRole)
+    create_role = operated(operations.CreateRole)
 
-    drop_role = operated(DropRole)
+    drop_role = operated(operations.DropRole)
 
-    add_role_member = operated(AddRoleMember)
+    add_role_member = operated(operations.AddRoleMember)
 
-    drop_role_member = operated(DropRoleMember)
+    drop_role_member = operated(operations.DropRoleMember)
 
-    grant = operated(Grant)
+    grant = operated(operations.Grant)
 
-    deny = operated(Deny)
+    deny = operated(operations.Deny)
 
-    revoke = operated(Revoke)
+    revoke = operated(operations.Revoke)
 
-    alter_authorization = operated(AlterAuthorization)
+    alter_authorization = operated(operations.AlterAuthorization)
 
-    create_certificate = operated(CreateCertificate)
+    create_certificate = operated(operations.CreateCertificate)
 
-    alter_certificate = operated(AlterCertificate)
+    alter_certificate = operated(operations.AlterCertificate)
 
-    drop_certificate = operated(DropCertificate)
+    drop_certificate = operated(operations.DropCertificate)
 
-    backup_certificate = operated(BackupCertificate)
+    backup_certificate = operated(operations.BackupCertificate)
 
-    create_master_key = operated(CreateMasterKey)
+    create_master_key = operated(operations.CreateMasterKey)
 
-    open_master_key = operated(OpenMasterKey)
+    open_master_key = operated(operations.OpenMasterKey)
 
-    close_master_key = operated(CloseMasterKey)
+    close_master_key = operated(operations.CloseMasterKey)
 
-    alter_master_key = operated(AlterMasterKey)
+    alter_master_key = operated(operations.AlterMasterKey)
 
-    add_master_key_password = operated(AddMasterKeyPassword)
+    add_master_key_password = operated(operations.AddMasterKeyPassword)
 
-    drop_master_key_password = operated(DropMasterKeyPassword)
+    drop_master_key_password = operated(operations.DropMasterKeyPassword)
 
-    regenerate_master_key = operated(RegenerateMasterKey)
+    regenerate_master_key = operated(operations.RegenerateMasterKey)
 
-    drop_master_key = operated(DropMasterKey)
+    drop_master_key = operated(operations.DropMasterKey)
 
     @abstractmethod
     def _define_alone(
@@ -257,11 +215,11 @@ def _delivering(definitions: Definitions, operation: Definition[Any]) -> None:
     definitions._deliver_left(definitions._giving_way(lambda: definitions._steps(operation), RISING))
 
 
-def _create_queue(definitions: Definitions, operation: CreateQueue) -> None:
+def _create_queue(definitions: Definitions, operation: operations.CreateQueue) -> None:
     _warn(definitions._alone(definitions._steps(operation)))
 
 
-def _alter_queue(definitions: Definitions, operation: AlterQueue) -> None:
+def _alter_queue(definitions: Definitions, operation: operations.AlterQueue) -> None:
     """Run its parts, each as a transaction: who has one of the tables open may be about to open the other."""
     left, warning = definitions._giving_way(lambda: definitions._steps(operation), RISING)
     definitions._deliver_left(left)
@@ -274,17 +232,17 @@ def _alter_queue(definitions: Definitions, operation: AlterQueue) -> None:
         definitions._do(alter.reorganize_queue(queue.queue_id))
 
 
-def _drop_queue(definitions: Definitions, operation: DropQueue) -> None:
+def _drop_queue(definitions: Definitions, operation: operations.DropQueue) -> None:
     dropped = definitions._alone(definitions._steps(operation))
     definitions.catalog.forget_queue(dropped.queue_id)
     definitions._remove_dropped_queues()
 
 
-def _create_service(definitions: Definitions, operation: CreateService) -> None:
+def _create_service(definitions: Definitions, operation: operations.CreateService) -> None:
     definitions._giving_way(lambda: definitions._steps(operation), RISING)
 
 
-def _alter_service(definitions: Definitions, operation: AlterService) -> None:
+def _alter_service(definitions: Definitions, operation: operations.AlterService) -> None:
     """Run it, then deliver what waited for the queue that the service has left."""
     definitions._giving_way(lambda: definitions._steps(operation))
 
@@ -294,7 +252,7 @@ def _alter_service(definitions: Definitions, operation: AlterService) -> None:
     definitions._deliver_left(definitions._giving_way(delivering, RISING))
 
 
-def _alter_database(definitions: Definitions, operation: AlterDatabase) -> None:
+def _alter_database(definitions: Definitions, operation: operations.AlterDatabase) -> None:
     """Run the options one after the other; some need the database for themselves."""
     termination, in_use = operation.termination(), BrokerError(5070, definitions.name)
     user, number, permission = definitions.user, definitions.database_id, operation.permission
@@ -330,17 +288,17 @@ def _alter_database(definitions: Definitions, operation: AlterDatabase) -> None:
 
 
 _RUNNERS: Mapping[type[Definition[Any]], Runner] = {  # those that do not run alone, in one transaction
-    DropContract: _giving_way,
-    CreateQueue: _create_queue,
-    AlterQueue: _alter_queue,
-    DropQueue: _drop_queue,
-    CreateService: _create_service,
-    AlterService: _alter_service,
-    DropService: _giving_way,
-    CreateRoute: _delivering,
-    AlterRoute: _delivering,
-    DropRoute: _delivering,
-    AlterDatabase: _alter_database,
+    operations.DropContract: _giving_way,
+    operations.CreateQueue: _create_queue,
+    operations.AlterQueue: _alter_queue,
+    operations.DropQueue: _drop_queue,
+    operations.CreateService: _create_service,
+    operations.AlterService: _alter_service,
+    operations.DropService: _giving_way,
+    operations.CreateRoute: _delivering,
+    operations.AlterRoute: _delivering,
+    operations.DropRoute: _delivering,
+    operations.AlterDatabase: _alter_database,
     **certificates.RUNNERS,
     **master_keys.RUNNERS,
 }

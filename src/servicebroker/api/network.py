@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from servicebroker import operations
 from servicebroker.api.certificates import after, read_file, write_backup
 from servicebroker.api.wrappers import operated
 from servicebroker.engine.catalog import databases, network_endpoints
@@ -20,24 +21,6 @@ from servicebroker.engine.security.transport_certificates import TransportCertif
 from servicebroker.model.arguments import checked_password, checked_termination
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.security.certificates import Facts
-from servicebroker.operations.certificates import (
-    AlterTransportCertificate,
-    BackupCertificate,
-    CreateTransportCertificate,
-    DropTransportCertificate,
-)
-from servicebroker.operations.databases import DropDatabase
-from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
-from servicebroker.operations.logins import (
-    CreateLogin,
-    DenyConnect,
-    DenyOnInstance,
-    DropLogin,
-    GrantConnect,
-    GrantOnInstance,
-    RevokeConnect,
-    RevokeOnInstance,
-)
 from servicebroker.operations.operation import Definition, Operation
 from servicebroker.store.concurrency import in_thread
 from servicebroker.store.direct import DirectConnection
@@ -87,37 +70,37 @@ class Network(ABC):
         result: T = run(self, operation)
         return result
 
-    drop_database = operated(DropDatabase)
+    drop_database = operated(operations.DropDatabase)
 
-    create_endpoint = operated(CreateEndpoint)
+    create_endpoint = operated(operations.CreateEndpoint)
 
-    alter_endpoint = operated(AlterEndpoint)
+    alter_endpoint = operated(operations.AlterEndpoint)
 
-    drop_endpoint = operated(DropEndpoint)
+    drop_endpoint = operated(operations.DropEndpoint)
 
-    create_login = operated(CreateLogin)
+    create_login = operated(operations.CreateLogin)
 
-    drop_login = operated(DropLogin)
+    drop_login = operated(operations.DropLogin)
 
-    grant_connect = operated(GrantConnect)
+    grant_connect = operated(operations.GrantConnect)
 
-    deny_connect = operated(DenyConnect)
+    deny_connect = operated(operations.DenyConnect)
 
-    revoke_connect = operated(RevokeConnect)
+    revoke_connect = operated(operations.RevokeConnect)
 
-    grant = operated(GrantOnInstance)
+    grant = operated(operations.GrantOnInstance)
 
-    deny = operated(DenyOnInstance)
+    deny = operated(operations.DenyOnInstance)
 
-    revoke = operated(RevokeOnInstance)
+    revoke = operated(operations.RevokeOnInstance)
 
-    create_certificate = operated(CreateTransportCertificate)
+    create_certificate = operated(operations.CreateTransportCertificate)
 
-    alter_certificate = operated(AlterTransportCertificate)
+    alter_certificate = operated(operations.AlterTransportCertificate)
 
-    drop_certificate = operated(DropTransportCertificate)
+    drop_certificate = operated(operations.DropTransportCertificate)
 
-    backup_certificate = operated(BackupCertificate)
+    backup_certificate = operated(operations.BackupCertificate)
 
     def accept_certificate(self, name: str) -> Accepted:
         """Believe what the peer with that certificate claims to be, and its owner's other certificates with it.
@@ -148,16 +131,16 @@ class Network(ABC):
 # ---------------------------------------------------------------- how its operations run
 
 _STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = {
-    AlterEndpoint: network_endpoints.alter_endpoint,
-    DropEndpoint: network_endpoints.drop_endpoint,
-    CreateLogin: logins.create_login,
-    DropLogin: logins.drop_login,
-    GrantConnect: logins.set_connect,
-    DenyConnect: logins.set_connect,
-    RevokeConnect: logins.set_connect,
-    GrantOnInstance: logins.set_permission,
-    DenyOnInstance: logins.set_permission,
-    RevokeOnInstance: logins.set_permission,
+    operations.AlterEndpoint: network_endpoints.alter_endpoint,
+    operations.DropEndpoint: network_endpoints.drop_endpoint,
+    operations.CreateLogin: logins.create_login,
+    operations.DropLogin: logins.drop_login,
+    operations.GrantConnect: logins.set_connect,
+    operations.DenyConnect: logins.set_connect,
+    operations.RevokeConnect: logins.set_connect,
+    operations.GrantOnInstance: logins.set_permission,
+    operations.DenyOnInstance: logins.set_permission,
+    operations.RevokeOnInstance: logins.set_permission,
 }
 
 
@@ -166,11 +149,11 @@ def _alone(instance: Network, operation: Any) -> Any:
     return instance._administer(_STEPS[type(operation)](operation, instance.clock()))
 
 
-def _drop_database(instance: Network, operation: DropDatabase) -> None:
+def _drop_database(instance: Network, operation: operations.DropDatabase) -> None:
     drop_database(instance.database(operation.name), operation)
 
 
-def drop_database(database: Database, operation: DropDatabase) -> None:
+def drop_database(database: Database, operation: operations.DropDatabase) -> None:
     """Run DROP DATABASE, as who works in the database."""
     termination = checked_termination(operation.rollback_after is None, operation.rollback_after)
     in_use, number = BrokerError(3702, database.name), database.database_id
@@ -179,13 +162,13 @@ def drop_database(database: Database, operation: DropDatabase) -> None:
     system._remove_dropped_queues()
 
 
-def _create_endpoint(instance: Network, operation: CreateEndpoint) -> str | None:
+def _create_endpoint(instance: Network, operation: operations.CreateEndpoint) -> str | None:
     in_domain = in_thread(is_in_domain, instance.key_folder())
     steps = network_endpoints.create_endpoint(operation, instance.clock(), in_domain=in_domain)
     return instance._administer(steps)
 
 
-def _create_certificate(instance: Network, operation: CreateTransportCertificate) -> bytes:
+def _create_certificate(instance: Network, operation: operations.CreateTransportCertificate) -> bytes:
     operation.check()
     facts, key = _issue(instance, operation) if operation.file is None else _read(operation)
     name, password = operation.name, operation.encryption_password
@@ -214,7 +197,7 @@ def _create_certificate(instance: Network, operation: CreateTransportCertificate
     return facts.thumbprint
 
 
-def _issue(instance: Network, operation: CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
+def _issue(instance: Network, operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
     """A new certificate of this instance, which the one before it vouches for."""
     start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
     expiry = after(start, DAYS) if operation.expiry_date is None else operation.expiry_date
@@ -230,7 +213,7 @@ def _issue(instance: Network, operation: CreateTransportCertificate) -> tuple[Fa
     )
 
 
-def _read(operation: CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
+def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
     """The certificate in a file, and the private key in another one, if it is given."""
     assert operation.file is not None
     facts = read(in_thread(read_file, operation.file))
@@ -248,7 +231,7 @@ def _private_key(instance: Network, certificate: TransportCertificate) -> Privat
     return None
 
 
-def _alter_certificate(instance: Network, operation: AlterTransportCertificate) -> None:
+def _alter_certificate(instance: Network, operation: operations.AlterTransportCertificate) -> None:
     operation.check()
     found = instance._administer(transport_certificates.find_certificate("alter", operation.name))
     key = _open(instance, found, operation.decryption_password)
@@ -261,13 +244,13 @@ def _alter_certificate(instance: Network, operation: AlterTransportCertificate) 
         in_thread(folder.write, found.facts.thumbprint, pem)
 
 
-def _drop_certificate(instance: Network, operation: DropTransportCertificate) -> None:
+def _drop_certificate(instance: Network, operation: operations.DropTransportCertificate) -> None:
     dropped = instance._administer(transport_certificates.drop_certificate(operation.name))
     if dropped.is_own:
         (instance.key_folder()).remove(dropped.facts.thumbprint)
 
 
-def _backup_certificate(instance: Network, operation: BackupCertificate) -> None:
+def _backup_certificate(instance: Network, operation: operations.BackupCertificate) -> None:
     operation.check()
     found = instance._administer(transport_certificates.find_certificate("find", operation.name))
     with_key = operation.private_key_file is not None
@@ -295,10 +278,10 @@ def _key_file(key: PrivateKey, facts: Facts, password: str | None) -> bytes:
 
 
 _RUNNERS: Mapping[type[Definition[Any]], Callable[[Any, Any], Any]] = {  # those that need files or more transactions
-    DropDatabase: _drop_database,
-    CreateEndpoint: _create_endpoint,
-    CreateTransportCertificate: _create_certificate,
-    AlterTransportCertificate: _alter_certificate,
-    DropTransportCertificate: _drop_certificate,
-    BackupCertificate: _backup_certificate,
+    operations.DropDatabase: _drop_database,
+    operations.CreateEndpoint: _create_endpoint,
+    operations.CreateTransportCertificate: _create_certificate,
+    operations.AlterTransportCertificate: _alter_certificate,
+    operations.DropTransportCertificate: _drop_certificate,
+    operations.BackupCertificate: _backup_certificate,
 }

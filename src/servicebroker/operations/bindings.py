@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from servicebroker.operations.operation import Definition
+from servicebroker.operations.operation import Definition, Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,9 @@ class AlterRemoteServiceBinding(Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropRemoteServiceBinding(Definition[None]):
+class DropRemoteServiceBinding(Named, Definition[None]):
     """DROP REMOTE SERVICE BINDING; conversations that have begun go on as they are.
-
-    Args:
-        name: compared without case.
 
     Raises:
         BrokerError: 15151 no such binding.
     """
-
-    name: str

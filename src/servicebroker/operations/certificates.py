@@ -12,7 +12,7 @@ from typing import ClassVar, TypeAlias
 
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.errors import BrokerError
-from servicebroker.operations.operation import Definition
+from servicebroker.operations.operation import Definition, Named
 
 File: TypeAlias = str | os.PathLike[str]
 
@@ -122,17 +122,12 @@ class AlterCertificate(Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropCertificate(Definition[None]):
+class DropCertificate(Named, Definition[None]):
     """DROP CERTIFICATE. Conversations that have their session keys go on.
-
-    Args:
-        name: compared without case.
 
     Raises:
         BrokerError: 15151 no such certificate, 15559 a user stands for it, 15352 it has signed a module.
     """
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +234,8 @@ class AlterTransportCertificate(Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropTransportCertificate(Definition[None]):
+class DropTransportCertificate(Named, Definition[None]):
     """DROP CERTIFICATE: of a peer, it is let in no more; of this instance, its key is removed too.
-
-    Args:
-        name: compared without case.
 
     Raises:
         BrokerError: 15151 no such certificate, 3716 the endpoint names it, 15247.
@@ -251,5 +243,3 @@ class DropTransportCertificate(Definition[None]):
 
     permission: ClassVar[str] = "DROP CERTIFICATE IN MASTER"
     method: ClassVar[str] = "drop_certificate"
-
-    name: str

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
 from servicebroker.model.arguments import checked_sent_by, read_once
-from servicebroker.operations.operation import Definition
+from servicebroker.operations.operation import Definition, ExactlyNamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,9 @@ class CreateContract(Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropContract(Definition[None]):
+class DropContract(ExactlyNamed, Definition[None]):
     """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
-
-    Args:
-        name: compared byte by byte.
 
     Raises:
         BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 built-in.
     """
-
-    name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from servicebroker.operations.operation import Definition
+from servicebroker.operations.operation import Definition, Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,9 @@ class AlterEndpoint(Definition[str | None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropEndpoint(Definition[None]):
+class DropEndpoint(Named, Definition[None]):
     """DROP ENDPOINT name: no connections any more; what is sent to other instances waits.
-
-    Args:
-        name: compared without case.
 
     Raises:
         BrokerError: 15151 when there is none of that name.
     """
-
-    name: str

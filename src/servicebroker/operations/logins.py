@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from servicebroker.operations.operation import Definition
+from servicebroker.operations.operation import Definition, Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,12 @@ class CreateLogin(Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropLogin(Definition[None]):
+class DropLogin(Named, Definition[None]):
     """DROP LOGIN, with what was granted to it. Users that are for it stay, for nobody.
-
-    Args:
-        name: compared without case.
 
     Raises:
         BrokerError: 15151 no such login, or public, 15141 a certificate is its, 15247.
     """
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 
 from servicebroker.model.arguments import validation_letter
-from servicebroker.operations.operation import Definition
+from servicebroker.operations.operation import Definition, ExactlyNamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,9 @@ class AlterMessageType(Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropMessageType(Definition[None]):
+class DropMessageType(ExactlyNamed, Definition[None]):
     """DROP MESSAGE TYPE.
-
-    Args:
-        name: compared byte by byte.
 
     Raises:
         BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
     """
-
-    name: str

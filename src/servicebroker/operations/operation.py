@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
@@ -43,6 +43,28 @@ class Operation(Generic[Result]):
     @property
     def joined_groups(self) -> Sequence[UUID]:  # noqa: D102 # an attribute above
         return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An object, by its name.
+
+    Args:
+        name: compared without case.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExactlyNamed:
+    """An object, by its name.
+
+    Args:
+        name: compared byte by byte.
+    """
+
+    name: str
 
 
 class Composite(Operation[Result]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from servicebroker.operations.operation import Definition
+from servicebroker.operations.operation import Definition, Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,46 +33,31 @@ class CreateUser(Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropUser(Definition[None]):
+class DropUser(Named, Definition[None]):
     """DROP USER. What somebody does as the user from now on is refused with 15517.
-
-    Args:
-        name: compared without case.
 
     Raises:
         BrokerError: 15151, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something, 15136 a
             procedure or a trigger works as it.
     """
 
-    name: str
-
 
 @dataclass(frozen=True, slots=True)
-class CreateRole(Definition[None]):
+class CreateRole(Named, Definition[None]):
     """CREATE ROLE: its members have what it is granted, and are denied what it is denied.
-
-    Args:
-        name: compared without case.
 
     Raises:
         BrokerError: 15023 name taken, 15247.
     """
 
-    name: str
-
 
 @dataclass(frozen=True, slots=True)
-class DropRole(Definition[None]):
+class DropRole(Named, Definition[None]):
     """DROP ROLE.
-
-    Args:
-        name: compared without case.
 
     Raises:
         BrokerError: 15151, 15150 public or a fixed role, 15144 it has members, 15138, 15284.
     """
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)

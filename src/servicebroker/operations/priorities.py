@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from servicebroker.model import names
 from servicebroker.model.arguments import ANY, criterion, priority_level
-from servicebroker.operations.operation import Definition
+from servicebroker.operations.operation import Definition, Named
 
 
 class Criteria(NamedTuple):
@@ -69,17 +69,12 @@ class AlterBrokerPriority(Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropBrokerPriority(Definition[None]):
+class DropBrokerPriority(Named, Definition[None]):
     """DROP BROKER PRIORITY; conversations keep the level they have.
-
-    Args:
-        name: compared without case.
 
     Raises:
         BrokerError: 15151 no such priority.
     """
-
-    name: str
 
 
 def criteria(operation: CreateBrokerPriority | AlterBrokerPriority) -> Criteria:

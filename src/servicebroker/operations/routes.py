@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from uuid import UUID
 
-from servicebroker.operations.operation import Definition
+from servicebroker.operations.operation import Definition, Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,9 @@ class AlterRoute(Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropRoute(Definition[None]):
+class DropRoute(Named, Definition[None]):
     """DROP ROUTE; conversations that would have taken it wait for another one.
-
-    Args:
-        name: of the route, compared without case.
 
     Raises:
         BrokerError: 15151 no such route.
     """
-
-    name: str

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 
 from servicebroker.model.arguments import read_once
-from servicebroker.operations.operation import Definition
+from servicebroker.operations.operation import Definition, ExactlyNamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,9 @@ class AlterService(Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class DropService(Definition[None]):
+class DropService(ExactlyNamed, Definition[None]):
     """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
-
-    Args:
-        name: compared byte by byte.
 
     Raises:
         BrokerError: 15151 no such service, 3716 a conversation priority names it.
     """
-
-    name: str

@@ -10,25 +10,15 @@ from dataclasses import fields
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
+from servicebroker import operations
 from servicebroker.model import arguments, names
 from servicebroker.model.arguments import SENT_BY
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.states import EndpointState
 from servicebroker.operations import application
 from servicebroker.operations.application import Application, QueuePart
-from servicebroker.operations.contracts import CreateContract, DropContract
-from servicebroker.operations.databases import AlterDatabase
-from servicebroker.operations.message_types import AlterMessageType, CreateMessageType, DropMessageType
 from servicebroker.operations.operation import Definition
-from servicebroker.operations.priorities import (
-    AlterBrokerPriority,
-    CreateBrokerPriority,
-    Criteria,
-    DropBrokerPriority,
-    criteria,
-)
-from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
-from servicebroker.operations.services import AlterService, CreateService, DropService
+from servicebroker.operations.priorities import Criteria, criteria
 from servicebroker.testing.catalog import Broker, Contract, MessageType, Priority, Queue, Service
 from servicebroker.testing.delivery import deliver_everything, deliver_to_service, fail_endpoints
 from servicebroker.testing.endpoints import remove_endpoint
@@ -51,7 +41,7 @@ def find_broker(memory: Memory, name: str, *, create: bool) -> Broker:
     return memory.brokers[-1]
 
 
-def _alter_database(session: Session, broker: Broker, operation: AlterDatabase) -> None:
+def _alter_database(session: Session, broker: Broker, operation: operations.AlterDatabase) -> None:
     operation.termination()
     if operation.disable_broker:
         broker.is_enabled = False
@@ -131,21 +121,21 @@ def known_part(wanted: Application) -> Application:
 # ---------------------------------------------------------------- message types and contracts
 
 
-def _create_message_type(session: Session, broker: Broker, operation: CreateMessageType) -> None:
+def _create_message_type(session: Session, broker: Broker, operation: operations.CreateMessageType) -> None:
     name = names.checked("message type", operation.name)
     letter = operation.letter()
     _refuse_taken(broker.message_types, name)
     broker.message_types[name] = MessageType(next(session.memory.object_ids), name, letter)
 
 
-def _alter_message_type(session: Session, broker: Broker, operation: AlterMessageType) -> None:
+def _alter_message_type(session: Session, broker: Broker, operation: operations.AlterMessageType) -> None:
     """Messages in queues keep their letter."""
     letter = operation.letter()
     kind = _user_object("alter", "message type", broker.message_types, operation.name)
     kind.validation = letter
 
 
-def _drop_message_type(session: Session, broker: Broker, operation: DropMessageType) -> None:
+def _drop_message_type(session: Session, broker: Broker, operation: operations.DropMessageType) -> None:
     name = operation.name
     kind = _user_object("drop", "message type", broker.message_types, name)
     if any(name in contract.usages for contract in broker.contracts.values()):
@@ -154,7 +144,7 @@ def _drop_message_type(session: Session, broker: Broker, operation: DropMessageT
     del broker.message_types[name]
 
 
-def _create_contract(session: Session, broker: Broker, operation: CreateContract) -> None:
+def _create_contract(session: Session, broker: Broker, operation: operations.CreateContract) -> None:
     name = names.checked("contract", operation.name)
     pairs = operation.pairs()
     types = [_found("find", "message type", broker.message_types, message_type) for message_type, _ in pairs]
@@ -163,7 +153,7 @@ def _create_contract(session: Session, broker: Broker, operation: CreateContract
     broker.contracts[name] = Contract(next(session.memory.object_ids), name, usages)
 
 
-def _drop_contract(session: Session, broker: Broker, operation: DropContract) -> None:
+def _drop_contract(session: Session, broker: Broker, operation: operations.DropContract) -> None:
     """Open conversations on it get the Error -8487."""
     name = operation.name
     contract = _user_object("drop", "service contract", broker.contracts, name)
@@ -189,7 +179,7 @@ def _user_object(action: str, kind: str, objects: Mapping[str, T], name: str) ->
 # ---------------------------------------------------------------- queues
 
 
-def _create_queue(session: Session, broker: Broker, operation: CreateQueue) -> None:
+def _create_queue(session: Session, broker: Broker, operation: operations.CreateQueue) -> None:
     operation.check()
     schema, queue = names.split_queue_name(operation.name)
     names.checked_queue(queue)
@@ -213,7 +203,7 @@ def find_queue(broker: Broker, name: str, action: str = "find") -> Queue:
     return found
 
 
-def _alter_queue(session: Session, broker: Broker, operation: AlterQueue) -> None:
+def _alter_queue(session: Session, broker: Broker, operation: operations.AlterQueue) -> None:
     """Switching on delivers what waited."""
     operation.check()
     queue, status = find_queue(broker, operation.name, "alter"), operation.status
@@ -225,7 +215,7 @@ def _alter_queue(session: Session, broker: Broker, operation: AlterQueue) -> Non
             deliver_everything(session)
 
 
-def _drop_queue(session: Session, broker: Broker, operation: DropQueue) -> None:
+def _drop_queue(session: Session, broker: Broker, operation: operations.DropQueue) -> None:
     queue = find_queue(broker, operation.name, "drop")
     if any(service.queue is queue for service in broker.services.values()):
         raise BrokerError(3716, "queue", operation.name, "services")
@@ -235,7 +225,7 @@ def _drop_queue(session: Session, broker: Broker, operation: DropQueue) -> None:
 # ---------------------------------------------------------------- services
 
 
-def _create_service(session: Session, broker: Broker, operation: CreateService) -> None:
+def _create_service(session: Session, broker: Broker, operation: operations.CreateService) -> None:
     """Messages that wait for it are delivered."""
     found = find_queue(broker, operation.queue)
     name = names.checked("service", operation.name)
@@ -245,7 +235,7 @@ def _create_service(session: Session, broker: Broker, operation: CreateService) 
     deliver_to_service(session, name)
 
 
-def _alter_service(session: Session, broker: Broker, operation: AlterService) -> None:
+def _alter_service(session: Session, broker: Broker, operation: operations.AlterService) -> None:
     """Its messages move to the other queue with it, and arrive there anew."""
     name, queue = names.checked("service", operation.name), operation.queue
     to_add = arguments.checked_contracts(operation.add_contracts)
@@ -271,7 +261,7 @@ def _alter_service(session: Session, broker: Broker, operation: AlterService) ->
     deliver_everything(session)
 
 
-def _drop_service(session: Session, broker: Broker, operation: DropService) -> None:
+def _drop_service(session: Session, broker: Broker, operation: operations.DropService) -> None:
     """With its messages and conversations; their peers get the Error -8470."""
     name = names.checked("service", operation.name)
     service = _service(broker, name, "drop")
@@ -302,7 +292,7 @@ def _contracts(broker: Broker, given: Iterable[str]) -> dict[str, Contract]:
 # ---------------------------------------------------------------- priorities
 
 
-def _create_broker_priority(session: Session, broker: Broker, operation: CreateBrokerPriority) -> None:
+def _create_broker_priority(session: Session, broker: Broker, operation: operations.CreateBrokerPriority) -> None:
     name = names.checked("conversation priority", operation.name)
     found, service, far, number = _resolved(broker, criteria(operation))
     new = Priority(name, found, service, far, number or arguments.DEFAULT_LEVEL)
@@ -310,7 +300,7 @@ def _create_broker_priority(session: Session, broker: Broker, operation: CreateB
     broker.priorities[name.lower()] = new
 
 
-def _alter_broker_priority(session: Session, broker: Broker, operation: AlterBrokerPriority) -> None:
+def _alter_broker_priority(session: Session, broker: Broker, operation: operations.AlterBrokerPriority) -> None:
     """What is given changes."""
     old = _priority(broker, operation.name, "alter")
     found, service, far, number = _resolved(broker, criteria(operation))
@@ -325,7 +315,7 @@ def _alter_broker_priority(session: Session, broker: Broker, operation: AlterBro
     broker.priorities[operation.name.lower()] = new
 
 
-def _drop_broker_priority(session: Session, broker: Broker, operation: DropBrokerPriority) -> None:
+def _drop_broker_priority(session: Session, broker: Broker, operation: operations.DropBrokerPriority) -> None:
     _priority(broker, operation.name, "drop")
     del broker.priorities[operation.name.lower()]
 
@@ -346,7 +336,10 @@ def _resolved(broker: Broker, wanted: Criteria) -> tuple[Contract | None, Servic
 
 
 def _refuse_taken_priority(
-    broker: Broker, new: Priority, old: Priority | None, operation: CreateBrokerPriority | AlterBrokerPriority
+    broker: Broker,
+    new: Priority,
+    old: Priority | None,
+    operation: operations.CreateBrokerPriority | operations.AlterBrokerPriority,
 ) -> None:
     given = operation.contract_name, operation.local_service_name, operation.remote_service_name
     for other in broker.priorities.values():
@@ -393,21 +386,21 @@ _LACKING = {
 }  # fields that it does not know
 
 INTERPRETERS: Mapping[type[Definition[Any]], Callable[[Session, Broker, Any], None]] = {
-    CreateMessageType: _create_message_type,
-    AlterMessageType: _alter_message_type,
-    DropMessageType: _drop_message_type,
-    CreateContract: _create_contract,
-    DropContract: _drop_contract,
-    CreateQueue: _create_queue,
-    AlterQueue: _alter_queue,
-    DropQueue: _drop_queue,
-    CreateService: _create_service,
-    AlterService: _alter_service,
-    DropService: _drop_service,
-    CreateBrokerPriority: _create_broker_priority,
-    AlterBrokerPriority: _alter_broker_priority,
-    DropBrokerPriority: _drop_broker_priority,
-    AlterDatabase: _alter_database,
+    operations.CreateMessageType: _create_message_type,
+    operations.AlterMessageType: _alter_message_type,
+    operations.DropMessageType: _drop_message_type,
+    operations.CreateContract: _create_contract,
+    operations.DropContract: _drop_contract,
+    operations.CreateQueue: _create_queue,
+    operations.AlterQueue: _alter_queue,
+    operations.DropQueue: _drop_queue,
+    operations.CreateService: _create_service,
+    operations.AlterService: _alter_service,
+    operations.DropService: _drop_service,
+    operations.CreateBrokerPriority: _create_broker_priority,
+    operations.AlterBrokerPriority: _alter_broker_priority,
+    operations.DropBrokerPriority: _drop_broker_priority,
+    operations.AlterDatabase: _alter_database,
 }
 
 

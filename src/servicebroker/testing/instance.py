@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from uuid import UUID, uuid4
 
+from servicebroker import operations
 from servicebroker.model import poison
 from servicebroker.model.arguments import (
     OMITTED,
@@ -27,14 +28,8 @@ from servicebroker.model.messages import Message
 from servicebroker.model.workers import Worker
 from servicebroker.operations import application
 from servicebroker.operations.application import Application
-from servicebroker.operations.contracts import CreateContract, DropContract
-from servicebroker.operations.databases import AlterDatabase
-from servicebroker.operations.message_types import AlterMessageType, CreateMessageType, DropMessageType
 from servicebroker.operations.operation import Definition, Operation
-from servicebroker.operations.priorities import AlterBrokerPriority, CreateBrokerPriority, DropBrokerPriority
-from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
 from servicebroker.operations.send import Send
-from servicebroker.operations.services import AlterService, CreateService, DropService
 from servicebroker.testing import definitions, delivery, working
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything
@@ -277,35 +272,35 @@ class Database(Verbs):
             definitions.define(session, self.broker, operation)
         return cast(T, None)
 
-    create_message_type = operated(CreateMessageType)
+    create_message_type = operated(operations.CreateMessageType)
 
-    alter_message_type = operated(AlterMessageType)
+    alter_message_type = operated(operations.AlterMessageType)
 
-    drop_message_type = operated(DropMessageType)
+    drop_message_type = operated(operations.DropMessageType)
 
-    create_contract = operated(CreateContract)
+    create_contract = operated(operations.CreateContract)
 
-    drop_contract = operated(DropContract)
+    drop_contract = operated(operations.DropContract)
 
-    create_queue = operated(CreateQueue)
+    create_queue = operated(operations.CreateQueue)
 
-    alter_queue = operated(AlterQueue)
+    alter_queue = operated(operations.AlterQueue)
 
-    drop_queue = operated(DropQueue)
+    drop_queue = operated(operations.DropQueue)
 
-    create_service = operated(CreateService)
+    create_service = operated(operations.CreateService)
 
-    alter_service = operated(AlterService)
+    alter_service = operated(operations.AlterService)
 
-    drop_service = operated(DropService)
+    drop_service = operated(operations.DropService)
 
-    create_broker_priority = operated(CreateBrokerPriority)
+    create_broker_priority = operated(operations.CreateBrokerPriority)
 
-    alter_broker_priority = operated(AlterBrokerPriority)
+    alter_broker_priority = operated(operations.AlterBrokerPriority)
 
-    drop_broker_priority = operated(DropBrokerPriority)
+    drop_broker_priority = operated(operations.DropBrokerPriority)
 
-    alter = operated(AlterDatabase)
+    alter = operated(operations.AlterDatabase)
 
     @contextmanager
     def _verb(self) -> Iterator[Session]:

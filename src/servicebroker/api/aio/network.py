@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from servicebroker import operations
 from servicebroker.api.aio.certificates import after, read_file, write_backup
 from servicebroker.api.aio.wrappers import operated
 from servicebroker.engine.catalog import databases, network_endpoints
@@ -19,24 +20,6 @@ from servicebroker.engine.security.transport_certificates import TransportCertif
 from servicebroker.model.arguments import checked_password, checked_termination
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.security.certificates import Facts
-from servicebroker.operations.certificates import (
-    AlterTransportCertificate,
-    BackupCertificate,
-    CreateTransportCertificate,
-    DropTransportCertificate,
-)
-from servicebroker.operations.databases import DropDatabase
-from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
-from servicebroker.operations.logins import (
-    CreateLogin,
-    DenyConnect,
-    DenyOnInstance,
-    DropLogin,
-    GrantConnect,
-    GrantOnInstance,
-    RevokeConnect,
-    RevokeOnInstance,
-)
 from servicebroker.operations.operation import Definition, Operation
 from servicebroker.store.aio.concurrency import in_thread
 from servicebroker.store.aio.direct import AsyncDirectConnection
@@ -86,37 +69,37 @@ class AsyncNetwork(ABC):
         result: T = await run(self, operation)
         return result
 
-    drop_database = operated(DropDatabase)
+    drop_database = operated(operations.DropDatabase)
 
-    create_endpoint = operated(CreateEndpoint)
+    create_endpoint = operated(operations.CreateEndpoint)
 
-    alter_endpoint = operated(AlterEndpoint)
+    alter_endpoint = operated(operations.AlterEndpoint)
 
-    drop_endpoint = operated(DropEndpoint)
+    drop_endpoint = operated(operations.DropEndpoint)
 
-    create_login = operated(CreateLogin)
+    create_login = operated(operations.CreateLogin)
 
-    drop_login = operated(DropLogin)
+    drop_login = operated(operations.DropLogin)
 
-    grant_connect = operated(GrantConnect)
+    grant_connect = operated(operations.GrantConnect)
 
-    deny_connect = operated(DenyConnect)
+    deny_connect = operated(operations.DenyConnect)
 
-    revoke_connect = operated(RevokeConnect)
+    revoke_connect = operated(operations.RevokeConnect)
 
-    grant = operated(GrantOnInstance)
+    grant = operated(operations.GrantOnInstance)
 
-    deny = operated(DenyOnInstance)
+    deny = operated(operations.DenyOnInstance)
 
-    revoke = operated(RevokeOnInstance)
+    revoke = operated(operations.RevokeOnInstance)
 
-    create_certificate = operated(CreateTransportCertificate)
+    create_certificate = operated(operations.CreateTransportCertificate)
 
-    alter_certificate = operated(AlterTransportCertificate)
+    alter_certificate = operated(operations.AlterTransportCertificate)
 
-    drop_certificate = operated(DropTransportCertificate)
+    drop_certificate = operated(operations.DropTransportCertificate)
 
-    backup_certificate = operated(BackupCertificate)
+    backup_certificate = operated(operations.BackupCertificate)
 
     async def accept_certificate(self, name: str) -> Accepted:
         """Believe what the peer with that certificate claims to be, and its owner's other certificates with it.
@@ -147,16 +130,16 @@ class AsyncNetwork(ABC):
 # ---------------------------------------------------------------- how its operations run
 
 _STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = {
-    AlterEndpoint: network_endpoints.alter_endpoint,
-    DropEndpoint: network_endpoints.drop_endpoint,
-    CreateLogin: logins.create_login,
-    DropLogin: logins.drop_login,
-    GrantConnect: logins.set_connect,
-    DenyConnect: logins.set_connect,
-    RevokeConnect: logins.set_connect,
-    GrantOnInstance: logins.set_permission,
-    DenyOnInstance: logins.set_permission,
-    RevokeOnInstance: logins.set_permission,
+    operations.AlterEndpoint: network_endpoints.alter_endpoint,
+    operations.DropEndpoint: network_endpoints.drop_endpoint,
+    operations.CreateLogin: logins.create_login,
+    operations.DropLogin: logins.drop_login,
+    operations.GrantConnect: logins.set_connect,
+    operations.DenyConnect: logins.set_connect,
+    operations.RevokeConnect: logins.set_connect,
+    operations.GrantOnInstance: logins.set_permission,
+    operations.DenyOnInstance: logins.set_permission,
+    operations.RevokeOnInstance: logins.set_permission,
 }
 
 
@@ -165,11 +148,11 @@ async def _alone(instance: AsyncNetwork, operation: Any) -> Any:
     return await instance._administer(_STEPS[type(operation)](operation, instance.clock()))
 
 
-async def _drop_database(instance: AsyncNetwork, operation: DropDatabase) -> None:
+async def _drop_database(instance: AsyncNetwork, operation: operations.DropDatabase) -> None:
     await drop_database(await instance.database(operation.name), operation)
 
 
-async def drop_database(database: AsyncDatabase, operation: DropDatabase) -> None:
+async def drop_database(database: AsyncDatabase, operation: operations.DropDatabase) -> None:
     """Run DROP DATABASE, as who works in the database."""
     termination = checked_termination(operation.rollback_after is None, operation.rollback_after)
     in_use, number = BrokerError(3702, database.name), database.database_id
@@ -178,13 +161,13 @@ async def drop_database(database: AsyncDatabase, operation: DropDatabase) -> Non
     await system._remove_dropped_queues()
 
 
-async def _create_endpoint(instance: AsyncNetwork, operation: CreateEndpoint) -> str | None:
+async def _create_endpoint(instance: AsyncNetwork, operation: operations.CreateEndpoint) -> str | None:
     in_domain = await in_thread(is_in_domain, await instance.key_folder())
     steps = network_endpoints.create_endpoint(operation, instance.clock(), in_domain=in_domain)
     return await instance._administer(steps)
 
 
-async def _create_certificate(instance: AsyncNetwork, operation: CreateTransportCertificate) -> bytes:
+async def _create_certificate(instance: AsyncNetwork, operation: operations.CreateTransportCertificate) -> bytes:
     operation.check()
     facts, key = await _issue(instance, operation) if operation.file is None else await _read(operation)
     name, password = operation.name, operation.encryption_password
@@ -215,7 +198,9 @@ async def _create_certificate(instance: AsyncNetwork, operation: CreateTransport
     return facts.thumbprint
 
 
-async def _issue(instance: AsyncNetwork, operation: CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
+async def _issue(
+    instance: AsyncNetwork, operation: operations.CreateTransportCertificate
+) -> tuple[Facts, PrivateKey | None]:
     """A new certificate of this instance, which the one before it vouches for."""
     start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
     expiry = after(start, DAYS) if operation.expiry_date is None else operation.expiry_date
@@ -231,7 +216,7 @@ async def _issue(instance: AsyncNetwork, operation: CreateTransportCertificate) 
     )
 
 
-async def _read(operation: CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
+async def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
     """The certificate in a file, and the private key in another one, if it is given."""
     assert operation.file is not None
     facts = read(await in_thread(read_file, operation.file))
@@ -249,7 +234,7 @@ async def _private_key(instance: AsyncNetwork, certificate: TransportCertificate
     return None
 
 
-async def _alter_certificate(instance: AsyncNetwork, operation: AlterTransportCertificate) -> None:
+async def _alter_certificate(instance: AsyncNetwork, operation: operations.AlterTransportCertificate) -> None:
     operation.check()
     found = await instance._administer(transport_certificates.find_certificate("alter", operation.name))
     key = await _open(instance, found, operation.decryption_password)
@@ -262,13 +247,13 @@ async def _alter_certificate(instance: AsyncNetwork, operation: AlterTransportCe
         await in_thread(folder.write, found.facts.thumbprint, pem)
 
 
-async def _drop_certificate(instance: AsyncNetwork, operation: DropTransportCertificate) -> None:
+async def _drop_certificate(instance: AsyncNetwork, operation: operations.DropTransportCertificate) -> None:
     dropped = await instance._administer(transport_certificates.drop_certificate(operation.name))
     if dropped.is_own:
         (await instance.key_folder()).remove(dropped.facts.thumbprint)
 
 
-async def _backup_certificate(instance: AsyncNetwork, operation: BackupCertificate) -> None:
+async def _backup_certificate(instance: AsyncNetwork, operation: operations.BackupCertificate) -> None:
     operation.check()
     found = await instance._administer(transport_certificates.find_certificate("find", operation.name))
     with_key = operation.private_key_file is not None
@@ -298,10 +283,10 @@ async def _key_file(key: PrivateKey, facts: Facts, password: str | None) -> byte
 _RUNNERS: Mapping[
     type[Definition[Any]], Callable[[Any, Any], Awaitable[Any]]
 ] = {  # those that need files or more transactions
-    DropDatabase: _drop_database,
-    CreateEndpoint: _create_endpoint,
-    CreateTransportCertificate: _create_certificate,
-    AlterTransportCertificate: _alter_certificate,
-    DropTransportCertificate: _drop_certificate,
-    BackupCertificate: _backup_certificate,
+    operations.DropDatabase: _drop_database,
+    operations.CreateEndpoint: _create_endpoint,
+    operations.CreateTransportCertificate: _create_certificate,
+    operations.AlterTransportCertificate: _alter_certificate,
+    operations.DropTransportCertificate: _drop_certificate,
+    operations.BackupCertificate: _backup_certificate,
 }

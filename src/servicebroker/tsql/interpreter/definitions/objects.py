@@ -6,31 +6,12 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
 
+from servicebroker import operations
 from servicebroker.engine.security.authorization import authorize
 from servicebroker.engine.security.principals import find_owning_login
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import SERVER, events_of
-from servicebroker.operations.bindings import (
-    AlterRemoteServiceBinding,
-    CreateRemoteServiceBinding,
-    DropRemoteServiceBinding,
-)
-from servicebroker.operations.contracts import CreateContract, DropContract
-from servicebroker.operations.databases import AlterDatabase
-from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
-from servicebroker.operations.event_notifications import CreateEventNotification, DropEventNotification
-from servicebroker.operations.message_types import AlterMessageType, CreateMessageType, DropMessageType
 from servicebroker.operations.operation import Operation, statement_of
-from servicebroker.operations.principals import DropRole, DropUser
-from servicebroker.operations.priorities import AlterBrokerPriority, CreateBrokerPriority, DropBrokerPriority
-from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
-from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
-from servicebroker.operations.schema_collections import (
-    AlterXmlSchemaCollection,
-    CreateXmlSchemaCollection,
-    DropXmlSchemaCollection,
-)
-from servicebroker.operations.services import AlterService, CreateService, DropService
 from servicebroker.tsql.context import SessionDatabase, check_alone, database_of
 from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.definitions.binding import bound
@@ -99,15 +80,15 @@ def _defines_by(operation: type[Operation[Any]]) -> None:
 
 
 for _operation in (
-    *(CreateMessageType, AlterMessageType, DropMessageType),
-    *(CreateXmlSchemaCollection, AlterXmlSchemaCollection, DropXmlSchemaCollection),
-    *(CreateContract, DropContract),
-    *(CreateQueue, AlterQueue, DropQueue),
-    *(CreateService, AlterService, DropService),
-    *(CreateBrokerPriority, AlterBrokerPriority, DropBrokerPriority),
-    *(CreateRemoteServiceBinding, AlterRemoteServiceBinding, DropRemoteServiceBinding),
-    *(CreateRoute, AlterRoute, DropRoute),
-    *(DropUser, DropRole),
+    *(operations.CreateMessageType, operations.AlterMessageType, operations.DropMessageType),
+    *(operations.CreateXmlSchemaCollection, operations.AlterXmlSchemaCollection, operations.DropXmlSchemaCollection),
+    *(operations.CreateContract, operations.DropContract),
+    *(operations.CreateQueue, operations.AlterQueue, operations.DropQueue),
+    *(operations.CreateService, operations.AlterService, operations.DropService),
+    *(operations.CreateBrokerPriority, operations.AlterBrokerPriority, operations.DropBrokerPriority),
+    *(operations.CreateRemoteServiceBinding, operations.AlterRemoteServiceBinding, operations.DropRemoteServiceBinding),
+    *(operations.CreateRoute, operations.AlterRoute, operations.DropRoute),
+    *(operations.DropUser, operations.DropRole),
 ):
     _defines_by(_operation)
 
@@ -146,7 +127,7 @@ def drop(statement: Definition, work: Callable[[], object]) -> None:
 def _create_notification(machine: Machine, statement: Definition) -> None:
     database, on = _notified(machine, statement)
     instance = text(machine, statement.clauses["broker_instance"]) or ""
-    database.run(bound(machine, statement, CreateEventNotification, broker_instance=instance, **on))
+    database.run(bound(machine, statement, operations.CreateEventNotification, broker_instance=instance, **on))
 
 
 @refuses("CREATE", "EVENT NOTIFICATION")
@@ -158,7 +139,7 @@ def _check_events(statement: Definition) -> None:
 def _drop_notification(machine: Machine, statement: Definition) -> None:
     database, on = _notified(machine, statement)
     for name in statement.clauses["names"]:
-        database.run(DropEventNotification(name, **on))
+        database.run(operations.DropEventNotification(name, **on))
 
 
 def _notified(machine: Machine, statement: Definition) -> tuple[SessionDatabase, dict[str, Any]]:
@@ -191,7 +172,7 @@ def _check_endpoint(machine: Machine, statement: Definition) -> None:
 @defines("CREATE", "ENDPOINT")
 def _create_endpoint(machine: Machine, statement: Definition) -> None:
     _check_endpoint(machine, statement)
-    _warn(machine, machine.instance.run(bound(machine, statement, CreateEndpoint)))
+    _warn(machine, machine.instance.run(bound(machine, statement, operations.CreateEndpoint)))
 
 
 @refuses("CREATE", "ENDPOINT")
@@ -203,7 +184,7 @@ def _only_with_a_port(statement: Definition) -> None:
 @defines("ALTER", "ENDPOINT")
 def _alter_endpoint(machine: Machine, statement: Definition) -> None:
     _check_endpoint(machine, statement)
-    _warn(machine, machine.instance.run(bound(machine, statement, AlterEndpoint)))
+    _warn(machine, machine.instance.run(bound(machine, statement, operations.AlterEndpoint)))
 
 
 def _warn(machine: Machine, warning: str | None) -> None:
@@ -215,7 +196,7 @@ def _warn(machine: Machine, warning: str | None) -> None:
 def _drop_endpoint(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "DROP ENDPOINT")
     _demand(machine, statement)
-    drop(statement, lambda: machine.instance.run(DropEndpoint(statement.name.own)))
+    drop(statement, lambda: machine.instance.run(operations.DropEndpoint(statement.name.own)))
 
 
 @defines("CREATE", "DATABASE")
@@ -229,7 +210,7 @@ def _create_database(machine: Machine, statement: Definition) -> None:
         machine.context.demand("SET TRUSTWORTHY")
         switches["trustworthy"] = statement.clauses["trustworthy"]
     if switches:
-        machine.context.named(statement.name.own).run(AlterDatabase(**switches))
+        machine.context.named(statement.name.own).run(operations.AlterDatabase(**switches))
 
 
 @defines("ALTER", "DATABASE")
@@ -250,7 +231,7 @@ def _alter(machine: Machine, statement: Definition) -> None:
     if "trustworthy" in clauses:
         machine.context.demand("SET TRUSTWORTHY")
     if any(name not in ("no_wait", "rollback_after") for name in clauses):
-        database.run(AlterDatabase(**clauses))
+        database.run(operations.AlterDatabase(**clauses))
     else:  # what it says holds anyhow, for who may say it
         machine.context.ask(authorize(database.user, "ALTER DATABASE"))
 

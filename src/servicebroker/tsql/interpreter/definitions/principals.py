@@ -6,20 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from servicebroker import operations
 from servicebroker.engine.security.authorization import authorize, authorize_on_login, user_named
 from servicebroker.engine.security.logins import switch_login
 from servicebroker.engine.security.tsql_objects import create_schema, forget_schema, schema_to_drop
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED, Kind
-from servicebroker.operations.logins import (
-    CreateLogin,
-    DenyOnInstance,
-    DropLogin,
-    GrantOnInstance,
-    RevokeOnInstance,
-)
-from servicebroker.operations.permissions import Deny, Grant, Revoke
-from servicebroker.operations.principals import AddRoleMember, CreateRole, CreateUser, DropRoleMember
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, check_alone
@@ -60,7 +52,7 @@ def _create_login(machine: Machine, statement: Definition) -> None:
     """Nobody opens a session as a login here: PostgreSQL lets in. FROM WINDOWS it names a peer of the network."""
     check_alone(machine, "CREATE LOGIN")
     machine.context.demand("CREATE LOGIN")
-    machine.instance.run(bound(machine, statement, CreateLogin))
+    machine.instance.run(bound(machine, statement, operations.CreateLogin))
 
 
 @defines("ALTER", "LOGIN")
@@ -83,7 +75,7 @@ def _only_what_lets_nobody_in(statement: Definition) -> None:
 def _drop_login(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "DROP LOGIN")
     machine.context.demand("DROP LOGIN", "login", statement.name.own)
-    drop(statement, lambda: machine.instance.run(DropLogin(statement.name.own)))
+    drop(statement, lambda: machine.instance.run(operations.DropLogin(statement.name.own)))
 
 
 @defines("CREATE", "USER")
@@ -92,7 +84,7 @@ def _create_user(machine: Machine, statement: Definition) -> None:
     clauses, name = statement.clauses, statement.name.own
     of_its_name = not clauses.keys() & {"for_login", "from_certificate", "without_login"} and machine.is_login(name)
     login = {"for_login": name} if of_its_name else {}
-    machine.database.run(bound(machine, statement, CreateUser, **login))
+    machine.database.run(bound(machine, statement, operations.CreateUser, **login))
 
 
 @defines("ALTER", "USER")
@@ -112,7 +104,7 @@ def _only_dbo(statement: Definition) -> None:
 @defines("CREATE", "ROLE")
 def _create_role(machine: Machine, statement: Definition) -> None:
     check_authorization(machine, statement)
-    machine.database.run(CreateRole(statement.name.own))
+    machine.database.run(operations.CreateRole(statement.name.own))
     tell_of_owner(machine, "role", statement.clauses.get("authorization"))
 
 
@@ -124,7 +116,7 @@ def _alter_role(machine: Machine, statement: Definition) -> None:
 
 def change_member(machine: Machine, role: str, member: str, *, add: bool) -> None:
     """ALTER ROLE role ADD or DROP MEMBER member."""
-    machine.database.run((AddRoleMember if add else DropRoleMember)(role, member))
+    machine.database.run((operations.AddRoleMember if add else operations.DropRoleMember)(role, member))
 
 
 @defines("CREATE", "SCHEMA")
@@ -224,7 +216,11 @@ def _on_instance(machine: Machine, statement: Permission) -> None:
     else:
         machine.context.ask(authorize_on_login(machine.context.person, "PERMISSIONS ON A LOGIN", name))
     check_alone(machine, f"{statement.verb} on the instance")
-    operation = {"GRANT": GrantOnInstance, "DENY": DenyOnInstance, "REVOKE": RevokeOnInstance}[statement.verb]
+    operation = {
+        "GRANT": operations.GrantOnInstance,
+        "DENY": operations.DenyOnInstance,
+        "REVOKE": operations.RevokeOnInstance,
+    }[statement.verb]
     for permission in statement.permissions:
         for principal in statement.principals:
             machine.instance.run(operation(permission, principal.strip("[]"), login=name))
@@ -240,15 +236,15 @@ def _on_object(machine: Machine, statement: Permission) -> None:
 
 def _operation(
     statement: Permission, permission: str, principal: str, target: Mapping[str, Any]
-) -> Grant | Deny | Revoke:
+) -> operations.Grant | operations.Deny | operations.Revoke:
     match statement.verb:
         case "GRANT":
-            return Grant(permission, principal, with_grant_option=statement.grant_option, **target)
+            return operations.Grant(permission, principal, with_grant_option=statement.grant_option, **target)
         case "DENY":
-            return Deny(permission, principal, cascade=statement.cascade, **target)
+            return operations.Deny(permission, principal, cascade=statement.cascade, **target)
         case _:
             for_option, cascade = statement.grant_option, statement.cascade
-            return Revoke(permission, principal, cascade=cascade, grant_option_for=for_option, **target)
+            return operations.Revoke(permission, principal, cascade=cascade, grant_option_for=for_option, **target)
 
 
 def _target(machine: Machine, statement: Permission) -> dict[str, str]:

@@ -6,24 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from servicebroker.operations.certificates import (
-    AlterCertificate,
-    AlterTransportCertificate,
-    BackupCertificate,
-    CreateCertificate,
-    DropCertificate,
-    DropTransportCertificate,
-)
-from servicebroker.operations.master_keys import (
-    AddMasterKeyPassword,
-    AlterMasterKey,
-    CloseMasterKey,
-    CreateMasterKey,
-    DropMasterKey,
-    DropMasterKeyPassword,
-    OpenMasterKey,
-    RegenerateMasterKey,
-)
+from servicebroker import operations
 from servicebroker.operations.operation import Operation
 from servicebroker.tsql.context import check_alone
 from servicebroker.tsql.interpreter.definitions import transport
@@ -36,7 +19,7 @@ from servicebroker.tsql.syntax import Constant, Definition
 
 @defines("CREATE", "MASTER KEY")
 def _create_master_key(machine: Machine, statement: Definition) -> None:
-    machine.database.run(CreateMasterKey(statement.clauses["password"]))
+    machine.database.run(operations.CreateMasterKey(statement.clauses["password"]))
 
 
 @refuses("CREATE", "MASTER KEY")
@@ -51,27 +34,27 @@ def _alter_master_key(machine: Machine, statement: Definition) -> None:
     action, password = clauses["action"], clauses.get("password", "")
     operation: Operation[None]
     if action.endswith("REGENERATE"):
-        operation = RegenerateMasterKey(password, force=action != "REGENERATE")
+        operation = operations.RegenerateMasterKey(password, force=action != "REGENERATE")
     elif "service_master_key" in clauses:
-        operation = AlterMasterKey(service_master_key=action == "ADD")
+        operation = operations.AlterMasterKey(service_master_key=action == "ADD")
     else:
-        operation = (AddMasterKeyPassword if action == "ADD" else DropMasterKeyPassword)(password)
+        operation = (operations.AddMasterKeyPassword if action == "ADD" else operations.DropMasterKeyPassword)(password)
     machine.database.run(operation)
 
 
 @defines("OPEN", "MASTER KEY")
 def _open_master_key(machine: Machine, statement: Definition) -> None:
-    machine.database.run(OpenMasterKey(statement.clauses["password"]))
+    machine.database.run(operations.OpenMasterKey(statement.clauses["password"]))
 
 
 @defines("CLOSE", "MASTER KEY")
 def _close_master_key(machine: Machine, statement: Definition) -> None:
-    machine.database.run(CloseMasterKey())
+    machine.database.run(operations.CloseMasterKey())
 
 
 @defines("DROP", "MASTER KEY")
 def _drop_master_key(machine: Machine, statement: Definition) -> None:
-    machine.database.run(DropMasterKey())
+    machine.database.run(operations.DropMasterKey())
 
 
 @refuses("BACKUP", "MASTER KEY")
@@ -111,7 +94,7 @@ def _create(machine: Machine, statement: Definition) -> None:
     if transport.is_of_the_transport(machine):
         transport.create_certificate(machine, statement, given)
     else:
-        machine.database.run(bound(machine, _flat(statement), CreateCertificate, **given))
+        machine.database.run(bound(machine, _flat(statement), operations.CreateCertificate, **given))
 
 
 def _flat(statement: Definition) -> Definition:
@@ -125,19 +108,19 @@ def _alter_certificate(machine: Machine, statement: Definition) -> None:
         machine.context.demand("ALTER CERTIFICATE IN MASTER", "certificate", statement.name.own)
         check_alone(machine, "ALTER CERTIFICATE in master")
         transport.check_alteration(statement)
-        machine.instance.run(bound(machine, _flat(statement), AlterTransportCertificate))
+        machine.instance.run(bound(machine, _flat(statement), operations.AlterTransportCertificate))
     else:
-        machine.database.run(bound(machine, _flat(statement), AlterCertificate))
+        machine.database.run(bound(machine, _flat(statement), operations.AlterCertificate))
 
 
 @defines("DROP", "CERTIFICATE")
 def _drop_certificate(machine: Machine, statement: Definition) -> None:
     name = statement.name.own
     if not transport.is_of_the_transport(machine):
-        drop(statement, lambda: machine.database.run(DropCertificate(name)))
+        drop(statement, lambda: machine.database.run(operations.DropCertificate(name)))
         return
     machine.context.demand("DROP CERTIFICATE IN MASTER", "certificate", name)
-    drop(statement, lambda: machine.instance.run(DropTransportCertificate(name)))
+    drop(statement, lambda: machine.instance.run(operations.DropTransportCertificate(name)))
 
 
 @defines("BACKUP", "CERTIFICATE")
@@ -147,4 +130,4 @@ def _backup_certificate(machine: Machine, statement: Definition) -> None:
     if is_of_the_transport:
         machine.context.demand("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.own)
     face = machine.instance if is_of_the_transport else machine.database
-    face.run(bound(machine, _flat(statement), BackupCertificate))
+    face.run(bound(machine, _flat(statement), operations.BackupCertificate))
