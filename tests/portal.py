@@ -74,7 +74,13 @@ class StandIn:
         return self._call(self.real.working, tuple(map(self._awaited, workers)), options)
 
     def _awaited(self, worker: sb.Worker) -> sb.Worker:
-        turned = sb.Worker(worker.queue, batch=worker.batch, groups=worker.groups, poison=worker.poison)
+        turned = sb.Worker(
+            worker.queue,
+            batch=worker.batch,
+            groups=worker.groups,
+            answers_ends=worker.answers_ends,
+            poison=worker.poison,
+        )
         for message_type, handler in worker._handlers.items():
 
             async def awaited(transaction: Any, given: Any, handler: Callable[..., Any] = handler) -> None:

@@ -14,7 +14,7 @@ A connection may be lost for other reasons than its message: only the second los
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
@@ -23,7 +23,7 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
-from servicebroker.api.turns import SAVEPOINT, GroupTurn, Turn, hold, undoes_all
+from servicebroker.api.turns import SAVEPOINT, GroupTurn, Turn, answer_ends, hold, undoes_all
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception, check_result
@@ -64,14 +64,18 @@ class Guard:
 
     Args:
         exits: whether KeyboardInterrupt and SystemExit in the main thread are a stop by the owner of the reader.
+        answers_ends: whether EndDialogs of many groups are answered without the procedure.
     """
 
-    def __init__(self, database: Database, queue: str, policy: Policy, *, exits: bool) -> None:
+    def __init__(
+        self, database: Database, queue: str, policy: Policy, *, exits: bool, answers_ends: bool = False
+    ) -> None:
         self._database = database
         self._engine = database.engine
         self._queue = queue
         self._policy = policy
         self._exits = exits
+        self._answers_ends = answers_ends
         self._failing: set[UUID] = set()  # conversations whose message we have counted a failure of
         self._one_by_one = 0  # so many messages are taken singly: one of a batch has failed
         self._processed: list[Message] = []  # whose COMMIT is not confirmed
@@ -90,17 +94,15 @@ class Guard:
         is_processed = False
         try:
             with Transaction(self._database, connection) as transaction:
-                turns: Sequence[Turn]
                 if operation.groups > 1:
                     turns = hold(transaction, operation)
-                    messages = [message for turn in turns for message in turn.messages]
+                    self._processed = messages = [message for turn in turns for message in turn.messages]
+                    self._process_groups(transaction, turns, procedure)
                 else:
-                    messages = transaction._receive_and_save(operation, SAVEPOINT)
-                    turns = [Turn(transaction, messages)]
-                self._processed = messages
-                if messages:
-                    self._process_turns(transaction, turns, procedure)
-                    is_processed = True
+                    self._processed = messages = transaction._receive_and_save(operation, SAVEPOINT)
+                    if messages and self._process(Turn(transaction, messages), procedure):
+                        self._succeeded(transaction, messages)
+                is_processed = bool(messages)
         except (psycopg.Error, ServiceBrokerError) as problem:
             if not self._is_of_a_message(connection, problem, is_processed=is_processed):
                 raise
@@ -119,11 +121,13 @@ class Guard:
         """There is nothing to take: forget the failures of messages that others have dealt with."""
         run_alone(connection, self._engine.sweep_failures(self._queue_id()))
 
-    def _process_turns(self, transaction: Transaction, turns: Sequence[Turn], procedure: Procedure) -> None:
+    def _process_groups(self, transaction: Transaction, turns: list[GroupTurn], procedure: Procedure) -> None:
         """Process one turn after the other, until one has ended the transaction."""
         succeeded: list[Message] = []
-        for turn in turns:
-            if isinstance(turn, GroupTurn) and not turn.begin():
+        if self._answers_ends:
+            succeeded = answer_ends(transaction, self._queue_id(), turns)
+        for place, turn in enumerate(turns):
+            if not turn.begin(is_first=place == 0):
                 continue
             if self._process(turn, procedure):
                 succeeded += turn.messages
@@ -156,7 +160,7 @@ class Guard:
             return True
         if len(self._processed) > len(messages) and undoes_all(failure):
             self._one_by_one = len(self._processed)
-            transaction._put_back(messages[0].conversation_group_id)
+            Turn(transaction, messages).put_back()  # of all of them: this one's savepoint is too little
             return False
         turn.undo()
         self._failed(turn, failure, stop)

@@ -138,8 +138,8 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
     """Process many groups in one transaction. A failure ends it: what was done before is committed."""
     done, failure = 0, None
     with Transaction(database, connection) as transaction:
-        for turn in hold(transaction, operation):
-            if not turn.begin():
+        for place, turn in enumerate(hold(transaction, operation)):
+            if not turn.begin(is_first=place == 0):
                 continue
             stop = StopDetector(exits=True)
             try:

@@ -83,7 +83,7 @@ def _is_replaced(worker: Worker, over: Event) -> bool:
 def _read(database: Database, worker: Worker, over: Event) -> None:
     """Process what comes until it is over. What ends `process` is told, and after a pause it begins again."""
     pause, longest = _PAUSES
-    guard = Guard(database, worker.queue, partial(_judge, worker), exits=False)
+    guard = Guard(database, worker.queue, partial(_judge, worker), exits=False, answers_ends=worker.answers_ends)
     operation = Receive(worker.queue, top=worker.batch or 1, groups=worker.groups, wait=_WAIT)
     stop = StopDetector()
     while not over.is_set():

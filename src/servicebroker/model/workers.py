@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from servicebroker.model import handlers
-from servicebroker.model.arguments import check_count, check_groups, check_policy
+from servicebroker.model.arguments import check_count, check_groups, check_policy, check_switch
 from servicebroker.model.errors import BodyError, BrokerError, InstanceError
 from servicebroker.model.handlers import check_kind, check_parameters
 from servicebroker.model.messages import Message
+from servicebroker.model.names import END_DIALOG
 from servicebroker.model.poison import Failure, Policy, SetAside, Verdict, give_up_after
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,19 +49,33 @@ class Worker:
             so many that follow each other in one conversation group.
         groups: so many conversation groups, 60 at most, share a transaction, which makes conversations of few messages
             several times as fast. What a handler raises undoes what was done for its group, and no more.
+        answers_ends: EndDialog is answered without a handler, for many conversations at a time; needs more than one of
+            `groups`. An Error still reaches its handler, or is logged.
         poison: says what becomes of a message whose handler raises an exception.
     """
 
-    def __init__(self, queue: str, *, batch: int | None = None, groups: int = 1, poison: Policy = by_default) -> None:
+    def __init__(
+        self,
+        queue: str,
+        *,
+        batch: int | None = None,
+        groups: int = 1,
+        answers_ends: bool = False,
+        poison: Policy = by_default,
+    ) -> None:
         if not isinstance(queue, str):
             raise BrokerError(402, "queue", type(queue).__name__, "str, the name of a queue")
         if batch is not None:
             check_count("batch", batch)
         check_groups(groups)
+        check_switch("answers_ends", answers_ends)
+        if answers_ends and groups == 1:
+            raise BrokerError(402, "answers_ends", "True", "False with one of `groups`: ends are answered for many")
         check_policy(poison)
         self.queue = queue
         self.batch = batch
         self.groups = groups
+        self.answers_ends = answers_ends
         self.poison = poison
         self._handlers: dict[str, Callable[..., Any]] = {}
 
@@ -70,12 +85,14 @@ class Worker:
         `sb.DIALOG_TIMER`, `sb.END_DIALOG` and `sb.ERROR` are types as well.
 
         Raises:
-            BrokerError: 402 what is no name, a type that has a handler, a coroutine function beside a plain one, a
-                generator function, or one that does not take two arguments.
+            BrokerError: 402 what is no name, a type that has a handler, END_DIALOG with `answers_ends`, a coroutine
+                function beside a plain one, a generator function, or one that does not take two arguments.
         """
         for given in message_types:
             if not isinstance(given, str):
                 raise BrokerError(402, "on", repr(given), 'the name of a message type: @worker.on("//shop/Order")')
+        if self.answers_ends and END_DIALOG in message_types:
+            raise BrokerError(402, "on", "END_DIALOG", "another type: this worker answers ends without a handler")
 
         def register(function: F) -> F:
             if not callable(function):

@@ -13,7 +13,7 @@ A connection may be lost for other reasons than its message: only the second los
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
@@ -21,7 +21,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.aio.transaction import AsyncTransaction
-from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, hold, undoes_all
+from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, answer_ends, hold, undoes_all
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
@@ -63,14 +63,18 @@ class AsyncGuard:
 
     Args:
         exits: whether KeyboardInterrupt and SystemExit in the main thread are a stop by the owner of the reader.
+        answers_ends: whether EndDialogs of many groups are answered without the procedure.
     """
 
-    def __init__(self, database: AsyncDatabase, queue: str, policy: Policy, *, exits: bool) -> None:
+    def __init__(
+        self, database: AsyncDatabase, queue: str, policy: Policy, *, exits: bool, answers_ends: bool = False
+    ) -> None:
         self._database = database
         self._engine = database.engine
         self._queue = queue
         self._policy = policy
         self._exits = exits
+        self._answers_ends = answers_ends
         self._failing: set[UUID] = set()  # conversations whose message we have counted a failure of
         self._one_by_one = 0  # so many messages are taken singly: one of a batch has failed
         self._processed: list[Message] = []  # whose COMMIT is not confirmed
@@ -89,17 +93,15 @@ class AsyncGuard:
         is_processed = False
         try:
             async with AsyncTransaction(self._database, connection) as transaction:
-                turns: Sequence[AsyncTurn]
                 if operation.groups > 1:
                     turns = await hold(transaction, operation)
-                    messages = [message for turn in turns for message in turn.messages]
+                    self._processed = messages = [message for turn in turns for message in turn.messages]
+                    await self._process_groups(transaction, turns, procedure)
                 else:
-                    messages = await transaction._receive_and_save(operation, SAVEPOINT)
-                    turns = [AsyncTurn(transaction, messages)]
-                self._processed = messages
-                if messages:
-                    await self._process_turns(transaction, turns, procedure)
-                    is_processed = True
+                    self._processed = messages = await transaction._receive_and_save(operation, SAVEPOINT)
+                    if messages and await self._process(AsyncTurn(transaction, messages), procedure):
+                        await self._succeeded(transaction, messages)
+                is_processed = bool(messages)
         except (psycopg.Error, ServiceBrokerError) as problem:
             if not await self._is_of_a_message(connection, problem, is_processed=is_processed):
                 raise
@@ -118,13 +120,15 @@ class AsyncGuard:
         """There is nothing to take: forget the failures of messages that others have dealt with."""
         await run_alone(connection, self._engine.sweep_failures(await self._queue_id()))
 
-    async def _process_turns(
-        self, transaction: AsyncTransaction, turns: Sequence[AsyncTurn], procedure: Procedure
+    async def _process_groups(
+        self, transaction: AsyncTransaction, turns: list[AsyncGroupTurn], procedure: Procedure
     ) -> None:
         """Process one turn after the other, until one has ended the transaction."""
         succeeded: list[Message] = []
-        for turn in turns:
-            if isinstance(turn, AsyncGroupTurn) and not await turn.begin():
+        if self._answers_ends:
+            succeeded = await answer_ends(transaction, await self._queue_id(), turns)
+        for place, turn in enumerate(turns):
+            if not await turn.begin(is_first=place == 0):
                 continue
             if await self._process(turn, procedure):
                 succeeded += turn.messages
@@ -157,7 +161,7 @@ class AsyncGuard:
             return True
         if len(self._processed) > len(messages) and undoes_all(failure):
             self._one_by_one = len(self._processed)
-            await transaction._put_back(messages[0].conversation_group_id)
+            await AsyncTurn(transaction, messages).put_back()  # of all of them: this one's savepoint is too little
             return False
         await turn.undo()
         await self._failed(turn, failure, stop)

@@ -141,8 +141,8 @@ async def _take_groups(
     """Process many groups in one transaction. A failure ends it: what was done before is committed."""
     done, failure = 0, None
     async with AsyncTransaction(database, connection) as transaction:
-        for turn in await hold(transaction, operation):
-            if not await turn.begin():
+        for place, turn in enumerate(await hold(transaction, operation)):
+            if not await turn.begin(is_first=place == 0):
                 continue
             stop = StopDetector(exits=True)
             try:

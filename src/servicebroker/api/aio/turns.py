@@ -52,17 +52,21 @@ class AsyncTurn:
 class AsyncGroupTurn(AsyncTurn):
     """The messages of one of the groups that a transaction holds."""
 
-    def __init__(self, transaction: AsyncTransaction, queue: Queue, messages: list[Message], *, is_first: bool) -> None:
+    def __init__(self, transaction: AsyncTransaction, queue: Queue, messages: list[Message]) -> None:
         super().__init__(transaction, messages)
         self._queue = queue
-        self._is_first = is_first
 
-    async def begin(self) -> bool:
+    @property
+    def is_end(self) -> bool:
+        """Whether the group has nothing but the EndDialog of each of its conversations."""
+        return all(message.is_end_dialog for message in self.messages)
+
+    async def begin(self, *, is_first: bool) -> bool:
         """Take the messages behind a savepoint; whether they are still there.
 
         A turn before may have received them, or ended their conversation.
         """
-        commands = [SAVEPOINT] if self._is_first else [_RELEASE, SAVEPOINT]
+        commands = [SAVEPOINT] if is_first else [_RELEASE, SAVEPOINT]
         self.transaction.connection.ahead += [Ahead(command, _nothing) for command in commands]
         if not await self._take():
             await super().undo()  # those that are left come again
@@ -91,8 +95,19 @@ async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncG
     """Lock the groups that a RECEIVE would take from: a turn for each, with the messages that stay in the queue."""
     messages = await transaction.run(operation.held)
     found = await transaction._find(operation.queue)
-    by_group = [list(own) for _, own in groupby(messages, attrgetter("conversation_group_id"))]
-    return [AsyncGroupTurn(transaction, found, own, is_first=own is by_group[0]) for own in by_group]
+    by_group = groupby(messages, attrgetter("conversation_group_id"))
+    return [AsyncGroupTurn(transaction, found, list(own)) for _, own in by_group]
+
+
+async def answer_ends(transaction: AsyncTransaction, queue_id: int, turns: list[AsyncGroupTurn]) -> list[Message]:
+    """Answer the ends among the turns together, and take these turns out: their messages."""
+    ends = [message for turn in turns if turn.is_end for message in turn.messages]
+    if not ends:
+        return []
+    answered = set(await transaction._do(transaction.engine.answer_ends(queue_id, ends)))
+    done = [turn for turn in turns if answered.issuperset(message.conversation_handle for message in turn.messages)]
+    turns[:] = [turn for turn in turns if turn not in done]
+    return [message for turn in done for message in turn.messages]
 
 
 def undoes_all(problem: BaseException | None) -> bool:

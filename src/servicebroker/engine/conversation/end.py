@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from servicebroker.engine.conversation.shared_bodies import purge
 from servicebroker.engine.delivery.parking import park
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.messages import error_body
+from servicebroker.model.messages import Message, error_body
 from servicebroker.model.states import TRANSITIONS, EndpointState, Event, after
 from servicebroker.operations.end import EndConversation
 from servicebroker.store.statements import Statement, Steps
@@ -218,3 +219,43 @@ def _set_state(endpoint: Endpoint, state: EndpointState) -> Statement:
         "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
         (endpoint.conversation_handle, state.value),
     )
+
+
+def answer_ends(queue_id: int, messages: Sequence[Message], now: datetime) -> Steps[list[UUID]]:
+    """END CONVERSATION, in a few statements, for many conversations whose last message is an EndDialog in the queue.
+
+    The caller holds their groups. Returns the handles of those that have ended; the others have a rule in their way,
+    which `end_conversation` knows: a peer that has not closed, retained messages, a lifetime that is over.
+    """
+    handles = [message.conversation_handle for message in messages]
+    yield Statement(
+        "end.answer_ends.lock",
+        "select from servicebroker.conversation_endpoints where conversation_id = any (array("
+        "select conversation_id from servicebroker.conversation_endpoints where conversation_handle = any ($1))) "
+        "order by conversation_id, is_initiator for update",
+        (handles,),
+    )
+    rows = yield Statement(
+        "end.answer_ends.find",
+        "select e.conversation_handle, e.priority, e.conversation_group_id "
+        "from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id) "
+        "where e.conversation_handle = any ($1) and e.queue_id = $2 and e.state = 'DI' and e.lifetime > $3 "
+        "and not q.keeps_retained and not exists (select from servicebroker.conversation_endpoints p "
+        "where p.conversation_id = e.conversation_id and p.is_initiator <> e.is_initiator and p.state <> 'CD')",
+        (handles, queue_id, now),
+    )
+    if not rows:
+        return []
+    ended, levels, groups = ([*column] for column in zip(*rows, strict=True))
+    yield purge(
+        f"queue_{queue_id}",
+        "ctid = any (array("
+        "select m.ctid from unnest($1::uuid[], $2::smallint[], $3::uuid[]) as w (handle, level, own) "
+        f"cross join lateral (select q.ctid from servicebroker.queue_{queue_id} q where q.priority = w.level "
+        "and q.conversation_group_id = w.own and q.conversation_handle = w.handle offset 0) m))",
+        *(ended, levels, groups),
+    )
+    yield drop_waiting(ended)
+    yield from close_endpoints(ended, now)
+    yield from remove_closed(now)
+    return ended

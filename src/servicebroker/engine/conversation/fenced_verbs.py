@@ -184,6 +184,11 @@ class Fenced(Direct):
         rows = yield call("take", queue_id, messages[0].conversation_group_id, *receive.places(messages))
         return int(rows[0][0])
 
+    def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
+        """No EndDialog is answered together with others: each END asks for the permission."""
+        return []
+        yield
+
     def find_failures(self, message: Message) -> Steps[Tracked | None]:
         """How often this message has failed."""
         rows = yield call("failures", *self._failed(message))

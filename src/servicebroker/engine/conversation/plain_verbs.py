@@ -259,6 +259,12 @@ class Direct:
         """Delete messages of one group that a `Hold` has read: how many were still there."""
         return receive.take(queue_id, messages)
 
+    def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
+        """END CONVERSATION for EndDialogs that a `Hold` has read: the handles of those for which it was done."""
+        if not self.user.is_dbo:  # each needs a look at the permissions
+            return []
+        return (yield from end.answer_ends(queue_id, messages, self.settings.clock()))
+
     def find_failures(self, message: Message) -> Steps[failed_messages.Tracked | None]:
         """How often this message has failed."""
         return failed_messages.find_failures(message)
