@@ -97,7 +97,7 @@ def taken(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Received | Non
         return None
     if rows[0][0] is None:
         return Received((), 0)
-    *_, transaction_id, under_savepoint = rows[0]
+    transaction_id, under_savepoint = rows[0][-2:]
     if under_savepoint:
         for group in dict.fromkeys(row[_GROUP] for row in rows if row[_GROUP] is not None):
             yield keep(group)
@@ -210,8 +210,13 @@ def named(rows: Rows, labels: Labels) -> list[Message]:
     if not rows:
         return []
     if len(rows) > 1 and rows[-1][_GROUP] is not None:
-        return [message for _, own in groupby(rows, itemgetter(_GROUP)) for message in _named_group(list(own), labels)]
+        return [message for own in by_group(rows) for message in _named_group(own, labels)]
     return _named_group(rows, labels)
+
+
+def by_group(rows: Rows) -> list[Rows]:
+    """The rows of each group, where each row names its group."""
+    return [list(own) for _, own in groupby(rows, itemgetter(_GROUP))]
 
 
 def _named_group(rows: Rows, labels: Labels) -> list[Message]:
