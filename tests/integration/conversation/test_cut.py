@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -20,6 +21,9 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+from servicebroker.api.guarded import Guard
+from servicebroker.api.processing import process as run
+from servicebroker.api.working import _handle as handle_messages
 from support import (
     CONTRACT,
     MARK,
@@ -32,6 +36,7 @@ from support import (
     Clock,
     begin,
     define_standard_set,
+    far_handle,
     in_thread,
     open_dialog,
     query,
@@ -240,7 +245,40 @@ def process(database: sb.Database, handles: Handles) -> None:
     database.process(STOCK_QUEUE, procedure, top=None)
 
 
+def crowd(database: sb.Database, clock: Clock) -> Handles:
+    """Conversations of one message, one with an end behind it, one whose end is all that is left.
+
+    Returns the targets of those that are open.
+    """
+    handles = [begin(database) for _ in range(5)]
+    for handle in handles:
+        database.send(handle, ORDER, b"x" if handle != handles[1] else b"bad")
+    database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handles[4]))
+    for handle in handles[3:]:
+        database.end_conversation(handle)
+    return [far_handle(database, handle) for handle in handles[:3]]
+
+
+def work_on_groups(database: sb.Database, handles: Handles, *, answers_ends: bool = False) -> None:
+    """What a worker on many groups does, one of whose messages fails."""
+    worker = sb.Worker(STOCK_QUEUE, groups=50, answers_ends=answers_ends, poison=lambda failure: sb.SetAside())
+
+    @worker.on(ORDER)
+    def take(transaction: sb.Transaction, message: sb.Message) -> None:
+        transaction.connection.execute("insert into work values (%s)", (message.message_body,))
+        if message.message_body == b"bad":
+            raise ValueError
+        if message.conversation_handle in handles:
+            transaction.send(message.conversation_handle, REPLY, b"done")
+
+    guard = Guard(database, STOCK_QUEUE, worker.poison, exits=False, answers_ends=answers_ends)
+    run(database, STOCK_QUEUE, partial(handle_messages, worker), top=1, groups=50, wait=0, guard=guard)
+
+
 CASES: dict[str, Case] = {
+    "receive groups": Case(crowd, lambda db, handles: db.receive(STOCK_QUEUE, groups=50)),
+    "process groups": Case(crowd, work_on_groups),
+    "answer ends": Case(crowd, partial(work_on_groups, answers_ends=True)),
     "begin": Case(nothing, lambda db, handles: begin(db)),
     "begin related": Case(begun, lambda db, handles: begin(db, related_conversation=handles[0])),
     "send first": Case(begun, lambda db, handles: db.send(handles[0], ORDER, b"x")),
