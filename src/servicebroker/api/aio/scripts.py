@@ -88,17 +88,12 @@ class ThreadInstance(Instance):
         def awaited(work: Coroutine[Any, Any, T]) -> T:
             return asyncio.run_coroutine_threadsafe(work, loop).result()
 
+        self.__dict__.update(instance.__dict__)
         self._inner, self._loop, self._awaited = instance, loop, awaited
-        self.url, self.clock, self.draw = instance.url, instance.clock, instance.draw
-        self.maximum_body = instance.maximum_body
-        self.keys, self.tally, self.engine = instance.keys, instance.tally, instance.engine
-        self.catalog, self._catalogs = instance.catalog, instance._catalogs
-        self.events = instance.events
         self.works_as_user = instance.works_as_user
         self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
         self.poison.share(instance.poison)
         self.doorbell = ThreadDoorbell(instance.doorbell, awaited)  # type: ignore[assignment] # has its methods
-        self._process = instance._process
 
     def is_of(self, instance: AsyncInstance, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether it shows that instance, as it was opened last, in that event loop."""
@@ -113,6 +108,9 @@ class ThreadInstance(Instance):
             finally:
                 if kept.is_kept(connection):
                     release_kept(connection)
+
+    def close(self) -> None:
+        """Nothing: the instance is closed where it was opened."""
 
     def renew(self) -> None:
         """Replace the connections that were lost with the server."""
