@@ -3,11 +3,11 @@
 **The problem.** An application wants verbs as methods, in its own transaction, with threads or with asyncio. A reader
 that waits must be woken at once, and a cancelled task must lose no message.
 
-**The flow of a verb.** A method of `aio/verbs.py` makes an operation (`servicebroker.operations`). `run` runs it
-within its wrappers (`WRAPPERS` in `aio/wrappers.py`): counting, traces, a second try if a queue was dropped, events,
-WAITFOR. Verbs that are no operations yet go through `_change`. `_do` runs the steps: in the open transaction
-(`aio/transaction.py`), or as a transaction of their own (`aio/database.py`). `instance.engine` is the interpreter:
-`Direct` for the owner of the schema, `Fenced` for a restricted role. `shared/preparation.py` finds out which, once.
+**The flow of a verb.** A method of `aio/verbs.py` makes an operation (`servicebroker.operations`). `run`, which is
+public, runs it within its wrappers (`WRAPPERS` in `aio/wrappers.py`): counting, traces, a second try if a queue was
+dropped, events, WAITFOR. `_do` runs the steps: in the open transaction (`aio/transaction.py`), or as a transaction of
+their own (`aio/database.py`). `instance.engine` is the interpreter: `Direct` for the owner of the schema, `Fenced` for
+a restricted role. `shared/preparation.py` finds out which, once.
 
 **A reader that waits** lists itself in `waiting_readers`. A SEND that sees it notifies at its commit, and the reader's
 bell rings (`aio/doorbell.py`). If notifications follow each other closely, the process polls instead
@@ -21,7 +21,8 @@ bell rings (`aio/doorbell.py`). If notifications follow each other closely, the 
 * BEGIN and COMMIT travel with the next statement (`Ahead` in `store/direct.py`). Connections are lent by
   `aio/instance.py`.
 * What a process remembers of the catalog is bounded and verified when it is used (`Catalog`).
-* Neither `broker` nor `pipeline` is imported here; T-SQL is, at its first use (`scripts.py`).
+* Neither `broker` nor `pipeline` is imported here; T-SQL is, at its first use (`scripts.py`). Under asyncio a thread
+  runs it, on a connection of the same pool (`aio/scripts.py`).
 
 **Where.** Definitions: `aio/definitions.py`; each other subject has the file of its name. Definitions that must not
 block others: `aio/giving_way.py`. What is due without readers: `aio/upkeep.py`. Workers: `aio/working.py`,

@@ -1,6 +1,6 @@
 """The verbs of a restricted PostgreSQL role: each a call of a function that asks for the permissions (store/fence.sql).
 
-The methods are those of `Direct`, and so are arguments, results and errors, with these differences: what is sent goes
+Methods and operations are those of `Direct`, and so are results and errors, with these differences: what is sent goes
 into the transmission queue, and an instance that the owner has open delivers it; the time is the server's.
 """
 

@@ -1,6 +1,7 @@
 """The verbs on the tables themselves: for who has rights on them, as the owner of the schema does.
 
-`fenced.py` has the same for restricted roles. Which of the two an instance uses is found out once, when it is opened.
+Each operation has a function, in the table `Direct.interpreters` at the end. `fenced_verbs.py` has the same for
+restricted roles. Which of the two an instance uses is found out once, when it is opened.
 """
 
 from __future__ import annotations
