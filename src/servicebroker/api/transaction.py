@@ -267,6 +267,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""
+        self._send_what_waits()
         self._commit_travels = True
 
     def _put_back(self, group: UUID, steps: Steps[None] | None = None) -> None:

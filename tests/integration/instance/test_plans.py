@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -174,6 +175,21 @@ def test_send_finds_the_endpoint_by_its_key(database: sb.Database, write: Callab
     found, _ = planned(database, f"explain (generic_plan) {write(number)}")
     endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
+
+
+def test_new_conversations_look_for_no_endpoint(database: sb.Database) -> None:
+    """What they look for are services and queues, by their keys; the first SEND on one finds it by its own."""
+    number = queue_number(database, STOCK_QUEUE)
+    for write in (enqueue.begin_and_send, enqueue.begin_and_send_many):
+        found, _ = planned(database, f"explain (generic_plan) {write(number)}")
+        assert {scan.table for scan in found} <= {"broker_priorities", "waiting_readers"}
+    found, _ = planned(database, f"explain (generic_plan) {enqueue.open_and_send(number)}")
+    endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
+    assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
+    broker = UUID(int=0)
+    held, _ = planned(database, f"select servicebroker.hold_way(1, 2, 3, 4, 5, 6, '{broker}', '', 1, 8, 9, 10, 11, '')")
+    assert "services" in {scan.table for scan in held}
+    assert not {scan.table for scan in held} & {"conversation_endpoints", "conversation_groups", f"queue_{number}"}
 
 
 @pytest.mark.parametrize("has_ended", [False, True])

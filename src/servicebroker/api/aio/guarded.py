@@ -226,7 +226,7 @@ class AsyncGuard:
             await transaction._do(self._engine.forget_failures(list(failed)))
             self._failing -= failed
         transaction._is_counted = False  # should COMMIT be refused, the policy judges that
-        transaction._let_commit_travel()
+        await transaction._let_commit_travel()
 
     async def _failed(self, turn: AsyncTurn, problem: Exception, stop: StopDetector) -> None:
         if len(turn.messages) > 1:  # which one?

@@ -131,7 +131,7 @@ async def _take(
             except BaseException as problem:
                 transaction._is_counted = not stop.is_stop(problem)
                 raise
-            transaction._let_commit_travel()
+            await transaction._let_commit_travel()
     return len(messages)
 
 
@@ -160,7 +160,7 @@ async def _take_groups(
             if transaction._is_over():
                 break
         if failure is None:
-            transaction._let_commit_travel()
+            await transaction._let_commit_travel()
     if failure is not None:
         raise failure
     return done

@@ -265,8 +265,9 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         finally:
             self._savepoint = b""
 
-    def _let_commit_travel(self) -> None:
+    async def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""
+        await self._send_what_waits()
         self._commit_travels = True
 
     async def _put_back(self, group: UUID, steps: Steps[None] | None = None) -> None:
