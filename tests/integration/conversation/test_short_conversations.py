@@ -133,6 +133,19 @@ def test_a_second_message_on_the_conversation_takes_the_way_of_the_first(
     assert ran == ["send.answer", "conversation.send", "conversation.send"]
 
 
+def test_many_groups_of_one_receive(own_database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = own_database
+    begin_with(database, b"order")
+    answer(database)
+    for _ in range(3):
+        begin_with(database, b"order")
+    with counted(monkeypatch) as ran, database.transaction() as transaction:
+        for message in transaction.receive(STOCK_QUEUE, groups=5):
+            transaction.send(message.conversation_handle, REPLY, b"done")
+            transaction.end_conversation(message.conversation_handle)
+    assert ran == ["conversation.receive.groups", *["send.answer", "end.end_dialog"] * 3]
+
+
 def test_peers_of_one_service_that_have_different_queues(own_database: sb.Database) -> None:
     """What one conversation has taught is tried on the next one, and is wrong."""
     database = own_database
