@@ -434,10 +434,11 @@ end $$;
 -- Or the peer has ended already. All that is left of this side goes, but for the row of a target, and the messages in its
 -- queue `near`, which the caller's statement removes.
 -- `done` says whether that is so. If not, nothing was changed: engine/conversation/end.py goes step by step and finds out
--- what holds; it says what each step is for. `number` is null where nobody is told. `is_due`: the time of closed endpoints
+-- what holds; it says what each step is for. Without a null, `version` is what the catalog version of `near` has to be,
+-- since permissions were asked under it. `number` is null where nobody is told. `is_due`: the time of closed endpoints
 -- is over. `kept` is the key of the group's lock where the session keeps that beyond a savepoint.
 create or replace function servicebroker.end_dialog(
-    handle uuid, at timestamptz, near integer, far integer, out done boolean, out priority smallint,
+    handle uuid, at timestamptz, near integer, far integer, version bigint, out done boolean, out priority smallint,
     out conversation_group uuid, out number bigint, out stamp xid8, out far_group_id uuid, out far_handle uuid,
     out far_service_id integer, out far_contract_id integer, out far_priority smallint, out is_due boolean, out kept integer
 ) language plpgsql set enable_seqscan = off as $$
@@ -449,7 +450,7 @@ declare
     conversation uuid;
     is_told boolean;
     is_open boolean;  -- both brokers are on, and the peer's queue
-    is_retained boolean;
+    is_other boolean;  -- it retains, or the permissions of who ends may have changed since that version
     under_savepoint boolean;
 begin
     done := false;
@@ -482,12 +483,12 @@ begin
        or own.is_remote or coalesce(own.security, 'N') <> 'N' then
         return;
     end if;
-    select q.keeps_retained,
+    select q.keeps_retained or q.catalog_version <> version is true,
            (select e.security_timestamp from servicebroker.conversation_endpoints e
              where e.security_timestamp is not null order by e.security_timestamp limit 1) <= at
-      into is_retained, is_due
+      into is_other, is_due
       from servicebroker.queues q where q.queue_id = near;
-    if is_retained then return; end if;
+    if is_other then return; end if;
 
     done := true;
     priority := own.priority;

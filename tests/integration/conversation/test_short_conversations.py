@@ -247,21 +247,28 @@ def test_a_queue_that_was_dropped_meanwhile(own_database: sb.Database) -> None:
     assert state(database, message.conversation_handle) in ("CD", None)
 
 
-def test_a_user_that_is_not_dbo(own_database: sb.Database) -> None:
+def test_a_user_that_is_not_dbo(own_database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked of its permissions holds until they change."""
     database = own_database
     database.create_user("App")
     database.grant("RECEIVE", "App", queue=STOCK_QUEUE)
     user = as_user(database, "App")
-    begin_with(database, b"order")
+    for _ in range(4):
+        begin_with(database, b"order")
+    answer(user)
+    with counted(monkeypatch) as ran:
+        answer(user)
+    assert ran == ["receive.receive_permitted.receive", "send.answer", "end.end_dialog"]
     with user.transaction() as transaction:
-        (message,) = transaction.receive(STOCK_QUEUE)
-        transaction.send(message.conversation_handle, MARK)
+        messages = [transaction.receive(STOCK_QUEUE, top=1)[0] for _ in range(2)]
+        transaction.send(messages[0].conversation_handle, MARK)
     database.deny("RECEIVE", "App", queue=STOCK_QUEUE)
-    begin_with(database, b"order")
-    (message,) = database.receive(STOCK_QUEUE)
-    with pytest.raises(sb.BrokerError) as refused:
-        user.send(message.conversation_handle, MARK)
-    assert refused.value.number == 8494
+    for message in messages:
+        for verb in (user.end_conversation, lambda handle: user.send(handle, MARK)):
+            with pytest.raises(sb.BrokerError) as refused:
+                verb(message.conversation_handle)
+            assert refused.value.number == 8494
+    assert {state(database, message.conversation_handle) for message in messages} == {"CO"}
 
 
 @pytest.mark.slow
@@ -319,7 +326,7 @@ def looked_at(database: sb.Database) -> dict[str, int]:
     )
     verbs = {
         "receive": f"select * from servicebroker.receive_{number}(1, now())",
-        "end": f"select * from servicebroker.end_dialog('{handle}', now(), {queue_id}, {far})",
+        "end": f"select * from servicebroker.end_dialog('{handle}', now(), {queue_id}, {far}, null)",
     }
     pages = {}
     with psycopg.connect(database.instance.url) as connection:

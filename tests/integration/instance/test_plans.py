@@ -199,7 +199,9 @@ def test_end_finds_all_rows_by_their_keys(database: sb.Database, has_ended: bool
         "select conversation_handle, queue_id, far_queue_id from servicebroker.conversation_endpoints "
         "where is_initiator limit 1",
     )
-    text = enqueue.end_dialog(own, 0 if has_ended else far).replace("$1", f"'{handle}'").replace("$2", "now()")
+    text = enqueue.end_dialog(own, 0 if has_ended else far)
+    for place, value in (("$1", f"'{handle}'"), ("$2", "now()"), ("$3", "null")):
+        text = text.replace(place, value)
     if has_ended:
         ended = f"update servicebroker.conversation_endpoints set state = 'DI' where conversation_handle = '{handle}'"
         text = f"{ended}; {text}"

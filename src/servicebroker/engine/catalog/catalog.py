@@ -86,6 +86,11 @@ class Taken(NamedTuple):
         """Conversations of one service under one contract mostly have one peer."""
         return self.service_id, self.service_contract_id
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """What the permission to END is asked for: the queue and the service."""
+        return self.queue_id, self.service_id
+
 
 class Answered(NamedTuple):
     """The way that the last SEND on a conversation of some service and contract went.
@@ -115,7 +120,8 @@ class Catalog:
     """What one process remembers of the catalog. All of it is immutable in the database, or verified on use.
 
     `user` is the principal that it was looked up for, with its permissions; None for dbo. `receivable` holds the
-    catalog version under which that principal may receive from a queue, by the queue's number. `enqueued` is told of
+    catalog version under which that principal may receive from a queue, by the queue's number; `endable` the one under
+    which it may end conversations, by `Taken.ends`. `enqueued` is told of
     messages that a SEND has put into a queue: their priority, and how many. `keys` opens what remote service bindings
     inside the instance need; without it their conversations wait for a process that has it.
     """
@@ -124,6 +130,7 @@ class Catalog:
     enqueued: Callable[[int, int], None] = _uncounted
     keys: OpenedKeys | None = None
     receivable: dict[int, int] = field(default_factory=dict)
+    endable: dict[tuple[int, int], int] = field(default_factory=dict)
     usages: dict[tuple[int, int, int], Usages] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)
     queues: dict[tuple[int, str], Queue] = field(default_factory=dict)

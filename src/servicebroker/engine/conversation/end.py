@@ -22,9 +22,11 @@ from servicebroker.engine.conversation.endpoints import (
 from servicebroker.engine.conversation.failure import drop_waiting
 from servicebroker.engine.conversation.shared_bodies import purge
 from servicebroker.engine.delivery.parking import park
+from servicebroker.engine.security.authorization import authorize_end
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message, error_body
+from servicebroker.model.security.permissions import User
 from servicebroker.model.states import TRANSITIONS, EndpointState, Event, after
 from servicebroker.operations.end import EndConversation
 from servicebroker.store.statements import Statement, Steps
@@ -46,12 +48,36 @@ def end_conversation(operation: EndConversation, *, now: datetime, catalog: Cata
         yield from _end_step_by_step(handle, now=now, error=error, cleanup=cleanup)
 
 
-def _end_dialog(catalog: Catalog, handle: UUID, now: datetime) -> Steps[bool]:
-    """END CONVERSATION as it usually is. False, and nothing was changed, where it is not."""
+def end_permitted(catalog: Catalog, user: User, operation: EndConversation, *, now: datetime) -> Steps[None]:
+    """END CONVERSATION of a principal that is not dbo, with one statement where its permissions were asked before.
+
+    That statement compares the queue's catalog version, as RECEIVE does: with another one they are asked again.
+    """
+    taken = catalog.taken.get(operation.handle.bytes) if isinstance(operation.handle, UUID) else None
+    if taken is not None:
+        is_plain, version = not (operation.error or operation.cleanup), catalog.endable.get(taken.ends)
+        if is_plain and version is not None and (yield from _end_dialog(catalog, operation.handle, now, version)):
+            return
+        rows = yield Statement(
+            "end.end_permitted",
+            "select catalog_version from servicebroker.queues where queue_id = $1",
+            (taken.queue_id,),
+        )
+    yield from authorize_end(user, operation)
+    if taken is not None and rows:
+        catalog.endable[taken.ends] = rows[0][0]
+    yield from end_conversation(operation, now=now, catalog=catalog)
+
+
+def _end_dialog(catalog: Catalog, handle: UUID, now: datetime, version: int | None = None) -> Steps[bool]:
+    """END CONVERSATION as it usually is. False, and nothing was changed, where it is not.
+
+    Nor is it where a `version` was given, and the own queue has another one.
+    """
     queues = yield from _find_queues(catalog, handle)
     if queues is None:
         return False
-    rows = yield Statement("end.end_dialog", enqueue.end_dialog(*queues), (handle, now), locks=True)
+    rows = yield Statement("end.end_dialog", enqueue.end_dialog(*queues), (handle, now, version), locks=True)
     is_done, is_due, *_ = rows[0]
     if is_done and is_due:
         yield from remove_closed(now)

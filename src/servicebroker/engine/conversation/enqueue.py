@@ -335,8 +335,9 @@ def tell_peer(queue_id: int) -> str:
 def end_dialog(near: int, far: int) -> str:
     """END CONVERSATION in one statement, in the queue `near`, with EndDialog for the peer in the queue `far`.
 
-    0 for `far`: the peer has ended. Parameters: handle, the time. The row says whether it was done, as
-    `servicebroker.end_dialog` (store/verbs.sql) found out; whether closed endpoints are due; the key of a lock.
+    0 for `far`: the peer has ended. Parameters: handle, the time, the catalog version of `near` or null. The row says
+    whether it was done, as `servicebroker.end_dialog` (store/verbs.sql) found out; whether closed endpoints are due;
+    the key of a lock.
     """
     told = (
         f", told as (insert into servicebroker.queue_{far} ({_COLUMNS}) "
@@ -346,7 +347,7 @@ def end_dialog(near: int, far: int) -> str:
         else ""
     )
     return (
-        f"with ended as materialized (select * from servicebroker.end_dialog($1, $2, {near}, {far})){told} "
+        f"with ended as materialized (select * from servicebroker.end_dialog($1, $2, {near}, {far}, $3)){told} "
         f"select done, is_due, case when done then servicebroker.purge_{near}($1, priority, conversation_group) end, "
         f"kept from ended"
     )

@@ -354,8 +354,10 @@ def _authorize_begin(here: Direct, operation: BeginDialog) -> Steps[None]:
 
 
 def _end_conversation(here: Direct, operation: EndConversation) -> Steps[None]:
-    yield from authorization.authorize_end(here.user, operation)
-    yield from end.end_conversation(operation, now=here.settings.clock(), catalog=here.catalog)
+    if here.user.is_dbo:
+        yield from end.end_conversation(operation, now=here.settings.clock(), catalog=here.catalog)
+    else:
+        yield from end.end_permitted(here.catalog, here.user, operation, now=here.settings.clock())
 
 
 def _move_conversation(here: Direct, operation: MoveConversation) -> Steps[None]:
