@@ -24,7 +24,7 @@ from servicebroker.engine.activation.poison_detection import Alarm, alarms, aler
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import NAMES, QUEUE_DISABLED
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import told
+from servicebroker.model.wording import shown, told
 from servicebroker.store.running import run
 
 LOOK = 0.5  # seconds between looks
@@ -64,14 +64,14 @@ def alerts(instance: Instance, alert: Alert | None) -> Iterator[None]:
 
 def _check(alert: Alert) -> None:
     if alert.webhook is not None and not _is_address(alert.webhook):
-        raise BrokerError(402, "the webhook", repr(alert.webhook), "an http:// or https:// address")
+        raise BrokerError(402, "the webhook", shown(alert.webhook), "an http:// or https:// address")
     if alert.command is not None:
         try:
             parts = shlex.split(alert.command)
         except ValueError:
             parts = []
         if not parts:
-            raise BrokerError(402, "the command", repr(alert.command), "a command line")
+            raise BrokerError(402, "the command", shown(alert.command), "a command line")
 
 
 def _is_address(webhook: str) -> bool:

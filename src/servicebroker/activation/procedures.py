@@ -35,6 +35,7 @@ from servicebroker.model.arguments import check_groups, check_policy, check_wait
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers import check_kind, check_result, is_async
 from servicebroker.model.poison import Policy
+from servicebroker.model.wording import shown
 from servicebroker.operations.receive import Receive
 
 if TYPE_CHECKING:
@@ -179,13 +180,13 @@ def procedure(
             other arguments.
     """
     if callable(name):
-        raise BrokerError(402, "procedure", repr(name), 'the name of the procedure: @procedure("name")')
+        raise BrokerError(402, "procedure", shown(name), 'the name of the procedure: @procedure("name")')
     if form not in get_args(Form):
-        raise BrokerError(402, "form", repr(form), ", ".join(get_args(Form)))
+        raise BrokerError(402, "form", shown(form), ", ".join(get_args(Form)))
     if worker not in get_args(Worker):
-        raise BrokerError(402, "worker", repr(worker), "thread or process")
+        raise BrokerError(402, "worker", shown(worker), "thread or process")
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 1 or form != "batch"):
-        raise BrokerError(402, "top", repr(top), 'a positive int, in the form "batch"')
+        raise BrokerError(402, "top", shown(top), 'a positive int, in the form "batch"')
     check_groups(groups)
     if groups > 1 and form not in ("message", "batch"):
         raise BrokerError(402, "groups", str(groups), '1, unless the form is "message" or "batch"')

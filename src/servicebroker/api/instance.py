@@ -35,10 +35,12 @@ from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.engine.diagnosis.consistency import Report, check
 from servicebroker.engine.diagnosis.queue_counts import Backlog, QueueStatus, queue_statuses, transmission_status
 from servicebroker.engine.remote.site import find_instance
+from servicebroker.model import names
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.security.permissions import User
+from servicebroker.model.wording import shown
 from servicebroker.store import kept
 from servicebroker.store.concurrency import Lock, in_thread, is_interrupt
 from servicebroker.store.connection import connect, is_url, pool
@@ -65,13 +67,15 @@ def checked_target(target: object) -> str:
     """
     if isinstance(target, os.PathLike):
         target = os.fspath(target)
-    if not isinstance(target, str) or not target:
-        raise InstanceError(f"An instance is opened by its data folder or a PostgreSQL URL, not by {target!r}.")
+    if not isinstance(target, str) or not target or "\0" in target or not names.is_encodable(target):
+        raise InstanceError(f"An instance is opened by its data folder or a PostgreSQL URL, not by {shown(target)}.")
     return target
 
 
 def _key_folder(target: str, given: str | os.PathLike[str] | None) -> KeyFolder | None:
     if given is not None:
+        if not isinstance(given, str | os.PathLike):
+            raise BrokerError(402, "keys", shown(given), "the path of a folder")
         return KeyFolder(Path(given))
     return None if is_url(target) else KeyFolder(Path(target) / "keys")
 

@@ -13,7 +13,7 @@ from servicebroker.cli.operating import operating
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis.poison_report import forget_failures
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
-from servicebroker.model.wording import counted
+from servicebroker.model.wording import counted, shown
 from servicebroker.operations.queues import Activation
 
 Fields = Mapping[str, str]
@@ -150,7 +150,7 @@ def _identifier(fields: Fields, name: str) -> UUID:
     try:
         return UUID(fields[name].strip())
     except ValueError:
-        raise BrokerError(402, name, repr(fields[name]), "an identifier") from None
+        raise BrokerError(402, name, shown(fields[name]), "an identifier") from None
 
 
 def _number(fields: Fields, name: str) -> int:

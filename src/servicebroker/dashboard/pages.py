@@ -32,6 +32,7 @@ from servicebroker.engine.diagnosis.trail import life
 from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.remedies import after_status
+from servicebroker.model.wording import shown
 from servicebroker.protocol.explanation import words
 from servicebroker.store.connection import is_url
 from servicebroker.store.running import run
@@ -189,7 +190,7 @@ def conversation(observed: Observed, asked: Asked) -> Callable[[Instance], dict[
         try:
             handle = UUID(asked["handle"].strip())
         except ValueError:
-            raise BrokerError(402, "handle", repr(asked["handle"]), "an identifier") from None
+            raise BrokerError(402, "handle", shown(asked["handle"]), "an identifier") from None
         gathered = gather_own_conversation if instance.engine is Fenced else gather_conversation
         with instance.connection() as connection:
             past = [] if instance.engine is Fenced else run(connection, life(handle))

@@ -10,6 +10,7 @@ from uuid import UUID
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.handlers import check_kind, check_parameters
+from servicebroker.model.wording import shown
 
 VALID_XML = "VALID_XML"
 VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X", VALID_XML: "X"}
@@ -96,7 +97,7 @@ def stored_body(body: Body | Omitted | None, maximum: int = MAXIMUM_BODY) -> byt
 def checked_maximum(maximum: object) -> int:
     """The limit of bodies that an instance may be opened with, in bytes."""
     if not isinstance(maximum, int) or isinstance(maximum, bool) or not 0 < maximum <= HIGHEST_MAXIMUM:
-        raise BrokerError(402, "maximum_body", repr(maximum), f"bytes, 1 to {HIGHEST_MAXIMUM}")
+        raise BrokerError(402, "maximum_body", shown(maximum), f"bytes, 1 to {HIGHEST_MAXIMUM}")
     return maximum
 
 
@@ -115,13 +116,13 @@ def check_script(script: object, parameters: object) -> None:
     if not isinstance(script, str):
         raise BrokerError(402, "the script", type(script).__name__, "str")
     if parameters is not None and not (isinstance(parameters, Mapping) and all(isinstance(p, str) for p in parameters)):
-        raise BrokerError(402, "the parameters", repr(parameters), "values by their names")
+        raise BrokerError(402, "the parameters", shown(parameters), "values by their names")
 
 
 def check_wait(wait: object) -> None:
     """The seconds of WAITFOR."""
     if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
-        raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
+        raise BrokerError(402, "wait", shown(wait), "seconds, 0 or more")
 
 
 def check_seconds(name: str, seconds: object) -> None:
@@ -132,7 +133,7 @@ def check_seconds(name: str, seconds: object) -> None:
     """
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MAXIMUM_LIFETIME:  # type: ignore[operator] # it is a number
-        raise BrokerError(402, name, repr(seconds), f"seconds, 0 to {MAXIMUM_LIFETIME}")
+        raise BrokerError(402, name, shown(seconds), f"seconds, 0 to {MAXIMUM_LIFETIME}")
 
 
 def check_procedure(procedure: object, *, may_be_async: bool) -> None:
@@ -142,7 +143,7 @@ def check_procedure(procedure: object, *, may_be_async: bool) -> None:
         BrokerError: 402 no function of a transaction and its messages, or one whose call runs nothing.
     """
     if not callable(procedure):
-        raise BrokerError(402, "procedure", repr(procedure), "a function of a transaction and its messages")
+        raise BrokerError(402, "procedure", shown(procedure), "a function of a transaction and its messages")
     check_kind("procedure", procedure, may_be_async=may_be_async)
     check_parameters("procedure", procedure, "transaction", "messages")
 
@@ -156,7 +157,7 @@ def check_policy(policy: object) -> None:
     if policy is None:
         return
     if not callable(policy):
-        raise BrokerError(402, "poison", repr(policy), "a function of a Failure")
+        raise BrokerError(402, "poison", shown(policy), "a function of a Failure")
     check_kind("poison", policy, may_be_async=False)
     check_parameters("poison", policy, "failure")
 
@@ -164,20 +165,20 @@ def check_policy(policy: object) -> None:
 def check_count(name: str, count: object) -> None:
     """A number of things, at least one."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2_147_483_647:
-        raise BrokerError(402, name, repr(count), "an int of 1 or more")
+        raise BrokerError(402, name, shown(count), "an int of 1 or more")
 
 
 def check_groups(groups: object) -> None:
     """A number of conversation groups that a procedure is run on in one transaction."""
     check_count("groups", groups)
     if groups > MAXIMUM_GROUPS:  # type: ignore[operator]
-        raise BrokerError(402, "groups", repr(groups), f"at most {MAXIMUM_GROUPS}: each costs a subtransaction")
+        raise BrokerError(402, "groups", shown(groups), f"at most {MAXIMUM_GROUPS}: each costs a subtransaction")
 
 
 def check_error_code(code: object) -> None:
     """The code of END CONVERSATION WITH ERROR."""
     if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
-        raise BrokerError(402, "the error code", repr(code), "a positive int")
+        raise BrokerError(402, "the error code", shown(code), "a positive int")
 
 
 def broker_instance(given: object) -> str | None:
@@ -210,10 +211,10 @@ def validation_letter(validation: object, schema_collection: object = None) -> s
         BrokerError: 402 an unknown validation, VALID_XML without a collection or a collection without it.
     """
     if not isinstance(validation, str) or validation not in VALIDATIONS:
-        raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
+        raise BrokerError(402, "VALIDATION", shown(validation), "one of " + ", ".join(VALIDATIONS))
     if (validation == VALID_XML) != (schema_collection is not None):
         raise BrokerError(
-            402, "the schema collection", repr(schema_collection), f"named with {VALID_XML}, and only with it"
+            402, "the schema collection", shown(schema_collection), f"named with {VALID_XML}, and only with it"
         )
     return VALIDATIONS[validation]
 
@@ -231,7 +232,7 @@ def checked_sent_by(contract: str, sent_by: Mapping[str, str] | Iterable[tuple[s
             raise BrokerError(8403, message_type)
     for _, side in pairs:
         if not isinstance(side, str) or side not in SENT_BY:
-            raise BrokerError(402, "SENT BY", repr(side), "one of " + ", ".join(SENT_BY))
+            raise BrokerError(402, "SENT BY", shown(side), "one of " + ", ".join(SENT_BY))
     if not any(SENT_BY[side][0] for _, side in pairs):
         raise BrokerError(8492, contract)
     return pairs
@@ -259,7 +260,7 @@ def checked_contracts(contracts: Iterable[str]) -> list[str]:
 def check_switch(option: str, given: object) -> None:
     """An option that is ON or OFF: nothing else is taken for one of them."""
     if not isinstance(given, bool):
-        raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
+        raise BrokerError(402, option, shown(given), "True for ON, False for OFF")
 
 
 @contextmanager
@@ -310,7 +311,7 @@ def checked_termination(no_wait: bool, rollback_after: object) -> Termination:
     if no_wait:
         raise BrokerError(402, "WITH", "NO_WAIT and ROLLBACK AFTER", "one of the two")
     if not isinstance(rollback_after, int | float) or isinstance(rollback_after, bool) or not rollback_after >= 0:
-        raise BrokerError(402, "ROLLBACK AFTER", repr(rollback_after), "seconds, 0 or more")
+        raise BrokerError(402, "ROLLBACK AFTER", shown(rollback_after), "seconds, 0 or more")
     return Termination(rollback_after=rollback_after)
 
 
@@ -340,7 +341,7 @@ def priority_level(priority: str, given: object) -> int | None:
     if given == "DEFAULT":
         return DEFAULT_LEVEL
     if not isinstance(given, int) or isinstance(given, bool):
-        raise BrokerError(402, "PRIORITY_LEVEL", repr(given), "an int from 1 to 10 or DEFAULT")
+        raise BrokerError(402, "PRIORITY_LEVEL", shown(given), "an int from 1 to 10 or DEFAULT")
     if not 1 <= given <= 10:
         raise BrokerError(33302, priority)
     return given
@@ -350,18 +351,21 @@ def priority_level(priority: str, given: object) -> int | None:
 
 
 SHORTEST_PASSWORD = 8  # characters
+LONGEST_PASSWORD = 1_023  # bytes in UTF-8: the most that OpenSSL takes
 
 
 def checked_password(clause: str, password: object, *, is_new: bool = False) -> str:
     """A password, which must not be too short when something is to be encrypted by it.
 
     Raises:
-        BrokerError: 402 no text that UTF-8 can carry, 15116 too short.
+        BrokerError: 402 no text that UTF-8 can carry, or too long; 15116 too short.
     """
     if not isinstance(password, str) or not names.is_encodable(password):
         raise BrokerError(402, clause, type(password).__name__, "str")
     if is_new and len(password) < SHORTEST_PASSWORD:
         raise BrokerError(15116, hint=f"It has at least {SHORTEST_PASSWORD} characters.")
+    if len(password.encode()) > LONGEST_PASSWORD:
+        raise BrokerError(402, clause, f"{len(password):,} characters", f"at most {LONGEST_PASSWORD:,} bytes in UTF-8")
     return password
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import BodyError, BrokerError
+from servicebroker.model.wording import shown
 
 T = TypeVar("T")
 
@@ -90,7 +91,7 @@ def _json(kind: Any) -> Codec:
         return _Functions(msgspec.json.Encoder().encode, msgspec.json.Decoder(kind).decode)
     except TypeError:
         known = '"json", "text", "xml", a type that JSON is read as, or an object with encode and decode'
-        raise BrokerError(402, "the codec", repr(kind), known) from None
+        raise BrokerError(402, "the codec", shown(kind), known) from None
 
 
 def _text(value: Any) -> bytes:

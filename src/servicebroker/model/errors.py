@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
+from servicebroker.model.wording import cut, safe_text
+
 WRONG_ARGUMENT = 402
+LONGEST_VALUE = 2_000  # characters of a name or other value in the text of an error
+LONGEST_TEXT = 20_000  # characters of an error in all
 ERROR_NAMESPACE = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
 
 
 class ServiceBrokerError(Exception):
-    """The root of everything this package raises on purpose."""
+    """The root of everything this package raises on purpose. A text that holds what somebody has given is cut."""
+
+    def __init__(self, *said: object) -> None:
+        super().__init__(*(cut(one, LONGEST_TEXT) if isinstance(one, str) else one for one in said))
 
 
 class InstanceError(ServiceBrokerError):
@@ -65,7 +72,7 @@ class BrokerError(ServiceBrokerError):
         self.number = number
         self.severity = rule.severity
         self.state = state
-        self.text = rule.text.format(*values)
+        self.text = rule.text.format(*(cut(safe_text(value), LONGEST_VALUE) for value in values))
         self.hint = hint
         message = f"Msg {number}, Level {self.severity}, State {state}: {self.text}"
         self.place: int | None = None

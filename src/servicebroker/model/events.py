@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import told
+from servicebroker.model.wording import shown, told
 
 CONVERSATION, CONVERSATION_GROUP, QUEUE_DISABLED, ACTIVATION = 124, 136, 143, 163
 
@@ -111,6 +111,6 @@ class Events:
         """
         unknown = [number for number in numbers if number not in NAMES]
         if unknown:
-            raise BrokerError(402, "the event class", repr(unknown[0]), f"one of {', '.join(map(str, NAMES))}")
+            raise BrokerError(402, "the event class", shown(unknown[0]), f"one of {', '.join(map(str, NAMES))}")
         self._handlers.append((handler, frozenset(numbers) or USUAL))
         self.watches_conversations |= bool({CONVERSATION, CONVERSATION_GROUP} & set(numbers))

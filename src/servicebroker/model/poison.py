@@ -25,7 +25,7 @@ from servicebroker.model.arguments import (
 )
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.wording import safe_text
+from servicebroker.model.wording import safe_text, shown
 
 LIMIT = 5  # rollbacks
 LONGEST_PAUSE = 60.0  # seconds between two tries that come ever later
@@ -132,7 +132,7 @@ class Retry:
     def __post_init__(self) -> None:
         is_number = isinstance(self.after, int | float) and not isinstance(self.after, bool)
         if not is_number or not 0 <= self.after < MAXIMUM_PAUSE_S:
-            raise BrokerError(402, "Retry", repr(self.after), "a number of seconds, 0 or more")
+            raise BrokerError(402, "Retry", shown(self.after), "a number of seconds, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Reply:
 
     def __post_init__(self) -> None:
         if not isinstance(self.message_type, str):
-            raise BrokerError(402, "Reply", repr(self.message_type), "the name of a message type")
+            raise BrokerError(402, "Reply", shown(self.message_type), "the name of a message type")
 
 
 class SetAsideMessage(NamedTuple):
@@ -238,4 +238,4 @@ def checked_verdict(verdict: object) -> Verdict:
     """
     if isinstance(verdict, Retry | EndWithError | SetAside | Ignore | Reply):
         return verdict
-    raise BrokerError(402, "the verdict", repr(verdict), "Retry, EndWithError, SetAside, Ignore or Reply")
+    raise BrokerError(402, "the verdict", shown(verdict), "Retry, EndWithError, SetAside, Ignore or Reply")

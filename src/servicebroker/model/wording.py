@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 
+LONGEST_SHOWN = 300  # characters of a value in an error
 MAXIMUM_TRACEBACK = 200_000  # characters, of the end: the text of an exception may be as long as a body
 
 
@@ -30,6 +31,22 @@ def safe_text(value: object) -> str:
         return str(value)
     except BaseException:  # whatever it is: the failure that is being reported counts, not this one
         return f"<{type(value).__name__}, whose text cannot be had>"
+
+
+def shown(value: object) -> str:
+    """Return `repr(value)` for an error: one line, and not too long. It never raises."""
+    if isinstance(value, str | bytes) and len(value) > LONGEST_SHOWN:
+        value = value[:LONGEST_SHOWN]  # the repr of a body may be four times as long
+    try:
+        text = repr(value)
+    except Exception:  # an int of 5,000 digits, lists within lists, and whatever an object does
+        text = f"<{type(value).__name__}, whose text cannot be had>"
+    return cut(cleaned(text, None), LONGEST_SHOWN)
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters, and a mark where it went on."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def told(problem: BaseException) -> str:

@@ -12,6 +12,7 @@ from servicebroker.model.handlers import check_kind, check_parameters
 from servicebroker.model.messages import Message
 from servicebroker.model.names import END_DIALOG
 from servicebroker.model.poison import Failure, Policy, SetAside, Verdict, give_up_after
+from servicebroker.model.wording import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,13 +91,13 @@ class Worker:
         """
         for given in message_types:
             if not isinstance(given, str):
-                raise BrokerError(402, "on", repr(given), 'the name of a message type: @worker.on("//shop/Order")')
+                raise BrokerError(402, "on", shown(given), 'the name of a message type: @worker.on("//shop/Order")')
         if self.answers_ends and END_DIALOG in message_types:
             raise BrokerError(402, "on", "END_DIALOG", "another type: this worker answers ends without a handler")
 
         def register(function: F) -> F:
             if not callable(function):
-                raise BrokerError(402, "on", repr(function), "a function of a transaction and its messages")
+                raise BrokerError(402, "on", shown(function), "a function of a transaction and its messages")
             check_kind("on", function, may_be_async=True)
             check_parameters("on", function, "transaction", "message" if self.batch is None else "messages")
             is_async = handlers.is_async(function)

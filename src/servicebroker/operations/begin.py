@@ -11,6 +11,7 @@ from uuid import UUID
 from servicebroker.model import arguments, names
 from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
+from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Operation
 
 
@@ -143,4 +144,4 @@ class BeginConversationTimer(Operation[None]):
         arguments.check_handle(self.handle)
         timeout = self.timeout
         if not isinstance(timeout, int) or isinstance(timeout, bool) or not 0 <= timeout <= MAXIMUM_LIFETIME:
-            raise BrokerError(402, "TIMEOUT", repr(timeout), f"int seconds from 0 to {MAXIMUM_LIFETIME}")
+            raise BrokerError(402, "TIMEOUT", shown(timeout), f"int seconds from 0 to {MAXIMUM_LIFETIME}")

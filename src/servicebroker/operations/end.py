@@ -10,6 +10,7 @@ from uuid import UUID
 from servicebroker.model.arguments import MAXIMUM_DESCRIPTION, check_error_code, check_handle, check_switch
 from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Operation
 
 
@@ -64,7 +65,7 @@ class EndConversation(Operation[None]):
         if self.cleanup:
             raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "one of the two")
         if not isinstance(self.error, tuple) or len(self.error) != 2:
-            raise BrokerError(402, "the error", repr(self.error), "a tuple of code and description")
+            raise BrokerError(402, "the error", shown(self.error), "a tuple of code and description")
         _check_error(*self.error)
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.model.wording import shown
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
@@ -65,7 +66,7 @@ class Verbs(ABC):
         """Run an operation, one of `servicebroker.operations`. Each verb is a method that does this."""
         interpreter = INTERPRETERS.get(type(operation))
         if interpreter is None:
-            raise BrokerError(402, "operation", repr(operation), "a value of servicebroker.operations")
+            raise BrokerError(402, "operation", shown(operation), "a value of servicebroker.operations")
         result: T = interpreter(self, operation)
         return result
 

@@ -12,6 +12,7 @@ from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
+from servicebroker.model.wording import shown
 from servicebroker.model.workers import Worker
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ def check(workers: Iterable[Worker], concurrency: int, *, is_async: bool) -> Non
     check_count("concurrency", concurrency)
     for worker in workers:
         if not isinstance(worker, Worker):
-            raise BrokerError(402, "worker", repr(worker), "a servicebroker.Worker")
+            raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
         worker.check(is_async=is_async)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import LONGEST_TEXT, BrokerError
+from servicebroker.model.wording import cut
 
 
 class TsqlError(BrokerError):
@@ -32,7 +33,7 @@ class TsqlError(BrokerError):
         self.number = number
         self.severity = severity
         self.state = state
-        self.text = text
+        self.text = cut(text, LONGEST_TEXT)
         self.hint = ""
         self.line = line
         self.procedure = procedure

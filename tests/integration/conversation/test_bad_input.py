@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +13,8 @@ import pytest
 
 import servicebroker as sb
 from servicebroker import operations
+from servicebroker.model.errors import LONGEST_TEXT
+from servicebroker.model.wording import shown
 from support import (
     APP,
     CONTRACT,
@@ -30,8 +32,17 @@ from support import (
     refused,
 )
 
-NO_NAMES = ["", "x" * 300, "a\0b", "\ud800", "#q", "a.b.c.d"]
-BAD = [None, 0, -1, 2**70, float("nan"), True, b"bytes", *NO_NAMES, [None], [[]], {"x": None}, object(), uuid4(), (1,)]
+
+class Mute:
+    """An object that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise LookupError("there is no text of it")
+
+
+NO_NAMES = ["", "x" * 300, "x" * 1_000_000, "a\0b", "\ud800", "#q", "a.b.c.d"]
+NUMBERS = [0, -1, 2**70, 10**5_000, float("nan"), True]  # Python writes no int of more than 4,300 digits
+BAD = [None, *NUMBERS, b"bytes", *NO_NAMES, [None], [[]], {"x": None}, object(), Mute(), uuid4(), (1,)]
 PATIENT = {"wait"}  # a long wait is no mistake
 
 Calls = dict[str, dict[str, Any]]
@@ -150,8 +161,9 @@ def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
         except sb.ServiceBrokerError as problem:
             refusal = str(problem)
         except Exception as problem:
-            raise AssertionError(f"{method}({name}={value!r}) raises {type(problem).__name__}") from problem
+            raise AssertionError(f"{method}({name}={shown(value)}) raises {type(problem).__name__}") from problem
         assert "\n" not in refusal
+        assert len(refusal) < LONGEST_TEXT + 100
     left = query(
         database,
         "select a.state, l.locktype from pg_stat_activity a left join pg_locks l on l.pid = a.pid "
@@ -204,3 +216,53 @@ def test_a_number_is_no_name_of_a_queue(database: sb.Database, calls: Calls) -> 
     number: Any = queue_number(database, STOCK_QUEUE)
     with refused(402):
         database.grant("RECEIVE", APP, queue=number)
+
+
+INSTANCE_METHODS = {  # arguments that they take
+    "accept_certificate": {"name": "none"},
+    "alter_certificate": {"name": "none"},
+    "alter_endpoint": {"name": "ServiceBrokerEndpoint"},
+    "backup_certificate": {"name": "none", "file": "/missing/folder/x"},
+    "create_certificate": {"name": "made"},
+    "create_endpoint": {"name": "made", "listener_port": 4022},
+    "create_login": {"name": "made"},
+    "database": {"name": "none"},
+    "drop_certificate": {"name": "none"},
+    "drop_database": {"name": "none"},
+    "drop_endpoint": {"name": "none"},
+    "drop_login": {"name": "none"},
+    **{verb: {"permission": "CONTROL SERVER", "principal": "none"} for verb in ("grant", "deny", "revoke")},
+    **{verb: {"endpoint": "none", "login": "none"} for verb in ("grant_connect", "deny_connect", "revoke_connect")},
+    **{verb: {"role": "none"} for verb in ("grant_rights", "revoke_rights", "show_rights")},
+}
+
+
+def test_instances_refuse_wrong_arguments_in_our_own_words(
+    make_instance_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with sb.open(make_instance_url(), upkeep=None, keys=tmp_path / "keys") as instance:
+        for method, arguments in INSTANCE_METHODS.items():
+            for name in inspect.signature(getattr(instance, method)).parameters:
+                for value in BAD:
+                    refusal = ""
+                    try:
+                        getattr(instance, method)(**{**arguments, name: value})
+                    except sb.ServiceBrokerError as problem:
+                        refusal = str(problem)
+                    except Exception as problem:
+                        said = f"{method}({name}={shown(value)}) raises {type(problem).__name__}"
+                        raise AssertionError(said) from problem
+                    assert len(refusal) < LONGEST_TEXT + 100
+
+
+@pytest.mark.parametrize("value", [value for value in BAD if value is not None], ids=shown)
+def test_nothing_is_opened_by_what_names_nothing(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for wrong in ({"keys": value}, {"maximum_body": value}):
+        if not isinstance(value, str):
+            with pytest.raises(sb.ServiceBrokerError):
+                sb.open(tmp_path / "none", **wrong)
+    if not isinstance(value, str) or not value.isprintable() or not value:
+        with pytest.raises(sb.ServiceBrokerError):
+            sb.open(value)

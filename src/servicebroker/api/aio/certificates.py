@@ -19,6 +19,7 @@ from servicebroker.model.arguments import checked_password
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.named_files import MEBIBYTE, read_argument
 from servicebroker.model.security.certificates import PRIVATE_KEY, Facts
+from servicebroker.model.wording import shown
 from servicebroker.operations.certificates import AlterCertificate, BackupCertificate, CreateCertificate, File
 from servicebroker.operations.operation import Definition
 from servicebroker.store.aio.concurrency import in_thread
@@ -162,7 +163,7 @@ def after(start: datetime, days: int) -> datetime:
     try:
         return start + timedelta(days=days)
     except (TypeError, OverflowError):
-        raise BrokerError(402, "START_DATE", repr(start), "datetime with a time zone") from None
+        raise BrokerError(402, "START_DATE", shown(start), "datetime with a time zone") from None
 
 
 def read_file(file: File) -> bytes:
@@ -171,8 +172,9 @@ def read_file(file: File) -> bytes:
     Raises:
         BrokerError: 402 no name of a file, 15208 it cannot be read.
     """
+    path = _path(file)
     try:
-        return read_argument(_path(file), MEBIBYTE)
+        return read_argument(path, MEBIBYTE)
     except (OSError, ValueError) as problem:
         raise BrokerError(15208, hint=f"'{file}': {_why(problem)}") from None
 
@@ -183,8 +185,9 @@ def write_file(file: File, data: bytes) -> None:
     Raises:
         BrokerError: 402 no name of a file, 15240 it is there already, or cannot be written.
     """
+    path = _path(file)
     try:
-        write_private(_path(file), data)
+        write_private(path, data)
     except (OSError, ValueError) as problem:
         raise BrokerError(15240, file, hint=_why(problem)) from None
 

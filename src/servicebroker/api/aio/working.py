@@ -22,7 +22,7 @@ from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict, checked_verdict
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import counted, told
+from servicebroker.model.wording import counted, shown, told
 from servicebroker.model.workers import Worker
 from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.concurrency import IS_ASYNC, Background, Event, StopDetector
@@ -46,7 +46,7 @@ async def working(database: AsyncDatabase, workers: Sequence[Worker], concurrenc
     check_count("concurrency", concurrency)
     for worker in workers:
         if not isinstance(worker, Worker):
-            raise BrokerError(402, "worker", repr(worker), "a servicebroker.Worker")
+            raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
         worker.check(is_async=IS_ASYNC)
         await database._find(worker.queue)
     over = Event()

@@ -38,6 +38,7 @@ from servicebroker.engine.catalog.network_endpoints import (
 )
 from servicebroker.model.errors import BrokerError, Unreachable
 from servicebroker.model.security.authentication import parse_authentication
+from servicebroker.model.wording import shown
 from servicebroker.protocol.queue_monitor import INTERVAL
 from servicebroker.store.connection import is_url
 
@@ -151,7 +152,7 @@ def parse_address(option: str, text: str) -> tuple[str, int]:
     """
     found = _LISTEN.fullmatch(text)
     if found is None or int(found["port"]) > HIGHEST_PORT:
-        raise BrokerError(402, option, repr(text), "HOST:PORT")
+        raise BrokerError(402, option, shown(text), "HOST:PORT")
     return found["v6"] or found["host"], int(found["port"])
 
 
@@ -163,11 +164,11 @@ def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICAT
     """
     found = _LISTEN.fullmatch(text)
     if found is None:
-        raise BrokerError(402, "--listen", repr(text), "HOST:PORT")
+        raise BrokerError(402, "--listen", shown(text), "HOST:PORT")
     if not LOWEST_PORT <= int(found["port"]) <= HIGHEST_PORT:
         raise BrokerError(5837)
     if encryption.upper() not in (DISABLED, SUPPORTED, REQUIRED):
-        raise BrokerError(402, "--encryption", repr(encryption), "DISABLED, SUPPORTED or REQUIRED")
+        raise BrokerError(402, "--encryption", shown(encryption), "DISABLED, SUPPORTED or REQUIRED")
     methods, certificate = parse_authentication(authentication)
     if certificate is not None:
         raise BrokerError(5838, hint="A certificate is named by ALTER ENDPOINT; --listen takes the oldest valid one.")

@@ -14,6 +14,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.authentication import CERTIFICATE, Authentication, parse_authentication
 from servicebroker.model.security.peers import WITHOUT_PROOF
+from servicebroker.model.wording import shown
 from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
 from servicebroker.store.statements import Statement, Steps
 
@@ -157,7 +158,7 @@ def _one_of(clause: str, given: object, words: tuple[str, ...]) -> str | None:
     if given is None:
         return None
     if not isinstance(given, str) or given.upper() not in words:
-        raise BrokerError(402, clause, repr(given), " or ".join(words))
+        raise BrokerError(402, clause, shown(given), " or ".join(words))
     return given.upper()
 
 
@@ -177,7 +178,7 @@ def _host(given: object) -> str:
 
 
 def _not_an_address(given: object) -> str:
-    raise BrokerError(402, "LISTENER_IP", repr(given), "ALL or an IP address")
+    raise BrokerError(402, "LISTENER_IP", shown(given), "ALL or an IP address")
 
 
 def _forwards(given: object, before: bool) -> bool:

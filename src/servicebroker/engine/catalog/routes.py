@@ -17,6 +17,7 @@ from servicebroker.engine.security.principals import find_owner
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
 from servicebroker.model.security.permissions import Kind
+from servicebroker.model.wording import shown
 from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
 from servicebroker.protocol.explanation import Explanation, explain
 from servicebroker.protocol.routing import (
@@ -126,7 +127,7 @@ def explain_route(
         BrokerError: 1093 no broker identifier, 402 no name of a service.
     """
     if not isinstance(service, str) or not service or "\0" in service or not names.is_encodable(service):
-        raise BrokerError(402, "SERVICE_NAME", repr(service), "the name of a service")
+        raise BrokerError(402, "SERVICE_NAME", shown(service), "the name of a service")
     instance = _identifier("", broker_instance)
     located = yield from find_site([service], now)
     outside = yield from located.routes(catalog, located.msdb)

@@ -215,6 +215,8 @@ def set_permission(operation: GrantOnInstance | DenyOnInstance | RevokeOnInstanc
     """Insert or delete a permission of a login."""
     permission, on_login, state = operation.permission, operation.login, _STATES[type(operation)]
     kind = Kind.SERVER if on_login is None else Kind.LOGIN
+    if not isinstance(permission, str):
+        raise BrokerError(402, "the permission", type(permission).__name__, "str")
     bringing(kind, permission)
     on_id = 0 if on_login is None else (yield from find_login("find", on_login))
     login_id = yield from find_login("find", operation.principal)

@@ -335,8 +335,10 @@ def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
     Rights that a role has through others, or as everybody, count as its own.
 
     Raises:
-        BrokerError: 15007 no such role.
+        BrokerError: 15007 no such role, 15151 no name of one.
     """
+    if role is not None:
+        names.checked("role", role)
     roles = yield Statement(
         "role_rights.rights_of",
         "select rolname::text, case when rolsuper then 'it is a superuser' "
