@@ -118,7 +118,8 @@ class Mirrors:
             self._changed.add(one)
             level = logging.WARNING if pair.chosen is None else logging.INFO
             assert one.mirror is not None
-            _log.log(level, "%s", mirroring.explained(pair, (one.address, one.mirror)))
+            fields = {"event": "Mirrored Route", "peer": str(one.address)}  # with them the log limits its lines
+            _log.log(level, "%s", mirroring.explained(pair, (one.address, one.mirror)), extra={"fields": fields})
         if pair.questions != before.questions:
             self._ask(one)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import warnings
@@ -11,8 +12,11 @@ from collections.abc import Iterator
 import pytest
 
 from servicebroker.broker import journal
+from servicebroker.broker.mirrors import Mirrors
 from servicebroker.cli import log as process_log
 from servicebroker.cli.output import errors_into, say, say_block
+from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.routing import Address, Elsewhere
 from support import eventually
 
 
@@ -102,3 +106,27 @@ def test_in_json_every_line_is_an_object(said: io.StringIO) -> None:
     assert "does not yet fully support" in told[2]["message"]
     assert told[3]["message"] == "servicebroker: it has failed."
     assert told[5]["message"].splitlines()[0] == "Traceback"
+
+
+def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(said: io.StringIO) -> None:
+    pair = Elsewhere(Address("a", 1), Address("b", 1))
+    seconds = itertools.count()
+    mirrors = Mirrors(NoLinks(), lambda: float(next(seconds)))
+    mirrors.begin({pair: Known()})
+    mirrors.heard(Address("b", 1), Standing(Role.MIRROR, "c", 1))
+    for timeline in range(1, 2_000):
+        mirrors.heard(Address("a", 1), Standing(Role.PRINCIPAL, "c", timeline))
+        mirrors.heard(Address("a", 1), Standing(Role.IN_DOUBT, "c", timeline))
+        mirrors.heard(Address("b", 1), Standing(Role.MIRROR, "c", 1))
+    assert 2 <= len(lines(said)) <= process_log.DIFFERENT
+    eventually(lambda: "Mirrored Route: " in said.getvalue())
+
+
+class NoLinks:
+    """Nobody is there."""
+
+    def reach(self, address: Address) -> str:
+        return "nobody is there"
+
+    def ask(self, address: Address, known: Known) -> None:
+        pass
