@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -25,8 +26,11 @@ from servicebroker.store.connection import is_url
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
     from openlineage.client.event_v2 import InputDataset, OutputDataset
+    from requests import Response
 
 EVERY = 60.0  # seconds between two events of a query that goes on
+PATIENCE_S = 10.0  # that a query waits for whoever listens; what comes while an event is still on its way is not told
+MAX_ANSWER_BYTES = 65_536  # of an answer, which nobody reads
 PRODUCER = "servicebroker"
 _STATES = {
     "queue started": "START",
@@ -49,7 +53,21 @@ def lineage(pipeline: Pipeline) -> Hear:
     except ImportError:
         _log.warning("OpenLineage is told nothing: its client is missing: pip install 'servicebroker[lineage]'.")
         return lambda one, event: None
-    return Lineage(pipeline, OpenLineageClient()).hear
+    client = OpenLineageClient()
+    _bound_answers(client)
+    return Lineage(pipeline, client).hear
+
+
+def _bound_answers(client: OpenLineageClient) -> None:
+    """Have the client read no more than the beginning of an answer: it would keep all that a listener sends."""
+    session = getattr(client.transport, "session", None)  # of transports that speak HTTP by `requests`
+    if hooks := getattr(session, "hooks", None):
+        hooks["response"].append(_read_beginning)
+
+
+def _read_beginning(response: Response, **options: object) -> None:
+    response._content = next(response.iter_content(MAX_ANSWER_BYTES), b"")
+    response.close()
 
 
 class Lineage:
@@ -64,6 +82,7 @@ class Lineage:
         self._runs: dict[str, str] = {}
         self._next: dict[str, float] = {}
         self._is_heard = True
+        self._telling: threading.Thread | None = None  # the last event
 
     def hear(self, one: QueueRun, event: str) -> None:
         """Tell of what a query has said: its first start, its end, and once a minute that it goes on."""
@@ -75,14 +94,27 @@ class Lineage:
             return
         self._next[one.label] = self._clock() + EVERY
         run = self._runs.setdefault(one.label, str(generate_new_uuid()))
+        told = self._event(one, state, run)
+        if self._telling is None or not self._telling.is_alive():
+            self._telling = threading.Thread(target=self._emit, args=(told,), name="lineage", daemon=True)
+            self._telling.start()
+            self._telling.join(PATIENCE_S)
+        if self._telling.is_alive():
+            self._complain(f"it has not answered within {PATIENCE_S:g} s")
+
+    def _emit(self, event: Any) -> None:
         try:
-            self._client.emit(self._event(one, state, run))
+            self._client.emit(event)
         except Exception as problem:  # a transport raises what it likes, and no batch depends on it
-            if self._is_heard:
-                _log.warning("OpenLineage does not listen: %s. The pipeline goes on.", problem)
-            self._is_heard = False
+            self._complain(problem)
         else:
             self._is_heard = True
+
+    def _complain(self, problem: object) -> None:
+        """Tell once until it listens again."""
+        if self._is_heard:
+            _log.warning("OpenLineage does not listen: %s. The pipeline goes on.", problem)
+        self._is_heard = False
 
     def _event(self, one: QueueRun, state: str, run: str) -> Any:
         from openlineage.client.event_v2 import Job, Run, RunEvent, RunState

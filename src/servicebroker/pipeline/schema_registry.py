@@ -173,7 +173,9 @@ class _Session:
         """
         accepted = "application/vnd.schemaregistry.v1+json, application/json"
         request = Request(f"{self.url}/{path}", headers={"Accept": accepted})
-        if user_info := os.environ.get(USER_INFO):
+        if not _is_trusted(self.url):
+            pass
+        elif user_info := os.environ.get(USER_INFO):
             request.add_header("Authorization", f"Basic {base64.b64encode(user_info.encode()).decode()}")
         elif token := os.environ.get(TOKEN):
             request.add_header("Authorization", f"Bearer {token}")
@@ -240,6 +242,12 @@ class _SameOrigin(HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
+def _is_trusted(url: str) -> bool:
+    """Whether the credentials of the environment are for that registry: a pipeline file may name any."""
+    named = os.environ.get(URL, "")
+    return bool(named) and _origin(named) == _origin(url)
+
+
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
@@ -255,7 +263,10 @@ def _refusal(url: str, path: str, refused: HTTPError) -> Exception:
     if refused.code == 404 and code in _UNKNOWN:
         return LookupError(message)
     if refused.code in (401, 403):
-        message = f"{message}; credentials come from {USER_INFO} or {TOKEN} in the environment"
+        message += (
+            f"; credentials come from {USER_INFO} or {TOKEN} in the environment, and go only to the registry that "
+        )
+        message += f"{URL} names there"
     return InstanceError(
         f"The schema registry at '{url}' answers {refused.code} to {path} ({message}): what needs it is read later."
     )

@@ -1,6 +1,11 @@
 """What OpenLineage is told of a pipeline's queries. No Spark, no server: its client writes into a file."""
 
 import json
+import socket
+import threading
+import time
+import tracemalloc
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -10,6 +15,7 @@ pytest.importorskip("deltalake")
 from openlineage.client import OpenLineageClient
 
 from pipeline_tables import ORDER
+from servicebroker.pipeline import lineage as lineage_module
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.lineage import EVERY, Lineage, lineage
 from servicebroker.pipeline.queue_run import QueueRun
@@ -133,6 +139,72 @@ def test_who_does_not_listen_is_told_once_and_harms_nobody(tmp_path, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "OpenLineage does not listen: nobody is there. The pipeline goes on."
     ]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("listener", ["sends a head forever", "sends a body forever"])
+def test_who_answers_slowly_stops_no_query(tmp_path, monkeypatch, caplog, listener):
+    monkeypatch.setattr(lineage_module, "PATIENCE_S", 1)
+    head = b"HTTP/1.1 200 OK\r\n" if "head" in listener else b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n"
+    with listening(head, b"x", pause=0.05) as url:
+        tell_http(tmp_path, monkeypatch, url)
+        one = query(lineage(pipeline(tmp_path)))
+        begun = time.monotonic()
+        for event in ("queue started", "queue ended"):
+            one.hear(one, event)
+        assert time.monotonic() - begun < 10
+    ours = [record for record in caplog.records if record.name == "servicebroker.pipeline"]
+    assert [record.getMessage() for record in ours] == [
+        "OpenLineage does not listen: it has not answered within 1 s. The pipeline goes on."
+    ]
+
+
+@pytest.mark.timeout(60)
+def test_an_answer_without_end_is_not_kept(tmp_path, monkeypatch):
+    part = b"100000\r\n" + bytes(0x100000) + b"\r\n"
+    with listening(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", part, pause=0) as url:
+        tell_http(tmp_path, monkeypatch, url)
+        tracemalloc.start()
+        try:
+            one = query(lineage(pipeline(tmp_path)))
+            one.hear(one, "queue started")
+            assert tracemalloc.get_traced_memory()[1] < 30_000_000
+        finally:
+            tracemalloc.stop()
+
+
+def tell_http(tmp_path, monkeypatch, url):
+    """Have OpenLineage told there; a URL in the environment would leave more behind in it."""
+    config = tmp_path / "openlineage.yml"
+    config.write_text(f"transport:\n  type: http\n  url: {url}\n")
+    monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config))
+
+
+@contextmanager
+def listening(head, again, pause):
+    """A listener that answers with that head, and then with the same bytes as long as somebody takes them."""
+    over = threading.Event()
+
+    def answer(connected):
+        with connected, suppress(OSError):
+            connected.settimeout(5)
+            connected.recv(65_536)
+            connected.sendall(head)
+            while not over.wait(pause):
+                connected.sendall(again)
+
+    def accept(at):
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(at.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as at:
+        accepting = threading.Thread(target=accept, args=(at,), daemon=True)
+        accepting.start()
+        yield f"http://127.0.0.1:{at.getsockname()[1]}"
+        over.set()
+        at.shutdown(socket.SHUT_RDWR)
+    accepting.join(5)
 
 
 def test_nothing_is_told_where_the_environment_names_nobody(tmp_path, monkeypatch):

@@ -325,6 +325,7 @@ def test_credentials_come_from_the_environment_and_go_to_the_registry_alone(
     registry, monkeypatch, name, value, expected
 ):
     monkeypatch.setenv(name, value)
+    monkeypatch.setenv(URL, f"{registry.url}/")
     with serving() as elsewhere:
         elsewhere.answers["/stolen"] = {"schema": "true", "schemaType": "JSON"}
         registry.answers["/schemas/ids/1"] = (302, f"{elsewhere.url}/stolen")
@@ -333,6 +334,19 @@ def test_credentials_come_from_the_environment_and_go_to_the_registry_alone(
             reader.decode(headed(1, b'{"id": 1}'))
         assert registry.asked == [("/schemas/ids/1", expected)]
         assert elsewhere.asked == []
+
+
+@pytest.mark.parametrize("name", [USER_INFO, TOKEN])
+@pytest.mark.parametrize("named", [None, "http://elsewhere.example", "no URL"])
+def test_credentials_go_to_no_registry_that_only_a_file_names(registry, monkeypatch, name, named):
+    """Who writes a pipeline file would have them otherwise."""
+    monkeypatch.setenv(name, "key:secret")
+    if named:
+        monkeypatch.setenv(URL, named)
+    registry.answers["/schemas/ids/1"] = (401, {"error_code": 401, "message": "Unauthorized"})
+    with pytest.raises(InstanceError, match=f"go only to the registry that {URL} names there"):
+        rule(registry, "json").decoder().decode(headed(1, b'{"id": 1}'))
+    assert registry.asked == [("/schemas/ids/1", None)]
 
 
 @pytest.mark.parametrize("place", ["file:///etc/hostname", "https://{host}/moved", "http://elsewhere.example/moved"])
