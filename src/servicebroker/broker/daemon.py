@@ -24,6 +24,7 @@ import psycopg
 
 from servicebroker.broker import forwarding, journal, metrics
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached
+from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.processes import Begin, Gone, ShareProcess
@@ -283,13 +284,16 @@ class Daemon:
     def _serve(self, connection: DirectConnection) -> None:
         self._shown, self._serving, self._look_at, self._answer_at, self._sample_at = [], [], 0.0, 0.0, 0.0
         self._membership = run(connection, find_membership())
-        store = PostgresStore(connection, self._clock)
+        kept = KeptDeliveries(self._url, self._clock)
+        store = PostgresStore(connection, self._clock, kept=kept)
         connection.add_notice_handler(store.notice)
         pin_plans(connection)
         connections.write(connection, [])
         forwarding.write(connection, [])
         self._reports.write(connection, anew=True)
-        with hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name=NAME) as ear:
+        heard = hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name=NAME)
+        with contextlib.closing(kept), heard as ear:
+            kept.ask()  # what another process has left there
             self._look(connection)  # what there is to tell of the last round, should no round succeed
             try:
                 self._shares.begin(store)

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import psycopg
 
+from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation import enqueue, traces
@@ -43,6 +44,7 @@ from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Header
 from servicebroker.protocol.incoming import Batch
+from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, RoutingTable
 from servicebroker.protocol.unfinished import Stored
@@ -56,13 +58,22 @@ T = TypeVar("T")
 class PostgresStore(Store):
     """The tables of the instance that `connection` leads to, which is in autocommit mode.
 
-    Of what waits in the transmission queue it finds the conversations of one share.
+    Of what waits in the transmission queue it finds the conversations of one share. Large messages are left to `kept`,
+    where that is there.
     """
 
-    def __init__(self, connection: DirectConnection, clock: Callable[[], datetime], division: Division = WHOLE) -> None:
+    def __init__(
+        self,
+        connection: DirectConnection,
+        clock: Callable[[], datetime],
+        division: Division = WHOLE,
+        kept: KeptDeliveries | None = None,
+    ) -> None:
         self._connection = connection
         self._clock = clock
         self.division = division
+        self.kept = kept
+        self._is_beside = False  # this transaction has left something beside a queue
         self._catalog = Catalog()
         self._must_last = False
         self._is_replicated = True
@@ -75,7 +86,7 @@ class PostgresStore(Store):
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """As the driver's, but BEGIN travels with the first statement, and not every COMMIT waits for the disk."""
-        connection, self._must_last = self._connection, False
+        connection, self._must_last, self._is_beside = self._connection, False, False
         connection.ahead.append(Ahead(b"begin"))
         try:
             yield
@@ -87,6 +98,8 @@ class PostgresStore(Store):
             raise
         if not self._is_replicated:
             raise InstanceError("A commit did not reach the synchronous standby, so nothing of it is acknowledged.")
+        if self._is_beside and self.kept is not None:
+            self.kept.ask()
 
     def prove(self) -> None:
         """Wait for a commit that the synchronous standby has, where there is one, and with it all that was committed.
@@ -201,7 +214,10 @@ class PostgresStore(Store):
         return self._do(remote_opening.insert_target(header, home, security, keys, self._clock()))
 
     def store(self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str]) -> arriving.Result:
-        return self._do(arriving.store(self._catalog, batches, owners, self._clock()))
+        large = LIMITS.most_fragments if self.kept is None else arriving.LARGE_FRAGMENTS
+        result = self._do(arriving.store(self._catalog, batches, owners, self._clock(), large=large))
+        self._is_beside |= result.is_beside
+        return result
 
     def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
         return self._do_lazily(unfinished_arrivals.find_unfinished(self.division, handles))

@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 import psycopg
 
 from servicebroker.broker import metrics
+from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.processes import (
     PROGRAM,
@@ -255,13 +256,14 @@ class Worker:
             peers=self._peers,
         )
         self._relay.forget(begin.division.shares)
-        self._opened = open_share(begin.url, self._clock, begin.division, follows=begin.follows)
+        self._kept = KeptDeliveries(begin.url, self._clock)
+        self._opened = open_share(begin.url, self._clock, begin.division, self._kept, follows=begin.follows)
         self._look_at = 0.0
 
     def serve(self) -> None:
         """Until the daemon wants no more rounds."""
         daemon = self._daemon
-        with closing(self._opened):
+        with closing(self._kept), closing(self._opened):
             daemon.say(self._session())
             self._opened.ready()
             daemon.say(Done(0, NEVER, daemon.take_told(), None))

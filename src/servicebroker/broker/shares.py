@@ -24,6 +24,7 @@ import psycopg
 
 from servicebroker.broker import metrics
 from servicebroker.broker.inboxes import Inbox, Inboxes
+from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.processes import Gone, ShareProcess, Unstartable
 from servicebroker.broker.relay import Relay
@@ -97,11 +98,18 @@ class _Opened(NamedTuple):
             self.connection.cancel_safe(timeout=patience)
 
 
-def open_share(url: str, clock: Callable[[], datetime], division: Division, *, follows: bool = False) -> _Opened:
+def open_share(
+    url: str,
+    clock: Callable[[], datetime],
+    division: Division,
+    kept: KeptDeliveries | None = None,
+    *,
+    follows: bool = False,
+) -> _Opened:
     """A connection for that share."""
     with ExitStack() as stack:
         connection = stack.enter_context(connect(url, application_name=NAME))
-        store = PostgresStore(connection, clock, division)
+        store = PostgresStore(connection, clock, division, kept)
         connection.add_notice_handler(store.notice)
         pin_plans(connection)
         stack.pop_all()
@@ -250,10 +258,13 @@ class Shares:
         return future
 
     def _opened_for(self, divisions: list[Division]) -> list[_Opened | ShareProcess]:
+        kept = None if self._store is None else self._store.kept
         with ExitStack() as stack:
             opened: list[_Opened | ShareProcess] = []
             for division in divisions:
-                one = self._start(division, False) if self._start else open_share(self._url, self._clock, division)
+                one = (
+                    self._start(division, False) if self._start else open_share(self._url, self._clock, division, kept)
+                )
                 opened.append(stack.enter_context(closing(one)))
             for one in opened:
                 one.ready()

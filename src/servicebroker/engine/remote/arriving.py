@@ -1,7 +1,8 @@
 """Messages from other instances: what arrives is stored, many messages in one transaction, and only then acknowledged.
 
 Nobody is waited for: a conversation whose row somebody else holds is stored with the next batch. What arrives while
-the queue is off is kept beside it, in order, and acknowledged all the same (engine/remote/waiting_arrivals.py).
+the queue is off is kept beside it, in order, and acknowledged all the same (engine/remote/waiting_arrivals.py). So is a
+large message, with what follows it, until somebody has put it together beside the rounds.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from servicebroker.model.wording import cleaned
 from servicebroker.model.xml import MAX_XML_BYTES
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
+from servicebroker.protocol.limits import LIMITS
 from servicebroker.store import locks
 from servicebroker.store.statements import Bodies, Statement, Steps
 
@@ -38,7 +40,7 @@ class Result(NamedTuple):
     """What became of the batches: `stored` are durable at commit, `postponed` are to be given again.
 
     `gone` have no endpoint any more; `closed` are stored, and take no more. `failures` are refused. `queues` have more
-    to read then: `enqueue.wake` them.
+    to read then: `enqueue.wake` them. `is_beside`: something waits beside a queue that is on, for `deliver_free`.
     """
 
     stored: list[UUID]
@@ -47,10 +49,11 @@ class Result(NamedTuple):
     closed: list[UUID]
     failures: dict[UUID, Failed]
     queues: set[int]
+    is_beside: bool = False
 
 
 class ReceivingEndpoint(NamedTuple):
-    """What storing has to know of an endpoint. `waits`: its queue is off, or something already waits beside it."""
+    """What storing has to know of an endpoint. `waits`: its queue `is_off`, or something already waits beside it."""
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -63,12 +66,14 @@ class ReceivingEndpoint(NamedTuple):
     waits: bool
     failure_code: int | None  # what the peer is told
     failure_text: str
+    is_off: bool
 
 
 class Alike(NamedTuple):
     """Messages that follow each other, from the sequence number `first` on, and are of one type.
 
-    `is_fragmented`: it is one message whose fragments are kept, and its body may be left with them.
+    `is_fragmented`: it is one message whose fragments are kept, and its body may be left with them. `is_large`: no
+    round puts it together.
     """
 
     first: int
@@ -76,6 +81,7 @@ class Alike(NamedTuple):
     content: Content
     bodies: list[bytes | None]
     is_fragmented: bool
+    is_large: bool = False
 
 
 class Arrived(NamedTuple):
@@ -113,6 +119,7 @@ _LIVE = (
     EndpointState.CONVERSING,
     EndpointState.DISCONNECTED_INBOUND,
 )  # the application reads what arrives
+LARGE_FRAGMENTS = 256  # 8 MiB: putting more together takes longer than the others should wait
 _ERROR_FRAGMENTS = 4  # that an Error of ours can have at most; what is longer is none
 _CONTROL = {
     Content.END: (names.END_DIALOG_ID, "E", RANK_DATA),
@@ -120,10 +127,18 @@ _CONTROL = {
 }
 
 
-def store(catalog: Catalog, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], now: datetime) -> Steps[Result]:
+def store(
+    catalog: Catalog,
+    batches: Mapping[UUID, Batch],
+    owners: Mapping[UUID, str],
+    now: datetime,
+    *,
+    large: int = LIMITS.most_fragments,
+) -> Steps[Result]:
     """Store what has arrived for these endpoints: of each its whole batch, or nothing.
 
-    `owners` are those of the peers that have brought what is kept of messages that are not complete.
+    `owners` are those of the peers that have brought what is kept of messages that are not complete. A message of more
+    than `large` fragments is left beside its queue.
 
     Raises:
         InstanceError: somebody else has stored messages of the same conversations. Roll back, and look again.
@@ -136,8 +151,8 @@ def store(catalog: Catalog, batches: Mapping[UUID, Batch], owners: Mapping[UUID,
     gone = yield from find_gone([handle for handle in batches if handle not in found])
     plans = []
     for endpoint in endpoints:
-        plans.append((yield from _plan(catalog, endpoint, batches[endpoint.conversation_handle])))
-    plans = yield from _lock_changing(plans)
+        plans.append((yield from _plan(catalog, endpoint, batches[endpoint.conversation_handle], large)))
+    plans = yield from _lock_changing((yield from _lock_waiting(plans)))
     yield from _keep(plans, owners)
     yield from _advance(plans)
     yield from _deliver(plans)
@@ -151,6 +166,7 @@ def store(catalog: Catalog, batches: Mapping[UUID, Batch], owners: Mapping[UUID,
         [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == EndpointState.CLOSED],
         {plan.endpoint.conversation_handle: failed for plan in plans if (failed := _told(plan)) is not None},
         {plan.endpoint.queue_id for plan in plans if plan.messages or plan.failure},
+        any(plan.endpoint.waits and not plan.endpoint.is_off and plan.messages for plan in plans),
     )
 
 
@@ -166,7 +182,7 @@ def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:
         "e.queue_id, e.state, q.catalog_version, not q.is_enqueue_enabled or exists ("
         "  select from servicebroker.arrived_fragments f join servicebroker.arrivals a using (conversation_handle) "
         "  where f.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence), "
-        "told.failure_code, told.failure_text "
+        "told.failure_code, told.failure_text, not q.is_enqueue_enabled "
         "from servicebroker.conversation_endpoints e "
         "join servicebroker.queues q on q.queue_id = e.queue_id "
         "join servicebroker.databases d on d.database_id = e.database_id and d.is_broker_enabled "
@@ -175,6 +191,21 @@ def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:
         (list(handles),),
     )
     return [ReceivingEndpoint(*row) for row in rows]
+
+
+def _lock_waiting(plans: list[Plan]) -> Steps[list[Plan]]:
+    """Without those whose messages somebody puts into their queue right now: he counts what he puts there."""
+    waiting = [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.waits and plan.batch.expected > 0]
+    if not waiting:
+        return plans
+    rows = yield Statement(
+        "arriving.lock_waiting",
+        "select conversation_handle from servicebroker.arrivals where conversation_handle = any ($1) "
+        "for no key update skip locked",
+        (waiting,),
+    )
+    blocked = set(waiting) - {handle for (handle,) in rows}
+    return [plan for plan in plans if plan.endpoint.conversation_handle not in blocked]
 
 
 def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
@@ -192,7 +223,7 @@ def _told(plan: Plan) -> Failed | None:
     return None if endpoint.failure_code is None else Failed(endpoint.failure_code, endpoint.failure_text)
 
 
-def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch) -> Steps[Plan]:
+def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch, large: int) -> Steps[Plan]:
     """What becomes of the messages that are next in order; an endpoint that has ended takes no more of them.
 
     Where it has closed since the daemon put them in order, what was kept of them is gone too.
@@ -204,7 +235,10 @@ def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch) -> Steps[
     )
     sender = Sender(endpoint.conversation_id, not endpoint.is_initiator, endpoint.database_id)
     taken: list[Arrived] = []
-    for alike in (yield from _in_order(endpoint, batch, usages)):
+    alikes = yield from _in_order(endpoint, batch, usages, large)
+    if any(alike.is_large for alike in alikes):
+        endpoint = endpoint._replace(waits=True)
+    for alike in alikes:
         if alike.content is not Content.DATA:
             alike = _readable(sender, alike)
             event = Event.END_DIALOG_ARRIVED if alike.content is Content.END else Event.ERROR_ARRIVED
@@ -239,7 +273,7 @@ def _readable(sender: Sender, end: Alike) -> Alike:
     return end._replace(message_type=names.ERROR, bodies=[body], is_fragmented=False)
 
 
-def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages) -> Steps[list[Alike]]:
+def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages, large: int) -> Steps[list[Alike]]:
     """The messages of the batch that are next in order."""
     found = []
     for step in batch.steps:
@@ -250,8 +284,9 @@ def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages) -> Step
                 found.append(Alike(number, message_type, content, bodies, is_fragmented=False))
                 number += len(bodies)
         elif isinstance(step, Complete):
-            part = yield from _put_together(endpoint, batch, step.number, usages)
-            found.append(Alike(step.number, part.message_type, part.content, [part.body], is_fragmented=True))
+            part, fragments = yield from _put_together(endpoint, batch, step.number, usages)
+            is_large = fragments > large and part.content is Content.DATA
+            found.append(Alike(step.number, part.message_type, part.content, [part.body], True, is_large))
     return found
 
 
@@ -266,19 +301,24 @@ def _accepted(sender: Sender, usages: Usages, alike: Alike) -> Steps[tuple[int, 
     return len(alike.bodies), None
 
 
-def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages: Usages) -> Steps[Part]:
-    """A message of fragments, some of which are in the batch. Its body is left where it is unless it is looked at."""
+def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages: Usages) -> Steps[tuple[Part, int]]:
+    """A message of fragments, some of which are in the batch, and how many it has where some were kept before.
+
+    Its body is left where it is unless it is looked at.
+    """
     new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
     kept = yield Statement(
         "arriving.put_together.find_kind",
-        "select message_type_name, content::int from servicebroker.arrived_fragments "
+        "select message_type_name, content::int, fragments from servicebroker.arrived_fragments "
         "where conversation_handle = $1 and message_sequence_number = $2 limit 1",
         (endpoint.conversation_handle, number),
     )
-    message_type, content = kept[0] if kept else next((part.message_type, part.content) for part in new.values())
+    message_type, content, fragments = (
+        kept[0] if kept else next((part.message_type, part.content, 0) for part in new.values())
+    )
     usage = usages.get(message_type)
     if content == Content.DATA and usage is not None and usage.validation == "N":
-        return Part(message_type, Content(content), None)
+        return Part(message_type, Content(content), None), fragments
     is_data = content == Content.DATA
     rows = yield Statement(
         "arriving.put_together.find_bodies",
@@ -290,7 +330,8 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
         (endpoint.conversation_handle, number, MAX_XML_BYTES, None if is_data else _ERROR_FRAGMENTS),
     )
     pieces = dict(rows) | {fragment: part.body for fragment, part in new.items()}
-    return Part(message_type, Content(content), b"".join(body or b"" for _, body in sorted(pieces.items())))
+    body = b"".join(piece or b"" for _, piece in sorted(pieces.items()))
+    return Part(message_type, Content(content), body), fragments
 
 
 # ---------------------------------------------------------------- writing

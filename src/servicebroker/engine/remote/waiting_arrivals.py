@@ -1,4 +1,7 @@
-"""What arrived from another instance while its queue was off: it waits beside the queue, and goes into it later."""
+"""What arrived from another instance and waits beside its queue, to go into it later.
+
+The queue was off, or a message is so large that no round of the daemon puts it together (decision 462).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.remote.arriving import set_state, take_end
 from servicebroker.model.states import EndpointState, Event
 from servicebroker.protocol.envelope import Content
+from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
 _KEPT = (
@@ -46,6 +50,15 @@ def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
     ours = {handle for (handle,) in rows}
     yield from _enqueue(list(ours), now)
     return [handle for handle in handles if handle not in ours]
+
+
+def deliver_free(handle: UUID, now: datetime) -> Steps[None]:
+    """The same for one conversation, unless somebody is at it, or switches its queue on or off."""
+    rows = yield Statement(
+        "waiting_arrivals.deliver_free.lock", "select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,)
+    )
+    if rows[0][0]:
+        yield from deliver_kept([handle], now)
 
 
 def _enqueue(locked: list[UUID], now: datetime) -> Steps[None]:

@@ -1,0 +1,101 @@
+"""Large messages go into their queues beside the rounds, in a thread and on a connection of its own (decision 462).
+
+A round stores and acknowledges their fragments only. To put 400 MB together and write them takes seconds, for which all
+other peers would wait, and for which the daemon would say that it is not in service.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from servicebroker.engine.remote.waiting_arrivals import deliver_free, find_kept
+from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.store.connection import connect
+from servicebroker.store.outage import Outage
+from servicebroker.store.running import in_transaction, run
+
+NAME = "servicebroker serve"  # of its connection
+RETRY_S, LAST_RETRY_S = (
+    1.0,
+    60.0,
+)  # seconds until what failed, or somebody else is at, is tried again; twice as many each time
+CLOSING_TIME_S = 10.0  # seconds that `close` waits for the server to cancel a statement
+
+_log = logging.getLogger("servicebroker.broker")
+
+
+class KeptDeliveries:
+    """Puts what was kept beside the queues of an instance into them, whenever it is asked to."""
+
+    def __init__(self, url: str, clock: Callable[[], datetime]) -> None:
+        self._url, self._clock = url, clock
+        self._due, self._closed = threading.Event(), threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._connection: psycopg.Connection[Any] | None = None
+        self._outage = Outage(_log, "Large messages wait beside their queues")
+
+    def ask(self) -> None:
+        """Deliver what is kept now, soon. From any thread; the first call starts the thread."""
+        self._due.set()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kept deliveries", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; what it is at is rolled back, and stays kept."""
+        self._closed.set()
+        self._due.set()
+        connection, thread = self._connection, self._thread
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.cancel_safe(timeout=CLOSING_TIME_S)
+        if thread is not None:
+            thread.join(CLOSING_TIME_S)
+
+    def _run(self) -> None:
+        pause = RETRY_S
+        while self._due.wait() and not self._closed.is_set():
+            self._due.clear()
+            try:
+                with connect(self._url, application_name=NAME) as connection:
+                    self._connection = connection
+                    is_done = self._deliver(connection)
+            except (psycopg.Error, ServiceBrokerError) as problem:
+                is_done = False
+                if not self._closed.is_set():
+                    self._outage.lost(problem)
+            finally:
+                self._connection = None
+            if is_done:
+                self._outage.over()
+                pause = RETRY_S
+            else:
+                self._closed.wait(pause)
+                pause = min(2 * pause, LAST_RETRY_S)
+                self._due.set()
+
+    def _deliver(self, connection: psycopg.Connection[Any]) -> bool:
+        """Deliver each conversation's in a transaction of its own, also behind one that fails.
+
+        Returns whether nothing is left.
+        """
+        kept = run(connection, find_kept())
+        for handle in kept:
+            if self._closed.is_set():
+                break
+            try:
+                in_transaction(connection, deliver_free(handle, self._clock()))
+            except psycopg.Error as problem:
+                if connection.broken:
+                    raise
+                self._outage.lost(problem)
+        return not kept or not run(connection, find_kept())
