@@ -21,6 +21,7 @@ from servicebroker.engine.security.transport_certificates import TransportCertif
 from servicebroker.model.arguments import checked_password, checked_termination
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.security.certificates import Facts
+from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Definition, Operation
 from servicebroker.store.concurrency import in_thread
 from servicebroker.store.direct import DirectConnection
@@ -66,7 +67,7 @@ class Network(ABC):
         kind: Any = type(operation)
         run = _RUNNERS.get(kind, _alone if kind in _STEPS else None)
         if run is None:
-            raise BrokerError(402, "operation", f"{operation!r:.200}", "an instance's, of servicebroker.operations")
+            raise BrokerError(402, "operation", shown(operation), "an instance's, of servicebroker.operations")
         result: T = run(self, operation)
         return result
 

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import ast
 import string
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import servicebroker
 import servicebroker as sb
 import servicebroker.testing
-from servicebroker.model.errors import RULES
+from servicebroker.model.errors import LONGEST_TEXT, LONGEST_VALUE, RULES, BrokerError, InstanceError
+from servicebroker.model.wording import LONGEST_SHOWN, shown
 
 
 def test_an_error_carries_number_severity_state_and_text() -> None:
@@ -50,3 +55,37 @@ def test_a_wrong_argument_is_a_mistake_of_the_program_too() -> None:
             with pytest.raises(expected, match=r"402, .*Wrong argument: wait is -1; it must be seconds, 0 or more\.$"):
                 database.receive("Q", wait=-1)
     assert not isinstance(sb.BrokerError(911, "Shop"), TypeError | ValueError)
+
+
+def shows_carelessly(tree: ast.AST) -> Iterator[int]:
+    """The lines on which a wrong argument is shown by `repr`, which may raise, and be as long as the argument."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and ast.unparse(call).startswith("BrokerError(402,"):
+            for node in ast.walk(call):
+                if (isinstance(node, ast.FormattedValue) and node.conversion == ord("r")) or (
+                    isinstance(node, ast.Call) and ast.unparse(node.func) == "repr"
+                ):
+                    yield call.lineno
+
+
+def test_wrong_arguments_are_shown_by_what_cannot_fail() -> None:
+    sources = Path(servicebroker.__file__).parent
+    found = {
+        (str(file.relative_to(sources)), line)
+        for file in sources.rglob("*.py")
+        for line in shows_carelessly(ast.parse(file.read_bytes()))
+    }
+    assert found == set()
+
+
+def test_a_value_is_shown_whatever_it_is() -> None:
+    class Mute:
+        def __repr__(self) -> str:
+            raise LookupError("there is no text of it")
+
+    assert shown("a\x1b\u202e\n") == r"'a\x1b\u202e\n'"
+    assert shown(10**5_000) == "<int, whose text cannot be had>"
+    assert shown(Mute()) == "<Mute, whose text cannot be had>"
+    assert len(shown("x" * 10**7)) == len(shown(["x"] * 10**4)) == LONGEST_SHOWN + 1
+    assert len(str(BrokerError(911, "x" * 10**6))) < LONGEST_VALUE + 100
+    assert len(str(InstanceError("x" * 10**6))) == LONGEST_TEXT + 1

@@ -22,6 +22,7 @@ from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import Termination, may_exist
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import User
+from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Definition, Operation
 from servicebroker.store.statements import Steps
 
@@ -71,7 +72,7 @@ class AsyncDefinitions(ABC):
         kind: Any = type(operation)
         run: Runner | None = _RUNNERS.get(kind, _alone if kind in INTERPRETERS else None)
         if run is None or not isinstance(operation, Definition):
-            raise BrokerError(402, "operation", f"{operation!r:.200}", "a value of servicebroker.operations")
+            raise BrokerError(402, "operation", shown(operation), "a value of servicebroker.operations")
         with may_exist(operation.exist_ok):
             result: T = await run(self, operation)
             return result

@@ -10,6 +10,7 @@ import psycopg
 
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction
 from servicebroker.model.errors import JoinError
+from servicebroker.model.wording import shown
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import in_greenlet
 from servicebroker.store.statements import Steps
@@ -91,7 +92,7 @@ def _refusal(given: object) -> str:
     if driver in _PAST:
         return f"{driver} is another driver than psycopg 3, which the verbs need: use a URL postgresql+psycopg://."
     return (
-        f"join takes a connection of psycopg 3, or a session or connection of SQLAlchemy or Django, not {given!r:.80}."
+        f"join takes a connection of psycopg 3, or a session or connection of SQLAlchemy or Django, not {shown(given)}."
     )
 
 

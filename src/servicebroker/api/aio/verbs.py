@@ -21,6 +21,7 @@ from servicebroker.engine.conversation import receive
 from servicebroker.model.conversation_events import Happened, described
 from servicebroker.model.errors import BrokerError, ServiceBrokerError, Unreachable
 from servicebroker.model.messages import Message
+from servicebroker.model.wording import shown
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
@@ -94,7 +95,7 @@ class AsyncVerbs(ABC):
 
     async def _run_definition(self, operation: Operation[T]) -> T:
         """Run what is no verb: definitions are run by a database."""
-        raise BrokerError(402, "operation", f"{operation!r:.200}", "a verb of servicebroker.operations")
+        raise BrokerError(402, "operation", shown(operation), "a verb of servicebroker.operations")
 
     def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
         """A verb is run: should its transaction be rolled back, that is counted."""
