@@ -1,4 +1,7 @@
-"""Requests and their answers: one at a time, and many at a time over one queue. A process beside this one answers."""
+"""Requests and their answers: one at a time, and many at a time over one queue. A process beside this one answers.
+
+Its worker answers what has come of up to 50 conversations in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import AT_A_TIME
 
 DATABASE = "Requests"
-_ANSWERERS = 4  # readers of the process that answers
+_ANSWERERS, _GROUPS = 2, 50  # readers of the process that answers, conversations in a transaction of theirs
 _WARM_UP = 40  # requests, for statements, watchers and readers
 _TIMEOUT_S = 60.0
 
 
 class Requests:
-    """`request` in threads of this process; a worker answers and ends, each request in a transaction of its own."""
+    """`request` in threads of this process; a worker answers and ends."""
 
     name = OURS
 
@@ -36,7 +39,7 @@ class Requests:
 
     def ways(self, scenario: str) -> list[Way]:
         """One at a time, and many."""
-        beside = f"{_ANSWERERS} readers in a process beside it answer"
+        beside = f"{_ANSWERERS} readers in a process beside it answer, groups={_GROUPS}"
         return {
             "request-one": [Way("request", beside, self._begin, self._ask)],
             "request": [Way("request", f"{AT_A_TIME} threads; {beside}", self._begin, self._ask_in_threads)],
@@ -70,7 +73,7 @@ class Requests:
 @contextmanager
 def _answering(url: str) -> Iterator[Callable[[], None]]:
     """A process whose worker answers all the while; an order only says that it is there."""
-    worker = sb.Worker(REQUEST_QUEUE)
+    worker = sb.Worker(REQUEST_QUEUE, groups=_GROUPS)
 
     @worker.on(TYPE)
     def answer(transaction: sb.Transaction, message: sb.Message) -> None:
