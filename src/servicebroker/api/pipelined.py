@@ -123,7 +123,7 @@ class WaitingDialogs:
             BrokerError: what the operation says of its fields, 8410.
         """
         if type(operation) is BeginDialog:
-            return self._begin(engine, operation)
+            return self.begin(engine, operation)
         if self._dialogs and isinstance(operation, Send | SendBatch | BeginConversationTimer) and self._may_wait():
             dialog = self._dialogs.get(operation.handle) if isinstance(operation.handle, UUID) else None
             if dialog is None or engine is not self._engine:
@@ -133,8 +133,9 @@ class WaitingDialogs:
             return [None] if engine.foresee_timer(dialog, operation) else []
         return []
 
-    def _begin(self, engine: Direct, operation: BeginDialog) -> list[Any]:
-        dialog = engine.foresee(operation) if self._may_wait() else None
+    def begin(self, engine: Direct, operation: BeginDialog, group: UUID | None = None) -> list[Any]:
+        """Let BEGIN DIALOG wait, as `run`; `group` is the id of the group that is made for it."""
+        dialog = engine.foresee(operation, group) if self._may_wait() else None
         if dialog is None:
             return []
         if self._dialogs and (engine is not self._engine or len(self._dialogs) >= MOST_DIALOGS):

@@ -27,6 +27,7 @@ from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.findings import judge
 from servicebroker.model.requests import is_request
 from servicebroker.store.running import run
+from servicebroker.store.statement_counts import counts_of
 from support import (
     CONTRACT,
     ORDER,
@@ -580,3 +581,16 @@ def test_doctor_tells_late_answers_from_those_that_are_kept(url: str) -> None:
         database.send(far_handle(database, begin_with(database, b"1")), REPLY, b"of nobody")
         clock.jump(minutes=1)
         assert any("of 3 messages" in problem for problem in findings(instance))
+
+
+def test_a_request_leaves_in_one_statement(url: str) -> None:
+    """Its group is known to be new: nothing is looked up, as in a conversation without a group."""
+    with sb.open(url, upkeep=None) as instance:
+        database = instance.database("Test")
+        for number in range(2):
+            with answering(database, concurrency=1):
+                assert ask(database, b"%d" % number).body == b"%d" % number
+            with instance.connection() as connection:
+                counted = counts_of(connection).take()
+        ran = {name for name in counted if name.partition(".")[0] in ("begin", "new_dialogs", "send", "requests")}
+        assert ran == {"new_dialogs.one", "send.answer", "requests.find_answered"}

@@ -21,6 +21,7 @@ from servicebroker.engine.conversation.plain_verbs import NOT_FOUND, Direct
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
@@ -222,6 +223,15 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             if self.connection.closed or self.connection.pgconn.transaction_status == TransactionStatus.INERROR:
                 self.connection.waiting.verbs = None  # nothing of the transaction will be
             await finish(self._send_what_waits())
+
+    async def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
+        if self._pipeline is None and not self._ended:
+            waiting: list[UUID] = await self._new.begin(self.engine, begin, group)
+            if waiting:
+                self.database.instance.check_process()
+                self._works()
+                return waiting[0]
+        return await super()._begin_in(begin, group)
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation, as `Database.run`. Within `pipeline()` a SEND on one conversation returns its place."""

@@ -104,8 +104,12 @@ class LongWay(NamedTuple):
 Draw: TypeAlias = Callable[[], UUID]
 
 
-def foresee(operation: BeginDialog, way: Way | None, draw: Draw, now: datetime) -> NewDialog | None:
+def foresee(
+    operation: BeginDialog, way: Way | None, draw: Draw, now: datetime, group: UUID | None = None
+) -> NewDialog | None:
     """BEGIN DIALOG of a way that is known. None if it joins a group, which has to be locked.
+
+    `group` is the id of the group to make, which nobody else has; without it one is drawn.
 
     Raises:
         BrokerError: what `BeginDialog.check` refuses.
@@ -113,7 +117,7 @@ def foresee(operation: BeginDialog, way: Way | None, draw: Draw, now: datetime) 
     if operation.related_conversation is not None or operation.related_conversation_group is not None:
         return None
     operation.check()
-    return NewDialog(operation, Identity(draw(), draw()), operation.expiry(now), way)
+    return NewDialog(operation, Identity(draw(), group or draw()), operation.expiry(now), way)
 
 
 def find_way(catalog: Catalog, database_id: int, operation: BeginDialog) -> Way | None:

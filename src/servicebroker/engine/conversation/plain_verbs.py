@@ -179,12 +179,12 @@ class Direct:
 
     # ------------------------------------------------------------ conversations that wait
 
-    def foresee(self, operation: BeginDialog) -> NewDialog | None:
-        """BEGIN DIALOG of a conversation that may wait. None: its way is not known."""
+    def foresee(self, operation: BeginDialog, group: UUID | None = None) -> NewDialog | None:
+        """BEGIN DIALOG of a conversation that may wait. None: its way is not known. `group`: the id of its group."""
         way = new_dialogs.find_way(self.catalog, self.user.database_id, operation)
         if way is None:
             return None
-        return new_dialogs.foresee(operation, way, self.settings.draw, self.settings.clock())
+        return new_dialogs.foresee(operation, way, self.settings.draw, self.settings.clock(), group)
 
     def foresee_send(self, dialog: NewDialog, operation: Send[int] | SendBatch) -> FirstSend | None:
         """SEND that waits with its conversation. None: it has to be judged by the verb itself."""
