@@ -553,9 +553,10 @@ begin
        and pg_try_advisory_xact_lock({group_lock}, uuid_hash(in_group)) then
         places := array(
             select m.ctid from unnest(levels, numbers) as w (level, number)
-             cross join lateral (select q.ctid from servicebroker.queue_{id} q
+             cross join lateral (select q.ctid, q.conversation_group_id as own from servicebroker.queue_{id} q
                                   where q.priority = w.level and q.queuing_order = w.number
-                                    and q.conversation_group_id = in_group) m);
+                                 offset 0) m  -- or the index of groups is chosen, and a whole group searched
+             where m.own = in_group);
         with gone as (
             delete from servicebroker.queue_{id} g where g.ctid = any (places) returning g.*
         ){retained}

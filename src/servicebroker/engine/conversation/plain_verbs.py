@@ -264,7 +264,10 @@ class Direct:
         """END CONVERSATION for EndDialogs that a `Hold` has read: the handles of those for which it was done."""
         if not self.user.is_dbo:  # each needs a look at the permissions
             return []
-        return (yield from end.answer_ends(queue_id, messages, self.settings.clock()))
+        ended = yield from end.answer_ends(queue_id, messages, self.settings.clock())
+        for handle in ended:
+            self.catalog.forget_ended(handle)
+        return ended
 
     def find_failures(self, message: Message) -> Steps[failed_messages.Tracked | None]:
         """How often this message has failed."""
