@@ -129,7 +129,8 @@ class AsyncJoinedTransaction(AsyncVerbs):
 class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     """A transaction of ours. `connection` is the live psycopg connection, for the application's statements.
 
-    It begins on the server with its first statement, a verb's or the application's, and in the same round trip.
+    It begins on the server with its first statement, a verb's or the application's, and in the same round trip. A new
+    conversation may wait for its first messages; it leaves with them before the next statement, or with COMMIT.
     """
 
     connection: AsyncDirectConnection

@@ -10,6 +10,10 @@ the transmission queue, or refuses. To another instance a SEND writes a row of t
 The first SEND on a conversation that was received from tries the way of the last one of its service and contract
 (`Catalog.answered`); its statement compares them with the row.
 
+**BEGIN DIALOG** (`begin.py`). Inside the instance the process remembers both sides (`engine/catalog/ways.py`). A new
+conversation of such a way waits in its transaction and leaves with its first messages, in one statement
+(`new_dialogs.py`). If the way is not what it was, the verbs run one after the other.
+
 **RECEIVE** (`receive.py`, and `receive` in `store/queue.sql`). The queue's function fires due timers and lifetimes,
 chooses a conversation group that is not locked, deletes its messages and returns them. If nothing comes back, the
 client finds out why. The process notes the queue, service and contract of each conversation for the verbs that follow
