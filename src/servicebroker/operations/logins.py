@@ -38,7 +38,7 @@ class DropLogin(Named, Definition[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Connect:
+class _Connect(Definition[None]):
     """CONNECT on the endpoint, and a login.
 
     Args:
@@ -47,41 +47,37 @@ class _Connect:
             also one that nobody has imported.
     """
 
+    permission: ClassVar[str] = "CONNECT ON ENDPOINT"
+
     endpoint: str
     login: str
 
 
 @dataclass(frozen=True, slots=True)
-class GrantConnect(_Connect, Definition[None]):
+class GrantConnect(_Connect):
     """GRANT CONNECT ON ENDPOINT::endpoint TO login: peers that are this login are let in.
 
     Raises:
         BrokerError: 15151 no such endpoint or login, 15247.
     """
 
-    permission: ClassVar[str] = "CONNECT ON ENDPOINT"
-
 
 @dataclass(frozen=True, slots=True)
-class DenyConnect(_Connect, Definition[None]):
+class DenyConnect(_Connect):
     """DENY CONNECT ON ENDPOINT::endpoint TO login: counts more than what was granted to public.
 
     Raises:
         BrokerError: as `grant_connect`.
     """
 
-    permission: ClassVar[str] = "CONNECT ON ENDPOINT"
-
 
 @dataclass(frozen=True, slots=True)
-class RevokeConnect(_Connect, Definition[None]):
+class RevokeConnect(_Connect):
     """REVOKE CONNECT ON ENDPOINT::endpoint FROM login, granted or denied; nothing there is no error.
 
     Raises:
         BrokerError: as `grant_connect`.
     """
-
-    permission: ClassVar[str] = "CONNECT ON ENDPOINT"
 
 
 @dataclass(frozen=True, slots=True)

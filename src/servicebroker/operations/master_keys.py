@@ -11,11 +11,17 @@ from typing import ClassVar
 
 from servicebroker.operations.operation import Definition
 
-_NEED = "MASTER KEY"
+
+class _OfMasterKey(Definition[None]):
+    """A statement of a master key."""
+
+    __slots__ = ()
+
+    permission: ClassVar[str] = "MASTER KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class CreateMasterKey(Definition[None]):
+class CreateMasterKey(_OfMasterKey):
     """CREATE MASTER KEY ENCRYPTION BY PASSWORD; it is encrypted by the service master key too.
 
     Args:
@@ -25,13 +31,11 @@ class CreateMasterKey(Definition[None]):
         BrokerError: 15578 there is one already, 15116 the password is too short, 15247, 402.
     """
 
-    permission: ClassVar[str] = _NEED
-
     password: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class OpenMasterKey(Definition[None]):
+class OpenMasterKey(_OfMasterKey):
     """OPEN MASTER KEY DECRYPTION BY PASSWORD: this object can use it until `close_master_key`.
 
     Args:
@@ -41,24 +45,20 @@ class OpenMasterKey(Definition[None]):
         BrokerError: 15581 there is none, 15313 the password is another one, 15247, 402.
     """
 
-    permission: ClassVar[str] = _NEED
-
     password: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class CloseMasterKey(Definition[None]):
+class CloseMasterKey(_OfMasterKey):
     """CLOSE MASTER KEY.
 
     Raises:
         BrokerError: 15315 `open_master_key` has not opened it.
     """
 
-    permission: ClassVar[str] = _NEED
-
 
 @dataclass(frozen=True, slots=True)
-class AlterMasterKey(Definition[None]):
+class AlterMasterKey(_OfMasterKey):
     """ALTER MASTER KEY ADD ENCRYPTION BY SERVICE MASTER KEY, or with False DROP ENCRYPTION.
 
     Without that encryption `servicebroker serve` cannot use the key: secure conversations wait (28054).
@@ -70,14 +70,12 @@ class AlterMasterKey(Definition[None]):
         BrokerError: 15581 there is none, or it is not open, 15247, 402.
     """
 
-    permission: ClassVar[str] = _NEED
-
     _: KW_ONLY
     service_master_key: bool
 
 
 @dataclass(frozen=True, slots=True)
-class AddMasterKeyPassword(Definition[None]):
+class AddMasterKeyPassword(_OfMasterKey):
     """ALTER MASTER KEY ADD ENCRYPTION BY PASSWORD: this one opens it too.
 
     Args:
@@ -87,13 +85,11 @@ class AddMasterKeyPassword(Definition[None]):
         BrokerError: 15581 there is none, or it is not open, 15116 the password is too short, 15247, 402.
     """
 
-    permission: ClassVar[str] = _NEED
-
     password: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class DropMasterKeyPassword(Definition[None]):
+class DropMasterKeyPassword(_OfMasterKey):
     """ALTER MASTER KEY DROP ENCRYPTION BY PASSWORD: this one opens it no more.
 
     Args:
@@ -103,13 +99,11 @@ class DropMasterKeyPassword(Definition[None]):
         BrokerError: 15581 there is none, 15558 it is no password of the key, or its only one, 15247, 402.
     """
 
-    permission: ClassVar[str] = _NEED
-
     password: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class RegenerateMasterKey(Definition[None]):
+class RegenerateMasterKey(_OfMasterKey):
     """ALTER MASTER KEY [FORCE] REGENERATE: another key, with which everything is encrypted anew.
 
     Args:
@@ -122,19 +116,15 @@ class RegenerateMasterKey(Definition[None]):
             the password is too short, 15247, 402.
     """
 
-    permission: ClassVar[str] = _NEED
-
     password: str = field(repr=False)
     _: KW_ONLY
     force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class DropMasterKey(Definition[None]):
+class DropMasterKey(_OfMasterKey):
     """DROP MASTER KEY. Conversations that have session keys lose them, and wait.
 
     Raises:
         BrokerError: 15151 there is none, 15580 a certificate's private key is encrypted by it, 15247.
     """
-
-    permission: ClassVar[str] = _NEED
