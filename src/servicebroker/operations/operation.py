@@ -94,13 +94,16 @@ class Definition(Operation[Result]):
 
 def described(method: Method, operation: type[Operation[Any]]) -> Method:
     """Return the method under its operation's name, with the operation's help, parameters and result."""
-    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    own = inspect.signature(operation)
-    signature = own.replace(parameters=[itself, *own.parameters.values()], return_annotation=result_of(operation))
     method.__doc__ = help_of(operation)
     method.__name__ = method.__qualname__ = method_name(operation)
-    method.__signature__ = signature  # type: ignore[attr-defined]
+    method.__signature__ = _signature_of(operation)  # type: ignore[attr-defined]
     return method
+
+
+@functools.cache  # two faces and the double ask, when a program begins
+def _signature_of(operation: Any) -> inspect.Signature:
+    own = inspect.signature(operation.__init__)
+    return own.replace(return_annotation=result_of(operation))
 
 
 def help_of(operation: type[Operation[Any]]) -> str:
