@@ -96,7 +96,8 @@ def described(method: Method, operation: type[Operation[Any]]) -> Method:
     """Return the method under its operation's name, with the operation's help, parameters and result."""
     method.__doc__ = help_of(operation)
     method.__name__ = method.__qualname__ = method_name(operation)
-    method.__signature__ = _signature_of(operation)  # type: ignore[attr-defined]
+    kind: Any = operation
+    method.__signature__ = _signature_of(kind)  # type: ignore[attr-defined]
     return method
 
 
