@@ -29,7 +29,7 @@ from servicebroker.model.conversation_events import CREATED, DROPPED, Deed
 from servicebroker.model.errors import RULES
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.states import EndpointState
-from servicebroker.model.waiting import UNANSWERED
+from servicebroker.model.waiting import CLOCK_DIFFERS, UNANSWERED
 from servicebroker.protocol.again import Again
 from servicebroker.protocol.dialog import Acknowledged, Apart, ClockDiffers, Dropped, Failed
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
@@ -330,7 +330,7 @@ class Settling:
                     self._acknowledged[handle] = event
                     entry.note_acknowledgement(str(event.far_broker))
                     self._conversations.acknowledged(entry, event.below)
-                    if entry.status == UNANSWERED:
+                    if entry.status in (UNANSWERED, CLOCK_DIFFERS):
                         self._conversations.say(entry, "")
                 case Failed():
                     self._failed[handle] = event.failure
@@ -338,6 +338,7 @@ class Settling:
                     self._apart[handle] = event
                 case ClockDiffers(clock):
                     entry.note_far_clock(clock, self._seconds())
+                    self._conversations.say(entry, CLOCK_DIFFERS)
                 case Dropped():
                     journal.undeliverable(event, header, link)
                     if event.number == 11224 and entry.session is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from servicebroker.model.errors import RULES
-from servicebroker.model.waiting import NO_ACKNOWLEDGEMENT
+from servicebroker.model.waiting import CLOCK_DIFFERS, NO_ACKNOWLEDGEMENT
 
 _EXCHANGE = "Exchange certificates: servicebroker certificate export here and certificate import at the peer, and back."
 _TRUST = (
@@ -123,6 +123,9 @@ _UNANSWERED = (
     "server run and are not frozen, and what servicebroker doctor says. Only where that instance was restored and does "
     "not know the conversation: END CONVERSATION WITH ERROR here, and begin anew."
 )
+_WRONG_CLOCK = (
+    "Nothing is lost: it goes again after a few seconds. Set the clock of the server, here or there, that is wrong."
+)
 _ELSE = "servicebroker route explain says where it should go; servicebroker doctor there, what was refused."
 
 
@@ -130,4 +133,6 @@ def after_status(text: str) -> str:
     """What mends what a `transmission_status` says, or that it says nothing."""
     if text.startswith(NO_ACKNOWLEDGEMENT):
         return _UNANSWERED
+    if text == CLOCK_DIFFERS:
+        return _WRONG_CLOCK
     return next((REMEDIES[number] for number, pattern in _PATTERNS.items() if pattern.match(text)), _ELSE)

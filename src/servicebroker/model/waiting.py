@@ -13,4 +13,8 @@ NO_ACKNOWLEDGEMENT = (
 )
 _OLD_COPY = "as an old copy of its database does"
 UNANSWERED = f"{NO_ACKNOWLEDGEMENT} It may be frozen or overloaded, or lack the conversation, {_OLD_COPY}."
+CLOCK_DIFFERS = (
+    "The clock of the target's broker differs from ours: it did not take what was dated by ours. The message goes "
+    "again, dated by that clock."
+)
 TARGET_DISABLED = RULES[28012].text.format("Service broker is administratively disabled.")

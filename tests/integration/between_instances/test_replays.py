@@ -14,7 +14,9 @@ from msgspec import structs
 from remote_support import Pair, Site, introduce, leftovers, paired
 from servicebroker.broker.departures import Frames
 from servicebroker.engine.conversation.endpoints import remove_closed
+from servicebroker.model.remedies import after_status
 from servicebroker.model.states import REPLAY_PROTECTION
+from servicebroker.model.waiting import CLOCK_DIFFERS
 from servicebroker.protocol.envelope import Header, parse
 from servicebroker.store.running import run
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, Clock, bodies, query
@@ -131,6 +133,7 @@ def test_an_opening_that_is_brought_again_when_both_sides_have_gone_opens_nothin
 DIFFERENCES = [-10_000, -25, -15, -10, -9, 0, 9, 10, 11, 25, 10_000]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("minutes", DIFFERENCES)
 def test_clocks_that_differ_lose_no_message_and_let_none_come_twice(
     pair: Pair, tmp_path: Path, clock: Clock, minutes: int
@@ -143,6 +146,23 @@ def test_clocks_that_differ_lose_no_message_and_let_none_come_twice(
     bring(pair, kept)
     assert pair.east.database.receive(STOCK_QUEUE) == []
     assert leftovers(pair.east) == {}
+
+
+@pytest.mark.parametrize("minutes", [-25, 25])
+def test_it_says_that_the_clocks_differ_until_the_target_has_it(
+    pair: Pair, tmp_path: Path, clock: Clock, minutes: int
+) -> None:
+    introduce(pair, tmp_path, start_date=clock() - timedelta(days=30))
+    clock.jump(minutes=minutes)
+    handle = send(pair, "one")
+    pair.west.database.send(handle, ORDER, "x" * 3_000_000)  # more than a window: the rest waits
+    pair.rounds(2)
+    assert pair.west.database.get_transmission_status(handle) == CLOCK_DIFFERS
+    assert "Set the clock" in after_status(CLOCK_DIFFERS)
+    pair.pass_time(5)
+    pair.rounds(2)
+    assert pair.west.database.get_transmission_status(handle) == ""
+    assert pair.east.database.receive(STOCK_QUEUE)[0].message_body == b"one"
 
 
 def test_what_was_sealed_by_a_clock_that_is_ahead_is_refused_also_if_it_has_not_come_before(
