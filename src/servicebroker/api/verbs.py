@@ -101,7 +101,7 @@ class Verbs(ABC):
         """A verb is run: should its transaction be rolled back, that is counted."""
 
     def _tell(self, event: Happened) -> None:
-        instance = self.database.instance
+        instance = self.instance
         number, database_id, text, subclass, columns = described(event)
         instance.events.tell(number, instance.clock(), database_id, text, subclass, columns)
 
@@ -139,14 +139,14 @@ class Verbs(ABC):
 
     def _named(self, rows: Rows, *, alone: bool) -> list[Message]:
         """What was taken, with its names. Those that we do not remember are looked up."""
-        labels, database_id = self.database.catalog.labels, self.database.database_id
+        labels, database_id = self.engine.catalog.labels, self.engine.user.database_id
         try:
             return receive.named(rows, labels[database_id])
         except KeyError:
             if alone:
                 self._learn_names()
             else:
-                self._do(self.database.engine.find_labels(anew=True))
+                self._do(self.engine.find_labels(anew=True))
             return receive.named(rows, receive.nameless(labels[database_id]))
 
     def _learn_names(self) -> None:
@@ -154,7 +154,7 @@ class Verbs(ABC):
         problem: Exception | None = None
         for do in (self._do, *[self.database._do] * _ATTEMPTS):
             try:
-                do(self.database.engine.find_labels(anew=True))
+                do(self.engine.find_labels(anew=True))
                 return
             except (ServiceBrokerError, psycopg.Error) as refused:
                 problem = refused
@@ -169,7 +169,7 @@ class Verbs(ABC):
 
     def _begin_span(self, queue: str, messages: Sequence[Message]) -> None:
         sent = [(m.conversation_handle, m.message_sequence_number) for m in messages if not (m.is_timer or m.is_error)]
-        span = tracing.begin_receive(queue, messages, self._do(self.database.engine.take_traces(sent)))
+        span = tracing.begin_receive(queue, messages, self._do(self.engine.take_traces(sent)))
         if span is not None:
             self._process(span)
 
@@ -220,17 +220,17 @@ class Verbs(ABC):
         Who is told something that is not enough waits on where it is: `once` has looked since, and in vain.
         """
         there = self._find(queue)
-        doorbell = self.database.instance.doorbell
+        doorbell = self.instance.doorbell
         found: T | None
         if wait == 0 or not doorbell.hears(there.queue_id):
             found = once()
             if wait == 0 or enough(found):
                 return found
-        self.database.instance.check_process()
+        self.instance.check_process()
         deadline = time.monotonic() + wait
 
         def changes() -> int:
-            return self._do(self.database.engine.service_changes(there))
+            return self._do(self.engine.service_changes(there))
 
         with doorbell.listening(there.queue_id, choosy=choosy) as bell:
             services = self._services(there, bell, changes)
@@ -244,14 +244,14 @@ class Verbs(ABC):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                changed = self.database.instance.sleep(bell, min(left, FALLBACK_POLL))
+                changed = self.instance.sleep(bell, min(left, FALLBACK_POLL))
                 if changed and self._unless_away(changes, deadline) not in (None, services):
                     raise BrokerError(8468)
         return found
 
     def _services(self, there: Queue, bell: Bell, changes: Callable[[], int]) -> int:
         """How often a service of the queue was altered or dropped before the wait; the doorbell remembers it."""
-        known = self.database.instance.doorbell.service_changes
+        known = self.instance.doorbell.service_changes
         services = known.get(there.queue_id)
         if services is None:
             services = changes()
@@ -264,7 +264,7 @@ class Verbs(ABC):
         if not self._is_alone():
             return look()
         try:
-            self.database.instance.renew()
+            self.instance.renew()
             return look()
         except Unreachable:
             if time.monotonic() >= deadline:

@@ -116,12 +116,14 @@ def asked(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
 def waiting(inner: Runner, verbs: Verbs, operation: Receive | GetConversationGroup, begin: Begin) -> Any:
     """WAITFOR: look again until something is found, or the patience ends."""
     operation.check_wait()
+    patience = operation.patience
+    if patience == 0:
+        return inner(verbs, operation, begin)
 
     def once() -> Any:
         return inner(verbs, operation, begin)
 
-    is_choosy = operation.has_condition
-    found = verbs._waiting(operation.queue, once, operation.patience, choosy=is_choosy)
+    found = verbs._waiting(operation.queue, once, patience, choosy=operation.has_condition)
     return [] if found is None and isinstance(operation, Receive) else found
 
 

@@ -115,12 +115,14 @@ async def asked(verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) -> A
 async def waiting(inner: Runner, verbs: AsyncVerbs, operation: Receive | GetConversationGroup, begin: Begin) -> Any:
     """WAITFOR: look again until something is found, or the patience ends."""
     operation.check_wait()
+    patience = operation.patience
+    if patience == 0:
+        return await inner(verbs, operation, begin)
 
     def once() -> Awaitable[Any]:
         return inner(verbs, operation, begin)
 
-    is_choosy = operation.has_condition
-    found = await verbs._waiting(operation.queue, once, operation.patience, choosy=is_choosy)
+    found = await verbs._waiting(operation.queue, once, patience, choosy=operation.has_condition)
     return [] if found is None and isinstance(operation, Receive) else found
 
 

@@ -76,10 +76,9 @@ def _sending(machine: Machine, statement: Send) -> operations.Send[Any]:
     body = _body(machine, statement)
     if message_type is None:
         raise BrokerError(8428, "")
-    handles = [_handle(machine, given) for given in statement.handles]
-    if len(handles) == 1:
-        return operations.Send(handles[0], message_type, body)
-    return operations.Send(handles, message_type, body)
+    if len(statement.handles) == 1:
+        return operations.Send(_handle(machine, statement.handles[0]), message_type, body)
+    return operations.Send([_handle(machine, given) for given in statement.handles], message_type, body)
 
 
 def _body(machine: Machine, statement: Send) -> bytes | Omitted:
