@@ -56,7 +56,7 @@ class FencedModel(Model):
     # a transaction sees what it has sent only when that is delivered; time is the server's
     begin_transaction = end_transaction = set_savepoint = receive_and_put_back = leave_savepoint = jump = None
 
-    def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True) -> None:
+    def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True, **more: Any) -> None:
         def delivered(database: Any) -> Any:
             try:
                 return verb(database)
@@ -64,7 +64,7 @@ class FencedModel(Model):
                 if isinstance(database, Fenced):
                     self.deliver()
 
-        super().step(kind, pair, delivered, in_order=False)
+        super().step(kind, pair, delivered, in_order=False, **more)
 
     def deliver(self) -> None:
         with self.real.connection() as connection:
