@@ -168,6 +168,62 @@ begin
     end if;
 end $$;
 
+-- BEGIN DIALOG and SENDs on the new conversation, with the handle and the group that the caller has drawn; message types and
+-- bodies go in pairs. If it is not done, nothing was written: there is a refusal of BEGIN DIALOG, or a SEND of its own says why.
+create or replace function servicebroker_fence.begin_and_send(
+    database integer, new_handle uuid, new_group uuid, from_service text, to_service text, contract text, lifetime integer,
+    broker_instance text, encryption boolean, message_types text[], bodies bytea[],
+    me uuid default servicebroker_fence.me(), out is_done boolean, out refusal text[], out kept integer[]
+) language plpgsql security definer {pinned} as $$
+declare
+    who record := servicebroker.caller(me, database);
+    begun record;
+    sent record;
+    run record;
+begin
+    is_done := false;
+    refusal := case
+        when who.refusal is not null then who.refusal
+        when new_handle is null or new_group is null
+             or exists (select from servicebroker.conversation_endpoints e where e.conversation_handle = new_handle)
+            then array['402', 'the handle', coalesce(new_handle::text, 'NULL'), 'a new uuid, and one of a group']
+        when message_types is null or bodies is null or cardinality(message_types) <> cardinality(bodies)
+            then array['402', 'the message types', 'other than the bodies', 'one for each body']
+    end;
+    if refusal is not null then return; end if;
+    -- what SEND may refuse and BEGIN DIALOG does not
+    if cardinality(bodies) > 0 and (
+        array_position(bodies, null) is not null
+        or exists (select from unnest(bodies) body where octet_length(body) > {maximum_body})
+        or exists (
+            select from unnest(message_types) wanted where not exists (
+                select from servicebroker.message_types t
+                  join servicebroker.service_contract_message_usages u using (database_id, message_type_id)
+                  join servicebroker.service_contracts c using (database_id, service_contract_id)
+                 where t.database_id = database and t.name = wanted and c.name = begin_and_send.contract
+                   and u.is_sent_by_initiator))
+        or not exists (select from servicebroker.services s join servicebroker.queues q using (queue_id)
+                        where s.database_id = database and s.name = from_service and not q.is_retention_enabled)) then
+        return;
+    end if;
+    begun := servicebroker.begin_conversation(
+        database, from_service, to_service, contract, lifetime, broker_instance, null, new_group, encryption,
+        who.identities, true, new_handle);
+    refusal := begun.refusal;
+    kept := begun.kept;
+    if refusal is not null then return; end if;
+    for run in  -- messages of one type that follow each other
+        select min(type) as type, array_agg(body order by place) as bodies from (
+            select type, body, place, place - row_number() over (partition by type order by place) as number
+              from unnest(message_types, bodies) with ordinality m (type, body, place)) numbered
+         group by type, number order by min(place)
+    loop
+        sent := servicebroker.send_on(new_handle, run.type, run.bodies, database, who.identities);
+        perform servicebroker.refuse_with(sent.refusal);
+    end loop;
+    is_done := true;
+end $$;
+
 -- For triggers, psql and other languages.
 create or replace function servicebroker_fence.begin_dialog(
     broker_database text, from_service text, to_service text, contract text default 'DEFAULT',

@@ -216,11 +216,12 @@ begin
 end $$;
 
 -- BEGIN DIALOG CONVERSATION. A group that does not exist is made under its id. With `keeps` the session keeps the group's
--- lock beyond savepoints, and `kept` is its key.
+-- lock beyond savepoints, and `kept` is its key. `drawn` is the handle, which is drawn here without it. A refusal has written
+-- nothing.
 create or replace function servicebroker.begin_conversation(
     database integer, from_service text, to_service text, contract text, lifetime integer, broker_instance text,
     related_conversation uuid, related_conversation_group uuid, encryption boolean, identities integer[], keeps boolean,
-    out handle uuid, out refusal text[], out kept integer[]
+    drawn uuid default null, out handle uuid, out refusal text[], out kept integer[]
 ) language plpgsql as $$
 declare
     own record;
@@ -296,9 +297,9 @@ begin
     end if;
     insert into servicebroker.conversation_groups values (conversation_group, own.service_id) on conflict do nothing;
     insert into servicebroker.conversation_endpoints
-           (is_initiator, database_id, service_id, service_contract_id, conversation_group_id, queue_id, state,
-            encryption, lifetime, far_service, far_broker_instance, priority)
-    values (true, database, own.service_id, own.service_contract_id, conversation_group, own_queue, 'SO',
+           (conversation_handle, is_initiator, database_id, service_id, service_contract_id, conversation_group_id, queue_id,
+            state, encryption, lifetime, far_service, far_broker_instance, priority)
+    values (coalesce(drawn, gen_random_uuid()), true, database, own.service_id, own.service_contract_id, conversation_group, own_queue, 'SO',
             begin_conversation.encryption, clock_timestamp() + make_interval(secs => begin_conversation.lifetime), to_service,
             case broker_instance
                 when 'CURRENT DATABASE' then  -- read here: NEW_BROKER may have ended while own_queue waited for it

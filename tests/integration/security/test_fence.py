@@ -49,6 +49,7 @@ from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.migrations import mend
 from servicebroker.store.running import run
 from servicebroker.store.sql_verbs import FENCED
+from servicebroker.store.statement_counts import counts_of
 from support import (
     as_role,
     blocked,
@@ -537,6 +538,53 @@ def test_nobody_joins_or_locks_the_group_of_another_by_a_new_conversation(town: 
         assert refusal is None
         ((second, refusal),) = mallory.execute(begin, (number, first, None)).fetchall()
         assert (second is not None, refusal) == (True, None)
+
+
+def test_a_new_conversation_leaves_with_its_messages(town: Town) -> None:
+    """In one statement each; nobody joins a group or takes a handle of another by it."""
+    with sb.open(town.mallory, upkeep=None) as instance:
+        bank = instance.database("Bank")
+        with instance.connection() as connection:
+            counts = counts_of(connection)
+
+        def ask(*bodies: bytes, contract: str = "//bank/Contract") -> int:
+            """Return how many statements that took."""
+            counts.take()
+            with bank.transaction() as tx:
+                handle = tx.begin_dialog("//bank/Mallory", "//bank/Den", contract=contract)
+                assert [tx.send(handle, "//bank/Order", body) for body in bodies] == list(range(len(bodies)))
+            calls = sum(calls for calls, _ in counts.take().values())
+            delivered(town)
+            return calls
+
+        delivered(town)
+        before = len(in_queue(town, "Den"))
+        assert ask(b"1") == 2
+        assert ask(b"2") == 1
+        assert ask(b"3", b"4", b"5") == 1
+        assert in_queue(town, "Den")[before:] == [b"1", b"2", b"3", b"4", b"5"]
+        with refused(8425):
+            ask(b"6", contract="//bank/None")
+        town.database.drop_service("//bank/Mallory")
+        try:
+            with refused(8423, "//bank/Mallory"):
+                ask(b"7")
+        finally:
+            town.database.create_service("//bank/Mallory", "Mallory", ["//bank/Contract"])
+            town.database.grant("SEND", MALLORY, service="//bank/Mallory")
+        with refused(8423, "//bank/Mallorys"), bank.transaction() as tx:
+            tx.begin_dialog("//bank/Mallorys", "//bank/Den", contract="//bank/Contract")
+        assert ask(b"8") == 2
+        assert in_queue(town, "Den")[-1] == b"8"
+    alices, _ = conversation(town, "Alice", "Vault", b"")
+    group = group_of(town.database, alices)
+    begin = (
+        "select is_done, refusal[1] from servicebroker_fence.begin_and_send(%s, %s, %s, '//bank/Mallory', "
+        "'//bank/Den', '//bank/Contract', 60, null, false, array['//bank/Order'], array['x'::bytea])"
+    )
+    with psycopg.connect(town.mallory, autocommit=True) as mallory:
+        for drawn, number in (((uuid4(), group), "9610"), ((alices, uuid4()), "402"), ((None, None), "402")):
+            assert mallory.execute(begin, (town.database.database_id, *drawn)).fetchall() == [(False, number)]
 
 
 # --- the same rules as in Python ------------------------------------------------------------------------------------

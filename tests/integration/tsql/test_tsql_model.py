@@ -24,11 +24,11 @@ class TsqlModel(Model):
     spoken = Spoken
     receive_groups = None  # type: ignore[assignment] # T-SQL has no such clause
 
-    def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True) -> None:
+    def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], **options: Any) -> None:  # type: ignore[override]
         """T-SQL does not say the numbers that SEND returns, and has words of its own for what a RECEIVE cannot find."""
         met = pair.real.met if kind == "receive" and pair in self.open else frozenset()
-        said = unsaid(verb) if kind in ("send", "multicast", "send batch") else as_read(verb, met)
-        super().step(kind, pair, said, in_order=in_order)
+        said = unsaid(verb) if kind in ("send", "multicast", "send batch", "answer") else as_read(verb, met)
+        super().step(kind, pair, only_handle(verb) if kind == "short" else said, **options)
 
     @precondition(Model.has_conversations)
     @rule(which=Model.number, other=Model.number, kind=st.sampled_from([PLAIN, DOCUMENT]), count=st.integers(1, 4))
@@ -48,6 +48,16 @@ class TsqlModel(Model):
 def unsaid(verb: Callable[[Any], Any]) -> Callable[[Any], None]:
     def run(database: Any) -> None:
         verb(database)
+
+    return run
+
+
+def only_handle(verb: Callable[[Any], Any]) -> Callable[[Any], list[UUID]]:
+    """Of BEGIN DIALOG and SENDs the handle: T-SQL does not say numbers."""
+
+    def run(database: Any) -> list[UUID]:
+        handle: UUID = verb(database)[0]
+        return [handle]
 
     return run
 

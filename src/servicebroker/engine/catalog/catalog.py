@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.catalog.ways import Ways
+from servicebroker.engine.catalog.ways import FencedWays, Ways
 from servicebroker.model import names
 from servicebroker.model.arguments import SENT_BY, checked_contracts
 from servicebroker.model.errors import BrokerError
@@ -141,6 +141,7 @@ class Catalog:
     told: dict[tuple[int, int], int] = field(default_factory=dict)  # the peer's queue, of the last END, by the same
     routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
     ways: Ways = field(default_factory=Ways)
+    fenced_ways: FencedWays = field(default_factory=FencedWays)
 
     def remember(self, handle: UUID, channel: Channel) -> None:
         """Keep `channel` for the next SEND; the oldest goes when there are too many."""

@@ -73,6 +73,45 @@ class Way(NamedTuple):
         )
 
 
+class FencedKey(NamedTuple):
+    """What a restricted role names when it begins a conversation."""
+
+    from_service: str
+    to_service: str
+    contract: str
+    broker: str | None
+
+
+@dataclass
+class FencedWays:
+    """What a restricted role has done before, so that it is likely to be allowed again: the fence itself looks."""
+
+    _types: dict[FencedKey, set[str]] = field(default_factory=dict)  # which were sent first
+    _begun: OrderedDict[UUID, FencedKey] = field(default_factory=OrderedDict)
+
+    def note_begun(self, handle: UUID, key: FencedKey) -> None:
+        """A conversation has begun."""
+        self._begun[handle] = key
+        if len(self._begun) > _WAYS_KEPT:
+            self._begun.popitem(last=False)
+
+    def note_sent(self, handle: UUID, message_type: str) -> None:
+        """A message was sent, perhaps on a conversation that was begun here."""
+        key = self._begun.get(handle)
+        if key is not None:
+            if len(self._types) >= _WAYS_KEPT:
+                self._types = {}
+            self._types.setdefault(key, set()).add(message_type)
+
+    def find(self, key: FencedKey) -> set[str] | None:
+        """Return the message types that were sent on such conversations; None: none was."""
+        return self._types.get(key)
+
+    def forget(self, key: FencedKey) -> None:
+        """Such a conversation was refused."""
+        self._types.pop(key, None)
+
+
 @dataclass
 class Ways:
     """What is remembered for one principal."""

@@ -14,8 +14,10 @@ from uuid import UUID
 
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Labels, Queue
-from servicebroker.engine.conversation import enqueue, receive
+from servicebroker.engine.catalog.ways import FencedKey
+from servicebroker.engine.conversation import enqueue, new_dialogs, receive
 from servicebroker.engine.conversation.failed_messages import Tracked
+from servicebroker.engine.conversation.new_dialogs import FirstSend, NewDialog, Pending
 from servicebroker.engine.conversation.plain_verbs import Direct, Sent
 from servicebroker.engine.conversation.receive import Received, refuse_pipeline
 from servicebroker.engine.conversation.requests import AnswerQueue, LateAnswer, answer_queue_of, late_of
@@ -121,6 +123,46 @@ class Fenced(Direct):
             kinds[kind - 1][number] = name
         found = self.catalog.labels[self.user.database_id] = Labels(*kinds)
         return found
+
+    # ------------------------------------------------------------ conversations that wait
+
+    def foresee(self, operation: BeginDialog) -> NewDialog | None:
+        """BEGIN DIALOG of a conversation that may wait. None: the role has begun none between these services."""
+        operation.check()
+        if self.catalog.fenced_ways.find(_key(operation)) is None:
+            return None
+        return new_dialogs.foresee(operation, None, self.settings.draw, self.settings.clock())
+
+    def foresee_send(self, dialog: NewDialog, operation: Send[int] | SendBatch) -> FirstSend | None:
+        """SEND that waits with its conversation. None: the role has sent no such message."""
+        contents = new_dialogs.contents_of(operation, self.settings.maximum_body)
+        types = self.catalog.fenced_ways.find(_key(dialog.operation)) or ()
+        if operation.message_type not in types or dialog.expiry <= self.settings.clock():
+            return None
+        return FirstSend(dialog, dialog.messages, operation, contents, None)
+
+    def foresee_timer(self, dialog: NewDialog, operation: BeginConversationTimer) -> bool:
+        """BEGIN CONVERSATION TIMER has a permission of its own."""
+        return False
+
+    @staticmethod
+    def is_one_statement(pending: Pending) -> bool:
+        """Whether `begin_together` is one statement, if nothing was altered."""
+        return len(pending.dialogs) == 1
+
+    def begin_together(self, pending: Pending) -> Steps[None]:
+        """BEGIN DIALOG and SEND of all that waits: a statement for each conversation, by their first messages."""
+        sends: dict[UUID, list[FirstSend]] = {}
+        for send in pending.sends:
+            sends.setdefault(send.dialog.identity.handle, []).append(send)
+        dialogs = {dialog.identity.handle: dialog for dialog in pending.dialogs}
+        for handle in (*sends, *(handle for handle in dialogs if handle not in sends)):
+            yield from _begin_and_send(self, dialogs[handle], sends.get(handle, []))
+
+    def forget_ways(self, dialogs: Sequence[NewDialog]) -> None:
+        """Forget what this process remembers of new conversations that could not leave."""
+        for dialog in dialogs:
+            self.catalog.fenced_ways.forget(_key(dialog.operation))
 
     # ------------------------------------------------------------ beside the verbs
 
@@ -254,6 +296,8 @@ def _send_all(
     rows = yield call("send_all", here.user.database_id, list(handles), message_type, bodies)
     numbers, refusal = rows[0]
     _refuse(refusal)
+    for handle in handles:
+        here.catalog.fenced_ways.note_sent(handle, message_type)
     return list(numbers)
 
 
@@ -310,7 +354,44 @@ def _begin_dialog(here: Fenced, operation: BeginDialog) -> Steps[UUID]:
     handle, refusal, _ = rows[0]
     _refuse(refusal)
     begun: UUID = handle
+    here.catalog.fenced_ways.note_begun(begun, _key(operation))
     return begun
+
+
+def _key(operation: BeginDialog) -> FencedKey:
+    """What a new conversation is known by."""
+    return FencedKey(operation.from_service, operation.to_service, operation.contract, operation.target_broker)
+
+
+def _begin_and_send(here: Fenced, dialog: NewDialog, sends: Sequence[FirstSend]) -> Steps[None]:
+    """BEGIN DIALOG and SEND in one call, or, where a SEND is to say why not, one after the other."""
+    if (yield from _begin_with(here, dialog, sends)):
+        return
+    yield from _begin_with(here, dialog, [])
+    for send in sends:
+        yield from _send_all(here, [dialog.identity.handle], send.operation.message_type, send.contents)
+
+
+def _begin_with(here: Fenced, dialog: NewDialog, sends: Sequence[FirstSend]) -> Steps[bool]:
+    """Begin a conversation that waits, with messages. False: one of them was refused, and nothing was written."""
+    operation = dialog.operation
+    rows = yield call(
+        "begin_and_send",
+        here.user.database_id,
+        *dialog.identity,
+        operation.from_service,
+        operation.to_service,
+        operation.contract,
+        operation.lifetime,
+        operation.target_broker,
+        operation.encryption,
+        [send.operation.message_type for send in sends for _ in send.contents],
+        Bodies(content or b"" for send in sends for content in send.contents),
+        locks=True,
+    )
+    is_done, refusal, _ = rows[0]
+    _refuse(refusal)
+    return bool(is_done)
 
 
 def _end_conversation(here: Fenced, operation: EndConversation) -> Steps[None]:
