@@ -156,7 +156,7 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
             done += len(turn.messages)
             if transaction._is_over():
                 break
-        if failure is None:
+        if done and failure is None:  # with nothing to do no RECEIVE follows, which a COMMIT could travel with
             transaction._let_commit_travel()
     if failure is not None:
         raise failure

@@ -215,6 +215,14 @@ def test_process_with_a_policy(database: sb.Database) -> None:
     assert len(database.set_aside_messages()) == 1
 
 
+def test_process_leaves_no_transaction_open(database: sb.Database, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(3):
+        begin_with(database, b"%d" % number)
+    assert database.process(STOCK_QUEUE, _nothing, groups=50) == 3
+    assert database.process(STOCK_QUEUE, _nothing, groups=50) == 0
+    assert "INTRANS" not in caplog.text
+
+
 def test_another_reader_has_other_groups_meanwhile(database: sb.Database) -> None:
     for number in range(4):
         begin_with(database, b"%d" % number)

@@ -159,7 +159,7 @@ async def _take_groups(
             done += len(turn.messages)
             if transaction._is_over():
                 break
-        if failure is None:
+        if done and failure is None:  # with nothing to do no RECEIVE follows, which a COMMIT could travel with
             await transaction._let_commit_travel()
     if failure is not None:
         raise failure
