@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 from uuid import UUID
 
 import pytest
 
 import servicebroker as sb
+from servicebroker.engine.conversation import end
 from servicebroker.store.statement_counts import StatementCounts
+from servicebroker.store.statements import Statement, Steps
 from support import ORDER, STOCK_QUEUE, begin_with, eventually, far_handle, query, queue_number, refused, state
 
 pytestmark = pytest.mark.both_faces
@@ -125,6 +128,24 @@ def test_a_timer_that_fires_meanwhile_goes_with_the_conversation(database: sb.Da
     assert query(
         database, "select count(*) from servicebroker.conversation_endpoints where dialog_timer is not null"
     ) == [(0,)]
+
+
+def test_after_a_deadlock_ends_are_answered_singly(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    targets = ended(database, 3)
+    tried: list[int] = []
+
+    def answer_ends(queue_id: int, messages: list[sb.Message], now: datetime) -> Steps[list[UUID]]:
+        tried.append(len(messages))
+        yield Statement("end.answer_ends.lock", "do $$ begin raise 'of a test' using errcode = '40P01'; end $$")
+        return []
+
+    monkeypatch.setattr(end, "answer_ends", answer_ends)
+    finish(database, Reader())
+    assert [state(database, target) for target in targets] == ["CD"] * 3
+    assert tried == [3]
+    assert "goes on in" not in caplog.text
 
 
 def test_refusals() -> None:

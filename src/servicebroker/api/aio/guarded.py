@@ -193,6 +193,9 @@ class AsyncGuard:
         if is_processed or poison.dropped(connection):  # COMMIT was refused, or the one that travelled
             self._remember(messages, problem)
             return True
+        if len(messages) > 1 and undoes_all(problem):  # another transaction is to blame, or one of these
+            self._one_by_one = len(messages)
+            return True
         return False
 
     def _lost(self, messages: list[Message], problem: Exception) -> bool:
