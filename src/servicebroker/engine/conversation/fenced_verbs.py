@@ -126,12 +126,12 @@ class Fenced(Direct):
 
     # ------------------------------------------------------------ conversations that wait
 
-    def foresee(self, operation: BeginDialog) -> NewDialog | None:
+    def foresee(self, operation: BeginDialog, group: UUID | None = None) -> NewDialog | None:
         """BEGIN DIALOG of a conversation that may wait. None: the role has begun none between these services."""
         operation.check()
         if self.catalog.fenced_ways.find(_key(operation)) is None:
             return None
-        return new_dialogs.foresee(operation, None, self.settings.draw, self.settings.clock())
+        return new_dialogs.foresee(operation, None, self.settings.draw, self.settings.clock(), group)
 
     def foresee_send(self, dialog: NewDialog, operation: Send[int] | SendBatch) -> FirstSend | None:
         """SEND that waits with its conversation. None: the role has sent no such message."""
