@@ -14,7 +14,6 @@ A connection may be lost for other reasons than its message: only the second los
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
@@ -23,10 +22,10 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
-from servicebroker.api.turns import SAVEPOINT, GroupTurn, Turn, answer_ends, hold, undoes_all
+from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answer_ends, hold, undoes_all
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
-from servicebroker.model.handlers import as_exception, check_result
+from servicebroker.model.handlers import as_exception
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     EndWithError,
@@ -48,8 +47,6 @@ from servicebroker.store.running import run_alone
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
-
-Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
 
 _LOG = logging.getLogger("servicebroker")
 _UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
@@ -143,8 +140,7 @@ class Guard:
         stop = StopDetector(exits=self._exits)
         if failure is None:
             try:
-                with tracing.current(transaction._processing):
-                    check_result(procedure(transaction, messages))
+                turn.run(procedure)
             except BaseException as problem:
                 if stop.is_stop(problem):
                     transaction._is_counted = False

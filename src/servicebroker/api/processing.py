@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from servicebroker.api.guarded import Guard
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction, translated
-from servicebroker.api.turns import hold, undoes_all
+from servicebroker.api.turns import Procedure, hold, undoes_all
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
@@ -22,8 +22,6 @@ from servicebroker.store.direct import DirectConnection
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
-
-Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
 
 
 def process(
@@ -143,8 +141,7 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
                 continue
             stop = StopDetector(exits=True)
             try:
-                with tracing.current(transaction._processing):
-                    check_result(procedure(transaction, turn.messages))
+                turn.run(procedure)
             except BaseException as problem:
                 transaction._is_counted = not stop.is_stop(problem)
                 is_of_group = isinstance(problem, Exception) and transaction._is_counted and not undoes_all(problem)

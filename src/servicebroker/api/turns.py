@@ -12,8 +12,10 @@ one subtransaction to its backend.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
+from typing import TypeAlias
 
 import psycopg
 
@@ -21,10 +23,13 @@ from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
 from servicebroker.store.direct import Ahead, run_command
 from servicebroker.store.statements import Steps
+
+Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
 
 SAVEPOINT = b"savepoint servicebroker_procedure"
 _UNDO = b"rollback to savepoint servicebroker_procedure"
@@ -40,8 +45,15 @@ class Turn:
         self.transaction = transaction
         self.messages = messages
 
+    def run(self, procedure: Procedure) -> None:
+        """Call the procedure. What it lets wait for the next statement leaves now, as a part of its work."""
+        with tracing.current(self.transaction._processing):
+            check_result(procedure(self.transaction, self.messages))
+        self.transaction._send_what_waits()
+
     def undo(self) -> None:
         """Undo what the procedure did; the messages are received."""
+        self.transaction._new.drop()
         run_command(self.transaction.connection, _UNDO)
 
     def put_back(self, steps: Steps[None] | None = None) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from uuid import UUID
 
 import pytest
 
 import servicebroker as sb
 from servicebroker.store.statement_counts import StatementCounts
 from support import (
+    CONTRACT,
     ORDER,
+    ORDERS,
     ORDERS_QUEUE,
     REPLY,
+    STOCK,
     STOCK_QUEUE,
     begin_with,
     bodies,
@@ -22,6 +26,7 @@ from support import (
     query,
     queue_number,
     refused,
+    state,
 )
 
 pytestmark = pytest.mark.both_faces
@@ -213,6 +218,26 @@ def test_process_with_a_policy(database: sb.Database) -> None:
     assert database.process(STOCK_QUEUE, handled.take_many, groups=50, poison=handled.judge) >= 5
     assert sorted(answers(database)) == [b"0", b"1", b"3", b"4"]
     assert len(database.set_aside_messages()) == 1
+
+
+def test_what_a_handler_begins_belongs_to_its_group(database: sb.Database) -> None:
+    """BEGIN DIALOG may wait for the next statement, which is that of the next group."""
+    for number in range(4):
+        begin_with(database, b"%d" % number)
+    worker = sb.Worker(STOCK_QUEUE, groups=50, poison=lambda failure: sb.SetAside())
+
+    @worker.on(ORDER)
+    def take(tx: sb.Transaction, message: sb.Message) -> None:
+        begun[message.message_body] = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        if message.message_body in (b"1", b"3"):
+            raise ValueError
+
+    begun: dict[bytes | None, UUID] = {}
+    with database.working(worker):
+        eventually(lambda: len(database.set_aside_messages()) == 2)
+    assert {body: state(database, handle) for body, handle in begun.items()} == {
+        b"0": "SO", b"1": None, b"2": "SO", b"3": None,
+    }  # fmt: skip
 
 
 def test_process_leaves_no_transaction_open(database: sb.Database, caplog: pytest.LogCaptureFixture) -> None:

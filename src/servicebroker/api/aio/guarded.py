@@ -13,7 +13,6 @@ A connection may be lost for other reasons than its message: only the second los
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
@@ -21,11 +20,11 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.aio.transaction import AsyncTransaction
-from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, answer_ends, hold, undoes_all
+from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, Procedure, answer_ends, hold, undoes_all
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
-from servicebroker.model.handlers import as_exception, check_result
+from servicebroker.model.handlers import as_exception
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     EndWithError,
@@ -47,8 +46,6 @@ from servicebroker.store.aio.running import run_alone
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
-
-Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
 
 _LOG = logging.getLogger("servicebroker")
 _UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
@@ -144,8 +141,7 @@ class AsyncGuard:
         stop = StopDetector(exits=self._exits)
         if failure is None:
             try:
-                with tracing.current(transaction._processing):
-                    check_result(await procedure(transaction, messages))
+                await turn.run(procedure)
             except BaseException as problem:
                 if stop.is_stop(problem):
                     transaction._is_counted = False

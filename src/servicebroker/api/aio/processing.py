@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from servicebroker.api.aio.guarded import AsyncGuard
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
-from servicebroker.api.aio.turns import hold, undoes_all
+from servicebroker.api.aio.turns import Procedure, hold, undoes_all
 from servicebroker.api.shared import tracing
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
@@ -21,8 +21,6 @@ from servicebroker.store.aio.direct import AsyncDirectConnection
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
-
-Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
 
 
 async def process(
@@ -146,8 +144,7 @@ async def _take_groups(
                 continue
             stop = StopDetector(exits=True)
             try:
-                with tracing.current(transaction._processing):
-                    check_result(await procedure(transaction, turn.messages))
+                await turn.run(procedure)
             except BaseException as problem:
                 transaction._is_counted = not stop.is_stop(problem)
                 is_of_group = isinstance(problem, Exception) and transaction._is_counted and not undoes_all(problem)

@@ -11,8 +11,10 @@ one subtransaction to its backend.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from itertools import groupby
 from operator import attrgetter
+from typing import TypeAlias
 
 import psycopg
 
@@ -20,11 +22,14 @@ from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.api.shared import tracing
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.direct import run_command
 from servicebroker.store.direct import Ahead
 from servicebroker.store.statements import Steps
+
+Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
 
 SAVEPOINT = b"savepoint servicebroker_procedure"
 _UNDO = b"rollback to savepoint servicebroker_procedure"
@@ -40,8 +45,15 @@ class AsyncTurn:
         self.transaction = transaction
         self.messages = messages
 
+    async def run(self, procedure: Procedure) -> None:
+        """Call the procedure. What it lets wait for the next statement leaves now, as a part of its work."""
+        with tracing.current(self.transaction._processing):
+            check_result(await procedure(self.transaction, self.messages))
+        await self.transaction._send_what_waits()
+
     async def undo(self) -> None:
         """Undo what the procedure did; the messages are received."""
+        self.transaction._new.drop()
         await run_command(self.transaction.connection, _UNDO)
 
     async def put_back(self, steps: Steps[None] | None = None) -> None:
