@@ -119,6 +119,19 @@ begin
     perform pg_advisory_xact_lock_shared({begin_in_lock}, own_database), pg_advisory_xact_lock_shared({delivery_lock}, 0),
             pg_advisory_xact_lock_shared({service_lock}, hashtext(to_service)),
             pg_advisory_xact_lock_shared({begin_lock}, own_service), pg_advisory_xact_lock_shared({begin_lock}, own_contract);
+    if far_database <> own_database and not (  -- a statement of its own: its plan is not even begun where it is not needed
+        exists (select from servicebroker.service_contracts c
+                 where c.database_id = own_database and c.service_contract_id = own_contract)
+        and exists (select from servicebroker.databases fd
+                     where fd.database_id = far_database and fd.is_broker_enabled
+                       and fd.service_broker_guid = far_broker::uuid)
+        and not exists (select from servicebroker.remote_service_bindings b
+                         where b.database_id = own_database and b.remote_service_name = to_service)
+        and not exists (select from servicebroker.databases h
+                          join servicebroker.services hs on hs.database_id = h.database_id and hs.name = to_service
+                         where h.database_id <> far_database and h.is_broker_enabled)) then
+        return false;
+    end if;
     return exists (
         select from servicebroker.services s
           join servicebroker.queues q on q.queue_id = own_queue
@@ -130,18 +143,7 @@ begin
          where s.service_id = own_service and s.queue_id = own_queue
            and q.catalog_version = own_version and not q.is_retention_enabled
            and d.routes_version = own_routes and d.is_broker_enabled and d.service_broker_guid = own_broker::uuid
-           and fs.queue_id = far_queue and fq.catalog_version = far_version and fq.is_enqueue_enabled)
-       and (far_database = own_database
-            or exists (select from servicebroker.service_contracts c
-                        where c.database_id = own_database and c.service_contract_id = own_contract)
-               and exists (select from servicebroker.databases fd
-                            where fd.database_id = far_database and fd.is_broker_enabled
-                              and fd.service_broker_guid = far_broker::uuid)
-               and not exists (select from servicebroker.remote_service_bindings b
-                                where b.database_id = own_database and b.remote_service_name = to_service)
-               and not exists (select from servicebroker.databases h
-                                 join servicebroker.services hs on hs.database_id = h.database_id and hs.name = to_service
-                                where h.database_id <> far_database and h.is_broker_enabled));
+           and fs.queue_id = far_queue and fq.catalog_version = far_version and fq.is_enqueue_enabled);
 end $$;
 
 -- Why somebody may not do a statement with an object; null when it may. The decision is `is_allowed` of
