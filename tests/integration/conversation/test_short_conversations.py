@@ -97,6 +97,26 @@ def test_receive_answer_and_end_are_one_statement_each(
     assert set(leftovers(database)) == {"conversation_endpoints", "conversation_groups"}
 
 
+def test_in_tsql_they_are_no_more(own_database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = own_database
+    request = f"""
+        declare @handle uniqueidentifier;
+        begin transaction;
+        receive top (1) @handle = conversation_handle from {STOCK_QUEUE};
+        send on conversation @handle message type [{REPLY}] (0x61);
+        end conversation @handle;
+        commit;
+    """
+    for _ in range(2):
+        begin_with(database, b"order")
+    with database.tsql_session() as session:
+        session.execute(request)
+        with counted(monkeypatch) as ran:
+            session.execute(request)
+    assert ran == ["conversation.receive", "send.answer", "end.end_dialog"]
+    assert [bodies(finish(database)) for _ in range(2)] == [[b"a", None]] * 2
+
+
 def test_a_conversation_that_is_only_ended_is_no_more(
     own_database: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
