@@ -2,9 +2,10 @@
 
 **The problem.** Objects change while other sessions send and receive by them, and while processes remember them.
 
-**The flow.** A method of `api/aio/definitions.py` or a statement of T-SQL runs the steps of a definition in a
-transaction. The steps take the catalog's lock (`lock_catalog` in `alter.py`), ask for the permission and call a
-function here, which changes rows. Then what waited for the new state is delivered.
+**The flow.** A definition is a value of `servicebroker.operations`. `api/aio/definitions.py` runs its steps in a
+transaction: `INTERPRETERS` in `definitions.py` has them for each operation. The steps take the catalog's lock
+(`lock_catalog` in `alter.py`), ask for the permission and change rows. Then what waited for the new state is
+delivered.
 
 **The rules.**
 
