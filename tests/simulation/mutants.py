@@ -129,14 +129,14 @@ MUTANTS = [
         "broker.departures",
         "        self._page_missed = True\n",
         "        return\n",
-        356,
+        391,
     ),
     Mutant(
         "what waits for a retry is at rest",
         "broker.conversations",
         "is_to_send = self.wants_more or self.dialog.load > 0",
         "is_to_send = self.wants_more",
-        24,
+        60,
     ),
     Mutant(
         "who is entered by a message that is not taken is never found",
@@ -182,7 +182,7 @@ MUTANTS = [
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n",
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n"
         "            self._acknowledged.clear()\n",
-        5,
+        59,
     ),
     Mutant(
         "batches that are postponed are forgotten",
@@ -199,7 +199,7 @@ MUTANTS = [
         "            done = store.fail(failed)\n"
         "            self._failed = {handle: failed[handle] for handle in done}\n"
         "            for handle in done:\n",
-        51,
+        5,
     ),
     Mutant(
         "a dialog is remade without what has arrived",
@@ -227,7 +227,7 @@ MUTANTS = [
         "broker.departures",
         "            if found.numbers != tuple(numbers):\n                return None\n",
         "",
-        23,
+        127,
     ),
     Mutant(
         "a checksum is not looked at",
@@ -312,7 +312,7 @@ MUTANTS = [
         "broker.peers",
         "        return None if owner == NOBODY else self._claims.objection(instance, owner)\n",
         "        return None\n",
-        72,
+        86,
     ),
     Mutant(
         "CONNECT is not asked for",
@@ -403,7 +403,7 @@ MUTANTS = [
         "protocol.outgoing",
         "        if ours and ack.token and ours != ack.token:\n",
         "        if False:\n",
-        602,
+        438,
     ),
     Mutant(
         "of fragments beside each other one is kept twice",
@@ -451,7 +451,7 @@ MUTANTS = [
         "protocol.outgoing",
         "        if self._acked and self._lacks_what_it_had():\n",
         "        if False:\n",
-        173,
+        85,
     ),
     Mutant(
         "what is kept is not compared with what follows it",
