@@ -169,7 +169,7 @@ def test_a_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Loop, wait
             await database.send(handle, ORDER, b"%d" % sent)
             sent += 1
 
-        assert await cut_everywhere(work, check) >= 2
+        assert await cut_everywhere(work, check) >= 1  # a server that answers at once is waited for once
 
     with tracer_provider() if traces else nullcontext():
         loop.run(test)
