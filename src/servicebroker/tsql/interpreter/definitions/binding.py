@@ -47,9 +47,9 @@ def _given(machine: Machine, clauses: Mapping[str, Any], operation: type[Operati
 def _value(machine: Machine, field: Field[Any], said: object) -> object:
     """Return what a clause says, as the field has it."""
     match said:
-        case Name():
+        case Name() if field.name in _WORDS:
             return _written_here(machine, _WORDS[field.name], said)
-        case Constant() | Variable() | Expression():
+        case Constant() | Variable() | Expression() | Name():  # a name stands for a text
             is_number = "int" in str(field.type).split(" | ") and said != Constant("DEFAULT")
             return (integer if is_number else text)(machine, said)
         case _:
