@@ -24,6 +24,7 @@ import servicebroker as sb
 from servicebroker.api.guarded import Guard
 from servicebroker.api.processing import process as run
 from servicebroker.api.working import _handle as handle_messages
+from servicebroker.operations import Receive
 from support import (
     CONTRACT,
     MARK,
@@ -272,7 +273,8 @@ def work_on_groups(database: sb.Database, handles: Handles, *, answers_ends: boo
             transaction.send(message.conversation_handle, REPLY, b"done")
 
     guard = Guard(database, STOCK_QUEUE, worker.poison, exits=False, answers_ends=answers_ends)
-    run(database, STOCK_QUEUE, partial(handle_messages, worker), top=1, groups=50, wait=0, guard=guard)
+    receive = Receive(STOCK_QUEUE, top=1, groups=50, wait=0)
+    run(database, receive, partial(handle_messages, worker), guard=guard)
 
 
 CASES: dict[str, Case] = {
