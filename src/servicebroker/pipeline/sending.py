@@ -32,7 +32,11 @@ from servicebroker.operations.send import Send, SendBatch
 from servicebroker.pipeline.options import WriterOptions
 from servicebroker.pipeline.staging import together
 from servicebroker.protocol.routing import Delayed
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 REMEMBERED = timedelta(days=30)  # how long the sendId of a batch job stands for it
 ABANDONED = timedelta(days=1)  # what no batch of its writer has collected since
@@ -119,20 +123,10 @@ def _note_batch(sender: Sender, batch: int, staged: Sequence[Staged], messages: 
         InstanceError: a later one is, and Spark repeats only the last, or it had other rows, as of an old checkpoint.
     """
     digest = together(one.digest for one in staged)
-    noted = yield Statement(
-        "sending.note_batch.insert",
-        "insert into servicebroker.writers as w (writer, batch, messages, digest) values ($1, $2, $3, $4) "
-        "on conflict (writer) do update set batch = excluded.batch, messages = excluded.messages, "
-        "digest = excluded.digest, committed_at = clock_timestamp() where w.batch < excluded.batch returning true",
-        (sender.writer, batch, messages, digest),
-    )
+    noted = yield SQL("note_batch.insert", (sender.writer, batch, messages, digest))
     if noted:
         return True
-    ((last, count, known),) = yield Statement(
-        "sending.note_batch.find",
-        "select batch, messages, digest from servicebroker.writers where writer = $1",
-        (sender.writer,),
-    )
+    ((last, count, known),) = yield SQL("note_batch.find", (sender.writer,))
     is_another = digest != known and 0 not in (digest, known)  # 0: of a version that kept none
     if (last, count) == (batch, messages) and not is_another:
         return False
@@ -154,20 +148,9 @@ def _note_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[
         InstanceError: the sendId stands for other rows.
     """
     digest = together(one.digest for one in staged)
-    if messages and (
-        yield Statement(
-            "sending.note_job.insert",
-            "insert into servicebroker.writers (writer, batch, messages) values ($1, $2, $3) "
-            "on conflict do nothing returning true",
-            (sender.writer, digest, messages),
-        )
-    ):
+    if messages and (yield SQL("note_job.insert", (sender.writer, digest, messages))):
         return True
-    rows = yield Statement(
-        "sending.note_job.find",
-        "select batch, messages, committed_at from servicebroker.writers where writer = $1",
-        (sender.writer,),
-    )
+    rows = yield SQL("note_job.find", (sender.writer,))
     for known, count, at in rows:
         is_another = digest != known and 0 not in (digest, known)  # 0: of a version that kept none
         if count != messages or is_another:
@@ -182,12 +165,7 @@ def _note_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[
 
 def _pieces(staged: Sequence[Staged]) -> Steps[list[_Piece]]:
     """Every piece, slot by slot, and in a slot task by task."""
-    rows = yield Statement(
-        "sending.pieces",
-        "select slot, attempt, piece, message_type_name, messages from servicebroker.writer_stage "
-        "where attempt = any ($1) order by slot, array_position($1, attempt), piece",
-        ([one.attempt for one in staged],),
-    )
+    rows = yield SQL("pieces", ([one.attempt for one in staged],))
     return [_Piece(*row) for row in rows]
 
 
@@ -216,11 +194,7 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
             handle, sent = yield from _begin(sender, slot, now)
             done += yield from _send_bodies(sender.catalog, handle, piece.message_type, bodies[done:], now)
         sent += piece.messages
-    yield Statement(
-        "sending.send_slot",
-        "update servicebroker.writer_conversations set sent = $2 where conversation_handle = $1",
-        (handle, sent),
-    )
+    yield SQL("send_slot", (handle, sent))
 
 
 def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) -> Steps[int]:
@@ -244,11 +218,7 @@ def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) ->
 
 
 def _bodies(piece: _Piece) -> Steps[list[bytes]]:
-    ((bodies,),) = yield Statement(
-        "sending.bodies",
-        "select bodies from servicebroker.writer_stage where attempt = $1 and piece = $2",
-        (piece.attempt, piece.number),
-    )
+    ((bodies,),) = yield SQL("bodies", (piece.attempt, piece.number))
     return [body or b"" for body in bodies]
 
 
@@ -304,12 +274,7 @@ def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
         options.from_service, options.to_service, contract=options.contract, encryption=options.encryption
     )
     handle = yield from begin_dialog(sender.database_id, dialog, now=now)
-    yield Statement(
-        "sending.begin",
-        "insert into servicebroker.writer_conversations (conversation_handle, writer, slot, begun_at) "
-        "values ($1, $2, $3, $4)",
-        (handle, sender.writer, slot, now),
-    )
+    yield SQL("begin", (handle, sender.writer, slot, now))
     return handle, 0
 
 
@@ -354,11 +319,7 @@ def _end(handle: UUID, now: datetime) -> Steps[None]:
 
 
 def _retire(handle: UUID) -> Statement:
-    return Statement(
-        "sending.retire",
-        "update servicebroker.writer_conversations set is_in_use = false where conversation_handle = $1",
-        (handle,),
-    )
+    return SQL("retire", (handle,))
 
 
 def _end_streams(sender: Sender, now: datetime, slots: int) -> Steps[None]:
@@ -376,39 +337,19 @@ def _end_streams(sender: Sender, now: datetime, slots: int) -> Steps[None]:
 
 def _collect(writer: str, now: datetime) -> Steps[None]:
     """Remove this batch's stage, what failed attempts of this writer have left, and what nobody will come for."""
-    yield Statement(
-        "sending.collect.delete_writer_stage",
-        "delete from servicebroker.writer_stage where writer = $1 or staged_at < $2",
-        (writer, now - ABANDONED),
-    )
-    yield Statement(
-        "sending.collect.delete_writers",
-        "delete from servicebroker.writers w where committed_at < $1 and not exists ("
-        "select from servicebroker.writer_conversations c where c.writer = w.writer and is_in_use)",
-        (now - REMEMBERED,),
-    )
+    yield SQL("collect.delete_writer_stage", (writer, now - ABANDONED))
+    yield SQL("collect.delete_writers", (now - REMEMBERED,))
 
 
 def _end_answered(now: datetime) -> Steps[None]:
     """End our side of conversations that their targets have ended, of any writer."""
-    rows = yield Statement(
-        "sending.end_answered.find_answered",
-        "select c.conversation_handle, e.queue_id, e.state from servicebroker.writer_conversations c "
-        "join servicebroker.conversation_endpoints e using (conversation_handle) "
-        "where not c.is_in_use and e.state in ('DI', 'ER') order by c.begun_at limit $1 for update of c skip locked",
-        (_SWEPT,),
-    )
+    rows = yield SQL("end_answered.find_answered", (_SWEPT,))
     for handle, queue_id, state in rows:
         if state == "ER":
             for error in (yield from _errors(handle, queue_id)):
                 _log.warning("The conversation %s failed with error %s: %s", handle, *error)
         yield from _end(handle, now)
-    yield Statement(
-        "sending.end_answered.delete_conversations",
-        "delete from servicebroker.writer_conversations c where not is_in_use and not exists ("
-        "select from servicebroker.conversation_endpoints e "
-        "where e.conversation_handle = c.conversation_handle and e.state <> 'CD')",
-    )
+    yield SQL("end_answered.delete_conversations")
 
 
 def _errors(handle: UUID, queue_id: int) -> Steps[list[tuple[int, str]]]:

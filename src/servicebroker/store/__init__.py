@@ -3,9 +3,10 @@
 **The problem.** The engine yields statements and knows no driver. This package runs them in a thread and in asyncio, in
 as few round trips as possible, and makes the tables and functions that they use.
 
-**How a statement runs.** `run` (`running.py`) drives a verb's steps. On our own connections a statement is prepared at
-its first use and sent by the driver's protocol steps (`direct.py`). What waits to go ahead, a BEGIN, a COMMIT or verbs
-of a pipeline, travels with it. `run_alone` runs a verb as its own transaction: usually one statement, without BEGIN.
+**How a statement runs.** Static text stands in a file beside its module, under its name (`sql_files.py`). `run`
+(`running.py`) drives a verb's steps. On our own connections a statement is prepared at its first use and sent by the
+driver's protocol steps (`direct.py`). What waits to go ahead, a BEGIN, a COMMIT or verbs of a pipeline, travels with
+it. `run_alone` runs a verb as its own transaction: usually one statement, without BEGIN.
 
 **The schema.** The tables are in `migrations`: a baseline, then numbered files. Each queue is made from `queue.sql`.
 `views.sql` has the catalog views, `verbs.sql` the owner's functions, `fence.sql` those of restricted roles, `tsql` the

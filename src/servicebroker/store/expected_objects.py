@@ -12,7 +12,11 @@ import functools
 from importlib import resources
 
 from servicebroker.store.queue import queue_functions, queue_objects
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 _PATTERN = 2_147_483_646  # a number that no queue has, and no text of a template
 _VIEW = f"pattern_{_PATTERN}"
@@ -36,7 +40,7 @@ def _objects(which: str) -> str:
 
 def record() -> Steps[None]:
     """Note how everything is defined now; where it was made."""
-    yield Statement("expected_objects.record.delete_made", "delete from servicebroker.made", prepared=False)
+    yield SQL("record.delete_made", prepared=False)
     yield Statement(
         "expected_objects.record.insert_made",
         f"{_objects(_OF_NO_QUEUE)} insert into servicebroker.made (kind, name, definition, server) "
@@ -100,13 +104,7 @@ def trust_queues() -> Steps[None]:
     """Trust all queues whose objects are defined as they should be, however that came, until somebody touches them."""
     if touched := (yield from _touched_queues()):
         rows = yield _compared(touched, _OF_TOUCHED, None)
-        yield Statement(
-            "expected_objects.trust_queues",
-            "update servicebroker.queues set fingerprint = case when queue_id <> all ($2::int[]) "
-            "then servicebroker.fingerprint(queue_id) end where queue_id = any ($1::int[])",
-            (touched, sorted({row[-1] for row in rows})),
-            prepared=False,
-        )
+        yield SQL("trust_queues", (touched, sorted({row[-1] for row in rows})), prepared=False)
 
 
 def _compared(touched: list[int], which: str, most: int | None) -> Statement:

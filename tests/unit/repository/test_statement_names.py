@@ -10,19 +10,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 import servicebroker
+from servicebroker.store.sql_files import named
 
 SOURCES = Path(servicebroker.__file__).parent
-NAMED_AT = {"Statement": 0, "text_of": 0, "execute": 1, "fetch": 1}  # the argument that is the name
+NAMED_AT = {"Statement": 0, "SQL": 0, "text_of": 0, "execute": 1, "fetch": 1}  # the argument that is the name
 
 
 class Site(NamedTuple):
-    """A call that makes a statement; `name` is None where it is not written there."""
+    """A call that makes a statement; `name` is None where it is not written there.
+
+    `is_of_file`: its text stands in the file of SQL beside the module. `is_static`: the text is written in the call.
+    """
 
     file: Path
     function: str
     name: str | None
     line: int
+    is_of_file: bool = False
+    is_static: bool = False
 
     @property
     def place(self) -> str:
@@ -39,7 +47,7 @@ def sites() -> list[Site]:
     return [
         site
         for file, text in texts.items()
-        if re.search(r"\b(Statement|execute|fetch|text_of)\(", text) and not text.startswith("# Made from")
+        if re.search(r"\b(Statement|SQL|execute|fetch|text_of)\(", text) and not text.startswith("# Made from")
         for site in _sites(file, ast.parse(text), "")
     ]
 
@@ -52,7 +60,11 @@ def _sites(file: Path, node: ast.AST, function: str) -> Iterator[Site]:
         if not function and isinstance(child, ast.Assign) and isinstance(child.targets[0], ast.Name):
             inner = child.targets[0].id
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Name) and child.func.id in NAMED_AT:
-            yield Site(file, function, _name(child.args[NAMED_AT[child.func.id]]), child.lineno)
+            name = _name(child.args[NAMED_AT[child.func.id]])
+            is_of_file = child.func.id == "SQL"
+            is_static = child.func.id == "Statement" and isinstance(child.args[1], ast.Constant)
+            whole = f"{file.stem}.{name}" if is_of_file else name
+            yield Site(file, function, whole, child.lineno, is_of_file, is_static)
         yield from _sites(file, child, inner)
 
 
@@ -61,6 +73,7 @@ def _name(given: ast.expr) -> str | None:
 
 
 PASSED_ON = {  # the name that it has already
+    ("sql_files.py", "__call__"),
     ("running.py", "execute"),
     ("running.py", "fetch"),
     ("running.py", "_fetched"),
@@ -85,3 +98,18 @@ def test_each_has_a_name_that_says_where_it_is() -> None:
 def test_no_two_have_one_name() -> None:
     many = Counter(site.name for site in sites() if site.name not in (None, "queue."))
     assert [name for name, times in many.items() if times > 1] == []
+
+
+FILES = sorted({site.file.with_suffix(".sql") for site in sites() if site.is_of_file})
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_file_has_the_statements_of_its_module(file: Path) -> None:
+    used = [site.name for site in sites() if site.is_of_file and site.file == file.with_suffix(".py")]
+    assert sorted(used, key=str) == sorted(f"{file.stem}.{name}" for name in named(file.read_text()))
+
+
+def test_static_text_stands_in_a_file() -> None:
+    assert len(FILES) > 60
+    written = [site for site in sites() if site.is_static and "api" not in site.file.parts]
+    assert written == []

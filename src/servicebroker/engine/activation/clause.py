@@ -14,7 +14,11 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import User
 from servicebroker.model.wording import shown
 from servicebroker.operations.queues import DROP, Activation
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 MAXIMUM_QUEUE_READERS = 32_767
 SELF, OWNER = "SELF", "OWNER"
@@ -96,12 +100,7 @@ def _principal(user: User, execute_as: object) -> Steps[int]:
         return OWNER_ID
     if name.upper() == SELF:
         return user.principal_id
-    rows = yield Statement(
-        "clause.principal",
-        "select principal_id from servicebroker.principals "
-        "where database_id = $1 and lower(name) = lower($2) and not is_role",
-        (user.database_id, name),
-    )
+    rows = yield SQL("principal", (user.database_id, name))
     if not rows:
         raise BrokerError(9611, name)
     (principal_id,) = rows[0]

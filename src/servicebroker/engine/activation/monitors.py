@@ -13,7 +13,10 @@ from typing import NamedTuple
 from servicebroker.engine.activation.clause import OWNER_ID
 from servicebroker.protocol.queue_monitor import Seen
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Definition(NamedTuple):
@@ -97,9 +100,7 @@ def look(queue_id: int, now: datetime, running: int) -> Steps[QueueLook]:
 
 def version_of(queue_id: int) -> Steps[int | None]:
     """The version of a queue's definition now; None when the queue was dropped."""
-    rows = yield Statement(
-        "monitors.version_of", "select monitor_version from servicebroker.queues where queue_id = $1", (queue_id,)
-    )
+    rows = yield SQL("version_of", (queue_id,))
     return rows[0][0] if rows else None
 
 
@@ -162,43 +163,24 @@ def is_empty(queue_id: int) -> Steps[bool]:
 
 def take_lease(queue_id: int) -> Steps[bool]:
     """Whether this session runs the monitor of the queue from now on: nobody else does."""
-    rows = yield Statement("monitors.take_lease", "select pg_try_advisory_lock($1, $2)", (locks.ACTIVATION, queue_id))
+    rows = yield SQL("take_lease", (locks.ACTIVATION, queue_id))
     return bool(rows[0][0])
 
 
 def give_lease(queue_id: int) -> Steps[None]:
     """Leave the monitor of the queue to others."""
-    yield Statement(
-        "monitors.give_lease",
-        "with gone as (delete from servicebroker.queue_monitors where queue_id = $2) select pg_advisory_unlock($1, $2)",
-        (locks.ACTIVATION, queue_id),
-    )
+    yield SQL("give_lease", (locks.ACTIVATION, queue_id))
 
 
 def listen_for(queue_ids: Iterable[int]) -> Steps[None]:
     """Have a SEND into one of these queues notify this session, and into no other."""
-    yield Statement(
-        "monitors.listen_for",
-        "with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid() "
-        "and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)) "
-        "insert into servicebroker.waiting_readers (queue_id, pid, is_monitor) "
-        "select queue_id, pg_backend_pid(), true from unnest($1::int[]) as queue_id on conflict do nothing",
-        (sorted(queue_ids),),
-    )
+    yield SQL("listen_for", (sorted(queue_ids),))
 
 
 def show(rows: list[tuple[int, str, datetime | None, datetime | None, int]]) -> Steps[None]:
     """What the view says of monitors: queue, state, last empty RECEIVE, last activation, sessions that wait."""
     columns = list(zip(*rows, strict=True))
-    yield Statement(
-        "monitors.show",
-        "insert into servicebroker.queue_monitors "
-        "select * from unnest($1::int[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::int[]) "
-        "on conflict (queue_id) do update set state = excluded.state, "
-        "last_empty_rowset_time = excluded.last_empty_rowset_time, "
-        "last_activated_time = excluded.last_activated_time, tasks_waiting = excluded.tasks_waiting",
-        tuple(map(list, columns)),
-    )
+    yield SQL("show", tuple(map(list, columns)))
 
 
 def enter_task(queue_id: int, procedure: str, execute_as: int) -> Steps[int]:
@@ -216,7 +198,7 @@ def enter_task(queue_id: int, procedure: str, execute_as: int) -> Steps[int]:
 
 def leave_task() -> Steps[None]:
     """This session runs it no more."""
-    yield Statement("monitors.leave_task", "delete from servicebroker.activated_tasks where spid = pg_backend_pid()")
+    yield SQL("leave_task")
 
 
 def receives(queue_id: int) -> Steps[int]:
@@ -230,11 +212,7 @@ def receives(queue_id: int) -> Steps[int]:
 
 def why_off(queue_id: int) -> Steps[int | None]:
     """28085 when the queue was dropped, 28086 when it or its activation is off; None when a task may go on."""
-    rows = yield Statement(
-        "monitors.why_off",
-        "select is_receive_enabled and is_activation_enabled from servicebroker.queues where queue_id = $1",
-        (queue_id,),
-    )
+    rows = yield SQL("why_off", (queue_id,))
     if not rows:
         return 28085
     return None if rows[0][0] else 28086

@@ -11,8 +11,11 @@ from typing import NamedTuple
 from servicebroker.engine.catalog.event_notifications import post
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import BROKER_QUEUE_DISABLED
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.sql_verbs import MONITORS_CHANNEL
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Disabled(NamedTuple):
@@ -25,11 +28,7 @@ class Disabled(NamedTuple):
 
 def outcomes(transactions: list[int]) -> Steps[dict[int, str | None]]:
     """'committed', 'aborted', 'in progress' or None (too old) of each transaction id, also after a killed process."""
-    rows = yield Statement(
-        "poison_detection.outcomes",
-        "select x, pg_xact_status(x::text::xid8) from unnest($1::bigint[]) x",
-        (transactions,),
-    )
+    rows = yield SQL("outcomes", (transactions,))
     return dict(rows)
 
 
@@ -69,18 +68,10 @@ class Alarm(NamedTuple):
 
 def alarms() -> Steps[list[Alarm]]:
     """Those that are to be told of, the oldest first."""
-    rows = yield Statement(
-        "poison_detection.alarms",
-        "select q.queue_id, d.name, q.schema_name, q.name, a.at from servicebroker.disabled_queues a "
-        "join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id) order by a.at",
-    )
+    rows = yield SQL("alarms")
     return [Alarm(*row) for row in rows]
 
 
 def alerted(alarm: Alarm) -> Steps[None]:
     """It was told of; not when the queue was switched off once more since."""
-    yield Statement(
-        "poison_detection.alerted",
-        "delete from servicebroker.disabled_queues where queue_id = $1 and at = $2",
-        (alarm.queue_id, alarm.at),
-    )
+    yield SQL("alerted", (alarm.queue_id, alarm.at))

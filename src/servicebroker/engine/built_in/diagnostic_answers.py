@@ -22,7 +22,10 @@ from servicebroker.model.security.permissions import PUBLIC
 from servicebroker.model.service_diagnostic import ServiceState, asked_service, description_body, status_body
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.send import Send
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
 
 
 def answer_query(catalog: Catalog, database_id: int, query: Message, now: datetime) -> Steps[None]:
@@ -40,17 +43,7 @@ def answer_query(catalog: Catalog, database_id: int, query: Message, now: dateti
         error = BrokerError(9615, names.QUERY, problem, *where)
         yield from end_conversation(EndConversation(handle, error=(error.number, error.text)), now=now)
         return
-    rows = yield Statement(
-        "diagnostic_answers.answer_query",
-        "select d.service_broker_guid::text, s.service_id, q.is_enqueue_enabled, array(select c.name "
-        "  from servicebroker.service_contract_usages u join servicebroker.service_contracts c "
-        "  on c.database_id = u.database_id and c.service_contract_id = u.service_contract_id "
-        "  where u.service_id = s.service_id order by c.name) "
-        "from servicebroker.databases d left join servicebroker.services s "
-        "  on s.database_id = d.database_id and s.name = $2 "
-        "left join servicebroker.queues q on q.queue_id = s.queue_id where d.database_id = $1",
-        (database_id, service),
-    )
+    rows = yield SQL("answer_query", (database_id, service))
     ((broker, service_id, is_enabled, contracts),) = rows
     is_known = service_id is not None and (yield from _may_send(endpoint, service_id))
     state = ServiceState.UNKNOWN if not is_known else ServiceState.READY if is_enabled else ServiceState.DISABLED
@@ -64,11 +57,7 @@ def _may_send(endpoint: Endpoint, service_id: int) -> Steps[bool]:
     if endpoint.far_handle is not None:
         initiator = yield from find_endpoint(endpoint.far_handle)
         return (yield from refused_arrival(initiator, service_id)) is None
-    rows = yield Statement(
-        "diagnostic_answers.may_send",
-        "select far_principal_id from servicebroker.conversation_keys where conversation_handle = $1",
-        (endpoint.conversation_handle,),
-    )
+    rows = yield SQL("may_send", (endpoint.conversation_handle,))
     principal_id = rows[0][0] if rows else PUBLIC  # 0, which is public, where nobody has said who it is
     target = yield from find_target(endpoint.database_id, service_id)
     return (yield from refused_sender(target, principal_id)) is None

@@ -22,7 +22,11 @@ from servicebroker.operations.end import EndConversation
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 CONVERSATIONS = 100  # that one transaction answers
 MESSAGES = 100  # of each of them
@@ -33,12 +37,8 @@ def answer_built_in(now: datetime) -> Steps[bool]:
 
     True when something is left: more than fits, or a conversation that somebody is at.
     """
-    rows = yield Statement(  # a table without a page has never had a message since it was last empty
-        "echo_and_query.answer_built_in",
-        "select q.queue_id, q.database_id, q.name from servicebroker.services s "
-        "join servicebroker.queues q using (queue_id) where s.name = $1 and s.service_id < $2 "
-        "and pg_relation_size(to_regclass('servicebroker.queue_' || q.queue_id)) > 0",
-        (names.SERVICE_BROKER, names.FIRST_USER_ID),
+    rows = yield SQL(  # a table without a page has never had a message since it was last empty
+        "answer_built_in", (names.SERVICE_BROKER, names.FIRST_USER_ID)
     )
     is_left = False
     for row in rows:

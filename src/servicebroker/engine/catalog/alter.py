@@ -23,8 +23,12 @@ from servicebroker.operations.contracts import DropContract
 from servicebroker.operations.queues import AlterQueue
 from servicebroker.store import locks
 from servicebroker.store.queue import quoted
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.sql_verbs import MONITORS_CHANNEL
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 # of a row of servicebroker.queues: its monitor begins anew
 RENEW_MONITOR = "monitor_version = nextval('servicebroker.catalog_versions')"
@@ -42,7 +46,7 @@ def lock_catalog(principal: str = "") -> Statement:
 
 def lock_begins(number: int) -> Statement:
     """Nobody begins a dialog with the service or the contract of that number, or has begun one and not committed."""
-    return Statement("alter.lock_begins", "select pg_advisory_xact_lock($1, $2)", (locks.BEGIN, number))
+    return SQL("lock_begins", (locks.BEGIN, number))
 
 
 # ---------------------------------------------------------------- contracts
@@ -89,23 +93,12 @@ def lock_conversations(condition: str, *parameters: object) -> Steps[list[UUID]]
 
 def renew_versions(database_id: int | None = None) -> Statement:
     """What clients remember of sending into the queues of this database, or of all, is to be looked up again."""
-    return Statement(
-        "alter.renew_versions",
-        "with version as materialized (select nextval('servicebroker.catalog_versions') as number) "
-        "update servicebroker.queues set catalog_version = number from version "
-        "where $1::int is null or database_id = $1",
-        (database_id,),
-    )
+    return SQL("renew_versions", (database_id,))
 
 
 def renew_routes(database_id: int | None = None) -> Statement:
     """Where the messages of this database go, or of all, is to be looked up again."""
-    return Statement(
-        "alter.renew_routes",
-        "update servicebroker.databases set routes_version = nextval('servicebroker.catalog_versions') "
-        "where $1::int is null or database_id = $1",
-        (database_id,),
-    )
+    return SQL("renew_routes", (database_id,))
 
 
 # ---------------------------------------------------------------- queues
@@ -119,18 +112,10 @@ def alter_queue(definer: Definer, operation: AlterQueue) -> Steps[list[UUID]]:
     """
     catalog, database_id, name = definer.catalog, definer.database_id, operation.name
     queue = yield from find_user_queue("alter", database_id, name)
-    yield Statement(
-        "alter.alter_queue.note_change",
-        "update servicebroker.queues set modify_date = clock_timestamp() where queue_id = $1",
-        (queue.queue_id,),
-    )
+    yield SQL("alter_queue.note_change", (queue.queue_id,))
     left: list[UUID] = []
     if operation.poison_message_handling is not None:
-        yield Statement(
-            "alter.alter_queue.poison_handling",
-            "update servicebroker.queues set is_poison_message_handling_enabled = $2 where queue_id = $1",
-            (queue.queue_id, operation.poison_message_handling),
-        )
+        yield SQL("alter_queue.poison_handling", (queue.queue_id, operation.poison_message_handling))
     if operation.retention is not None:
         yield from set_retention(queue.queue_id, operation.retention)
         yield renew_versions()  # who sends from this queue remembers the version of the queue it sends to
@@ -197,19 +182,11 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
         BrokerError: 3716 while a service uses it, 15151 when it does not exist.
     """
     queue = yield from find_user_queue("drop", database_id, name)
-    used = yield Statement(
-        "alter.drop_queue.find_services",
-        "select from servicebroker.services where queue_id = $1 limit 1",
-        (queue.queue_id,),
-    )
+    used = yield SQL("drop_queue.find_services", (queue.queue_id,))
     if used:
         raise BrokerError(3716, "queue", name, "services")
     yield forget_permissions(database_id, Kind.QUEUE, queue.queue_id)
-    rows = yield Statement(
-        "alter.drop_queue.delete_queues",
-        "delete from servicebroker.queues where queue_id = $1 returning postgres_schema, postgres_name",
-        (queue.queue_id,),
-    )
+    rows = yield SQL("drop_queue.delete_queues", (queue.queue_id,))
     yield Statement(
         "alter.drop_queue.drop_view", f"drop view if exists {quoted(rows[0][0])}.{quoted(rows[0][1])}", prepared=False
     )
@@ -220,24 +197,13 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
 
 def dropped_queues() -> Steps[list[int]]:
     """Queues that are dropped and whose tables are still there."""
-    rows = yield Statement(
-        "alter.dropped_queues",
-        "select t.queue_id from pg_tables, substring(tablename from '^queue_([0-9]+)$') as number, "
-        "cast(number as integer) as t (queue_id) "
-        "where schemaname = 'servicebroker' and t.queue_id is not null "
-        "and not exists (select from servicebroker.queues q where q.queue_id = t.queue_id)",
-    )
+    rows = yield SQL("dropped_queues")
     return [queue_id for (queue_id,) in rows]
 
 
 def remove_dropped_queue(queue_id: int) -> Steps[None]:
     """Table, sequence and functions of a dropped queue, once nobody has them open."""
-    rows = yield Statement(
-        "alter.remove_dropped_queue.find_functions",
-        "select oid::regprocedure::text from pg_proc where pronamespace = 'servicebroker'::regnamespace "
-        "and proname ~ ('_' || $1::text || '$')",
-        (str(queue_id),),
-    )
+    rows = yield SQL("remove_dropped_queue.find_functions", (str(queue_id),))
     for (function,) in rows:
         yield Statement(
             "alter.remove_dropped_queue.drop_function", f"drop function if exists {function}", prepared=False
@@ -258,7 +224,7 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
 
 def ring(queue_id: int) -> Statement:
     """All readers that wait at the queue look again, and find out: a number below zero says so to their doorbells."""
-    return Statement("alter.ring", "select pg_notify('servicebroker', $1)", (str(-queue_id),))
+    return SQL("ring", (str(-queue_id),))
 
 
 def ring_monitors() -> Statement:

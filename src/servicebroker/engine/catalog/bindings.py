@@ -14,7 +14,10 @@ from servicebroker.operations.bindings import (
     CreateRemoteServiceBinding,
     DropRemoteServiceBinding,
 )
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
 
 
 def create_remote_service_binding(definer: Definer, operation: CreateRemoteServiceBinding) -> Steps[None]:
@@ -26,19 +29,12 @@ def create_remote_service_binding(definer: Definer, operation: CreateRemoteServi
     names.checked("service", to_service, names.MAXIMUM_SERVICE_NAME)
     check_switch("ANONYMOUS", operation.anonymous)
     remote_id = yield from _find_remote(user, operation.user)
-    rows = yield Statement(
-        "bindings.create_remote_service_binding.insert_bindings",
-        "insert into servicebroker.remote_service_bindings "
-        "(database_id, name, owner_id, remote_service_name, remote_principal_id, is_anonymous_on) "
-        "values ($1, $2, $3, $4, $5, $6) on conflict do nothing returning 1",
+    rows = yield SQL(
+        "create_remote_service_binding.insert_bindings",
         (definer.database_id, name, owner_id, to_service, remote_id, operation.anonymous),
     )
     if not rows:
-        taken = yield Statement(
-            "bindings.create_remote_service_binding.find_bindings",
-            "select from servicebroker.remote_service_bindings where database_id = $1 and remote_service_name = $2",
-            (definer.database_id, to_service),
-        )
+        taken = yield SQL("create_remote_service_binding.find_bindings", (definer.database_id, to_service))
         raise BrokerError(9619, name, to_service) if taken else BrokerError(2714, name)
 
 
@@ -52,13 +48,7 @@ def alter_remote_service_binding(definer: Definer, operation: AlterRemoteService
     if anonymous is not None:
         check_switch("ANONYMOUS", anonymous)
     remote_id = None if operation.user is None else (yield from _find_remote(user, operation.user))
-    rows = yield Statement(
-        "bindings.alter_remote_service_binding",
-        "update servicebroker.remote_service_bindings set remote_principal_id = coalesce($3, remote_principal_id), "
-        "is_anonymous_on = coalesce($4, is_anonymous_on) "
-        "where database_id = $1 and lower(name) = lower($2) returning 1",
-        (definer.database_id, name, remote_id, anonymous),
-    )
+    rows = yield SQL("alter_remote_service_binding", (definer.database_id, name, remote_id, anonymous))
     if not rows:
         raise BrokerError(15151, "alter", "remote service binding", name)
 
@@ -67,11 +57,8 @@ def drop_remote_service_binding(definer: Definer, operation: DropRemoteServiceBi
     """Delete the binding."""
     name = operation.name
     yield from rights.authorize(definer.user, operation.permission, rights.remote_service_binding(name))
-    rows = yield Statement(
-        "bindings.drop_remote_service_binding",
-        "delete from servicebroker.remote_service_bindings where database_id = $1 and lower(name) = lower($2) "
-        "returning remote_service_binding_id",
-        (definer.database_id, names.checked("remote service binding", name)),
+    rows = yield SQL(
+        "drop_remote_service_binding", (definer.database_id, names.checked("remote service binding", name))
     )
     if not rows:
         raise BrokerError(15151, "drop", "remote service binding", name)

@@ -20,10 +20,14 @@ from servicebroker.operations.services import CreateService
 from servicebroker.protocol.routing import Route, RoutingTable
 from servicebroker.store import locks
 from servicebroker.store.queue import queue_objects
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Rows, Statement, Steps
 
 if TYPE_CHECKING:
     from servicebroker.store.keys.opened_keys import OpenedKeys  # loads the ciphers
+
+SQL = SqlFile(__file__)
+
 
 _CHANNELS_KEPT = 10_000
 _TAKEN_KEPT = 10_000  # conversations of received messages
@@ -202,12 +206,7 @@ def create_contract(database_id: int, operation: CreateContract, owner: int) -> 
     name = names.checked("contract", operation.name)
     pairs = operation.pairs()
     ids = yield from _ids("message type", database_id, [message_type for message_type, _ in pairs])
-    rows = yield Statement(
-        "catalog.create_contract",
-        "insert into servicebroker.service_contracts (database_id, name, owner_id) values ($1, $2, $3) "
-        "on conflict do nothing returning service_contract_id",
-        (database_id, name, owner),
-    )
+    rows = yield SQL("create_contract", (database_id, name, owner))
     yield insert_usages(database_id, created(rows, name), {ids[name]: side for name, side in pairs})
 
 
@@ -221,34 +220,18 @@ def create_queue(database_id: int, operation: CreateQueue, owner: int, *, is_sys
     schema, queue = names.split_queue_name(operation.name)
     names.checked_queue(queue)
     # one at a time in a database, so that two queues cannot take the same PostgreSQL name
-    rows = yield Statement(
-        "catalog.create_queue.find_databases",
-        "select name from servicebroker.databases where database_id = $1 for update",
-        (database_id,),
-    )
+    rows = yield SQL("create_queue.find_databases", (database_id,))
     postgres_schema = names.postgres_name(rows[0][0], schema)
     yield from check_schema(database_id, schema, postgres_schema)
-    taken = yield Statement(
-        "catalog.create_queue.find_queues",
-        "select relname::text, exists (select from servicebroker.queues q where q.postgres_schema = $1 "
-        "and q.postgres_name = relname) from pg_class where relnamespace = to_regnamespace(quote_ident($1)) "
-        # only what begins as it does: a schema may have thousands of queues
-        "and relname >= $6::text::name and relname < ($6::text || chr(1114111))::name "
-        "union all select $2, false from servicebroker.tsql_modules "
-        "where database_id = $3 and lower(schema_name) = lower($4) and lower(name) = lower($5)",
+    taken = yield SQL(
+        "create_queue.find_queues",
         (postgres_schema, names.postgres_name(queue), database_id, schema, queue, names.postgres_stem(queue)),
     )
     if (names.postgres_name(queue), False) in [tuple(row) for row in taken]:  # a table, a view or a procedure
         raise BrokerError(2714, queue)
     postgres_name = names.postgres_name(queue, taken=frozenset(name for name, _ in taken))
-    rows = yield Statement(
-        "catalog.create_queue.insert_queues",
-        "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name, "
-        "is_receive_enabled, is_enqueue_enabled, is_retention_enabled, keeps_retained, "
-        "is_poison_message_handling_enabled, owner_id, queue_id, schema_id) "
-        "values ($1, $2, $3, $4, $5, $6, $6, $7, $7, $8, $9, nextval($10::text::regclass), coalesce((select schema_id "
-        "from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2)), $11)) "
-        "on conflict do nothing returning queue_id",
+    rows = yield SQL(
+        "create_queue.insert_queues",
         (
             database_id,
             schema,
@@ -276,12 +259,7 @@ def check_schema(database_id: int, schema: str, postgres_schema: str) -> Steps[N
     Raises:
         BrokerError: 2760.
     """
-    others = yield Statement(
-        "catalog.check_schema",
-        "select from servicebroker.queues where postgres_schema = $1 and database_id <> $2 union all "
-        "select from servicebroker.tsql_schemas where postgres_schema = $1 and database_id <> $2 limit 1",
-        (postgres_schema, database_id),
-    )
+    others = yield SQL("check_schema", (postgres_schema, database_id))
     if others or schema.lower() in names.SYSTEM_SCHEMAS:
         raise BrokerError(2760, schema)
 
@@ -293,19 +271,9 @@ def create_service(database_id: int, operation: CreateService, queue_id: int, ow
     # first, see lock_service in opening.py
     yield lock_service_alone(name)
     ids = yield from contract_ids(database_id, given)
-    rows = yield Statement(
-        "catalog.create_service.insert_services",
-        "insert into servicebroker.services (database_id, name, queue_id, owner_id) values ($1, $2, $3, $4) "
-        "on conflict do nothing returning service_id",
-        (database_id, name, queue_id, owner),
-    )
+    rows = yield SQL("create_service.insert_services", (database_id, name, queue_id, owner))
     service_id = created(rows, name)
-    yield Statement(
-        "catalog.create_service.insert_contracts_used",
-        "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
-        "select $1, $2, unnest($3::int[])",
-        (database_id, service_id, list(ids.values())),
-    )
+    yield SQL("create_service.insert_contracts_used", (database_id, service_id, list(ids.values())))
 
 
 def contract_ids(database_id: int, contracts: Iterable[str]) -> Steps[dict[str, int]]:
@@ -315,11 +283,7 @@ def contract_ids(database_id: int, contracts: Iterable[str]) -> Steps[dict[str, 
 
 def lock_service_alone(name: str) -> Statement:
     """Against everyone who may make messages wait for a service of that name, see `lock_service` in opening.py."""
-    return Statement(
-        "catalog.lock_service_alone",
-        "select pg_advisory_xact_lock_shared($1, 0), pg_advisory_xact_lock($2, hashtext($3))",
-        (locks.DELIVERY, locks.SERVICE, name),
-    )
+    return SQL("lock_service_alone", (locks.DELIVERY, locks.SERVICE, name))
 
 
 # ---------------------------------------------------------------- finding
@@ -345,12 +309,7 @@ def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
         BrokerError: 15151, cannot `action`, when it does not exist.
     """
     schema, queue = names.split_queue_name(name)
-    rows = yield Statement(
-        "catalog.find_queue_now",
-        "select queue_id, database_id, name from servicebroker.queues "
-        "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
-        (database_id, schema, queue),
-    )
+    rows = yield SQL("find_queue_now", (database_id, schema, queue))
     if not rows:
         raise BrokerError(15151, action, "queue", name)
     return Queue(*rows[0])
@@ -365,15 +324,7 @@ def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: i
     known = catalog.usages.get((database_id, contract_id, version))
     if known is not None:
         return known
-    rows = yield Statement(
-        "catalog.find_usages",
-        "select t.name, t.message_type_id, t.validation::text, u.is_sent_by_initiator, u.is_sent_by_target, "
-        "s.xml_collection_id, s.version from servicebroker.service_contract_message_usages u "
-        "join servicebroker.message_types t using (database_id, message_type_id) "
-        "left join servicebroker.xml_schema_collections s on s.xml_collection_id = t.xml_collection_id "
-        "where u.database_id = $1 and u.service_contract_id = $2",
-        (database_id, contract_id),
-    )
+    rows = yield SQL("find_usages", (database_id, contract_id))
     found = {}
     for name, type_id, letter, initiator, target, collection_id, collection_version in rows:
         schemas = None
@@ -398,11 +349,7 @@ def _find_schemas(catalog: Catalog, collection_id: int, version: int) -> Steps[S
 
 def schema_documents(collection_id: int) -> Steps[list[SchemaDocument]]:
     """The documents of an XML schema collection, in the order in which they were added."""
-    rows = yield Statement(
-        "catalog.schema_documents",
-        "select target_namespace, document from servicebroker.xml_schemas where xml_collection_id = $1 order by number",
-        (collection_id,),
-    )
+    rows = yield SQL("schema_documents", (collection_id,))
     return [SchemaDocument(namespace, document.encode()) for namespace, document in rows]
 
 
@@ -411,21 +358,9 @@ def find_labels(catalog: Catalog, database_id: int, *, anew: bool = False) -> St
     known = catalog.labels.get(database_id)
     if known is not None and not anew:
         return known
-    services = yield Statement(
-        "catalog.find_labels.find_services",
-        "select service_id, name from servicebroker.services where database_id = $1",
-        (database_id,),
-    )
-    contracts = yield Statement(
-        "catalog.find_labels.find_contracts",
-        "select service_contract_id, name from servicebroker.service_contracts where database_id = $1",
-        (database_id,),
-    )
-    types = yield Statement(
-        "catalog.find_labels.find_message_types",
-        "select message_type_id, name from servicebroker.message_types where database_id = $1",
-        (database_id,),
-    )
+    services = yield SQL("find_labels.find_services", (database_id,))
+    contracts = yield SQL("find_labels.find_contracts", (database_id,))
+    types = yield SQL("find_labels.find_message_types", (database_id,))
     found = catalog.labels[database_id] = Labels(
         dict(services),
         dict(contracts),
@@ -439,12 +374,7 @@ def find_routes(catalog: Catalog, database_id: int, version: int) -> Steps[Routi
     known = catalog.routes.get(database_id)
     if known is not None and known[0] == version:
         return known[1]
-    rows = yield Statement(
-        "catalog.find_routes",
-        "select name, remote_service_name, broker_instance, lifetime, address, mirror_address "
-        "from servicebroker.routes where database_id = $1 order by route_id",
-        (database_id,),
-    )
+    rows = yield SQL("find_routes", (database_id,))
     table = RoutingTable(Route(*row) for row in rows)
     catalog.routes[database_id] = version, table
     return table
@@ -492,10 +422,8 @@ def find_user_object(action: str, kind: str, database_id: int, name: str) -> Ste
 def insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str]) -> Statement:
     """What a new contract says of each of its message types, by number."""
     sides = [SENT_BY[side] for side in usages.values()]
-    return Statement(
-        "catalog.insert_usages",
-        "insert into servicebroker.service_contract_message_usages "
-        "select $1, $2, * from unnest($3::int[], $4::bool[], $5::bool[])",
+    return SQL(
+        "insert_usages",
         (
             database_id,
             contract_id,

@@ -14,7 +14,10 @@ from servicebroker.engine.conversation.retention import purge_queue
 from servicebroker.engine.delivery.transmission import deliver_everything, lock_delivery
 from servicebroker.engine.security.logins import demand_administrator
 from servicebroker.model.errors import BrokerError
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
 
 
 def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
@@ -24,13 +27,7 @@ def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[li
         BrokerError: 9772 when an enabled database has the same identifier.
     """
     yield lock_delivery()
-    rows = yield Statement(
-        "database_options.enable_broker",
-        "select d.name, exists (select from servicebroker.databases o where o.database_id <> d.database_id "
-        "and o.service_broker_guid = d.service_broker_guid and o.is_broker_enabled) "
-        "from servicebroker.databases d where database_id = $1",
-        (database_id,),
-    )
+    rows = yield SQL("enable_broker", (database_id,))
     if rows[0][1]:
         raise BrokerError(9772, rows[0][0])
     yield from _switch(database_id, True)
@@ -47,43 +44,21 @@ def new_broker(database_id: int) -> Steps[None]:
 
     A peer in another database finds out at its next SEND, by the Error -8462. ENABLE_BROKER is to follow.
     """
-    rows = yield Statement(
-        "database_options.new_broker.find_queues",
-        "select queue_id from servicebroker.queues where database_id = $1 order by queue_id",
-        (database_id,),
-    )
+    rows = yield SQL("new_broker.find_queues", (database_id,))
     queues = [queue_id for (queue_id,) in rows]
     for queue_id in queues:  # first, so that we wait for readers before we hold what they may want
         yield from purge_queue(queue_id, "true")
     handles = yield from lock_conversations("database_id = $1", database_id)
-    rows = yield Statement(
-        "database_options.new_broker.find_endpoints",
-        "select conversation_handle from servicebroker.conversation_endpoints where database_id = $1",
-        (database_id,),
-    )
+    rows = yield SQL("new_broker.find_endpoints", (database_id,))
     own = {handle for (handle,) in rows}
     peers = [handle for handle in handles if handle not in own]
-    rows = yield Statement(
-        "database_options.new_broker.update_endpoints",
-        "update servicebroker.conversation_endpoints set far_handle = null, far_queue_id = null "
-        "where conversation_handle = any ($1) returning conversation_handle, state",
-        (peers,),
-    )
+    rows = yield SQL("new_broker.update_endpoints", (peers,))
     yield drop_waiting(handles)
     yield from remove_endpoints([*own, *(handle for handle, state in rows if state == "DO")])
     for queue_id in queues:
         yield from purge_queue(queue_id, "true")
-    yield Statement(
-        "database_options.new_broker.delete_groups",
-        "delete from servicebroker.conversation_groups where service_id in "
-        "(select service_id from servicebroker.services where database_id = $1)",
-        (database_id,),
-    )
-    yield Statement(
-        "database_options.new_broker.update_databases",
-        "update servicebroker.databases set service_broker_guid = gen_random_uuid() where database_id = $1",
-        (database_id,),
-    )
+    yield SQL("new_broker.delete_groups", (database_id,))
+    yield SQL("new_broker.update_databases", (database_id,))
 
 
 def error_broker_conversations(database_id: int) -> Steps[None]:
@@ -92,11 +67,7 @@ def error_broker_conversations(database_id: int) -> Steps[None]:
     ENABLE_BROKER is to follow.
     """
     handles = yield from lock_conversations("database_id = $1", database_id)
-    rows = yield Statement(
-        "database_options.error_broker_conversations",
-        "select conversation_handle from servicebroker.conversation_endpoints where database_id = $1",
-        (database_id,),
-    )
+    rows = yield SQL("error_broker_conversations", (database_id,))
     own = {handle for (handle,) in rows}
     yield from fail_endpoints(list(own), BrokerError(9719))
     yield tell_remote(own, Failed.of(BrokerError(9720)))
@@ -105,11 +76,7 @@ def error_broker_conversations(database_id: int) -> Steps[None]:
 
 def honor_broker_priority(database_id: int, honor: bool) -> Steps[None]:
     """HONOR_BROKER_PRIORITY: whether transmission to other instances follows the priorities."""
-    yield Statement(
-        "database_options.honor_broker_priority",
-        "update servicebroker.databases set is_honor_broker_priority_on = $2 where database_id = $1",
-        (database_id, honor),
-    )
+    yield SQL("honor_broker_priority", (database_id, honor))
 
 
 def set_trustworthy(database_id: int, trustworthy: bool) -> Steps[None]:
@@ -119,19 +86,11 @@ def set_trustworthy(database_id: int, trustworthy: bool) -> Steps[None]:
         BrokerError: 15247 for whom is no administrator.
     """
     yield from demand_administrator()
-    yield Statement(
-        "database_options.set_trustworthy",
-        "update servicebroker.databases set is_trustworthy_on = $2 where database_id = $1",
-        (database_id, trustworthy),
-    )
+    yield SQL("set_trustworthy", (database_id, trustworthy))
 
 
 def _switch(database_id: int, enabled: bool) -> Steps[None]:
     yield from check_writable(database_id)
-    yield Statement(
-        "database_options.switch",
-        "update servicebroker.databases set is_broker_enabled = $2 where database_id = $1",
-        (database_id, enabled),
-    )
+    yield SQL("switch", (database_id, enabled))
     yield renew_versions()
     yield renew_routes(database_id)  # what waited for its services may have a way to another instance

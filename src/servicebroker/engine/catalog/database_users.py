@@ -8,7 +8,11 @@ from typing import NamedTuple
 from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.delivery.transmission import lock_delivery
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 # milliseconds that we wait for the tables, one attempt after the other: well below the server's deadlock_timeout, so
 # that we give up before anybody is chosen as a victim
@@ -24,16 +28,7 @@ class User(NamedTuple):
 
 def users(database_id: int) -> Steps[list[User]]:
     """Those that have begun a dialog, sent or received there, and not ended yet. Who only reads is no user."""
-    rows = yield Statement(
-        "database_users.users",
-        "select distinct a.pid, a.xact_start from pg_locks l join pg_stat_activity a on a.pid = l.pid "
-        "where (l.relation in (select to_regclass('servicebroker.queue_' || queue_id) "
-        "from servicebroker.queues where database_id = $1) "
-        "or l.locktype = 'advisory' and l.classid = $2::int::oid and l.objid = $1::int::oid and l.objsubid = 2) "
-        "and l.granted and l.mode <> 'AccessShareLock' and a.pid <> pg_backend_pid() and a.xact_start is not null "
-        "and l.database = (select oid from pg_database where datname = current_database())",
-        (database_id, locks.BEGIN_IN),
-    )
+    rows = yield SQL("users", (database_id, locks.BEGIN_IN))
     return [User(*row) for row in rows]
 
 
@@ -54,22 +49,14 @@ def lock_database(database_id: int, attempt: int) -> Steps[None]:
     yield Statement("database_users.lock_database.set_timeout", f"set local lock_timeout = {timeout}", prepared=False)
     yield lock_catalog()
     yield lock_delivery()
-    yield Statement(
-        "database_users.lock_database.lock", "select pg_advisory_xact_lock($1, $2)", (locks.BEGIN_IN, database_id)
-    )
+    yield SQL("lock_database.lock", (locks.BEGIN_IN, database_id))
     if rows[0][0] is not None:
         yield Statement(
             "database_users.lock_database.lock_queues", f"lock table {rows[0][0]} in exclusive mode", prepared=False
         )
-    yield Statement("database_users.lock_database.reset_timeout", "set local lock_timeout = 0", prepared=False)
+    yield SQL("lock_database.reset_timeout", prepared=False)
 
 
 def end_users(there: list[User]) -> Steps[None]:
     """ROLLBACK: end the sessions of these transactions, as far as they are still the same."""
-    yield Statement(
-        "database_users.end_users",
-        "select pg_terminate_backend(a.pid) from pg_stat_activity a "
-        "join unnest($1::int[], $2::timestamptz[]) as chosen (pid, xact_start) "
-        "on a.pid = chosen.pid and a.xact_start = chosen.xact_start",
-        ([user.pid for user in there], [user.xact_start for user in there]),
-    )
+    yield SQL("end_users", ([user.pid for user in there], [user.xact_start for user in there]))

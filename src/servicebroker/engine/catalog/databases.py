@@ -14,7 +14,11 @@ from servicebroker.model.faces import face, telling
 from servicebroker.model.security.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, Kind
 from servicebroker.operations.queues import CreateQueue
 from servicebroker.store.queue import quoted
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 T = TypeVar("T")
 
@@ -38,10 +42,8 @@ def create_database(name: str) -> Steps[int]:
     if not rows:
         raise BrokerError(1801, name)
     database_id = rows[0][0]
-    yield Statement(
-        "databases.create_database.insert_principals",
-        "insert into servicebroker.principals (database_id, principal_id, name, is_role) "
-        "select $1, * from unnest($2::int[], $3::text[], $4::bool[])",
+    yield SQL(
+        "create_database.insert_principals",
         (
             database_id,
             [row.principal_id for row in FIXED_PRINCIPALS],
@@ -50,16 +52,10 @@ def create_database(name: str) -> Steps[int]:
         ),
     )
     if name.lower() in _FOR_EVERYBODY:
-        yield Statement(
-            "databases.create_database.insert_permissions",
-            "insert into servicebroker.permissions values ($1, $2, 0, $3, $4, 'CONNECT', $5::\"char\")",
-            (database_id, Kind.DATABASE.value, GUEST, DBO, GRANT),
-        )
+        yield SQL("create_database.insert_permissions", (database_id, Kind.DATABASE.value, GUEST, DBO, GRANT))
     types = names.SYSTEM_MESSAGE_TYPES
-    yield Statement(
-        "databases.create_database.insert_message_types",
-        "insert into servicebroker.message_types (database_id, message_type_id, name, validation) "
-        'select $1, * from unnest($2::int[], $3::text[], $4::"char"[])',
+    yield SQL(
+        "create_database.insert_message_types",
         (
             database_id,
             [row.message_type_id for row in types],
@@ -68,17 +64,9 @@ def create_database(name: str) -> Steps[int]:
         ),
     )
     for contract in names.SYSTEM_CONTRACTS:
-        yield Statement(
-            "databases.create_database.insert_contracts",
-            "insert into servicebroker.service_contracts (database_id, service_contract_id, name) values ($1, $2, $3)",
-            (database_id, contract.service_contract_id, contract.name),
-        )
+        yield SQL("create_database.insert_contracts", (database_id, contract.service_contract_id, contract.name))
         yield insert_usages(database_id, contract.service_contract_id, contract.usages)
-    yield Statement(
-        "databases.create_database.insert_routes",
-        "insert into servicebroker.routes (database_id, name, address) values ($1, 'AutoCreatedLocal', 'LOCAL')",
-        (database_id,),
-    )
+    yield SQL("create_database.insert_routes", (database_id,))
     yield from _create_system_services(database_id)
     return int(database_id)
 
@@ -102,24 +90,15 @@ def _create_system_services(database_id: int) -> Steps[None]:
     """The services that every database has, each on a queue of its own."""
     for name, queue in names.SYSTEM_SERVICES:
         queue_id = yield from create_queue(database_id, CreateQueue(queue), DBO, is_system=True)
-        yield Statement(
-            "databases.create_system_services",
-            "insert into servicebroker.services (service_id, database_id, name, queue_id) "
-            "values (nextval('servicebroker.system_ids'), $1, $2, $3)",
-            (database_id, name, queue_id),
-        )
+        yield SQL("create_system_services", (database_id, name, queue_id))
         if name == names.SERVICE_BROKER:
             yield from _make_answering(database_id, name, queue_id)
 
 
 def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
     """The service takes its contracts, and who answers hears of each message (`engine/built_in/echo_and_query.py`)."""
-    yield Statement(
-        "databases.make_answering.insert_contracts_used",
-        "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
-        "select database_id, service_id, service_contract_id "
-        "from servicebroker.services s join servicebroker.service_contracts c using (database_id) "
-        "where database_id = $1 and s.name = $2 and service_contract_id = any ($3)",
+    yield SQL(
+        "make_answering.insert_contracts_used",
         (database_id, name, [names.SERVICE_ECHO_ID, names.SERVICE_DIAGNOSTIC_ID]),
     )
     yield Statement(
@@ -136,11 +115,7 @@ def find_database(name: str) -> Steps[int]:
     Raises:
         BrokerError: 911 when there is none.
     """
-    rows = yield Statement(
-        "databases.find_database",
-        "select database_id from servicebroker.databases where lower(name) = lower($1)",
-        (names.checked("database", name),),
-    )
+    rows = yield SQL("find_database", (names.checked("database", name),))
     if not rows:
         raise BrokerError(911, name, hint="Create it with instance.database(name, create=True).")
     return int(rows[0][0])
@@ -148,11 +123,7 @@ def find_database(name: str) -> Steps[int]:
 
 def is_trustworthy(database_id: int) -> Steps[bool]:
     """Whether TRUSTWORTHY is ON."""
-    rows = yield Statement(
-        "databases.is_trustworthy",
-        "select from servicebroker.databases where database_id = $1 and is_trustworthy_on",
-        (database_id,),
-    )
+    rows = yield SQL("is_trustworthy", (database_id,))
     return bool(rows)
 
 
@@ -166,20 +137,12 @@ def drop_database(database_id: int) -> Steps[None]:
         BrokerError: 3708 for the system database.
     """
     yield from check_database(database_id)
-    rows = yield Statement(
-        "databases.drop_database.find_databases",
-        "select name from servicebroker.databases where database_id = $1",
-        (database_id,),
-    )
+    rows = yield SQL("drop_database.find_databases", (database_id,))
     if rows[0][0] == SYSTEM_DATABASE:
         raise BrokerError(3708, SYSTEM_DATABASE)
     yield from set_read_write(database_id, rows[0][0])
     yield from new_broker(database_id)
-    queues = yield Statement(
-        "databases.drop_database.find_queues",
-        "select queue_id, postgres_schema, postgres_name from servicebroker.queues where database_id = $1",
-        (database_id,),
-    )
+    queues = yield SQL("drop_database.find_queues", (database_id,))
     for _, schema, view in queues:
         yield Statement(
             "databases.drop_database.drop_view",
@@ -193,12 +156,7 @@ def drop_database(database_id: int) -> Steps[None]:
             (database_id,),
         )
     for schema in sorted({schema for _, schema, _ in queues}):
-        kept = yield Statement(
-            "databases.drop_database.find_schema_use",
-            "select from pg_depend d join pg_namespace n on n.oid = d.refobjid "
-            "where d.refclassid = 'pg_namespace'::regclass and n.nspname = $1 limit 1",
-            (schema,),
-        )
+        kept = yield SQL("drop_database.find_schema_use", (schema,))
         if not kept:
             yield Statement(
                 "databases.drop_database.drop_schema", f"drop schema if exists {quoted(schema)}", prepared=False
@@ -236,8 +194,6 @@ def check_database(database_id: int) -> Steps[None]:
     Raises:
         BrokerError: 8442.
     """
-    rows = yield Statement(
-        "databases.check_database", "select from servicebroker.databases where database_id = $1", (database_id,)
-    )
+    rows = yield SQL("check_database", (database_id,))
     if not rows:
         raise BrokerError(8442)

@@ -37,7 +37,11 @@ from servicebroker.operations.event_notifications import (
     DropEventNotification,
 )
 from servicebroker.operations.send import Send
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 _OPEN = {"SO", "SI", "CO"}
 
@@ -72,11 +76,8 @@ def create_event_notification(definer: Definer, operation: CreateEventNotificati
     if instance is None or instance == arguments.CURRENT_DATABASE:
         raise BrokerError(1093, given, hint=f"Give an identifier, or '{CURRENT_DATABASE}'.")
     queue_id = None if on_queue is None else (yield from _find_notified(user, on_queue, wanted))
-    rows = yield Statement(
-        "event_notifications.create_event_notification.insert_notifications",
-        "insert into servicebroker.event_notifications (database_id, name, queue_id, events, is_fan_in, service_name, "
-        "broker_instance, owner_id, is_of_server, creator) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, session_user) "
-        "on conflict do nothing returning object_id",
+    rows = yield SQL(
+        "create_event_notification.insert_notifications",
         (
             *(user.database_id, name, queue_id, wanted, operation.with_fan_in, operation.to_service, instance),
             *(user.principal_id, scope == SERVER),
@@ -95,11 +96,7 @@ def _find_notified(user: User, queue: str, wanted: Sequence[str]) -> Steps[int]:
     except BrokerError as refused:
         raise BrokerError(8197, queue) if refused.number == 15151 else refused from None
     if QUEUE_ACTIVATION in wanted:
-        rows = yield Statement(
-            "event_notifications.find_notified",
-            "select name from servicebroker.queues where queue_id = $1 and is_activation_enabled",
-            (queue_id,),
-        )
+        rows = yield SQL("find_notified", (queue_id,))
         if rows:
             raise BrokerError(9718, *rows[0])
     return queue_id
@@ -131,11 +128,7 @@ def drop_event_notification(definer: Definer, operation: DropEventNotification) 
 def drop_notifications_on(database_id: int, queue: str, now: datetime) -> Steps[None]:
     """Before DROP QUEUE: those on the queue go with it."""
     queue_id = (yield from find_queue_now("drop", database_id, queue)).queue_id
-    rows = yield Statement(
-        "event_notifications.drop_notifications_on",
-        "select object_id from servicebroker.event_notifications where queue_id = $1",
-        (queue_id,),
-    )
+    rows = yield SQL("drop_notifications_on", (queue_id,))
     for (object_id,) in rows:
         yield from _drop(object_id, now)
 
@@ -150,14 +143,7 @@ def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
     )
     if not found:
         return []
-    rows = yield Statement(
-        "event_notifications.post",
-        "select pg_backend_pid(), current_database()::text, session_user::text, p.name, d.name, q.schema_name, q.name "
-        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
-        "join servicebroker.principals p on p.database_id = q.database_id and p.principal_id = q.owner_id "
-        "where queue_id = $1",
-        (queue_id,),
-    )
+    rows = yield SQL("post", (queue_id,))
     return (yield from _tell(found, event_body(EventInstance(event, post_time(now), *rows[0])), now))
 
 
@@ -179,7 +165,7 @@ def post_ddl(
     `happened` lacks the time and the server; `more` are elements of this type of event.
     """
     found = yield from _notifications(_OF_DDL, database_id, happened.event_type)
-    rows = yield Statement("event_notifications.post_ddl", "select current_database()::text")
+    rows = yield SQL("post_ddl")
     happened = happened._replace(post_time=post_time(now), server_name=rows[0][0])
     return (yield from _tell(found, event_body(happened, more), now))
 
@@ -204,16 +190,8 @@ def _tell(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[l
 def post_left(now: datetime) -> Steps[list[BrokerError]]:
     """Post the events that a restricted role has caused, which may not post them. Returns what is to be logged."""
     said: list[BrokerError] = []
-    if (
-        yield Statement(
-            "event_notifications.post_left.find_events_to_post", "select from servicebroker.events_to_post limit 1"
-        )
-    ):
-        left = yield Statement(
-            "event_notifications.post_left.take_events",
-            "delete from servicebroker.events_to_post where (queue_id, event) in (select queue_id, event "
-            "from servicebroker.events_to_post order by queue_id for update skip locked) returning queue_id, event",
-        )
+    if (yield SQL("post_left.find_events_to_post")):
+        left = yield SQL("post_left.take_events")
         for queue_id, event in left:
             said += yield from post(event, queue_id, now)
     return said
@@ -271,11 +249,7 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
             ),
             now=now,
         )
-        yield Statement(
-            "event_notifications.send",
-            "update servicebroker.event_notifications set conversation_handle = $2 where object_id = $1",
-            (notification.object_id, handle),
-        )
+        yield SQL("send", (notification.object_id, handle))
     try:
         yield from send(Catalog(), Send(handle, names.EVENT_NOTIFICATION, body), now=now)
     except BrokerError as problem:
@@ -285,11 +259,7 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
 
 def _locked(object_id: int) -> Steps[_Notification | None]:
     """The notification as it is now that nobody else sends its first event."""
-    yield Statement(
-        "event_notifications.locked",
-        "select from servicebroker.event_notifications where object_id = $1 for update",
-        (object_id,),
-    )
+    yield SQL("locked", (object_id,))
     found = yield from _notifications("n.object_id = $1", object_id)
     return found[0] if found else None
 
@@ -300,11 +270,7 @@ def _drop_broken(notification: _Notification, now: datetime) -> Steps[BrokerErro
 
 
 def _drop(object_id: int, now: datetime) -> Steps[None]:
-    rows = yield Statement(
-        "event_notifications.drop",
-        "delete from servicebroker.event_notifications where object_id = $1 returning queue_id, conversation_handle",
-        (object_id,),
-    )
+    rows = yield SQL("drop", (object_id,))
     for queue_id, handle in rows:
         if handle is not None:
             with suppress(BrokerError):  # it is gone

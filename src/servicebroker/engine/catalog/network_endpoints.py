@@ -16,7 +16,11 @@ from servicebroker.model.security.authentication import CERTIFICATE, Authenticat
 from servicebroker.model.security.peers import WITHOUT_PROOF
 from servicebroker.model.wording import shown
 from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 STARTED, STOPPED, DISABLED = "STARTED", "STOPPED", "DISABLED"
 STATES = (STARTED, STOPPED, DISABLED)  # in the order of their numbers in sys.endpoints
@@ -51,20 +55,10 @@ def create_endpoint(operation: CreateEndpoint, now: datetime, *, in_domain: bool
     if operation.listener_port is None:
         raise BrokerError(5837)
     if operation.authentication is None and in_domain:
-        own = yield Statement(
-            "network_endpoints.create_endpoint.find_certificates",
-            "select from servicebroker.transport_certificates where is_own limit 1",
-        )
+        own = yield SQL("create_endpoint.find_certificates")
         operation = operation if own else replace(operation, authentication="WINDOWS")
     found = yield from _checked(operation, NetworkEndpoint(STOPPED, "", 0, REQUIRED), now)
-    rows = yield Statement(
-        "network_endpoints.create_endpoint.insert_endpoints",
-        "insert into servicebroker.network_endpoints (name, state, ip_address, port, encryption, certificate_id, "
-        "is_message_forwarding_enabled, message_forwarding_size, connection_auth) "
-        "values ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
-        "on conflict do nothing returning endpoint_id",
-        (name, *_row(found)),
-    )
+    rows = yield SQL("create_endpoint.insert_endpoints", (name, *_row(found)))
     if not rows:
         raise BrokerError(7874, hint="An instance has at most one endpoint for the broker: alter it, or drop it first.")
     return found.warning
@@ -81,24 +75,14 @@ def alter_endpoint(operation: AlterEndpoint, now: datetime) -> Steps[str | None]
     if not rows:
         raise BrokerError(15151, "alter", "endpoint", name)
     found = yield from _checked(operation, _endpoint(rows[0]), now)
-    yield Statement(
-        "network_endpoints.alter_endpoint.update_endpoints",
-        "update servicebroker.network_endpoints set state = $2, ip_address = $3, port = $4, encryption = $5, "
-        "certificate_id = $6, is_message_forwarding_enabled = $7, message_forwarding_size = $8, connection_auth = $9 "
-        "where lower(name) = lower($1)",
-        (name, *_row(found)),
-    )
+    yield SQL("alter_endpoint.update_endpoints", (name, *_row(found)))
     return found.warning
 
 
 def drop_endpoint(operation: DropEndpoint, now: datetime) -> Steps[None]:
     """Delete the endpoint."""
     name = operation.name
-    rows = yield Statement(
-        "network_endpoints.drop_endpoint",
-        "delete from servicebroker.network_endpoints where lower(name) = lower($1) returning endpoint_id",
-        (names.checked("endpoint", name),),
-    )
+    rows = yield SQL("drop_endpoint", (names.checked("endpoint", name),))
     if not rows:
         raise BrokerError(15151, "drop", "endpoint", name)
 
@@ -140,12 +124,7 @@ def _checked(clauses: CreateEndpoint | AlterEndpoint, before: NetworkEndpoint, n
     authentication, name = parse_authentication(clauses.authentication)
     if name is None:
         return found._replace(authentication=authentication, certificate_id=None)
-    rows = yield Statement(
-        "network_endpoints.checked",
-        "select certificate_id, not by_password and start_date <= $2 and $2 < expiry_date "
-        "from servicebroker.transport_certificates where lower(name) = lower($1) and is_own",
-        (name, now),
-    )
+    rows = yield SQL("checked", (name, now))
     if not rows:
         raise BrokerError(15151, "find", "certificate", name)
     certificate_id, is_usable = rows[0]

@@ -14,7 +14,11 @@ from servicebroker.operations.priorities import (
     DropBrokerPriority,
     criteria,
 )
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
+
 
 # The level of an endpoint, drawn once when it is made. To be filled in with expressions for the four.
 # The function costs a quarter of a SEND, so it is called only in a database that has priorities.
@@ -32,13 +36,7 @@ def create_broker_priority(definer: Definer, operation: CreateBrokerPriority) ->
     name = names.checked("conversation priority", operation.name)
     contract, service, remote, level = yield from _resolved(database_id, criteria(operation))
     yield from _refuse_taken(database_id, operation, 0, contract, service, remote)
-    yield Statement(
-        "priorities.create_broker_priority",
-        "insert into servicebroker.broker_priorities "
-        "(database_id, name, service_contract_id, local_service_id, remote_service_name, priority) "
-        "values ($1, $2, $3, $4, $5, $6)",
-        (database_id, name, contract, service, remote, level or DEFAULT_LEVEL),
-    )
+    yield SQL("create_broker_priority", (database_id, name, contract, service, remote, level or DEFAULT_LEVEL))
 
 
 def alter_broker_priority(definer: Definer, operation: AlterBrokerPriority) -> Steps[None]:
@@ -51,32 +49,18 @@ def alter_broker_priority(definer: Definer, operation: AlterBrokerPriority) -> S
     service = old_service if operation.local_service_name is None else service
     remote = old_remote if operation.remote_service_name is None else remote
     yield from _refuse_taken(database_id, operation, priority_id, contract, service, remote)
-    yield Statement(
-        "priorities.alter_broker_priority",
-        "update servicebroker.broker_priorities set service_contract_id = $2, local_service_id = $3, "
-        "remote_service_name = $4, priority = coalesce($5, priority) where priority_id = $1",
-        (priority_id, contract, service, remote, level),
-    )
+    yield SQL("alter_broker_priority", (priority_id, contract, service, remote, level))
 
 
 def drop_broker_priority(definer: Definer, operation: DropBrokerPriority) -> Steps[None]:
     """Delete the priority."""
     yield from authorize(definer.user, operation.permission)
     priority_id, *_ = yield from _find("drop", definer.database_id, operation.name)
-    yield Statement(
-        "priorities.drop_broker_priority",
-        "delete from servicebroker.broker_priorities where priority_id = $1",
-        (priority_id,),
-    )
+    yield SQL("drop_broker_priority", (priority_id,))
 
 
 def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int | None, int | None, str | None]]:
-    rows = yield Statement(
-        "priorities.find",
-        "select priority_id, service_contract_id, local_service_id, remote_service_name "
-        "from servicebroker.broker_priorities where database_id = $1 and lower(name) = lower($2)",
-        (database_id, names.checked("conversation priority", name)),
-    )
+    rows = yield SQL("find", (database_id, names.checked("conversation priority", name)))
     if not rows:
         raise BrokerError(15151, action, "conversation priority", name)
     return rows[0][0], rows[0][1], rows[0][2], rows[0][3]
@@ -85,13 +69,7 @@ def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int | No
 def _resolved(database_id: int, wanted: Criteria) -> Steps[tuple[int | None, int | None, str | None, int | None]]:
     """The criteria as numbers; None for ANY and for what was not given."""
     contract, service, remote, level = wanted
-    rows = yield Statement(
-        "priorities.resolved",
-        "select (select service_contract_id from servicebroker.service_contracts "
-        "        where database_id = $1 and name = $2), "
-        "       (select service_id from servicebroker.services where database_id = $1 and name = $3)",
-        (database_id, contract, service),
-    )
+    rows = yield SQL("resolved", (database_id, contract, service))
     contract_id, service_id = rows[0]
     if contract is not None and contract_id is None:
         raise BrokerError(15151, "find", "service contract", contract)
@@ -108,13 +86,7 @@ def _refuse_taken(
     service: int | None,
     remote: str | None,
 ) -> Steps[None]:
-    rows = yield Statement(
-        "priorities.refuse_taken",
-        "select from servicebroker.broker_priorities where database_id = $1 and priority_id <> $2 "
-        "and (lower(name) = lower($3) or service_contract_id is not distinct from $4 "
-        "and local_service_id is not distinct from $5 and remote_service_name is not distinct from $6)",
-        (database_id, own_id, operation.name, contract, service, remote),
-    )
+    rows = yield SQL("refuse_taken", (database_id, own_id, operation.name, contract, service, remote))
     if rows:
         given = operation.contract_name, operation.local_service_name, operation.remote_service_name
         raise BrokerError(33303, operation.name, *(name or ANY for name in given))

@@ -9,7 +9,11 @@ from __future__ import annotations
 from servicebroker.engine.catalog.alter import renew_routes, renew_versions
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import postgres_name
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 # of the tables that hold rows of every database, those that its definitions and its conversations write
 _SHARED = (
@@ -21,12 +25,7 @@ _SHARED = (
 
 def set_read_only(database_id: int, name: str) -> Steps[None]:
     """READ_ONLY. The caller has the database for itself."""
-    rows = yield Statement(
-        "read_only.set_read_only",
-        "update servicebroker.databases set is_read_only = true, broker_when_writable = is_broker_enabled, "
-        "is_broker_enabled = false where database_id = $1 and not is_read_only returning 1",
-        (database_id,),
-    )
+    rows = yield SQL("set_read_only", (database_id,))
     if rows:
         yield renew_versions()
         yield renew_routes(database_id)  # what waited for its services may have a way to another instance
@@ -36,12 +35,7 @@ def set_read_only(database_id: int, name: str) -> Steps[None]:
 def set_read_write(database_id: int, name: str) -> Steps[bool]:
     """READ_WRITE. Returns whether the broker is to be enabled again, as it was before."""
     yield _guard(database_id, name, False)
-    rows = yield Statement(
-        "read_only.set_read_write",
-        "update servicebroker.databases set is_read_only = false where database_id = $1 and is_read_only "
-        "returning broker_when_writable",
-        (database_id,),
-    )
+    rows = yield SQL("set_read_write", (database_id,))
     return bool(rows and rows[0][0])
 
 
@@ -51,18 +45,10 @@ def check_writable(database_id: int) -> Steps[None]:
     Raises:
         BrokerError: 3906.
     """
-    rows = yield Statement(
-        "read_only.check_writable",
-        "select name from servicebroker.databases where database_id = $1 and is_read_only",
-        (database_id,),
-    )
+    rows = yield SQL("check_writable", (database_id,))
     if rows:
         raise BrokerError(3906, *rows[0])
 
 
 def _guard(database_id: int, name: str, guarded: bool) -> Statement:
-    return Statement(
-        "read_only.guard",
-        "select servicebroker.guard_read_only($1, $2, $3, $4, $5)",
-        (database_id, name, postgres_name(name, "dbo"), list(_SHARED), guarded),
-    )
+    return SQL("guard", (database_id, name, postgres_name(name, "dbo"), list(_SHARED), guarded))

@@ -28,7 +28,11 @@ from servicebroker.protocol.routing import (
     Route,
     parse_address,
 )
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
+
 
 MAXIMUM_TEXT = 256  # characters of an address, a service name and a broker identifier
 
@@ -43,13 +47,7 @@ def create_route(definer: Definer, operation: CreateRoute) -> Steps[list[UUID]]:
     name, now = names.checked("route", operation.name), definer.clock()
     route = _checked(operation, now)
     yield lock_delivery()
-    rows = yield Statement(
-        "routes.create_route",
-        "insert into servicebroker.routes "
-        "(database_id, name, remote_service_name, broker_instance, lifetime, address, mirror_address, owner_id) "
-        "values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict do nothing returning route_id",
-        (definer.database_id, name, *route[1:], owner),
-    )
+    rows = yield SQL("create_route", (definer.database_id, name, *route[1:], owner))
     if not rows:
         raise BrokerError(2714, name)
     return (yield from _changed(definer, now))
@@ -60,12 +58,7 @@ def alter_route(definer: Definer, operation: AlterRoute) -> Steps[list[UUID]]:
     database_id, name, now = definer.database_id, operation.name, definer.clock()
     yield from authorize(definer.user, operation.permission, route_named(name))
     yield lock_delivery()
-    rows = yield Statement(
-        "routes.alter_route.find_routes",
-        "select remote_service_name, broker_instance, address, mirror_address, lifetime "
-        "from servicebroker.routes where database_id = $1 and lower(name) = lower($2) for update",
-        (database_id, names.checked("route", name)),
-    )
+    rows = yield SQL("alter_route.find_routes", (database_id, names.checked("route", name)))
     if not rows:
         raise BrokerError(15151, "alter", "route", name)
     if operation == AlterRoute(name):
@@ -80,10 +73,8 @@ def alter_route(definer: Definer, operation: AlterRoute) -> Steps[list[UUID]]:
         mirror_address=mirror if operation.mirror_address is None else operation.mirror_address,
     )
     route = _checked(merged, now)
-    yield Statement(
-        "routes.alter_route.update_routes",
-        "update servicebroker.routes set remote_service_name = $3, broker_instance = $4, lifetime = $5, address = $6, "
-        "mirror_address = $7 where database_id = $1 and lower(name) = lower($2)",
+    yield SQL(
+        "alter_route.update_routes",
         (
             database_id,
             name,
@@ -103,11 +94,7 @@ def drop_route(definer: Definer, operation: DropRoute) -> Steps[list[UUID]]:
     yield from authorize(definer.user, operation.permission, route_named(name))
     names.checked("route", name)
     yield lock_delivery()
-    rows = yield Statement(
-        "routes.drop_route",
-        "delete from servicebroker.routes where database_id = $1 and lower(name) = lower($2) returning route_id",
-        (database_id, name),
-    )
+    rows = yield SQL("drop_route", (database_id, name))
     if not rows:
         raise BrokerError(15151, "drop", "route", name)
     yield forget_permissions(database_id, Kind.ROUTE, rows[0][0])
@@ -144,10 +131,8 @@ def _changed(definer: Definer, now: datetime) -> Steps[list[UUID]]:
     database_id = definer.database_id
     yield renew_routes(database_id)
     yield forget_unused()
-    yield Statement(  # whoever finds no route now may ask again
-        "routes.changed.delete_route_requests",
-        "delete from servicebroker.route_requests where database_id = $1 and about = 'Route' and answered is not null",
-        (database_id,),
+    yield SQL(  # whoever finds no route now may ask again
+        "changed.delete_route_requests", (database_id,)
     )
     return (yield from match_again(definer.catalog, database_id, now))
 

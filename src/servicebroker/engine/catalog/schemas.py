@@ -20,7 +20,11 @@ from servicebroker.operations.schema_collections import (
     CreateXmlSchemaCollection,
     DropXmlSchemaCollection,
 )
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 KIND = "XML schema collection"
 
@@ -32,10 +36,8 @@ def create_xml_schema_collection(definer: Definer, operation: CreateXmlSchemaCol
     texts = _documents(operation.documents)
     _check(texts)
     yield from demand(user, operation.permission)
-    rows = yield Statement(
-        "schemas.create_xml_schema_collection",
-        "insert into servicebroker.xml_schema_collections (database_id, schema_name, name, postgres_schema) "
-        "values ($1, $2, $3, $4) on conflict do nothing returning xml_collection_id",
+    rows = yield SQL(
+        "create_xml_schema_collection",
         (user.database_id, schema, collection, names.postgres_name(user.database, schema)),
     )
     yield _insert(created(rows, collection), texts, 0)
@@ -50,12 +52,7 @@ def alter_xml_schema_collection(definer: Definer, operation: AlterXmlSchemaColle
     present = yield from schema_documents(collection_id)
     _check([*present, *texts])
     yield _insert(collection_id, texts, len(present))
-    yield Statement(
-        "schemas.alter_xml_schema_collection",
-        "update servicebroker.xml_schema_collections set version = nextval('servicebroker.catalog_versions'), "
-        "modify_date = clock_timestamp() where xml_collection_id = $1",
-        (collection_id,),
-    )
+    yield SQL("alter_xml_schema_collection", (collection_id,))
     yield renew_versions(user.database_id)
 
 
@@ -64,18 +61,10 @@ def drop_xml_schema_collection(definer: Definer, operation: DropXmlSchemaCollect
     user, name = definer.user, operation.name
     yield from demand(user, operation.permission, KIND, name)
     collection_id = yield from find_collection("drop", user.database_id, name)
-    used = yield Statement(
-        "schemas.drop_xml_schema_collection.find_message_types",
-        "select from servicebroker.message_types where xml_collection_id = $1 limit 1",
-        (collection_id,),
-    )
+    used = yield SQL("drop_xml_schema_collection.find_message_types", (collection_id,))
     if used:
         raise BrokerError(3716, KIND, name, "message types")
-    yield Statement(
-        "schemas.drop_xml_schema_collection.delete_collections",
-        "delete from servicebroker.xml_schema_collections where xml_collection_id = $1",
-        (collection_id,),
-    )
+    yield SQL("drop_xml_schema_collection.delete_collections", (collection_id,))
 
 
 def find_collection(action: str, database_id: int, name: str) -> Steps[int]:
@@ -85,12 +74,7 @@ def find_collection(action: str, database_id: int, name: str) -> Steps[int]:
         BrokerError: 15151 when it does not exist.
     """
     schema, collection = names.split_name(KIND, name)
-    rows = yield Statement(
-        "schemas.find_collection",
-        "select xml_collection_id from servicebroker.xml_schema_collections "
-        "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
-        (database_id, schema, collection),
-    )
+    rows = yield SQL("find_collection", (database_id, schema, collection))
     if not rows:
         raise BrokerError(15151, action, KIND, name)
     return int(rows[0][0])
@@ -109,10 +93,8 @@ def find_for_validation(user: User, name: str | None) -> Steps[int | None]:
 
 
 def _insert(collection_id: int, documents: list[SchemaDocument], present: int) -> Statement:
-    return Statement(
-        "schemas.insert",
-        "insert into servicebroker.xml_schemas select $1, $2 + number - 1, namespace, document "
-        "from unnest($3::text[], $4::text[]) with ordinality as added (namespace, document, number)",
+    return SQL(
+        "insert",
         (
             collection_id,
             present,

@@ -17,7 +17,10 @@ from servicebroker.model.arguments import checked_contracts
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import Kind
 from servicebroker.operations.services import AlterService, DropService
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 def alter_service(definer: Definer, operation: AlterService) -> Steps[None]:
@@ -64,17 +67,9 @@ def drop_service(definer: Definer, operation: DropService) -> Steps[None]:
     yield from _purge(queue_id, service_id)  # first, so that we wait for readers before we hold what they may want
     yield from _end_all("service_id = $1", service_id, error=BrokerError(8470))
     yield from _purge(queue_id, service_id)
-    yield Statement(
-        "services.drop_service.delete_groups",
-        "delete from servicebroker.conversation_groups where service_id = $1",
-        (service_id,),
-    )
+    yield SQL("drop_service.delete_groups", (service_id,))
     yield rights.forget_permissions(database_id, Kind.SERVICE, service_id)
-    yield Statement(
-        "services.drop_service.delete_services",
-        "delete from servicebroker.services where service_id = $1",
-        (service_id,),
-    )
+    yield SQL("drop_service.delete_services", (service_id,))
     yield _tell_readers(queue_id)
     yield ring(queue_id)
     yield renew_routes(database_id)  # what waited for it may have a way to another instance
@@ -97,13 +92,7 @@ def _end_all(condition: str, number: int, *, error: BrokerError) -> Steps[list[U
 
 
 def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int, bool]]:
-    rows = yield Statement(
-        "services.find",
-        "select service_id, queue_id, exists (select from servicebroker.broker_priorities p "
-        "where p.local_service_id = s.service_id) from servicebroker.services s "
-        "where database_id = $1 and name = $2 for update of s",
-        (database_id, name),
-    )
+    rows = yield SQL("find", (database_id, name))
     if not rows:
         raise BrokerError(15151, action, "service", name)
     if rows[0][0] < names.FIRST_USER_ID:
@@ -112,23 +101,13 @@ def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int, boo
 
 
 def _add_contract(database_id: int, service_id: int, contract: str, contract_id: int) -> Steps[None]:
-    rows = yield Statement(
-        "services.add_contract",
-        "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
-        "values ($1, $2, $3) on conflict do nothing returning 1",
-        (database_id, service_id, contract_id),
-    )
+    rows = yield SQL("add_contract", (database_id, service_id, contract_id))
     if not rows:
         raise BrokerError(8404, contract)
 
 
 def _drop_contract(service_id: int, contract: str, contract_id: int) -> Steps[None]:
-    rows = yield Statement(
-        "services.drop_contract",
-        "delete from servicebroker.service_contract_usages where service_id = $1 and service_contract_id = $2 "
-        "returning 1",
-        (service_id, contract_id),
-    )
+    rows = yield SQL("drop_contract", (service_id, contract_id))
     if not rows:
         raise BrokerError(15151, "drop", "service contract", contract)
 
@@ -147,36 +126,11 @@ def _move(service_id: int, old: int, new: int) -> Steps[None]:
         (service_id,),
     )
     yield from lock_conversations("service_id = $1", service_id)
-    yield Statement(
-        "services.move.update_endpoints",
-        "update servicebroker.conversation_endpoints set queue_id = $2 where service_id = $1",
-        (service_id, new),
-    )
-    yield Statement(
-        "services.move.update_peers",
-        "update servicebroker.conversation_endpoints "
-        "set far_queue_id = case when far_queue_id is not null then $2 end, "
-        "last_stamp = greatest(last_stamp, pg_current_xact_id()) where far_service_id = $1 and far_handle is not null",
-        (service_id, new),
-    )
-    yield Statement(
-        "services.move.update_arrivals",
-        "update servicebroker.arrivals a set last_stamp = greatest(a.last_stamp, pg_current_xact_id()) "
-        "from servicebroker.conversation_endpoints e "
-        "where e.service_id = $1 and a.conversation_handle = e.conversation_handle",
-        (service_id,),
-    )
-    yield Statement(
-        "services.move.update_services",
-        "update servicebroker.services set queue_id = $2 where service_id = $1",
-        (service_id, new),
-    )
-    rows = yield Statement(
-        "services.move.find_columns",
-        "select quote_ident(attname) from pg_attribute where attrelid = ('servicebroker.queue_' || $1)::regclass "
-        "and attnum > 0 and not attisdropped and attname not in ('queuing_order', 'stamp') order by attnum",
-        (str(old),),
-    )
+    yield SQL("move.update_endpoints", (service_id, new))
+    yield SQL("move.update_peers", (service_id, new))
+    yield SQL("move.update_arrivals", (service_id,))
+    yield SQL("move.update_services", (service_id, new))
+    rows = yield SQL("move.find_columns", (str(old),))
     columns = ", ".join(name for (name,) in rows)
     yield Statement(
         "services.move.move_messages",
@@ -194,8 +148,4 @@ def _purge(queue_id: int, service_id: int) -> Steps[None]:
 
 
 def _tell_readers(queue_id: int) -> Statement:
-    return Statement(
-        "services.tell_readers",
-        "update servicebroker.queues set service_changes = service_changes + 1 where queue_id = $1",
-        (queue_id,),
-    )
+    return SQL("tell_readers", (queue_id,))

@@ -15,7 +15,10 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import EndpointState, Event, after
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Identity(NamedTuple):
@@ -100,9 +103,7 @@ def begin_at(
 
 def _hold_database(database_id: int) -> Statement:
     """Who gives the database another identifier waits for our transaction, or we read what it has written."""
-    return Statement(
-        "begin.hold_database", "select pg_advisory_xact_lock_shared($1, $2)", (locks.BEGIN_IN, database_id)
-    )
+    return SQL("hold_database", (locks.BEGIN_IN, database_id))
 
 
 def find_own_side(database_id: int, dialog: BeginDialog) -> Steps[OwnSide]:
@@ -111,16 +112,7 @@ def find_own_side(database_id: int, dialog: BeginDialog) -> Steps[OwnSide]:
     Raises:
         BrokerError: 8423 and 8425 no such service or contract, 8442 the database is gone.
     """
-    rows = yield Statement(
-        "begin.find_own_side",
-        "select s.service_id, c.service_contract_id, s.queue_id, q.catalog_version, d.service_broker_guid::text "
-        "from servicebroker.databases d "
-        "left join servicebroker.services s on s.database_id = d.database_id and s.name = $2 "
-        "left join servicebroker.queues q on q.queue_id = s.queue_id "
-        "left join servicebroker.service_contracts c on c.database_id = d.database_id and c.name = $3 "
-        "where d.database_id = $1",
-        (database_id, dialog.from_service, dialog.contract),
-    )
+    rows = yield SQL("find_own_side", (database_id, dialog.from_service, dialog.contract))
     if not rows:
         raise BrokerError(8442)
     own = OwnSide(*rows[0])
@@ -166,12 +158,7 @@ def _related_group(service_id: int, dialog: BeginDialog) -> Steps[UUID | None]:
         return None
     else:
         yield lock_group(group)
-    rows = yield Statement(
-        "begin.related_group",
-        "select s.service_id, s.name from servicebroker.conversation_groups g "
-        "join servicebroker.services s using (service_id) where g.conversation_group_id = $1 for key share of g",
-        (group,),
-    )
+    rows = yield SQL("related_group", (group,))
     if rows and rows[0][0] != service_id:
         clause = "RELATED_CONVERSATION" if conversation is not None else "RELATED_CONVERSATION_GROUP"
         raise BrokerError(9610, dialog.from_service, rows[0][1], clause, conversation or group)

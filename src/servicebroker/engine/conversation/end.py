@@ -29,7 +29,10 @@ from servicebroker.model.messages import Message, error_body
 from servicebroker.model.security.permissions import User
 from servicebroker.model.states import TRANSITIONS, EndpointState, Event, after
 from servicebroker.operations.end import EndConversation
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 def end_conversation(operation: EndConversation, *, now: datetime, catalog: Catalog | None = None) -> Steps[None]:
@@ -58,11 +61,7 @@ def end_permitted(catalog: Catalog, user: User, operation: EndConversation, *, n
         is_plain, version = not (operation.error or operation.cleanup), catalog.endable.get(taken.ends)
         if is_plain and version is not None and (yield from _end_dialog(catalog, operation.handle, now, version)):
             return
-        rows = yield Statement(
-            "end.end_permitted",
-            "select catalog_version from servicebroker.queues where queue_id = $1",
-            (taken.queue_id,),
-        )
+        rows = yield SQL("end_permitted", (taken.queue_id,))
     yield from authorize_end(user, operation)
     if taken is not None and rows:
         catalog.endable[taken.ends] = rows[0][0]
@@ -97,12 +96,7 @@ def _find_queues(catalog: Catalog, handle: UUID) -> Steps[tuple[int, int] | None
         far = 0 if taken.has_ended else channel.far_queue_id if channel else catalog.told.get(taken.kind, 0)
         if far or taken.has_ended:
             return taken.queue_id, far
-    rows = yield Statement(
-        "end.find_queues",
-        "select queue_id, coalesce(far_queue_id, 0), state from servicebroker.conversation_endpoints "
-        "where conversation_handle = $1",
-        (handle,),
-    )
+    rows = yield SQL("find_queues", (handle,))
     if not rows:
         raise BrokerError(8426, handle)
     near, far, state = rows[0]
@@ -185,26 +179,14 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
         is_end_of_dialog=not error,
         is_conversation_error=error is not None,
     )
-    yield Statement(
-        "end.park_end.disconnect",
-        "with unread as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
-        "  where f.conversation_handle = $1 and a.conversation_handle = $1 "
-        "  and f.message_sequence_number < a.receive_sequence) "
-        "update servicebroker.conversation_endpoints set dialog_timer = null, state = 'DO' "
-        "where conversation_handle = $1",
-        (endpoint.conversation_handle,),
-    )
+    yield SQL("park_end.disconnect", (endpoint.conversation_handle,))
     if peer is not None:
         yield _close_way_back(peer)
 
 
 def _close_way_back(peer: Endpoint) -> Statement:
     """No statement delivers straight to us any more: the peer's next SEND looks at what we are."""
-    return Statement(
-        "end.close_way_back",
-        "update servicebroker.conversation_endpoints set far_queue_id = null where conversation_handle = $1",
-        (peer.conversation_handle,),
-    )
+    return SQL("close_way_back", (peer.conversation_handle,))
 
 
 def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
@@ -231,20 +213,11 @@ def _purge(endpoint: Endpoint) -> Steps[None]:
 
 def _forget_address(endpoint: Endpoint) -> Statement:
     """The peer's next SEND finds nobody."""
-    return Statement(
-        "end.forget_address",
-        "update servicebroker.conversation_endpoints set far_handle = null, far_queue_id = null "
-        "where far_handle = $1 and conversation_handle = $2",
-        (endpoint.conversation_handle, endpoint.far_handle),
-    )
+    return SQL("forget_address", (endpoint.conversation_handle, endpoint.far_handle))
 
 
 def _set_state(endpoint: Endpoint, state: EndpointState) -> Statement:
-    return Statement(
-        "end.set_state",
-        "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
-        (endpoint.conversation_handle, state.value),
-    )
+    return SQL("set_state", (endpoint.conversation_handle, state.value))
 
 
 def answer_ends(queue_id: int, messages: Sequence[Message], now: datetime) -> Steps[list[UUID]]:
@@ -254,22 +227,8 @@ def answer_ends(queue_id: int, messages: Sequence[Message], now: datetime) -> St
     which `end_conversation` knows: a peer that has not closed, retained messages, a lifetime that is over.
     """
     handles = [message.conversation_handle for message in messages]
-    yield Statement(
-        "end.answer_ends.lock",
-        "select from servicebroker.conversation_endpoints where conversation_id = any (array("
-        "select conversation_id from servicebroker.conversation_endpoints where conversation_handle = any ($1))) "
-        "order by conversation_id, is_initiator for update",
-        (handles,),
-    )
-    rows = yield Statement(
-        "end.answer_ends.find",
-        "select e.conversation_handle, e.priority, e.conversation_group_id "
-        "from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id) "
-        "where e.conversation_handle = any ($1) and e.queue_id = $2 and e.state = 'DI' and e.lifetime > $3 "
-        "and not q.keeps_retained and not exists (select from servicebroker.conversation_endpoints p "
-        "where p.conversation_id = e.conversation_id and p.is_initiator <> e.is_initiator and p.state <> 'CD')",
-        (handles, queue_id, now),
-    )
+    yield SQL("answer_ends.lock", (handles,))
+    rows = yield SQL("answer_ends.find", (handles, queue_id, now))
     if not rows:
         return []
     ended, levels, groups = ([*column] for column in zip(*rows, strict=True))

@@ -11,7 +11,10 @@ from servicebroker.model import waiting
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import REPLAY_PROTECTION, EndpointState, at
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Endpoint(NamedTuple):
@@ -142,11 +145,7 @@ def lock_endpoint(handle: UUID) -> Steps[Endpoint]:
     Raises:
         BrokerError: 8426 when it is gone.
     """
-    yield Statement(
-        "endpoints.lock_endpoint",
-        "select from servicebroker.conversation_endpoints where conversation_handle = $1 for update",
-        (handle,),
-    )
+    yield SQL("lock_endpoint", (handle,))
     return (yield from find_endpoint(handle))
 
 
@@ -175,18 +174,9 @@ def lock_rows(conversation_id: UUID) -> Steps[None]:
     """Both endpoints' rows, in the one order; the second may come into being while we wait for the first."""
     locked, there = 0, 1
     while locked < there:
-        rows = yield Statement(
-            "endpoints.lock_rows.lock",
-            "select from servicebroker.conversation_endpoints where conversation_id = $1 "
-            "order by is_initiator for update",
-            (conversation_id,),
-        )
+        rows = yield SQL("lock_rows.lock", (conversation_id,))
         locked = len(rows)
-        rows = yield Statement(
-            "endpoints.lock_rows.count",
-            "select from servicebroker.conversation_endpoints where conversation_id = $1",
-            (conversation_id,),
-        )
+        rows = yield SQL("lock_rows.count", (conversation_id,))
         there = len(rows)
 
 
@@ -195,22 +185,17 @@ def lock_parking() -> Statement:
 
     Who delivers parked messages takes the lock alone: it sees all that waits, or the sender sees the way free.
     """
-    return Statement("endpoints.lock_parking", "select pg_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
+    return SQL("lock_parking", (locks.DELIVERY,))
 
 
 def lock_group(group: UUID) -> Statement:
     """Take the group's lock, waiting for it; it is held until the transaction ends."""
-    return Statement("endpoints.lock_group", "select servicebroker.lock_group($1)", (group,), locks=True)
+    return SQL("lock_group", (group,), locks=True)
 
 
 def keep_lock(group: UUID) -> Statement:
     """A group that we have locked under a savepoint: the session keeps the lock beyond it."""
-    return Statement(
-        "endpoints.keep_lock",
-        "select uuid_hash($1) from pg_advisory_lock($2, uuid_hash($1))",
-        (group, locks.GROUP),
-        locks=True,
-    )
+    return SQL("keep_lock", (group, locks.GROUP), locks=True)
 
 
 def lock_group_of(handle: UUID) -> Steps[UUID]:
@@ -228,11 +213,7 @@ def lock_group_of(handle: UUID) -> Steps[UUID]:
 
 def never_opened(initiator: Endpoint) -> Steps[bool]:
     """Whether message 0 still waits in the transmission queue: then no target endpoint was ever made."""
-    rows = yield Statement(
-        "endpoints.never_opened",
-        "select from servicebroker.transmission_queue where conversation_handle = $1 and message_sequence_number = 0",
-        (initiator.conversation_handle,),
-    )
+    rows = yield SQL("never_opened", (initiator.conversation_handle,))
     return bool(rows)
 
 
@@ -264,17 +245,7 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
 
     They are anybody's: one that somebody holds, or in whose group a dialog is beginning, is left for the next time.
     """
-    rows = yield Statement(
-        "endpoints.remove_closed",
-        "delete from servicebroker.conversation_endpoints where conversation_handle = any (array("
-        "select e.conversation_handle from servicebroker.conversation_endpoints e "
-        "join servicebroker.conversation_groups g using (conversation_group_id) "
-        "where e.security_timestamp <= $1 and e.database_id <> all "
-        "(array(select database_id from servicebroker.databases where is_read_only)) "
-        "order by e.security_timestamp limit $2 for update of e, g skip locked)) "
-        "returning conversation_group_id",
-        (now, limit),
-    )
+    rows = yield SQL("remove_closed", (now, limit))
     if rows:
         yield remove_empty_groups([group for (group,) in rows])
     return len(rows)
@@ -301,12 +272,7 @@ def _leave_groups(groups: list[UUID]) -> Steps[None]:
     A dialog may be beginning in one of them, or somebody else removing the other conversation of it: wait for both, so
     that the next statement sees it.
     """
-    yield Statement(
-        "endpoints.leave_groups",
-        "select from servicebroker.conversation_groups where conversation_group_id = any ($1) "
-        "order by conversation_group_id for update",
-        (groups,),
-    )
+    yield SQL("leave_groups", (groups,))
     yield remove_empty_groups(groups)
 
 
@@ -327,10 +293,8 @@ def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
         f"where conversation_handle = any ($1) and {_GOES_AT_ONCE}",
         (handles, now + REPLAY_PROTECTION),
     )
-    yield Statement(  # they take no more
-        "endpoints.close_endpoints.delete_fragments",
-        "delete from servicebroker.arrived_fragments where conversation_handle = any ($1)",
-        (handles,),
+    yield SQL(  # they take no more
+        "close_endpoints.delete_fragments", (handles,)
     )
     if going:
         yield from remove_endpoints([handle for (handle,) in going])
@@ -338,10 +302,4 @@ def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
 
 def remove_empty_groups(groups: list[UUID]) -> Statement:
     """Delete those of the groups that no conversation is in."""
-    return Statement(
-        "endpoints.remove_empty_groups",
-        "delete from servicebroker.conversation_groups g where conversation_group_id = any ($1) and not exists ("
-        "select from servicebroker.conversation_endpoints e "
-        "where e.conversation_group_id = g.conversation_group_id)",
-        (groups,),
-    )
+    return SQL("remove_empty_groups", (groups,))

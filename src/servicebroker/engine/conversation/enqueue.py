@@ -14,7 +14,11 @@ from servicebroker.engine.catalog.priorities import PRIORITY
 from servicebroker.engine.conversation.shared_bodies import NEW_READER
 from servicebroker.model import names
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Bodies, Statement
+
+SQL = SqlFile(__file__)
+
 
 _COLUMNS = (
     "message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id, "
@@ -467,13 +471,7 @@ def wake(queue_ids: Sequence[int]) -> Statement:
 
     A transaction of its own, which need not be on disk before it is heard.
     """
-    return Statement(
-        "enqueue.wake",
-        "select set_config('synchronous_commit', 'off', true), pg_notify('servicebroker', queue_id::text) "
-        "from servicebroker.waiting_readers "
-        "where queue_id = any ($1) group by queue_id",
-        (list(queue_ids),),
-    )
+    return SQL("wake", (list(queue_ids),))
 
 
 def _delivers_to(queue_id: int, version: int) -> str:

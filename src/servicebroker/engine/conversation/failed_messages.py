@@ -14,8 +14,12 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import SetAsideMessage
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.sql_verbs import ERROR_KEPT
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 # a row `f` is of a message that its reader itself puts into the queue: a rollback takes it out until the next RECEIVE
 _COMES_AGAIN = (
@@ -40,11 +44,8 @@ class Tracked(NamedTuple):
 
 def find_failures(message: Message) -> Steps[Tracked | None]:
     """How often this message has failed; None when it has not."""
-    rows = yield Statement(
-        "failed_messages.find_failures",
-        "select failures, first_failed_at, first_error from servicebroker.failed_messages "
-        "where conversation_handle = $1 and message_sequence_number = $2 and message_type_id = $3",
-        (message.conversation_handle, message.message_sequence_number, message.message_type_id),
+    rows = yield SQL(
+        "find_failures", (message.conversation_handle, message.message_sequence_number, message.message_type_id)
     )
     return Tracked(*rows[0]) if rows else None
 
@@ -52,16 +53,8 @@ def find_failures(message: Message) -> Steps[Tracked | None]:
 def track(queue_id: int, message: Message, known: Tracked, error: str, now: datetime, after: float) -> Steps[None]:
     """The message has failed, `known` says how often, and is to be tried again in `after` seconds."""
     until = now + timedelta(seconds=after) if after else None
-    yield Statement(
-        "failed_messages.track.insert_failed_messages",
-        "insert into servicebroker.failed_messages (conversation_handle, queue_id, conversation_group_id, priority, "
-        "message_sequence_number, message_type_id, failures, first_failed_at, last_failed_at, first_error, last_error, "
-        "held_until) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) "
-        "on conflict (conversation_handle) do update set (queue_id, conversation_group_id, priority, "
-        "message_sequence_number, message_type_id, failures, first_failed_at, last_failed_at, first_error, last_error, "
-        "held_until) = row (excluded.queue_id, excluded.conversation_group_id, excluded.priority, "
-        "excluded.message_sequence_number, excluded.message_type_id, excluded.failures, excluded.first_failed_at, "
-        "excluded.last_failed_at, excluded.first_error, excluded.last_error, excluded.held_until)",
+    yield SQL(
+        "track.insert_failed_messages",
         (
             message.conversation_handle,
             queue_id,
@@ -78,20 +71,12 @@ def track(queue_id: int, message: Message, known: Tracked, error: str, now: date
         ),
     )
     if until is not None:
-        yield Statement(
-            "failed_messages.track.update_queues",
-            "update servicebroker.queues set held_until = greatest(held_until, $2) where queue_id = $1",
-            (queue_id, until),
-        )
+        yield SQL("track.update_queues", (queue_id, until))
 
 
 def forget(handles: list[UUID]) -> Steps[None]:
     """What has failed on these conversations has been dealt with."""
-    yield Statement(
-        "failed_messages.forget",
-        "delete from servicebroker.failed_messages where conversation_handle = any ($1)",
-        (handles,),
-    )
+    yield SQL("forget", (handles,))
 
 
 def sweep(queue_id: int) -> Steps[None]:
@@ -111,15 +96,8 @@ def set_aside(
     database_id: int, queue_id: int, message: Message, known: Tracked, error: str, traceback: str, now: datetime
 ) -> Steps[None]:
     """Keep a message that this transaction has received for an operator."""
-    yield Statement(
-        "failed_messages.set_aside",
-        "insert into servicebroker.set_aside_messages (database_id, queue_id, queue_name, conversation_handle, "
-        "conversation_group_id, message_sequence_number, service_name, service_contract_name, message_type_name, "
-        "message_type_id, validation, message_body, message_enqueue_time, far_service, far_broker_instance, failures, "
-        "first_failed_at, set_aside_at, error, traceback) "
-        "select $1, q.queue_id, q.schema_name || '.' || q.name, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, "
-        "e.far_service, e.far_broker_instance, $13, $14, $15, $16, $17 from servicebroker.queues q "
-        "left join servicebroker.conversation_endpoints e on e.conversation_handle = $3 where q.queue_id = $2",
+    yield SQL(
+        "set_aside",
         (
             database_id,
             queue_id,
@@ -168,12 +146,7 @@ def discard(database_id: int, set_aside_id: int) -> Steps[Handled]:
     Raises:
         BrokerError: 402 there is none of that number.
     """
-    rows = yield Statement(
-        "failed_messages.discard",
-        "delete from servicebroker.set_aside_messages where database_id = $1 and set_aside_id = $2 "
-        "returning queue_name, conversation_handle, message_sequence_number, message_type_name",
-        (database_id, set_aside_id),
-    )
+    rows = yield SQL("discard", (database_id, set_aside_id))
     if not rows:
         raise unknown(set_aside_id)
     return Handled(*rows[0])

@@ -14,7 +14,10 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
 from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Failed(NamedTuple):
@@ -58,12 +61,7 @@ def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
     if not handles:
         return
     yield drop_waiting(handles)
-    rows = yield Statement(
-        "failure.fail_with.find_endpoints",
-        "select conversation_handle, queue_id, state from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1)",
-        (handles,),
-    )
+    rows = yield SQL("fail_with.find_endpoints", (handles,))
     gone: list[UUID] = []
     queues: dict[int, list[UUID]] = defaultdict(list)
     for handle, queue_id, state in rows:
@@ -80,14 +78,7 @@ def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
 
 def tell_remote(handles: Iterable[UUID], failed: Failed) -> Statement:
     """The peers of those of these endpoints that are in other instances get the Error when they next send."""
-    return Statement(
-        "failure.tell_remote",
-        "insert into servicebroker.arrivals (conversation_handle, failure_code, failure_text) "
-        "select conversation_handle, $2, $3 from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) and is_remote "
-        "on conflict (conversation_handle) do update set failure_code = $2, failure_text = $3",
-        (list(handles), failed.code, failed.description),
-    )
+    return SQL("tell_remote", (list(handles), failed.code, failed.description))
 
 
 def drop_waiting(handles: list[UUID]) -> Statement:

@@ -36,7 +36,11 @@ from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Bodies, Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 T = TypeVar("T")
 
@@ -203,9 +207,7 @@ class Fenced(Direct):
 
     def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
         """A SEND, and the trace context of what it has sent."""
-        yield Statement(
-            "fenced_verbs.sent_with_trace", "select"
-        )  # what follows is one transaction: nobody receives the message before its context
+        yield SQL("sent_with_trace")  # what follows is one transaction: nobody receives the message before its context
         result = yield from steps
         numbers = result if isinstance(result, list) else [result]
         yield call("leave_traces", self.user.database_id, list(handles), numbers, many, context)
@@ -282,7 +284,7 @@ def _send(here: Fenced, operation: Send[Any]) -> Steps[Any]:
 def _send_batch(here: Fenced, operation: SendBatch) -> Steps[int]:
     portions = enqueue.portions(operation.contents(here.settings.maximum_body))
     if len(portions) > 1:
-        yield Statement("fenced_verbs.send_batch", "select")  # what follows is one transaction
+        yield SQL("send_batch")  # what follows is one transaction
     numbers: list[int] = []
     for portion in portions:
         numbers += yield from _send_all(here, operation.handles, operation.message_type, portion)

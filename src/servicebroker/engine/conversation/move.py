@@ -17,7 +17,10 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import EndpointState, Event, after
 from servicebroker.operations.move import MoveConversation
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 def move_conversation(operation: MoveConversation) -> Steps[None]:
@@ -41,16 +44,7 @@ def move_conversation(operation: MoveConversation) -> Steps[None]:
     if group == endpoint.conversation_group_id:
         return
     yield from keep_off_pipelines(endpoint.queue_id)
-    yield Statement(
-        "move.move_conversation",
-        "with moved as (update servicebroker.conversation_endpoints set conversation_group_id = $2 "
-        "where conversation_handle = $1), "
-        "arriving as (update servicebroker.arrivals set last_stamp = greatest(last_stamp, pg_current_xact_id()) "
-        "where conversation_handle = $1) "
-        "update servicebroker.conversation_endpoints set far_group_id = $2, "
-        "last_stamp = greatest(last_stamp, pg_current_xact_id()) where conversation_handle = $3 and far_handle = $1",
-        (handle, group, endpoint.far_handle),
-    )
+    yield SQL("move_conversation", (handle, group, endpoint.far_handle))
     yield _move_messages(endpoint, group)
     if endpoint.keeps_retained:
         yield move_to_group(endpoint, group)
@@ -60,11 +54,9 @@ def move_conversation(operation: MoveConversation) -> Steps[None]:
 def _lock_groups(handle: UUID, group: UUID) -> Steps[None]:
     """The locks of both groups, in one order for everybody; so nobody else may move the conversation meanwhile."""
     yield from find_endpoint(handle)
-    yield Statement("move.lock_groups.lock", "select pg_advisory_xact_lock($1, uuid_hash($2))", (locks.MOVE, handle))
+    yield SQL("lock_groups.lock", (locks.MOVE, handle))
     left = (yield from find_endpoint(handle)).conversation_group_id
-    ordered = yield Statement(
-        "move.lock_groups.in_order", "select g from unnest($1::uuid[]) g order by uuid_hash(g)", ([left, group],)
-    )
+    ordered = yield SQL("lock_groups.in_order", ([left, group],))
     for (one,) in ordered:
         yield lock_group(one)
 
@@ -75,12 +67,7 @@ def _check_group(endpoint: Endpoint, group: UUID) -> Steps[None]:
     The rows of both groups are locked, in the order of all who lock several: who removes another conversation of the
     one that is left waits for us, or we see that it is gone.
     """
-    rows = yield Statement(
-        "move.check_group",
-        "select conversation_group_id, service_id from servicebroker.conversation_groups "
-        "where conversation_group_id = any ($1) order by conversation_group_id for update",
-        ([endpoint.conversation_group_id, group],),
-    )
+    rows = yield SQL("check_group", ([endpoint.conversation_group_id, group],))
     services: dict[UUID, int] = dict(rows)
     if group not in services:
         raise BrokerError(8436, group)

@@ -22,7 +22,11 @@ from servicebroker.engine.security.authorization import authorize, conversation
 from servicebroker.model.arguments import MAXIMUM_BODY
 from servicebroker.model.states import EndpointState
 from servicebroker.operations.send import Send
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 # whether a peer takes this message, by what it says of the message type, the sender's owner, who that acts as there and
 # the peer's service; only an initiator's owner is asked about
@@ -88,12 +92,7 @@ def _lock(
         yield lock_service(service)
     if any(endpoint.is_blocked for endpoint in endpoints.values()):
         yield lock_parking()
-    yield Statement(
-        "multicast.lock",
-        "select from servicebroker.conversation_endpoints where conversation_handle = any ($1) "
-        "order by conversation_id, is_initiator for update",
-        (wanted,),
-    )
+    yield SQL("lock", (wanted,))
 
 
 def _deliver(

@@ -54,7 +54,11 @@ from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 T = TypeVar("T")
 Sent = TypeVar("Sent", int, list[int])
@@ -123,19 +127,9 @@ class Direct:
         Who comes sweeps the rows of those that died.
         """
         if not queue_ids:
-            yield Statement(
-                "plain_verbs.wait_for.delete_readers",
-                "delete from servicebroker.waiting_readers where pid = pg_backend_pid()",
-            )
+            yield SQL("wait_for.delete_readers")
             return
-        yield Statement(
-            "plain_verbs.wait_for.insert_readers",
-            "with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid() "
-            "and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)) "
-            "insert into servicebroker.waiting_readers (queue_id, pid) "
-            "select queue_id, pg_backend_pid() from unnest($1::int[]) as queue_id on conflict do nothing",
-            (queue_ids,),
-        )
+        yield SQL("wait_for.insert_readers", (queue_ids,))
 
     @staticmethod
     def drawn(queue_id: int) -> Steps[int | None]:

@@ -19,7 +19,11 @@ from servicebroker.model.messages import Message
 from servicebroker.model.security.permissions import User
 from servicebroker.operations.receive import Receive
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Rows, Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 ALL = 2_147_483_647  # TOP when none is given
 
@@ -154,11 +158,7 @@ def service_changes(queue: Queue) -> Steps[int]:
     Raises:
         BrokerError: 15151 when the queue is dropped.
     """
-    rows = yield Statement(
-        "receive.service_changes",
-        "select service_changes from servicebroker.queues where queue_id = $1",
-        (queue.queue_id,),
-    )
+    rows = yield SQL("service_changes", (queue.queue_id,))
     return counted_changes(rows, queue)
 
 
@@ -263,18 +263,7 @@ _TYPE = (1 << 32) - 1
 
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
     """Tell an empty queue from one that cannot be received from."""
-    rows = yield Statement(
-        "receive.check",
-        "select q.is_receive_enabled, "
-        "exists (select from servicebroker.conversation_endpoints where conversation_handle = $2 and queue_id = $1), "
-        "exists (select from servicebroker.conversation_groups g join servicebroker.services s using (service_id) "
-        "        where g.conversation_group_id = $3 and s.queue_id = $1), "
-        "exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and l.mode = 'ExclusiveLock' "
-        "        and l.classid = $4 and l.objid = $1 and l.objsubid = 2 "
-        "        and l.database = (select oid from pg_database where datname = current_database())) "
-        "from servicebroker.queues q where q.queue_id = $1",
-        (queue.queue_id, handle, group, locks.PIPELINE),
-    )
+    rows = yield SQL("check", (queue.queue_id, handle, group, locks.PIPELINE))
     judge(rows, queue, handle, group)
 
 
@@ -306,11 +295,7 @@ def keep_off_pipelines(queue_id: int) -> Steps[None]:
     Raises:
         InstanceError: one does.
     """
-    rows = yield Statement(
-        "receive.keep_off_pipelines",
-        "select pg_try_advisory_xact_lock_shared($1, $2), name from servicebroker.queues where queue_id = $2",
-        (locks.PIPELINE, queue_id),
-    )
+    rows = yield SQL("keep_off_pipelines", (locks.PIPELINE, queue_id))
     if not rows[0][0]:
         raise refuse_pipeline(f"'{rows[0][1]}'")
 

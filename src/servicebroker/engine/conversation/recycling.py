@@ -14,32 +14,13 @@ from uuid import UUID
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
+
 
 ERRORS_KEPT = 1000
-
-TAKE = (
-    "insert into servicebroker.session_conversations as s "
-    "(database_id, from_service, to_service, service_contract_name, end_of_stream, session, sent) "
-    "values ($1, $2, $3, $4, $5, $6, $7) "
-    "on conflict (database_id, from_service, to_service, service_contract_name, session) "
-    "do update set sent = s.sent + excluded.sent returning s.conversation_handle, s.sent"
-)
-KEEP = (
-    "update servicebroker.session_conversations set conversation_handle = $6 where database_id = $1 "
-    "and from_service = $2 and to_service = $3 and service_contract_name = $4 and session = $5"
-)
-RENEW = (
-    "update servicebroker.session_conversations set conversation_handle = null, sent = $2 "
-    "where conversation_handle = $1"
-)
-RELEASE = "delete from servicebroker.session_conversations where conversation_handle = $1 returning end_of_stream"
-NEXT_ANSWER = (
-    "select answer_id, from_service, conversation_handle, message_type_id, message_body "
-    "from servicebroker.session_answers where database_id = $1 and from_service in ("
-    "select other.name from servicebroker.services s join servicebroker.services other using (queue_id) "
-    "where s.database_id = $1 and s.name = $2) order by answer_id limit 1 for update skip locked"
-)
 
 
 class Line(NamedTuple):
@@ -73,35 +54,29 @@ class ConversationError(NamedTuple):
 
 def take(line: Line, session: str, messages: int) -> Steps[tuple[UUID | None, int]]:
     """The session's conversation, its row locked, with so many messages more than before; None when it has none."""
-    rows = yield Statement("recycling.take", TAKE, (*line, session, messages))
+    rows = yield SQL("take", (*line, session, messages))
     return rows[0][0], rows[0][1]
 
 
 def keep(line: Line, session: str, handle: UUID) -> Steps[None]:
     """The session, whose row is locked, uses this conversation from now on."""
-    yield Statement("recycling.keep", KEEP, (*line[:4], session, handle))
+    yield SQL("keep", (*line[:4], session, handle))
 
 
 def renew(handle: UUID, messages: int) -> Steps[None]:
     """The session that uses this conversation, its row locked, needs another one: nothing can be sent there."""
-    yield Statement("recycling.renew", RENEW, (handle, messages))
+    yield SQL("renew", (handle, messages))
 
 
 def release(handle: UUID) -> Steps[str | None]:
     """Nobody sends on this conversation from now on; waits for who does. Its last message's type, None if unused."""
-    rows = yield Statement("recycling.release", RELEASE, (handle,))
+    rows = yield SQL("release", (handle,))
     return rows[0][0] if rows else None
 
 
 def sessions(line: Line) -> Steps[list[UUID]]:
     """The conversations in use."""
-    rows = yield Statement(
-        "recycling.sessions",
-        "select conversation_handle from servicebroker.session_conversations where database_id = $1 "
-        "and from_service = $2 and to_service = $3 and service_contract_name = $4 and conversation_handle is not null "
-        "order by session",
-        line[:4],
-    )
+    rows = yield SQL("sessions", line[:4])
     return [handle for (handle,) in rows]
 
 
@@ -111,12 +86,7 @@ def queue_of(database_id: int, service: str) -> Steps[str]:
     Raises:
         BrokerError: 15151 no such service.
     """
-    rows = yield Statement(
-        "recycling.queue_of",
-        "select q.schema_name || '.' || q.name from servicebroker.services s join servicebroker.queues q "
-        "using (queue_id) where s.database_id = $1 and s.name = $2",
-        (database_id, names.checked("service", service)),
-    )
+    rows = yield SQL("queue_of", (database_id, names.checked("service", service)))
     if not rows:
         raise BrokerError(15151, "find", "service", service)
     return str(rows[0][0])
@@ -124,11 +94,8 @@ def queue_of(database_id: int, service: str) -> Steps[str]:
 
 def note(database_id: int, messages: list[Message]) -> Steps[None]:
     """Keep what was received, for `next_answer`. Takes no lock that anybody waits for: RECEIVE may hold endpoints'."""
-    yield Statement(
-        "recycling.note",
-        "insert into servicebroker.session_answers "
-        "(database_id, from_service, conversation_handle, message_type_id, message_body) "
-        "select $1, * from unnest($2::text[], $3::uuid[], $4::int[], $5::bytea[])",
+    yield SQL(
+        "note",
         (
             database_id,
             [message.service_name for message in messages],
@@ -141,35 +108,21 @@ def note(database_id: int, messages: list[Message]) -> Steps[None]:
 
 def next_answer(database_id: int, service: str) -> Steps[PoolAnswer | None]:
     """The oldest of what came into the service's queue and that nobody is answering yet; locked."""
-    rows = yield Statement("recycling.next_answer", NEXT_ANSWER, (database_id, service))
+    rows = yield SQL("next_answer", (database_id, service))
     return PoolAnswer(*rows[0]) if rows else None
 
 
 def answered(answer: PoolAnswer) -> Steps[None]:
     """It is done."""
-    yield Statement(
-        "recycling.answered", "delete from servicebroker.session_answers where answer_id = $1", (answer.answer_id,)
-    )
+    yield SQL("answered", (answer.answer_id,))
 
 
 def record_error(database_id: int, service: str, error: ConversationError) -> Steps[None]:
     """Keep an Error; of those before the last thousand one is removed for each that comes."""
-    yield Statement(
-        "recycling.record_error",
-        "with kept as (insert into servicebroker.session_errors "
-        "(database_id, from_service, conversation_handle, code, description, received_at) "
-        "values ($1, $2, $3, $4, $5, $6) returning error_id) "
-        "delete from servicebroker.session_errors where error_id <= (select error_id from kept) - $7",
-        (database_id, service, *error, ERRORS_KEPT),
-    )
+    yield SQL("record_error", (database_id, service, *error, ERRORS_KEPT))
 
 
 def errors(database_id: int, service: str) -> Steps[list[ConversationError]]:
     """The Errors that ended conversations of a service's pools, oldest first."""
-    rows = yield Statement(
-        "recycling.errors",
-        "select conversation_handle, code, description, received_at from servicebroker.session_errors "
-        "where database_id = $1 and from_service = $2 order by error_id",
-        (database_id, service),
-    )
+    rows = yield SQL("errors", (database_id, service))
     return [ConversationError(*row) for row in rows]

@@ -27,7 +27,11 @@ from servicebroker.model.xml import validation_failure
 from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.send import Send
 from servicebroker.operations.set_aside import ReplayMessage
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 _OPEN = {EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING}
 _ENDED_HERE = {EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED}
@@ -98,19 +102,7 @@ def _is_sent(message: _SetAside) -> bool:
 
 
 def _find(database_id: int, set_aside_id: int) -> Steps[_SetAside]:
-    rows = yield Statement(
-        "replay.find",
-        "select m.conversation_handle, m.message_sequence_number, m.message_type_id, m.message_type_name, "
-        "m.validation::text, m.message_body, m.service_name, m.service_contract_name, m.far_service, "
-        "exists (select from servicebroker.services s where s.database_id = m.database_id and s.name = m.far_service), "
-        "(select case when u.is_sent_by_initiator and u.is_sent_by_target then null else u.is_sent_by_initiator end "
-        "from servicebroker.service_contracts c "
-        "join servicebroker.service_contract_message_usages u using (database_id, service_contract_id) "
-        "where c.database_id = m.database_id and c.name = m.service_contract_name "
-        "and u.message_type_id = m.message_type_id) "
-        "from servicebroker.set_aside_messages m where m.database_id = $1 and m.set_aside_id = $2 for update of m",
-        (database_id, set_aside_id),
-    )
+    rows = yield SQL("find", (database_id, set_aside_id))
     if not rows:
         raise unknown(set_aside_id)
     return _SetAside(*rows[0])
@@ -145,9 +137,7 @@ def _enqueue(catalog: Catalog, endpoint: Endpoint, message: _SetAside, *, is_edi
 
 def _check(catalog: Catalog, endpoint: Endpoint, message: _SetAside) -> Steps[None]:
     """Refuse a body that the message type does not take, as the receiver would have done."""
-    rows = yield Statement(
-        "replay.check", "select catalog_version from servicebroker.queues where queue_id = $1", (endpoint.queue_id,)
-    )
+    rows = yield SQL("check", (endpoint.queue_id,))
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id, rows[0][0])
     usage = usages.get(message.message_type)
     failure = validation_failure(message.validation, message.body, usage.schemas if usage else None)

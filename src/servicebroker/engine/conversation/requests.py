@@ -14,7 +14,11 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.requests import LateAnswers, is_request, late_groups
 from servicebroker.operations.end import EndConversation
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Rows, Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 MAX_LATE = 100  # answers in one transaction
 HIGHEST_PRIORITY = 10
@@ -40,12 +44,7 @@ def find_answer_queue(database_id: int, handle: UUID) -> Steps[AnswerQueue]:
     Raises:
         BrokerError: 8426 no such conversation in the database.
     """
-    rows = yield Statement(
-        "requests.find_answer_queue",
-        "select q.queue_id, q.schema_name || '.' || q.name from servicebroker.conversation_endpoints e "
-        "join servicebroker.queues q using (queue_id) where e.conversation_handle = $1 and e.database_id = $2",
-        (handle, database_id),
-    )
+    rows = yield SQL("find_answer_queue", (handle, database_id))
     return answer_queue_of(rows, handle)
 
 
@@ -107,15 +106,7 @@ def count_late(now: datetime) -> Steps[list[LateAnswersOfQueue]]:
     """Count the answers that were late at `now` and are there still."""
     found = []
     for late in LateAnswers:
-        rows = yield Statement(
-            "requests.count_late",
-            "select distinct q.queue_id, d.name || '.' || q.schema_name || '.' || q.name "
-            "from servicebroker.conversation_groups g join servicebroker.services s using (service_id) "
-            "join servicebroker.queues q on q.queue_id = s.queue_id "
-            "join servicebroker.databases d on d.database_id = q.database_id "
-            "where g.conversation_group_id between $1 and $2 order by 2",
-            late_groups(now, late),
-        )
+        rows = yield SQL("count_late", late_groups(now, late))
         for queue_id, name in rows:
             answers = yield from find_late(queue_id, now, late)
             if answers:
@@ -128,13 +119,7 @@ def drop_late(now: datetime) -> Steps[int]:
 
     The groups say which queues may have one: so queues without requests cost nothing.
     """
-    rows = yield Statement(
-        "requests.drop_late.find_queues",
-        "select distinct s.queue_id from servicebroker.conversation_groups g "
-        "join servicebroker.services s using (service_id) join servicebroker.databases d using (database_id) "
-        "where g.conversation_group_id between $1 and $2 and not d.is_read_only order by 1",
-        late_groups(now, LateAnswers.DROP),
-    )
+    rows = yield SQL("drop_late.find_queues", late_groups(now, LateAnswers.DROP))
     dropped = 0
     for (queue_id,) in rows:
         late = yield from find_late(queue_id, now, LateAnswers.DROP)
@@ -147,10 +132,5 @@ def drop_late(now: datetime) -> Steps[int]:
 
 def _lock_free(late: Sequence[LateAnswer]) -> Steps[set[UUID]]:
     """Lock groups and endpoints of these requests as far as nobody has them: nothing is waited for."""
-    rows = yield Statement(
-        "requests.lock_free",
-        "select l.handle from unnest($1::uuid[], $2::uuid[]) as l (handle, in_group) "
-        "where pg_try_advisory_xact_lock($3, uuid_hash(l.in_group))",
-        ([one.handle for one in late], [one.group for one in late], locks.GROUP),
-    )
+    rows = yield SQL("lock_free", ([one.handle for one in late], [one.group for one in late], locks.GROUP))
     return (yield from lock_free([handle for (handle,) in rows]))

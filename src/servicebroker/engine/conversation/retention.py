@@ -15,7 +15,11 @@ from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import Endpoint
 from servicebroker.engine.conversation.shared_bodies import NEW_READER, purge
 from servicebroker.store.queue import queue_functions
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 _MOVED = (
     "status, priority, conversation_group_id, conversation_handle, message_sequence_number, service_id, "
@@ -25,12 +29,7 @@ _MOVED = (
 
 def set_retention(queue_id: int, retention: bool) -> Steps[None]:
     """ALTER QUEUE WITH RETENTION = ON | OFF, for what is received and sent from now on."""
-    yield Statement(
-        "retention.set_retention",
-        "update servicebroker.queues set is_retention_enabled = $2, keeps_retained = keeps_retained or $2 "
-        "where queue_id = $1",
-        (queue_id, retention),
-    )
+    yield SQL("set_retention", (queue_id, retention))
     yield queue_functions(queue_id, retention)
 
 
@@ -86,9 +85,4 @@ def move_to_queue(service_id: int, old: int, new: int) -> Steps[None]:
         f"insert into servicebroker.retained_{new} ({_MOVED}) select {_MOVED} from moved order by queuing_order",
         (service_id,),
     )
-    yield Statement(
-        "retention.move_to_queue.update_queues",
-        "update servicebroker.queues set keeps_retained = true where queue_id = $2 and not keeps_retained "
-        "and (select keeps_retained from servicebroker.queues where queue_id = $1)",
-        (old, new),
-    )
+    yield SQL("move_to_queue.update_queues", (old, new))

@@ -31,7 +31,10 @@ from servicebroker.model.rejection import Rejection, on_both_sides
 from servicebroker.model.security.permissions import DBO
 from servicebroker.model.states import Event, after
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Bodies, Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body: int = MAXIMUM_BODY) -> Steps[int]:
@@ -413,18 +416,12 @@ def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetim
     after(state_at(endpoint, now), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
     if message_type not in usages:
-        rows = yield Statement(
-            "send.refuse.find_message_types",
-            "select from servicebroker.message_types where database_id = $1 and name = $2",
-            (endpoint.database_id, message_type),
-        )
+        rows = yield SQL("refuse.find_message_types", (endpoint.database_id, message_type))
         raise BrokerError(8431 if rows else 8428, message_type)
     if not _allowed(usages, endpoint.is_initiator, message_type):
         raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
     if endpoint.retains and not endpoint.is_queue_enabled:
-        rows = yield Statement(
-            "send.refuse.find_queues", "select name from servicebroker.queues where queue_id = $1", (endpoint.queue_id,)
-        )
+        rows = yield SQL("refuse.find_queues", (endpoint.queue_id,))
         raise BrokerError(9618, *rows[0])
     return usages
 

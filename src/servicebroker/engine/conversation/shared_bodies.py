@@ -6,7 +6,11 @@ removes its reader too, and a trigger removes the body with the last of them.
 
 from __future__ import annotations
 
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 MESSAGE_BODY = (  # of a row, wherever it is stored
     "case when is_shared then (select body from servicebroker.shared_bodies "
@@ -21,32 +25,18 @@ NEW_READER = "uuid_send(gen_random_uuid())"
 
 def store(body: bytes) -> Steps[int]:
     """Store a body that nobody refers to yet. Returns its number."""
-    rows = yield Statement(
-        "shared_bodies.store", "insert into servicebroker.shared_bodies (body) values ($1) returning body_id", (body,)
-    )
+    rows = yield SQL("store", (body,))
     return int(rows[0][0])
 
 
 def remove_if_unread(body_id: int) -> Statement:
     """Remove a body that nobody came to refer to."""
-    return Statement(
-        "shared_bodies.remove_if_unread",
-        "delete from servicebroker.shared_bodies where body_id = $1 "
-        "and not exists (select from servicebroker.shared_body_readers where body_id = $1)",
-        (body_id,),
-    )
+    return SQL("remove_if_unread", (body_id,))
 
 
 def remove_unread(limit: int = 100) -> Steps[int]:
     """Remove bodies whose last readers went at the same time and did not see each other. Returns how many."""
-    rows = yield Statement(
-        "shared_bodies.remove_unread",
-        "delete from servicebroker.shared_bodies where body_id = any (array("
-        "select body_id from servicebroker.shared_bodies b where not exists ("
-        "select from servicebroker.shared_body_readers r where r.body_id = b.body_id) "
-        "order by body_id limit $1 for update skip locked)) returning 1",
-        (limit,),
-    )
+    rows = yield SQL("remove_unread", (limit,))
     return len(rows)
 
 

@@ -10,7 +10,11 @@ from datetime import datetime
 from servicebroker.engine.conversation.endpoints import remove_endpoints
 from servicebroker.engine.conversation.failure import drop_waiting
 from servicebroker.engine.delivery.transmission import lock_free
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 WORTH_GIVING_BACK = 8 * 1024 * 1024  # bytes of a queue's files
 
@@ -45,18 +49,13 @@ def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
 
 def bloated_queues() -> Steps[list[int]]:
     """The queues whose files are large enough to give their space back when they are empty."""
-    rows = yield Statement(
-        "upkeep.bloated_queues",
-        "select queue_id from servicebroker.queues "
-        "where pg_total_relation_size(to_regclass('servicebroker.queue_' || queue_id)) > $1 order by queue_id",
-        (WORTH_GIVING_BACK,),
-    )
+    rows = yield SQL("bloated_queues", (WORTH_GIVING_BACK,))
     return [queue_id for (queue_id,) in rows]
 
 
 def give_space_back(queue_id: int) -> Steps[bool]:
     """Cut the table of a queue that is empty down to nothing, unless anybody is at it. Returns whether it was done."""
-    rows = yield Statement("upkeep.give_space_back", "select servicebroker.truncate_if_empty($1)", (queue_id,))
+    rows = yield SQL("give_space_back", (queue_id,))
     return bool(rows[0][0])
 
 

@@ -12,7 +12,11 @@ from servicebroker.engine.catalog.catalog import Usage, Usages
 from servicebroker.engine.conversation.endpoints import Endpoint
 from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
 from servicebroker.model.xml import validation_failure
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
+
 
 ANYTHING = "N"  # the letter of VALIDATION = NONE
 
@@ -43,11 +47,7 @@ def rejection(
     """Why the peer of `sender` does not take the message with this sequence number, None when it does."""
     usage = far.get(message_type)
     if usage is None:
-        known = yield Statement(
-            "validation.rejection",
-            "select from servicebroker.message_types where database_id = $1 and name = $2",
-            (sender.far_database_id, message_type),
-        )
+        known = yield SQL("rejection", (sender.far_database_id, message_type))
         return unknown_type(message_type, is_known=bool(known))
     if not usage.allows(sender.is_initiator):
         return wrong_direction(message_type, from_initiator=sender.is_initiator)

@@ -11,7 +11,11 @@ from uuid import UUID
 
 from servicebroker.model.conversation_events import Deed, Happened, Look, Seen, happened
 from servicebroker.operations.operation import Operation
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
+
 
 T = TypeVar("T")
 
@@ -33,26 +37,13 @@ def watched(operation: Operation[T], steps: Steps[T], tell: Callable[[Happened],
 
 
 def _look(handles: Sequence[UUID], groups: Sequence[UUID]) -> Steps[Look]:
-    rows = yield Statement(
-        "watching.look.find_endpoints",
-        "select e.conversation_handle, e.conversation_id, e.conversation_group_id, e.is_initiator, e.state, "
-        "e.send_sequence, exists (select from servicebroker.transmission_queue t "
-        "where t.conversation_handle = e.conversation_handle), e.database_id "
-        "from servicebroker.conversation_endpoints e where e.conversation_id in (select conversation_id "
-        "from servicebroker.conversation_endpoints where conversation_handle = any ($1)) "
-        "order by e.conversation_id, e.is_initiator",
-        ([handle for handle in _listed(handles) if isinstance(handle, UUID)],),
-    )
+    rows = yield SQL("look.find_endpoints", ([handle for handle in _listed(handles) if isinstance(handle, UUID)],))
     endpoints = {row[0]: Seen(*row) for row in rows}
     asked = {
         *(group for group in groups if isinstance(group, UUID)),
         *(one.conversation_group_id for one in endpoints.values()),
     }
-    found = yield Statement(
-        "watching.look.find_groups",
-        "select conversation_group_id from servicebroker.conversation_groups where conversation_group_id = any ($1)",
-        (list(asked),),
-    )
+    found = yield SQL("look.find_groups", (list(asked),))
     return Look(endpoints, frozenset(group for (group,) in found))
 
 

@@ -26,7 +26,11 @@ from servicebroker.engine.security.user_certificates import NONE, UserCertificat
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY, Binding
 from servicebroker.model.security.permissions import PUBLIC
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
+
 
 _UNKNOWN_OWNER = "Its database has no valid certificate of the owner of the initiating service."
 _UNKNOWN_TARGET = "Its database has no valid certificate, with its private key, that the user of the binding has too."
@@ -96,7 +100,7 @@ def _open(catalog: Catalog, one: Beginning, own: UserCertificate) -> Steps[None]
         raise BrokerError(28050)
     keys = catalog.keys
     if keys is not None and keys.folder is None:
-        rows = yield Statement("acting.open", "select instance_id from servicebroker.instance")
+        rows = yield SQL("open")
         keys.locate(rows[0][0])
     master = None if keys is None else keys.master_key(one.master_key.by_service_master_key)
     if keys is None or master is None:

@@ -23,7 +23,11 @@ from servicebroker.protocol.routing import (
     classify,
 )
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 NO_TRANSPORT = RULES[9748].text.format("Service Broker")
 
@@ -49,11 +53,7 @@ def lock_service(name: str) -> Statement:
     CREATE, ALTER and DROP SERVICE take the name's lock alone: they see all that waits, or the sender sees what
     they did. For the other lock see `lock_parking`.
     """
-    return Statement(
-        "opening.lock_service",
-        "select pg_advisory_xact_lock_shared($1, 0), pg_advisory_xact_lock_shared($2, hashtext($3))",
-        (locks.DELIVERY, locks.SERVICE, name),
-    )
+    return SQL("lock_service", (locks.DELIVERY, locks.SERVICE, name))
 
 
 def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[Outcome]:

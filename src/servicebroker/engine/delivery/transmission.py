@@ -31,17 +31,15 @@ from servicebroker.model.rejection import on_both_sides
 from servicebroker.model.security.permissions import DBO
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 def discard(endpoint: Endpoint, count: int) -> Steps[int]:
     """Messages to a peer that has ended and cannot say so yet: they are counted and dropped."""
-    yield Statement(
-        "transmission.discard",
-        "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $2 "
-        "where conversation_handle = $1",
-        (endpoint.conversation_handle, count),
-    )
+    yield SQL("discard", (endpoint.conversation_handle, count))
     return endpoint.send_sequence
 
 
@@ -56,17 +54,7 @@ def get_transmission_status(database_id: int, operation: GetTransmissionStatus) 
         BrokerError: 8418, 402 what is no handle.
     """
     operation.check()
-    rows = yield Statement(
-        "transmission.get_transmission_status",
-        "select coalesce("
-        "(select transmission_status from servicebroker.transmission_queue t "
-        "  where t.conversation_handle = e.conversation_handle order by message_sequence_number limit 1), "
-        "(select $3 from servicebroker.arrivals a join servicebroker.arrived_fragments f using (conversation_handle) "
-        "  where a.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence "
-        "  limit 1), '') "
-        "from servicebroker.conversation_endpoints e where conversation_handle = $1 and database_id = $2",
-        (operation.handle, database_id, RULES[9749].text),
-    )
+    rows = yield SQL("get_transmission_status", (operation.handle, database_id, RULES[9749].text))
     return str(rows[0][0]) if rows else ""
 
 
@@ -75,18 +63,12 @@ def lock_delivery() -> Statement:
 
     Whoever begins to send waits behind us: so nobody waits here for long, see api/giving_way.py.
     """
-    return Statement("transmission.lock_delivery", "select pg_advisory_xact_lock($1, 0)", (locks.DELIVERY,))
+    return SQL("lock_delivery", (locks.DELIVERY,))
 
 
 def deliver_to_service(catalog: Catalog, service: str, now: datetime) -> Steps[None]:
     """Deliver what waits for a service of that name, conversation by conversation."""
-    waiting = yield Statement(
-        "transmission.deliver_to_service",
-        "select e.conversation_handle from servicebroker.transmission_queue t "
-        "join servicebroker.conversation_endpoints e using (conversation_handle) "
-        "where e.far_service = $1 and not e.is_remote and t.message_sequence_number = 0 order by t.enqueue_time",
-        (service,),
-    )
+    waiting = yield SQL("deliver_to_service", (service,))
     yield from _open_all(catalog, [handle for (handle,) in waiting], now)
 
 
@@ -109,7 +91,7 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
 
 def oldest_writer() -> Steps[int]:
     """The oldest transaction that runs, or the next one: all before it have ended, and are seen by who looks now."""
-    rows = yield Statement("transmission.oldest_writer", "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+    rows = yield SQL("oldest_writer")
     return int(rows[0][0])
 
 
@@ -127,21 +109,7 @@ def _deliverable(since: int = 0) -> Steps[tuple[list[UUID], list[UUID]]]:
         "(select conversation_handle from servicebroker.transmission_queue where xact >= $1::text::xid8)",
         (str(since),),
     )
-    unopened = yield Statement(
-        "transmission.deliverable.find_unopened",
-        "select e.conversation_handle from servicebroker.transmission_queue t "
-        "join servicebroker.conversation_endpoints e using (conversation_handle) "
-        "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
-        "where t.xact >= $2::text::xid8 and e.far_handle is null and not e.is_remote "
-        "and (t.transmission_status = '' or t.message_sequence_number = 0 and t.transmission_status = $1 "
-        "and not exists (select from servicebroker.route_requests r "
-        "where r.service_name = e.far_service and r.answered is null) "
-        "or t.message_sequence_number = 0 and exists (select from servicebroker.services s "
-        "join servicebroker.queues q on q.queue_id = s.queue_id and q.is_enqueue_enabled "
-        "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
-        "where s.name = e.far_service)) group by 1 order by min(t.enqueue_time)",
-        (RULES[9770].text, str(since)),
-    )
+    unopened = yield SQL("deliverable.find_unopened", (RULES[9770].text, str(since)))
     return [handle for (handle,) in parked], [handle for (handle,) in unopened]
 
 
@@ -156,14 +124,7 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
 
     As for `deliver_everything`: who holds what, and what is returned.
     """
-    rows = yield Statement(
-        "transmission.match_again",
-        "select e.conversation_handle from servicebroker.transmission_queue t "
-        "join servicebroker.conversation_endpoints e using (conversation_handle) "
-        "where t.message_sequence_number = 0 and e.far_handle is null and not e.is_remote "
-        "and e.database_id = $1 order by t.enqueue_time",
-        (database_id,),
-    )
+    rows = yield SQL("match_again", (database_id,))
     waiting = [handle for (handle,) in rows]
     free = (yield from lock_free(waiting)) if waiting else set()
     yield from _open_all(catalog, [handle for handle in waiting if handle in free], now)
@@ -180,14 +141,7 @@ def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[
     wanted, kept = [*parked, *unopened], (yield from find_kept())
     if not wanted and not kept:
         return False
-    rows = yield Statement(
-        "transmission.deliver_left_over",
-        "select pg_try_advisory_xact_lock_shared($1, 0) and coalesce(bool_and("
-        "pg_try_advisory_xact_lock_shared($2, hashtext(far_service))), true) "
-        "from (select distinct far_service from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($3) order by far_service) waiting",
-        (locks.DELIVERY, locks.SERVICE, unopened),
-    )
+    rows = yield SQL("deliver_left_over", (locks.DELIVERY, locks.SERVICE, unopened))
     if not rows[0][0]:
         return True
     yield from deliver_kept(kept, now)
@@ -225,18 +179,8 @@ WAY_IS_FREE = (
 
 def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
     """Lock these endpoints, with their peers, as far as nobody else has them. Returns those we have."""
-    rows = yield Statement(
-        "transmission.lock_free.lock_endpoints",
-        "select conversation_handle, far_handle from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) for update skip locked",
-        (handles,),
-    )
-    peers = yield Statement(
-        "transmission.lock_free.lock_peers",
-        "select conversation_handle from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) for update skip locked",
-        ([far for _, far in rows if far is not None],),
-    )
+    rows = yield SQL("lock_free.lock_endpoints", (handles,))
+    peers = yield SQL("lock_free.lock_peers", ([far for _, far in rows if far is not None],))
     ours = {handle for (handle,) in peers}
     return {handle for handle, far in rows if far is None or far in ours}
 
@@ -321,12 +265,7 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
 
 def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime) -> Steps[None]:
     """What waits on locked endpoints goes to their peers in that queue, and the ends among it take effect."""
-    ends = yield Statement(
-        "transmission.deliver.find_ends",
-        "select conversation_handle, is_conversation_error from servicebroker.transmission_queue "
-        "where conversation_handle = any ($1) and (is_end_of_dialog or is_conversation_error)",
-        (handles,),
-    )
+    ends = yield SQL("deliver.find_ends", (handles,))
     rows = yield Statement("transmission.deliver.enqueue", enqueue.deliver(queue_id), (handles,))
     priorities: list[int] = rows[0][0] or []
     for priority, many in Counter(priorities).items():
@@ -337,22 +276,9 @@ def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime
 
 def _finish(ended: list[UUID], failed: list[UUID], now: datetime) -> Steps[None]:
     """EndDialogs and Errors have arrived: each peer is told, and who waited only for this is closed."""
-    yield Statement(
-        "transmission.finish",
-        "update servicebroker.conversation_endpoints p "
-        "set state = case when e.conversation_handle = any ($2) then 'ER' else 'DI' end "
-        "from servicebroker.conversation_endpoints e "
-        "where e.conversation_handle = any ($1) and p.conversation_handle = e.far_handle "
-        "and p.state in ('SO', 'SI', 'CO')",
-        (ended, failed),
-    )
+    yield SQL("finish", (ended, failed))
     yield from close_endpoints(ended, now)
 
 
 def _set_status(endpoint: Endpoint, status: str) -> Statement:
-    return Statement(
-        "transmission.set_status",
-        "update servicebroker.transmission_queue set transmission_status = $2 "
-        "where conversation_handle = $1 and transmission_status <> $2",
-        (endpoint.conversation_handle, status),
-    )
+    return SQL("set_status", (endpoint.conversation_handle, status))

@@ -6,7 +6,10 @@ from servicebroker.engine.catalog.network_endpoints import STARTED, STATES, STOP
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.queue import quoted
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 def adopt(*, beside: bool) -> Steps[int]:
@@ -15,11 +18,7 @@ def adopt(*, beside: bool) -> Steps[int]:
     With `beside` the original lives on: this becomes another instance, and its endpoint stops, since address and port
     are the original's. Returns how many rows had a stamp. Nobody else may use the instance: see `check_alone`.
     """
-    stamps = yield Statement(
-        "adopting.adopt.find_columns",
-        "select table_name, column_name, is_nullable = 'YES' from information_schema.columns "
-        "where table_schema = 'servicebroker' and udt_name = 'xid8' order by 1, 2",
-    )
+    stamps = yield SQL("adopt.find_columns")
     changed = 0
     for table, column, _ in stamps:
         rows = yield Statement(
@@ -29,24 +28,14 @@ def adopt(*, beside: bool) -> Steps[int]:
             prepared=False,
         )
         changed += rows[0][0]
-    unlogged = yield Statement(
-        "adopting.adopt.find_unlogged",
-        "select relname from pg_class where relnamespace = 'servicebroker'::regnamespace and relkind = 'r' "
-        "and relpersistence = 'u' order by 1",
-    )
+    unlogged = yield SQL("adopt.find_unlogged")
     for (table,) in unlogged:  # what processes of the original have noted of themselves
         yield Statement("adopting.adopt.truncate", f"truncate servicebroker.{quoted(table)}", prepared=False)
     yield _catch_up_sequences()
     if beside:
-        yield Statement(
-            "adopting.adopt.update_instance", "update servicebroker.instance set instance_id = gen_random_uuid()"
-        )
-        yield Statement(
-            "adopting.adopt.stop_endpoint",
-            "update servicebroker.network_endpoints set state = $1 where state = $2",
-            (STATES.index(STOPPED), STATES.index(STARTED)),
-        )
-    yield Statement("adopting.adopt.settle", "select servicebroker.settle()")
+        yield SQL("adopt.update_instance")
+        yield SQL("adopt.stop_endpoint", (STATES.index(STOPPED), STATES.index(STARTED)))
+    yield SQL("adopt.settle")
     return changed
 
 
@@ -89,15 +78,11 @@ def check_alone() -> Steps[None]:
     """
     count = 0
     for _ in range(20):
-        others = yield Statement(
-            "adopting.check_alone.count_sessions",
-            "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() "
-            "and backend_type = 'client backend'",
-        )
+        others = yield SQL("check_alone.count_sessions")
         count = others[0][0]
         if not count:
             return
-        yield Statement("adopting.check_alone.wait", "select pg_sleep(0.1), pg_stat_clear_snapshot()")
+        yield SQL("check_alone.wait")
     raise InstanceError(
         f"{count} other sessions use this PostgreSQL database: stop servicebroker serve and every application first; "
         "an instance is adopted before it is used."
@@ -106,5 +91,5 @@ def check_alone() -> Steps[None]:
 
 def databases() -> Steps[list[str]]:
     """The broker databases, by name."""
-    rows = yield Statement("adopting.databases", "select name from servicebroker.databases order by name")
+    rows = yield SQL("databases")
     return [name for (name,) in rows]

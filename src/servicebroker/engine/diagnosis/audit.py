@@ -8,8 +8,12 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from servicebroker.model.faces import face
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.sql_verbs import AUDIT_KEPT
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 _AT_ONCE = 1000  # rows that go in one transaction
 
@@ -40,12 +44,8 @@ def note(act: str, database: str, subject: str, after: Mapping[str, object], pri
 
     `principal` is who works; '' is who has taken the lock of definitions in this transaction.
     """
-    yield Statement(
-        "audit.note",
-        "insert into servicebroker.audit (principal, face, act, broker_database, subject, after) "
-        "values (coalesce(nullif($1, ''), current_setting('servicebroker.principal', true), ''), $2, $3, $4, $5, "
-        "(select jsonb_object_agg(key, value) from unnest($6::text[], $7::text[]) n (key, value)))",
-        (principal, face(), act, database, subject, list(after), [str(value) for value in after.values()]),
+    yield SQL(
+        "note", (principal, face(), act, database, subject, list(after), [str(value) for value in after.values()])
     )
 
 
@@ -54,16 +54,7 @@ def find_acts(since: datetime | None = None, who: str = "", text: str = "", most
 
     `text` is a part of the act, its database, its subject or what it has changed; '' is any, compared without case.
     """
-    rows = yield Statement(
-        "audit.find_acts",
-        "select audit_id, at, transaction_id, postgres_role, principal, face, program, address, act, "
-        "broker_database, subject, before::text, after::text from servicebroker.audit "
-        "where at >= coalesce($1::timestamptz, '-infinity') "
-        "and ($2 = '' or strpos(lower(postgres_role), lower($2)) > 0 or strpos(lower(principal), lower($2)) > 0) "
-        "and ($3 = '' or strpos(lower(concat_ws(' ', act, broker_database, subject, before, after)), lower($3)) > 0) "
-        "order by audit_id desc limit $4",
-        (since, who, text, most),
-    )
+    rows = yield SQL("find_acts", (since, who, text, most))
     return [Act(*row[:-2], *(known and json.loads(known) for known in row[-2:])) for row in rows]
 
 

@@ -18,7 +18,11 @@ from servicebroker.engine.delivery.transmission import WAY_IS_FREE
 from servicebroker.engine.diagnosis.queue_counts import in_parts, stored_queues
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.expected_objects import changed
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 MOST = 100  # findings of one kind, of one queue
 _AGES = {28021: timedelta(minutes=1)}  # so long may the background leave lying what could be delivered
@@ -139,13 +143,7 @@ def check(now: datetime) -> Steps[Report]:
         times = (now - _AGES.get(number, timedelta(0)),) if "$1" in text else ()
         rows = yield Statement("consistency.check.instance", f"{text} limit {MOST}", times, prepared=False)
         findings += _findings(number, rows)
-    rows = yield Statement(
-        "consistency.check.find_queues",
-        "select queue_id, to_regclass('servicebroker.queue_' || queue_id) is not null "
-        "and to_regclass('servicebroker.retained_' || queue_id) is not null "
-        "and to_regclass(format('%I.%I', postgres_schema, postgres_name)) is not null from servicebroker.queues "
-        "order by queue_id",
-    )
+    rows = yield SQL("check.find_queues")
     findings += _findings(8444, [(queue_id,) for queue_id, is_whole in rows if not is_whole])
     whole = [queue_id for queue_id, is_whole in rows if is_whole]
     kept = yield from stored_queues(whole, "retained")

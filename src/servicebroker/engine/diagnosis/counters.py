@@ -13,7 +13,10 @@ from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, FLOWS, TRAN
 from servicebroker.engine.diagnosis.totals import ENQUEUED, RECEIVES, ROLLBACKS, SENDS, totals
 from servicebroker.engine.security.certificate_ages import WARNING, certificates_in_use
 from servicebroker.model import names
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Counter(NamedTuple):
@@ -100,7 +103,7 @@ def message_flows() -> Steps[list[Counter]]:
 
 def _depths() -> Steps[list[Counter]]:
     found = yield from queue_statuses()
-    ages = yield Statement("counters.depths.now", "select extract(epoch from clock_timestamp())::float8")
+    ages = yield SQL("depths.now")
     now: float = ages[0][0]
     waiting = yield Statement(
         "counters.depths.find_transmission_queue",
@@ -137,15 +140,7 @@ def _depths() -> Steps[list[Counter]]:
 
 
 def _poison() -> Steps[list[Counter]]:
-    queues = yield Statement(
-        "counters.poison",
-        "select d.name, q.schema_name || '.' || q.name, (not q.is_receive_enabled)::int, "
-        "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id), "
-        "(select count(*) from servicebroker.set_aside_messages a where a.queue_id = q.queue_id) "
-        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
-        "where q.queue_id >= $1 order by 1, 2",
-        (names.FIRST_USER_ID,),
-    )
+    queues = yield SQL("poison", (names.FIRST_USER_ID,))
     meanings = (
         ("queue_off", "1 where the STATUS of a queue is OFF."),
         ("failing_messages", "Messages that a policy has counted failures of, and that are to be tried again."),
@@ -158,20 +153,14 @@ def _poison() -> Steps[list[Counter]]:
 
 
 def _activation() -> Steps[list[Counter]]:
-    rows = yield Statement(
-        "counters.activation",
-        "select d.name, q.schema_name || '.' || q.name, count(*) from sys.dm_broker_activated_tasks t "
-        "join servicebroker.queues q on q.queue_id = t.queue_id "
-        "join servicebroker.databases d on d.database_id = q.database_id "
-        "group by 1, 2",
-    )
+    rows = yield SQL("activation")
     running = [((database, queue), count) for database, queue, count in rows]
     return [Counter("tasks_running", "Tasks Running: activated procedures.", ("database", "queue"), running)]
 
 
 def _certificates() -> Steps[list[Counter]]:
     """How long those in use are good: the ones of 7 days of a domain only when they are not renewed."""
-    rows = yield Statement("counters.certificates", "select clock_timestamp()")
+    rows = yield SQL("certificates")
     now = rows[0][0]
     found = yield from certificates_in_use(now)
     left = [((one.database, one.user, one.name), (one.expires - now).total_seconds()) for one in found]
@@ -192,11 +181,7 @@ def _certificates() -> Steps[list[Counter]]:
 
 
 def _transport() -> Steps[list[Counter]]:
-    rows = yield Statement(
-        "counters.transport",
-        "select coalesce(remote_user_name, ''), count(*), sum(total_bytes_sent), sum(total_bytes_received), "
-        "sum(total_fragments_sent), sum(total_fragments_received) from sys.dm_broker_connections group by 1",
-    )
+    rows = yield SQL("transport")
     meanings = (
         ("open_connections", "Open Connection Count: connections with other instances."),
         ("connection_send_bytes", "Send I/O bytes Total, of the connections that are open."),

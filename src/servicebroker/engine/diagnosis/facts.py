@@ -44,7 +44,11 @@ from servicebroker.model.messages import read_error
 from servicebroker.store import locks
 from servicebroker.store.expected_objects import changed, is_foreign
 from servicebroker.store.lock_functions import find_lock_rights, has_tables, is_able, is_owner
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 _MOST = 100
 _OLD = 10_000  # transactions that a snapshot is behind
@@ -61,10 +65,7 @@ _SESSIONS = (
 
 def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
     """The facts about an instance; `at_a_glance` as for `queue_facts`."""
-    disabled = yield Statement(
-        "facts.gather.find_databases",
-        "select name from servicebroker.databases where not is_broker_enabled order by name",
-    )
+    disabled = yield SQL("gather.find_databases")
     queues = yield from queue_facts(at_a_glance=at_a_glance)
     waits = yield Statement(
         "facts.gather.find_transmission_queue",
@@ -76,21 +77,13 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
     sessions = yield Statement("facts.gather.find_sessions", f"{_SESSIONS} order by a.xact_start limit {_MOST}")
     certificates = yield from certificates_in_use(now)
     connect, membership = (yield from find_connect()), (yield from find_membership())
-    settings = yield Statement(
-        "facts.gather.find_settings",
-        "select name, setting from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes')",
-    )
+    settings = yield SQL("gather.find_settings")
     daemons = yield Statement(
         "facts.gather.find_daemon",
         "select l.pid, a.state, a.state_change from pg_locks l left join pg_stat_activity a using (pid) "
         f"where l.locktype = 'advisory' and l.granted and {_HERE} and l.classid::bigint = {locks.BROKER}",
     )
-    others = yield Statement(
-        "facts.gather.find_broker",
-        "select (select count(*) from servicebroker.routes where address ilike 'tcp://%'), pg_is_in_recovery(), "
-        "(select case state when 0 then 'STARTED' when 1 then 'STOPPED' else 'DISABLED' end "
-        "from servicebroker.network_endpoints), (select encryption from servicebroker.network_endpoints)",
-    )
+    others = yield SQL("gather.find_broker")
     remote_routes, in_recovery, endpoint, encryption = others[0]
     peers = yield Statement(
         "facts.gather.find_mistrusted",
@@ -155,22 +148,13 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
 
 def find_reports(pid: int) -> Steps[list[DaemonReport]]:
     """What the daemon of this session tells of itself."""
-    rows = yield Statement(
-        "facts.find_reports",
-        "select subject, is_trouble, report, since from servicebroker.rows_here(null::servicebroker.daemon_reports) "
-        "where pid = $1 order by since",
-        (pid,),
-    )
+    rows = yield SQL("find_reports", (pid,))
     return [DaemonReport(*row) for row in rows]
 
 
 def find_timeouts() -> Steps[dict[str, int]]:
     """The timeouts of this session, in milliseconds."""
-    rows = yield Statement(
-        "facts.find_timeouts",
-        "select name, setting::bigint from pg_settings where name = any($1::text[])",
-        (list(TIMEOUTS),),
-    )
+    rows = yield SQL("find_timeouts", (list(TIMEOUTS),))
     return dict(rows)
 
 
@@ -226,12 +210,7 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
         f"order by 4 desc limit {_MOST}",
         (_OLD,),
     )
-    connections = yield Statement(
-        "facts.neighbours.count_connections",
-        "select (sum(count(*)) over ())::int, current_setting('max_connections')::int, usename::text, count(*), "
-        "pg_notification_queue_usage() "
-        "from pg_stat_activity where backend_type = 'client backend' group by usename order by 4 desc limit 1",
-    )
+    connections = yield SQL("neighbours.count_connections")
     return NeighbourFacts(
         [(one.role, ", ".join(one.direct[:3]), len(one.direct)) for one in rights if one.direct],
         [one for one in map(BlockerFacts._make, blockers) if one.pid not in {holder.pid for holder in holders}],
@@ -276,15 +255,7 @@ def _find_holders() -> Steps[list[HolderFacts]]:
 
 def _find_hoarders() -> Steps[list[HoarderFacts]]:
     """Find the sessions that have taken most of the server's room for locks; those of the fast path have their own."""
-    rows = yield Statement(
-        "facts.find_hoarders",
-        "with room (locks) as (select current_setting('max_locks_per_transaction')::int * "
-        "  (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int)) "
-        "select a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), count(*), room.locks "
-        "from pg_locks l join pg_stat_activity a using (pid), room where not l.fastpath "
-        "group by 1, 2, 3, room.locks having count(*) > room.locks * $1::float order by 4 desc",
-        (MUCH,),
-    )
+    rows = yield SQL("find_hoarders", (MUCH,))
     return [HoarderFacts(*row) for row in rows]
 
 
@@ -351,11 +322,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         "and l.objid::bigint = (uuid_hash($1)::bigint & 4294967295))",
         (group,),
     )
-    failures = yield Statement(
-        "facts.gather_conversation.find_failures",
-        "select failures, last_error, held_until from servicebroker.failed_messages where conversation_handle = $1",
-        (handle,),
-    )
+    failures = yield SQL("gather_conversation.find_failures", (handle,))
     (messages, oldest), (waiting, status, sent) = own[0], waits[0]
     count, last_error, held_until = failures[0] if failures else (0, "", None)
     return ConversationFacts(
@@ -389,7 +356,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
 def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUID | None) -> Statement:
     """How many messages of a conversation lie in a queue, up to COUNT_LIMIT, and since when."""
     if queue_id is None:
-        return Statement("facts.queued.nowhere", "select 0, null::timestamptz")
+        return SQL("queued.nowhere")
     return Statement(
         "facts.queued.count",
         "select count(*), min(message_enqueue_time) from (select message_enqueue_time "

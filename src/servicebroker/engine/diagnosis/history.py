@@ -11,7 +11,11 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from servicebroker.engine.diagnosis.queue_counts import FLOWS, TRANSMISSION_QUEUE
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 SAMPLED = 10.0  # seconds between two samples
 KEPT: Final = {10: timedelta(hours=1), 60: timedelta(days=1), 600: timedelta(days=30)}  # by step, in seconds
@@ -45,15 +49,7 @@ class Change(NamedTuple):
 
 def sample() -> Steps[None]:
     """Take a sample, if it is time and nobody else has; remove what is too old once a minute."""
-    rows = yield Statement(
-        "history.sample.begin",
-        "insert into servicebroker.history_samples (slot, at, step) "
-        "select floor(extract(epoch from t.now) / 10), t.now, "
-        "case when trunc(extract(epoch from t.now) / 600) > trunc(extract(epoch from t.last) / 600) then 600 "
-        "when trunc(extract(epoch from t.now) / 60) > trunc(extract(epoch from t.last) / 60) then 60 else 10 end "
-        "from (select clock_timestamp() as now, coalesce((select at from servicebroker.history_samples "
-        "  order by slot desc limit 1), 'epoch') as last) t on conflict do nothing returning at, step",
-    )
+    rows = yield SQL("sample.begin")
     if not rows:
         return
     at, step = rows[0]
@@ -76,15 +72,7 @@ def sample() -> Steps[None]:
     if step == min(KEPT):
         return
     for kept_step, kept in KEPT.items():
-        yield Statement(
-            "history.sample.forget",
-            "with old as (delete from servicebroker.history_samples where at < $2 and step = $1) "
-            "delete from servicebroker.history h where h.at < $2 and h.step = $1 and (exists ("
-            "  select from servicebroker.history n where n.queue_id = h.queue_id and n.at > h.at and n.step >= $1) "
-            "or (h.queue_id <> 0 and not exists ("
-            "  select from servicebroker.queues q where q.queue_id = h.queue_id)))",
-            (kept_step, at - kept),
-        )
+        yield SQL("sample.forget", (kept_step, at - kept))
 
 
 def courses(now: datetime, span: timedelta, queue_id: int | None = None) -> Steps[dict[tuple[str, str], Course]]:
@@ -171,12 +159,7 @@ class _Period(NamedTuple):
 
 def _watched(period: _Period) -> Steps[frozenset[int]]:
     """The parts of which there are samples."""
-    rows = yield Statement(
-        "history.watched",
-        "select distinct floor(extract(epoch from at - $1) / $4)::int from servicebroker.history_samples "
-        "where at > $1 and (step >= $2 or at > $3)",
-        period.read,
-    )
+    rows = yield SQL("watched", period.read)
     # a sample tells of the time since the one before: of several parts, where those are shorter than the step
     reach = max(1, round(period.step / period.width))
     return frozenset(part - back for (part,) in rows for back in range(reach))

@@ -13,7 +13,11 @@ from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 SHOWN = 4000  # bytes of a body
 SEARCHED = 1000  # messages of a queue, from its head
@@ -173,19 +177,7 @@ def queue_look(database: str, queue: str) -> Steps[QueueLook]:
     Raises:
         BrokerError: 15151 there is none.
     """
-    rows = yield Statement(
-        "looks.queue_look",
-        "select q.queue_id, d.name, q.schema_name || '.' || q.name, coalesce((select array_agg(s.name order by s.name) "
-        "  from servicebroker.services s where s.queue_id = q.queue_id), '{}'), q.is_receive_enabled, "
-        "q.is_activation_enabled, q.activation_procedure, q.max_readers, q.is_retention_enabled, "
-        "q.is_poison_message_handling_enabled, "
-        "(select m.state from sys.dm_broker_queue_monitors m where m.queue_id = q.queue_id), "
-        "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id), "
-        "(select count(*) from servicebroker.set_aside_messages a where a.queue_id = q.queue_id) "
-        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
-        "where lower(d.name) = lower($1) and lower(q.schema_name || '.' || q.name) = lower($2)",
-        (database, queue),
-    )
+    rows = yield SQL("queue_look", (database, queue))
     if not rows:
         raise BrokerError(15151, "find", "queue", queue)
     return QueueLook(*rows[0])
@@ -193,13 +185,7 @@ def queue_look(database: str, queue: str) -> Steps[QueueLook]:
 
 def queue_names() -> Steps[dict[str, tuple[str, str, list[str]]]]:
     """Database, `schema.name` and services of each queue of applications, by the three parts of its name."""
-    rows = yield Statement(
-        "looks.queue_names",
-        "select d.name, q.schema_name || '.' || q.name, coalesce((select array_agg(s.name order by s.name) "
-        "  from servicebroker.services s where s.queue_id = q.queue_id), '{}') "
-        "from servicebroker.queues q join servicebroker.databases d using (database_id) where q.queue_id >= $1",
-        (names.FIRST_USER_ID,),
-    )
+    rows = yield SQL("queue_names", (names.FIRST_USER_ID,))
     return {f"{database}.{queue}": (database, queue, list(services)) for database, queue, services in rows}
 
 
@@ -281,23 +267,7 @@ def endpoint(handle: UUID) -> Steps[Endpoint]:
     Raises:
         BrokerError: 8426 there is none of that handle.
     """
-    rows = yield Statement(
-        "looks.endpoint",
-        "select d.name, e.conversation_handle, e.conversation_id, e.is_initiator, e.state, coalesce(s.name, ''), "
-        "e.far_service, e.far_broker_instance, coalesce(c.name, ''), e.conversation_group_id, e.priority, "
-        "q.schema_name || '.' || q.name, e.queue_id, q.is_receive_enabled, e.send_sequence, v.receive_sequence, "
-        "e.lifetime, e.dialog_timer, p.conversation_handle "
-        "from servicebroker.conversation_endpoints e join servicebroker.databases d using (database_id) "
-        "join servicebroker.queues q using (queue_id) "
-        "join sys.conversation_endpoints v on v.conversation_handle = e.conversation_handle "
-        "left join servicebroker.services s on s.service_id = e.service_id "
-        "left join servicebroker.service_contracts c "
-        "  on c.database_id = e.database_id and c.service_contract_id = e.service_contract_id "
-        "left join servicebroker.conversation_endpoints p "
-        "  on p.conversation_id = e.conversation_id and p.is_initiator = not e.is_initiator "
-        "where e.conversation_handle = $1",
-        (handle,),
-    )
+    rows = yield SQL("endpoint", (handle,))
     if not rows:
         raise BrokerError(8426, handle)
     return Endpoint(*rows[0])
@@ -345,35 +315,25 @@ def waiting() -> Steps[list[Waiting]]:
 
 def routes(now: datetime) -> Steps[list[RouteLook]]:
     """Every route of the instance."""
-    rows = yield Statement(
-        "looks.routes",
-        "select broker_database, name, remote_service_name, broker_instance::text, address, mirror_address, lifetime, "
-        "coalesce(lifetime <= $1, false) from sys.routes order by broker_database, route_id",
-        (now,),
-    )
+    rows = yield SQL("routes", (now,))
     return [RouteLook(*row) for row in rows]
 
 
 def brokers() -> Steps[dict[str, str]]:
     """The databases of the instance by their broker identifiers."""
-    rows = yield Statement("looks.brokers", "select service_broker_guid::text, broker_database from sys.databases")
+    rows = yield SQL("brokers")
     return dict(rows)
 
 
 def links() -> Steps[list[Link]]:
     """The connections of the daemon that serves the instance; none while there is no such daemon."""
-    rows = yield Statement(
-        "looks.links",
-        "select coalesce(remote_user_name, ''), is_accept = 1, coalesce(login_state_desc, ''), principal_name, "
-        "encryption_algorithm_desc, connect_time, last_activity_time, total_bytes_sent, total_bytes_received "
-        "from sys.dm_broker_connections order by connect_time",
-    )
+    rows = yield SQL("links")
     return [Link(*row) for row in rows]
 
 
 def forwarded() -> Steps[int]:
     """How many messages are held to be forwarded."""
-    rows = yield Statement("looks.forwarded", "select count(*) from sys.dm_broker_forwarded_messages")
+    rows = yield SQL("forwarded")
     return int(rows[0][0])
 
 

@@ -10,7 +10,10 @@ from servicebroker.engine.diagnosis.audit import note
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.queue import quoted
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class OffQueue(NamedTuple):
@@ -52,11 +55,7 @@ class QueuedMessage(NamedTuple):
 
 def off_queues() -> Steps[list[OffQueue]]:
     """The queues that nobody can receive from."""
-    rows = yield Statement(
-        "poison_report.off_queues.find_queues",
-        "select d.name, q.schema_name || '.' || q.name, q.queue_id from servicebroker.queues q "
-        "join servicebroker.databases d using (database_id) where not q.is_receive_enabled order by 1, 2",
-    )
+    rows = yield SQL("off_queues.find_queues")
     found = []
     for database, queue, queue_id in rows:
         counted = yield Statement(
@@ -70,23 +69,13 @@ def off_queues() -> Steps[list[OffQueue]]:
 
 def failing_messages() -> Steps[list[FailingMessage]]:
     """What policies have counted failures of, the longest first."""
-    rows = yield Statement(
-        "poison_report.failing_messages",
-        "select d.name, q.schema_name || '.' || q.name, conversation_handle, message_sequence_number, failures, "
-        "first_failed_at, last_failed_at, last_error, f.held_until from servicebroker.failed_messages f "
-        "join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id) "
-        "order by first_failed_at",
-    )
+    rows = yield SQL("failing_messages")
     return [FailingMessage(*row) for row in rows]
 
 
 def queued_messages(queue_id: int, handle: UUID | None, top: int) -> Steps[list[QueuedMessage]]:
     """What lies in a queue, also while it is off, in the order of RECEIVE within each conversation."""
-    named = yield Statement(
-        "poison_report.queued_messages.find_view",
-        "select postgres_schema, postgres_name from servicebroker.queues where queue_id = $1",
-        (queue_id,),
-    )
+    named = yield SQL("queued_messages.find_view", (queue_id,))
     if not named:
         return []
     schema, view = named[0]
@@ -109,12 +98,7 @@ def queue_of_conversation(database_id: int, handle: UUID) -> Steps[str]:
     Raises:
         BrokerError: 8426 no such conversation in the database.
     """
-    rows = yield Statement(
-        "poison_report.queue_of_conversation",
-        "select q.schema_name || '.' || q.name from servicebroker.conversation_endpoints e "
-        "join servicebroker.queues q using (queue_id) where e.conversation_handle = $2 and e.database_id = $1",
-        (database_id, handle),
-    )
+    rows = yield SQL("queue_of_conversation", (database_id, handle))
     if not rows:
         raise BrokerError(8426, handle)
     return str(rows[0][0])
@@ -122,17 +106,8 @@ def queue_of_conversation(database_id: int, handle: UUID) -> Steps[str]:
 
 def forget_failures(queue_id: int) -> Steps[int]:
     """All messages of the queue are tried again at once, as if they had never failed. How many those are."""
-    rows = yield Statement(
-        "poison_report.forget_failures.delete_failed_messages",
-        "delete from servicebroker.failed_messages where queue_id = $1 returning true",
-        (queue_id,),
-    )
-    queues = yield Statement(
-        "poison_report.forget_failures.update_queues",
-        "update servicebroker.queues q set held_until = null from servicebroker.databases d "
-        "where queue_id = $1 and d.database_id = q.database_id returning d.name, q.schema_name || '.' || q.name",
-        (queue_id,),
-    )
+    rows = yield SQL("forget_failures.delete_failed_messages", (queue_id,))
+    queues = yield SQL("forget_failures.update_queues", (queue_id,))
     for database, queue in queues:
         yield from note("RETRY FAILED MESSAGES", database, queue, {"messages": len(rows)})
     return len(rows)

@@ -9,8 +9,12 @@ from typing import NamedTuple
 from servicebroker.model import names
 from servicebroker.model.requests import all_groups
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.sql_verbs import COUNTED_AT_MOST
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 COUNT_LIMIT = COUNTED_AT_MOST
 TRANSMISSION_QUEUE = 0  # its number among the queues, where it is shown beside them
@@ -49,19 +53,9 @@ def transmission_status() -> Steps[Backlog]:
 
 def queue_statuses() -> Steps[list[QueueStatus]]:
     """Every queue of the instance, by database and name; of the built-in ones those that hold something."""
-    queues = yield Statement(
-        "queue_counts.queue_statuses.find_queues",
-        "select d.name, q.schema_name || '.' || q.name, q.queue_id, "
-        "coalesce((select array_agg(s.name order by s.name) from servicebroker.services s "
-        "          where s.queue_id = q.queue_id), '{}') "
-        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
-        "order by d.name, q.schema_name, q.name",
-    )
+    queues = yield SQL("queue_statuses.find_queues")
     depths = yield from queue_depths(queue_id for _, _, queue_id, _ in queues)
-    states = yield Statement(
-        "queue_counts.queue_statuses.count_endpoints",
-        "select queue_id, state, count(*) from servicebroker.conversation_endpoints group by 1, 2 order by 2",
-    )
+    states = yield SQL("queue_statuses.count_endpoints")
     conversations: dict[int, dict[str, int]] = {}
     for queue_id, state, many in states:
         conversations.setdefault(queue_id, {})[state] = many
@@ -176,17 +170,13 @@ class Refusal(NamedTuple):
 
 def is_standby() -> Steps[bool]:
     """Whether the server only shows what its primary has: nothing runs on it."""
-    rows = yield Statement("queue_counts.is_standby", "select pg_is_in_recovery()")
+    rows = yield SQL("is_standby")
     return bool(rows[0][0])
 
 
 def connections() -> Steps[list[ConnectionStatus]]:
     """The connections of the daemon that serves the instance; none while there is no such daemon."""
-    rows = yield Statement(
-        "queue_counts.connections",
-        "select remote_user_name, is_accept = 1, login_state_desc, principal_name from sys.dm_broker_connections "
-        "order by connect_time",
-    )
+    rows = yield SQL("connections")
     return [ConnectionStatus(*row) for row in rows]
 
 
@@ -204,10 +194,5 @@ def processes() -> Steps[list[ProcessStatus]]:
 
 def refusals() -> Steps[list[Refusal]]:
     """The peers that were refused."""
-    rows = yield Statement(
-        "queue_counts.refusals",
-        "select number, refused, last_peer, coalesce((select last_text from servicebroker.refusals r "
-        "  where r.is_ours and r.number = c.number order by r.last_time desc limit 1), '') "
-        "from servicebroker.rows_here(null::servicebroker.refused_connections) c order by number",
-    )
+    rows = yield SQL("refusals")
     return [Refusal(*row) for row in rows]

@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 SENDS, RECEIVES, ROLLBACKS = "SQL SEND Total", "SQL RECEIVE Total", "Broker Transaction Rollbacks"
 ENQUEUED = {priority: f"Enqueued P{priority} Messages Total" for priority in range(1, 11)}
@@ -19,12 +23,7 @@ _RECEIVED_IN_SQL = "coalesce(pg_sequence_last_value('servicebroker.received_in_s
 
 def add_totals(counts: Mapping[str, int]) -> Steps[None]:
     """Add these, in one statement; everybody takes the rows in the same order."""
-    yield Statement(
-        "totals.add_totals",
-        "insert into servicebroker.totals as t select * from unnest($1::text[], $2::bigint[]) n (counter, value) "
-        "order by 1 on conflict (counter) do update set value = t.value + excluded.value",
-        (list(counts), list(counts.values())),
-    )
+    yield SQL("add_totals", (list(counts), list(counts.values())))
 
 
 def totals() -> Steps[dict[str, int]]:
@@ -49,20 +48,13 @@ class StatementTotal(NamedTuple):
 
 def add_statements(totals: Sequence[StatementTotal]) -> Steps[None]:
     """Add these, as `add_totals` does."""
-    yield Statement(
-        "totals.add_statements",
-        "insert into servicebroker.statement_totals as t "
-        "select * from unnest($1::text[], $2::bigint[], $3::bigint[]) n (name, calls, microseconds) "
-        "order by 1 on conflict (name) do update set calls = t.calls + excluded.calls, "
-        "microseconds = t.microseconds + excluded.microseconds",
+    yield SQL(
+        "add_statements",
         ([one.name for one in totals], [one.calls for one in totals], [one.microseconds for one in totals]),
     )
 
 
 def statement_totals() -> Steps[list[StatementTotal]]:
     """All of them, what took most in all first."""
-    rows = yield Statement(
-        "totals.statement_totals",
-        "select name, calls, microseconds from servicebroker.statement_totals order by microseconds desc, name",
-    )
+    rows = yield SQL("statement_totals")
     return [StatementTotal(*row) for row in rows]

@@ -15,7 +15,11 @@ from uuid import UUID
 from servicebroker.engine.diagnosis.audit import note
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 KEPT = timedelta(days=7)
 _AHEAD = 2  # days for which there are partitions before anything comes
@@ -73,9 +77,7 @@ class Change(NamedTuple):
 
 def settings() -> Steps[TrailSettings]:
     """For what the trail is on."""
-    rows = yield Statement(
-        "trail.settings", "select is_on, share, services, conversations from servicebroker.trail_settings"
-    )
+    rows = yield SQL("settings")
     is_on, share, services, conversations = rows[0]
     return TrailSettings(is_on, share / _SHARES, list(services), list(conversations))
 
@@ -88,31 +90,17 @@ def switch(wanted: TrailSettings) -> Steps[None]:
     """
     if not 0 <= wanted.share <= 1:
         raise BrokerError(402, "the share", wanted.share, "from 0 to 1")
-    known = yield Statement(
-        "trail.switch.find_services",
-        "select d.name || '.' || s.name from servicebroker.services s "
-        "join servicebroker.databases d using (database_id) where d.name || '.' || s.name = any ($1)",
-        (wanted.services,),
-    )
+    known = yield SQL("switch.find_services", (wanted.services,))
     for service in wanted.services:
         if (service,) not in known:
             raise BrokerError(15151, "find", "service", service)
-    found = yield Statement(
-        "trail.switch.find_conversations",
-        "select conversation_handle, conversation_id from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) or conversation_id = any ($1)",
-        (wanted.conversations,),
-    )
+    found = yield SQL("switch.find_conversations", (wanted.conversations,))
     identifiers = {one: conversation for handle, conversation in found for one in (handle, conversation)}
     for one in wanted.conversations:
         if one not in identifiers:
             raise BrokerError(8426, one)
     chosen = sorted({identifiers[one] for one in wanted.conversations}, key=str)
-    yield Statement(
-        "trail.switch.update",
-        "update servicebroker.trail_settings set is_on = $1, share = $2, services = $3, conversations = $4",
-        (wanted.is_on, round(wanted.share * _SHARES), wanted.services, chosen),
-    )
+    yield SQL("switch.update", (wanted.is_on, round(wanted.share * _SHARES), wanted.services, chosen))
     told = {"share": wanted.share, "services": ", ".join(wanted.services), "conversations": ", ".join(map(str, chosen))}
     yield from note("TRAIL ON" if wanted.is_on else "TRAIL OFF", "", "", told if wanted.is_on else {})
 
@@ -139,11 +127,7 @@ def changes() -> Steps[list[Change]]:
                 _name(what, arguments): f"{when} on {_TABLE} for each row execute function "
                 f"servicebroker.trail_failure({_listed((what, *arguments))})"
             }
-    rows = yield Statement(
-        "trail.changes",
-        "select c.relname, t.tgname from pg_trigger t join pg_class c on c.oid = t.tgrelid "
-        "where c.relnamespace = 'servicebroker'::regnamespace and t.tgname like 'trailed\\_%'",
-    )
+    rows = yield SQL("changes")
     there: dict[str, set[str]] = {}
     for table, name in rows:
         there.setdefault(table, set()).add(name)
@@ -156,22 +140,14 @@ def changes() -> Steps[list[Change]]:
 
 def briefly(statement: Statement) -> Steps[None]:
     """A change of a table, which waits for who writes there for a moment only: others wait behind it."""
-    yield Statement("trail.briefly", "set local lock_timeout = 100", prepared=False)
+    yield SQL("briefly", prepared=False)
     yield statement
 
 
 def _followed(kept: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]:
     """The arguments of the triggers, and the queues that are to have them."""
-    rows = yield Statement(
-        "trail.followed",
-        "select array(select s.service_id from servicebroker.services s "
-        "  join servicebroker.databases d using (database_id) where d.name || '.' || s.name = any ($1) order by 1), "
-        "array(select q.queue_id from servicebroker.queues q where q.queue_id >= $3 and ($4 or exists ("
-        "  select from servicebroker.services s join servicebroker.databases d using (database_id) "
-        "  where s.queue_id = q.queue_id and d.name || '.' || s.name = any ($1)) or exists ("
-        "  select from servicebroker.conversation_endpoints e where e.queue_id = q.queue_id "
-        "  and e.conversation_id = any ($2))) order by 1)",
-        (kept.services, kept.conversations, names.FIRST_USER_ID, not kept.services and kept.share > 0),
+    rows = yield SQL(
+        "followed", (kept.services, kept.conversations, names.FIRST_USER_ID, not kept.services and kept.share > 0)
     )
     services, queues = rows[0]
     if kept.share == 1 and not kept.services:
@@ -210,13 +186,9 @@ def _remade(table: str, wanted: dict[str, str], there: set[str]) -> Statement:
 def partitions(now: datetime) -> Steps[list[Statement]]:
     """What is to be done so that there are partitions for the next days, and none that are too old."""
     kept = yield from settings()
-    rows = yield Statement(
-        "trail.partitions.find",
-        "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid "
-        "where i.inhparent = 'servicebroker.trail'::regclass and c.relname like 'trail\\_d%'",
-    )
+    rows = yield SQL("partitions.find")
     there = {name for (name,) in rows}
-    rest = yield Statement("trail.partitions.find_rest", "select min(at), max(at) from servicebroker.trail_rest")
+    rest = yield SQL("partitions.find_rest")
     todo = []
     for ahead in range(_AHEAD + 1 if kept.is_on else 0):
         day = (now + timedelta(days=ahead)).date()
@@ -233,9 +205,7 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
     todo += [f"drop table servicebroker.{name}" for name in sorted(there) if name < oldest]
     statements = [Statement("trail.partitions.change", text, prepared=False) for text in todo]
     if rest[0][0] is not None and rest[0][0] < now - KEPT:
-        statements.append(
-            Statement("trail.partitions.forget", "delete from servicebroker.trail_rest where at < $1", (now - KEPT,))
-        )
+        statements.append(SQL("partitions.forget", (now - KEPT,)))
     return statements
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 _KEPT = timedelta(days=1)
 
@@ -21,19 +25,8 @@ class WrongClock(NamedTuple):
 
 def note_wrong_clock(ahead: timedelta, now: datetime) -> Steps[None]:
     """Keep how far the clock of this session's machine is ahead of the server's."""
-    yield Statement(
-        "wrong_clocks.note_wrong_clock",
-        "insert into servicebroker.wrong_clocks "
-        "values (current_setting('application_name'), coalesce(host(inet_client_addr()), ''), $1, $2) "
-        "on conflict (program, host) do update set seconds_ahead = excluded.seconds_ahead, "
-        "last_time = excluded.last_time",
-        (round(ahead.total_seconds()), now),
-    )
-    yield Statement(
-        "wrong_clocks.note_wrong_clock.forget",
-        "delete from servicebroker.wrong_clocks where last_time < $1 or last_time > $2",
-        (now - _KEPT, now + _KEPT),
-    )
+    yield SQL("note_wrong_clock", (round(ahead.total_seconds()), now))
+    yield SQL("note_wrong_clock.forget", (now - _KEPT, now + _KEPT))
 
 
 def find_wrong_clocks(most: int) -> Steps[list[WrongClock]]:

@@ -7,7 +7,10 @@ from typing import NamedTuple
 from servicebroker.engine.security.authorization import find_rights
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import DBO, Kind, Need, Securable, is_denied
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
 
 
 class Target(NamedTuple):
@@ -20,12 +23,7 @@ class Target(NamedTuple):
 
 def find_target(database_id: int, service_id: int) -> Steps[Target]:
     """The service of that number."""
-    rows = yield Statement(
-        "admission.find_target",
-        "select s.owner_id, s.name, q.queue_id, q.owner_id, q.name from servicebroker.services s "
-        "join servicebroker.queues q using (queue_id) where s.service_id = $1",
-        (service_id,),
-    )
+    rows = yield SQL("find_target", (service_id,))
     ((owner_id, name, queue_id, queue_owner_id, queue_name),) = rows
     return Target(
         database_id,

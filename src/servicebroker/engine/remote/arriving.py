@@ -33,7 +33,10 @@ from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Bodies, Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Result(NamedTuple):
@@ -171,25 +174,12 @@ def store(
 
 
 # `endpoints.lock_parking`, waiting for nobody
-_TRY_PARKING = Statement("arriving.try_parking", "select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
+_TRY_PARKING = SQL("try_parking", (locks.DELIVERY,))
 
 
 def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:
     """Those of these endpoints that `remote.lock_shared` would lock, but those whose broker is disabled."""
-    rows = yield Statement(
-        "arriving.lock_shared",
-        "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, e.service_contract_id, "
-        "e.queue_id, e.state, q.catalog_version, not q.is_enqueue_enabled or exists ("
-        "  select from servicebroker.arrived_fragments f join servicebroker.arrivals a using (conversation_handle) "
-        "  where f.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence), "
-        "told.failure_code, told.failure_text, not q.is_enqueue_enabled "
-        "from servicebroker.conversation_endpoints e "
-        "join servicebroker.queues q on q.queue_id = e.queue_id "
-        "join servicebroker.databases d on d.database_id = e.database_id and d.is_broker_enabled "
-        "left join servicebroker.arrivals told using (conversation_handle) "
-        "where e.conversation_handle = any ($1) for key share of e skip locked",
-        (list(handles),),
-    )
+    rows = yield SQL("lock_shared", (list(handles),))
     return [ReceivingEndpoint(*row) for row in rows]
 
 
@@ -198,12 +188,7 @@ def _lock_waiting(plans: list[Plan]) -> Steps[list[Plan]]:
     waiting = [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.waits and plan.batch.expected > 0]
     if not waiting:
         return plans
-    rows = yield Statement(
-        "arriving.lock_waiting",
-        "select conversation_handle from servicebroker.arrivals where conversation_handle = any ($1) "
-        "for no key update skip locked",
-        (waiting,),
-    )
+    rows = yield SQL("lock_waiting", (waiting,))
     blocked = set(waiting) - {handle for (handle,) in rows}
     return [plan for plan in plans if plan.endpoint.conversation_handle not in blocked]
 
@@ -307,12 +292,7 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
     Its body is left where it is unless it is looked at.
     """
     new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
-    kept = yield Statement(
-        "arriving.put_together.find_kind",
-        "select message_type_name, content::int, fragments from servicebroker.arrived_fragments "
-        "where conversation_handle = $1 and message_sequence_number = $2 limit 1",
-        (endpoint.conversation_handle, number),
-    )
+    kept = yield SQL("put_together.find_kind", (endpoint.conversation_handle, number))
     message_type, content, fragments = (
         kept[0] if kept else next((part.message_type, part.content, 0) for part in new.values())
     )
@@ -320,13 +300,8 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
     if content == Content.DATA and usage is not None and usage.validation == "N":
         return Part(message_type, Content(content), None), fragments
     is_data = content == Content.DATA
-    rows = yield Statement(
-        "arriving.put_together.find_bodies",
-        "select fragment, message_body from ("
-        "  select fragment, message_body, sum(octet_length(message_body)) over (order by fragment) "
-        "    - octet_length(message_body) as before "
-        "  from servicebroker.arrived_fragments where conversation_handle = $1 and message_sequence_number = $2"
-        ") f where before <= $3 order by fragment limit $4",
+    rows = yield SQL(
+        "put_together.find_bodies",
         (endpoint.conversation_handle, number, MAX_XML_BYTES, None if is_data else _ERROR_FRAGMENTS),
     )
     pieces = dict(rows) | {fragment: part.body for fragment, part in new.items()}
@@ -344,13 +319,8 @@ def _keep(plans: list[Plan], owners: Mapping[UUID, str]) -> Steps[None]:
     keeps = [(handle, step) for handle, step in kept if isinstance(step, Keep)]
     discards = [(handle, *step) for handle, step in kept if isinstance(step, Discard)]
     if keeps:
-        yield Statement(
-            "arriving.keep.insert_fragments",
-            "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
-            "fragments, message_type_name, content, message_body, token, owner) "
-            "select * "
-            "from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::smallint[], $7::bytea[], "
-            "  $8::bytea[], $9::text[])",
+        yield SQL(
+            "keep.insert_fragments",
             (
                 [handle for handle, _ in keeps],
                 [step.number for _, step in keeps],
@@ -364,14 +334,7 @@ def _keep(plans: list[Plan], owners: Mapping[UUID, str]) -> Steps[None]:
             ),
         )
     if discards:
-        yield Statement(
-            "arriving.keep.delete_fragments",
-            "delete from servicebroker.arrived_fragments f "
-            "using unnest($1::uuid[], $2::bigint[], $3::bigint[]) d (handle, first, below) "
-            "where f.conversation_handle = d.handle and f.message_sequence_number >= d.first "
-            "and f.message_sequence_number < d.below",
-            tuple(map(list, zip(*discards, strict=True))),
-        )
+        yield SQL("keep.delete_fragments", tuple(map(list, zip(*discards, strict=True))))
 
 
 def _advance(plans: list[Plan]) -> Steps[None]:
@@ -381,17 +344,9 @@ def _advance(plans: list[Plan]) -> Steps[None]:
         return
     handles = [plan.endpoint.conversation_handle for plan in moving]
     if any(plan.batch.expected == 0 for plan in moving):
-        yield Statement(
-            "arriving.advance.insert_arrivals",
-            "insert into servicebroker.arrivals (conversation_handle) select unnest($1::uuid[]) on conflict do nothing",
-            (handles,),
-        )
-    rows = yield Statement(
-        "arriving.advance.update_arrivals",
-        "update servicebroker.arrivals a set receive_sequence = m.reached, token = m.token, "
-        "last_stamp = greatest(last_stamp, pg_current_xact_id()) "
-        "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bytea[]) m (handle, expected, reached, token) "
-        "where a.conversation_handle = m.handle and a.receive_sequence = m.expected returning m.handle",
+        yield SQL("advance.insert_arrivals", (handles,))
+    rows = yield SQL(
+        "advance.update_arrivals",
         (
             handles,
             [plan.batch.expected for plan in moving],
@@ -423,12 +378,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
             )
     gone = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _not_kept(plan)]
     if gone:
-        yield Statement(
-            "arriving.deliver.delete_fragments",
-            "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) g (handle, number) "
-            "where f.conversation_handle = g.handle and f.message_sequence_number = g.number",
-            ([handle for handle, _ in gone], [number for _, number in gone]),
-        )
+        yield SQL("deliver.delete_fragments", ([handle for handle, _ in gone], [number for _, number in gone]))
     whole = [
         (arrived.handle, number, arrived.alike.message_type, int(arrived.alike.content), body)
         for arrived in beside
@@ -437,15 +387,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     ]
     if whole:
         *columns, bodies = zip(*whole, strict=True)
-        yield Statement(
-            "arriving.deliver.keep_beside",
-            "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
-            "fragments, message_type_name, content, message_body) "
-            "select handle, number, 0, 1, type, content, body "
-            "from unnest($1::uuid[], $2::bigint[], $3::text[], $4::smallint[], $5::bytea[]) "
-            "  m (handle, number, type, content, body)",
-            (*map(list, columns), Bodies(bodies)),
-        )
+        yield SQL("deliver.keep_beside", (*map(list, columns), Bodies(bodies)))
 
 
 def _not_kept(plan: Plan) -> set[int]:
@@ -498,8 +440,4 @@ def take_end(handle: UUID, state: EndpointState, event: Event, now: datetime) ->
 
 def set_state(handle: UUID, state: EndpointState) -> Statement:
     """The endpoint's new state."""
-    return Statement(
-        "arriving.set_state",
-        "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
-        (handle, state.value),
-    )
+    return SQL("set_state", (handle, state.value))

@@ -27,7 +27,10 @@ from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Part
 from servicebroker.protocol.routing import Ask, Conversation, Decision, Elsewhere, RoutingTable, classify
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Snapshot(NamedTuple):
@@ -206,14 +209,8 @@ def claim(claims: Mapping[UUID, Claimed]) -> Steps[set[UUID]]:
     Returns those that do; the others found a target here meanwhile. One that somebody is sending on is left for the
     next time.
     """
-    rows = yield Statement(
-        "departing.claim",
-        "with free as materialized (select conversation_handle as handle from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) and far_handle is null for no key update skip locked) "
-        "update servicebroker.conversation_endpoints e set is_remote = true, routed_broker = c.broker, "
-        'security = coalesce(e.security, c.security::"char") '
-        "from unnest($1::uuid[], $2::text[], $3::text[]) c (handle, broker, security) join free using (handle) "
-        "where e.conversation_handle = c.handle and e.far_handle is null returning e.conversation_handle",
+    rows = yield SQL(
+        "claim",
         (
             list(claims),
             [one.broker for one in claims.values()],
@@ -278,12 +275,7 @@ def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[
 
 def token_of(handle: UUID, number: int) -> Steps[bytes | None]:
     """The token of one message that waits; None when it is gone, or has none."""
-    rows = yield Statement(
-        "departing.token_of",
-        "select token from servicebroker.transmission_queue "
-        "where conversation_handle = $1 and message_sequence_number = $2",
-        (handle, number),
-    )
+    rows = yield SQL("token_of", (handle, number))
     return rows[0][0] if rows else None
 
 
@@ -299,11 +291,8 @@ def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settl
 
     The first acknowledgement says which broker has the target: everything goes to that one from then on.
     """
-    rows = yield Statement(  # as `remote.lock_shared`, and what they are
-        "departing.acknowledge.lock",
-        "select conversation_handle, is_acknowledged, state = 'DO' from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) for key share skip locked",
-        (list(news),),
+    rows = yield SQL(  # as `remote.lock_shared`, and what they are
+        "acknowledge.lock", (list(news),)
     )
     free = {handle for handle, *_ in rows}
     gone = yield from find_gone([handle for handle in news if handle not in free])
@@ -312,13 +301,7 @@ def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settl
     ended = yield from _remove({handle: news[handle].below for handle in done})
     first = [handle for handle, was_acknowledged, _ in rows if not was_acknowledged and handle in done]
     if first:
-        yield Statement(
-            "departing.acknowledge.note",
-            "update servicebroker.conversation_endpoints "
-            "set is_acknowledged = true, far_broker_instance = broker::text "
-            "from unnest($1::uuid[], $2::uuid[]) a (handle, broker) where conversation_handle = handle",
-            (first, [news[handle].far_broker for handle in first]),
-        )
+        yield SQL("acknowledge.note", (first, [news[handle].far_broker for handle in first]))
     over = [handle for handle, _, is_ending in rows if is_ending and handle in ended]
     if over:
         yield from close_endpoints(over, now)
@@ -346,12 +329,7 @@ def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UU
     """The peers' brokers have refused these conversations. Returns those for which that is done; the others later."""
     free, gone = yield from lock_shared(list(failures))
     done = yield from lock_alone(list(free))
-    rows = yield Statement(
-        "departing.fail",
-        "select conversation_handle from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) and state = 'DO'",
-        (list(done),),
-    )
+    rows = yield SQL("fail", (list(done),))
     ended = [handle for (handle,) in rows]  # their application never sees the error
     if ended:
         yield drop_waiting(ended)
@@ -372,23 +350,9 @@ def part(partings: Mapping[UUID, Apart], now: datetime) -> Steps[list[UUID]]:
 
 def _be_remote(handles: list[UUID]) -> Statement:
     """The peers of these endpoints have spoken: those that had sent nothing yet, of a copy, are in other instances."""
-    return Statement(
-        "departing.be_remote",
-        "update servicebroker.conversation_endpoints set is_remote = true "
-        "where conversation_handle = any ($1) and not is_remote and far_handle is null",
-        (handles,),
-    )
+    return SQL("be_remote", (handles,))
 
 
 def set_statuses(texts: dict[UUID, str]) -> Statement:
     """Why the messages of these endpoints wait; '' when they are on their way."""
-    return Statement(
-        "departing.set_statuses",
-        "with free as materialized (select conversation_handle from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) for key share skip locked) "  # who ENDs now deletes what waits
-        "update servicebroker.transmission_queue t set transmission_status = s.text "
-        "from unnest($1::uuid[], $2::text[]) s (handle, text), free "
-        "where t.conversation_handle = s.handle and free.conversation_handle = s.handle "
-        "and t.transmission_status <> s.text",
-        (list(texts), list(texts.values())),
-    )
+    return SQL("set_statuses", (list(texts), list(texts.values())))

@@ -8,7 +8,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
 
 
 class ToldMembership(NamedTuple):
@@ -26,21 +29,12 @@ class ToldMembership(NamedTuple):
 
 def tell_membership(membership: ToldMembership | None) -> Steps[None]:
     """Keep how it stands; None: the endpoint does not ask for a domain."""
-    yield Statement(
-        "domain_state.tell_membership.delete_domain_membership", "delete from servicebroker.domain_membership"
-    )
+    yield SQL("tell_membership.delete_domain_membership")
     if membership is not None:
-        yield Statement(
-            "domain_state.tell_membership.insert_domain_membership",
-            "insert into servicebroker.domain_membership values ($1, $2, $3, $4, $5)",
-            membership,
-        )
+        yield SQL("tell_membership.insert_domain_membership", membership)
 
 
 def find_membership() -> Steps[ToldMembership | None]:
     """What was told last."""
-    rows = yield Statement(
-        "domain_state.find_membership",
-        "select account, thumbprint, start_date, expiry_date, problem from servicebroker.domain_membership",
-    )
+    rows = yield SQL("find_membership")
     return ToldMembership(*rows[0]) if rows else None

@@ -10,7 +10,11 @@ from typing import NamedTuple
 
 from servicebroker.protocol.mirroring import Known, Role, Standing
 from servicebroker.protocol.routing import Address, Elsewhere, parse_address
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 _COLUMNS = "address, mirror_address, principal, system, timeline, evidence, explanation"
 _IS_LED_TO = (
@@ -109,15 +113,7 @@ def find_standing() -> Steps[Standing]:
 
     A server that is no standby is the principal once a `proof` has been committed, not before.
     """
-    rows = yield Statement(
-        "mirrored_pairs.find_standing",
-        "select pg_is_in_recovery(), system_identifier::text, case when pg_is_in_recovery() "
-        "then greatest((select timeline_id from pg_control_checkpoint()), "
-        "(select min_recovery_end_timeline from pg_control_recovery()))::bigint "
-        "else ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint end, "
-        "current_setting('synchronous_standby_names') <> '' "
-        "and current_setting('synchronous_commit') in ('on', 'remote_apply') from pg_control_system()",
-    )
+    rows = yield SQL("find_standing")
     is_standby, system, timeline, is_guarded = rows[0]
     return Standing(Role.MIRROR if is_standby else Role.PRINCIPAL, system, timeline, is_guarded)
 
@@ -127,4 +123,4 @@ def proof() -> Steps[None]:
 
     With it the standby has all that was committed here before, also what this server alone had when it went down.
     """
-    yield Statement("mirrored_pairs.proof", "select pg_logical_emit_message(true, 'servicebroker', 'principal')")
+    yield SQL("proof")

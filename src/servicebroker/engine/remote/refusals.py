@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 MOST = 200  # rows: the latest
 KEPT = timedelta(days=1)
@@ -36,14 +40,8 @@ class Refused(NamedTuple):
 
 def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> Steps[None]:
     """Add these, with how often and lately in which words, to those of before; what is old, or too much, goes."""
-    yield Statement(
-        "refusals.save_refusals",
-        "insert into servicebroker.refusals as r "
-        "select is_ours, peer, number, times, $6, $6, text "
-        "from unnest($1::boolean[], $2::text[], $3::int[], $4::bigint[], $5::text[]) "
-        "  n (is_ours, peer, number, times, text) "
-        "on conflict (is_ours, peer, number) do update set times = r.times + excluded.times, "
-        "last_time = excluded.last_time, last_text = excluded.last_text",
+    yield SQL(
+        "save_refusals",
         (
             [one.is_ours for one in found],
             [one.peer for one in found],
@@ -63,12 +61,5 @@ def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> St
 
 def find_refusals(since: datetime) -> Steps[list[Refused]]:
     """Those of which there was one since then, the latest first; not of who is let in no more, as `facts.gather`."""
-    rows = yield Statement(
-        "refusals.find_refusals",
-        "select is_ours, peer, number, times, first_time, last_time, last_text from servicebroker.refusals "
-        "where last_time >= $1 and (peer !~ '^(certificate|login) ' or exists (select "
-        "from servicebroker.transport_certificates where owner = peer and not is_own)) "
-        "order by last_time desc, peer, number",
-        (since,),
-    )
+    rows = yield SQL("find_refusals", (since,))
     return [Refused(*row) for row in rows]

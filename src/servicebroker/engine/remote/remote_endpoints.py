@@ -12,7 +12,10 @@ from uuid import UUID
 from servicebroker.engine.security.session_keys import Keys
 from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.incoming import Kept, impossible
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class RemoteEndpoint(NamedTuple):
@@ -136,23 +139,7 @@ def _find_kept(next_of: dict[UUID, int]) -> Steps[dict[UUID, dict[int, Kept]]]:
     kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
     if not next_of:
         return kept
-    rows = yield Statement(
-        "remote_endpoints.find_kept",
-        "select conversation_handle, message_sequence_number, min(least), max(most), "
-        "array_agg(first order by first), array_agg(behind order by first), sum(size)::bigint, max(content)::int, "
-        "(array_agg(token))[1] from ("
-        "  select conversation_handle, message_sequence_number, min(fragments) as least, max(fragments) as most, "
-        "    min(fragment) as first, max(fragment) + 1 as behind, "
-        "    sum(coalesce(octet_length(message_body), 0)) as size, "
-        "    max(content) as content, (array_agg(token))[1] as token from ("
-        "    select *, fragment - row_number() over "
-        "        (partition by conversation_handle, message_sequence_number order by fragment) as run "
-        "    from servicebroker.arrived_fragments f "
-        "    where conversation_handle = any ($1) and message_sequence_number >= coalesce((select receive_sequence "
-        "      from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle), 0) - 1) f "
-        "  group by 1, 2, run) r group by 1, 2",
-        (list(next_of),),
-    )
+    rows = yield SQL("find_kept", (list(next_of),))
     for handle, number, least, most, firsts, behinds, size, content, token in rows:
         bounds = tuple(chain.from_iterable(zip(firsts, behinds, strict=True)))
         fragments = most if least == most else 0  # what says so many and so many is no message
@@ -169,12 +156,7 @@ def _drop_impossible(next_of: dict[UUID, int], kept: dict[UUID, dict[int, Kept]]
             dropped.append((handle, number))
             del kept[handle][number]
     if dropped:
-        yield Statement(
-            "remote_endpoints.drop_impossible",
-            "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) d (handle, number) "
-            "where f.conversation_handle = d.handle and f.message_sequence_number = d.number",
-            ([handle for handle, _ in dropped], [number for _, number in dropped]),
-        )
+        yield SQL("drop_impossible", ([handle for handle, _ in dropped], [number for _, number in dropped]))
 
 
 def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
@@ -182,12 +164,7 @@ def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
 
     Who sends on them is not disturbed.
     """
-    rows = yield Statement(
-        "remote_endpoints.lock_shared",
-        "select conversation_handle from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) for key share skip locked",
-        (list(handles),),
-    )
+    rows = yield SQL("lock_shared", (list(handles),))
     free = {handle for (handle,) in rows}
     return free, (yield from find_gone([handle for handle in handles if handle not in free]))
 
@@ -196,11 +173,7 @@ def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
     """Those of these endpoints that are not there any more."""
     if not handles:
         return set()
-    rows = yield Statement(
-        "remote_endpoints.find_gone",
-        "select conversation_handle from servicebroker.conversation_endpoints where conversation_handle = any ($1)",
-        (list(handles),),
-    )
+    rows = yield SQL("find_gone", (list(handles),))
     return set(handles) - {handle for (handle,) in rows}
 
 
@@ -208,31 +181,17 @@ def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
     """Those whose row nobody else writes right now, to be written."""
     if not handles:
         return set()
-    rows = yield Statement(
-        "remote_endpoints.lock_alone",
-        "select conversation_handle from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) for no key update skip locked",
-        (list(handles),),
-    )
+    rows = yield SQL("lock_alone", (list(handles),))
     return {handle for (handle,) in rows}
 
 
 def groups_of(handles: list[UUID]) -> Steps[dict[UUID, UUID]]:
     """The conversation groups of these endpoints."""
-    rows = yield Statement(
-        "remote_endpoints.groups_of",
-        "select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1)",
-        (handles,),
-    )
+    rows = yield SQL("groups_of", (handles,))
     return dict(rows)
 
 
 def groups_left(groups: Collection[UUID]) -> Steps[set[UUID]]:
     """Those of these groups that are there still."""
-    rows = yield Statement(
-        "remote_endpoints.groups_left",
-        "select conversation_group_id from servicebroker.conversation_groups where conversation_group_id = any ($1)",
-        (list(groups),),
-    )
+    rows = yield SQL("groups_left", (list(groups),))
     return {group for (group,) in rows}

@@ -15,7 +15,10 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Conversation, Local, Pick, Refused, RoutingTable, classify
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Unroutable(NamedTuple):
@@ -46,10 +49,8 @@ def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> S
     """
     opening = header.opening
     assert opening is not None
-    rows = yield Statement(
-        "remote_opening.find_place",
-        "select pg_try_advisory_xact_lock_shared($1, 0) "
-        "and pg_try_advisory_xact_lock_shared($2, hashtext($3))",  # as `opening.lock_service`, but waiting for nobody
+    rows = yield SQL(
+        "find_place",  # as `opening.lock_service`, but waiting for nobody
         (locks.DELIVERY, locks.SERVICE, header.to_service),
     )
     if not rows[0][0]:

@@ -15,7 +15,10 @@ from servicebroker.model.names import ERROR_ID
 from servicebroker.model.states import EndpointState
 from servicebroker.operations.end import EndConversation
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Answers(NamedTuple):
@@ -31,16 +34,7 @@ class Answers(NamedTuple):
 
 def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
     """End our side of what was answered, and match again what waited for it. Nobody is waited for."""
-    rows = yield Statement(
-        "route_answers.take_answers.find_requests",
-        "select r.database_id, r.conversation_handle, e.state, e.queue_id, "
-        "e.state is null or pg_try_advisory_xact_lock($1, uuid_hash(e.conversation_group_id)), "
-        "pg_try_advisory_xact_lock($2, 0) "  # as `lock_delivery`
-        "from servicebroker.route_requests r "
-        "left join servicebroker.conversation_endpoints e using (conversation_handle) "
-        "where r.answered is null and coalesce(e.state, 'CD') not in ('SO', 'CO') for update of r skip locked",
-        (locks.GROUP, locks.DELIVERY),
-    )
+    rows = yield SQL("take_answers.find_requests", (locks.GROUP, locks.DELIVERY))
     if not rows:
         return Answers([], [])
     if not rows[0][5]:
@@ -53,15 +47,8 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
             failures += yield from _failures(handle, queue_id)
         if state is not None:
             yield from end_conversation(EndConversation(handle), now=now)
-    yield Statement(
-        "route_answers.take_answers.note_answer",
-        "update servicebroker.route_requests r set answered = $2, was_useless = not conversation_handle = any ($3) "
-        "and case about when 'Route' then not exists (select from servicebroker.routes o "
-        "  where o.database_id = r.database_id and o.remote_service_name = r.service_name "
-        "  and (o.lifetime is null or o.lifetime > $2)) "
-        "else not exists (select from servicebroker.remote_service_bindings b "
-        "  where b.database_id = r.database_id and b.remote_service_name = r.service_name) end "
-        "where conversation_handle = any ($1)",
+    yield SQL(
+        "take_answers.note_answer",
         ([row[1] for row in done], now, [row[1] for row in done if row[2] == EndpointState.ERROR]),
     )
     left: list[UUID] = []

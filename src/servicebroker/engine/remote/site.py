@@ -17,7 +17,10 @@ from servicebroker.engine.remote.missing_routes import ASK_AGAIN, ask
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Address, Ask, Conversation, Decision, RoutingTable, Site, classify
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
 
 
 class Here(NamedTuple):
@@ -92,7 +95,7 @@ class Located(NamedTuple):
 
 def find_instance() -> Steps[UUID]:
     """The identifier of this instance."""
-    rows = yield Statement("site.find_instance", "select instance_id from servicebroker.instance")
+    rows = yield SQL("find_instance")
     return UUID(str(rows[0][0]))
 
 
@@ -108,26 +111,7 @@ def find_site(
     Without `here` the stored endpoint says where the instance is reached. `database_id` is that of the database that
     asks, where its remote service bindings matter.
     """
-    rows = yield Statement(
-        "site.find_site",
-        "select d.database_id, d.routes_version, d.service_broker_guid::text, d.is_broker_enabled, "
-        "lower(d.name) = 'msdb', array(select r.service_name from servicebroker.route_requests r "
-        "  where r.database_id = d.database_id and r.about = 'Route' and r.service_name = any ($1) "
-        "  and (r.answered is null or r.answered > $3)), "
-        "random(), coalesce(n.ip_address, ''), n.port, n.is_message_forwarding_enabled, "
-        "s.name, s.service_id, s.queue_id, s.database_id, q.is_enqueue_enabled, "
-        "c.service_contract_id, u.service_id is not null, "
-        "exists (select from servicebroker.remote_service_bindings b "
-        "  where b.database_id = $4 and b.remote_service_name = s.name) "
-        "from servicebroker.databases d "
-        "left join servicebroker.network_endpoints n on n.state <> 1 "  # STOPPED
-        "left join (servicebroker.services s join servicebroker.queues q on q.queue_id = s.queue_id) "
-        "  on s.database_id = d.database_id and s.name = any ($1) "
-        "left join servicebroker.service_contracts c on c.database_id = s.database_id and c.name = $2 "
-        "left join servicebroker.service_contract_usages u "
-        "  on u.service_id = s.service_id and u.service_contract_id = c.service_contract_id",
-        (list(services), contract, now - ASK_AGAIN, database_id),
-    )
+    rows = yield SQL("find_site", (list(services), contract, now - ASK_AGAIN, database_id))
     databases = list({row[0]: Database._make([*row[:5], tuple(row[5])]) for row in rows}.values())
     homes = {(row[10], row[2]): Home(*row[11:]) for row in rows if row[10] is not None and row[3]}
     brokers: dict[str, list[str]] = {}

@@ -11,7 +11,11 @@ from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.incoming import Begun
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.unfinished import Stored
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 MOST_ROWS = 100_000  # that a summary counts: beside a queue that is off there may be any number
 _ROWS = "servicebroker.arrived_fragments"
@@ -88,15 +92,7 @@ def drop_unfinished(handles: Sequence[UUID]) -> Steps[list[UUID]]:
 
     Nobody is waited for: rows that somebody else deletes stay for another time.
     """
-    yield Statement(
-        "unfinished_arrivals.drop_unfinished.delete_fragments",
-        "delete from servicebroker.arrived_fragments where ctid = any (array("
-        "select f.ctid from servicebroker.arrived_fragments f "
-        "where f.conversation_handle = any ($1) and f.message_sequence_number >= coalesce((select receive_sequence "
-        "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle), 0) "
-        "for update skip locked))",
-        (list(handles),),
-    )
+    yield SQL("drop_unfinished.delete_fragments", (list(handles),))
     left = yield Statement(
         "unfinished_arrivals.drop_unfinished.find_left",
         f"select distinct conversation_handle from ({_messages(condition=_OF_THESE)}) m",

@@ -13,7 +13,11 @@ from servicebroker.engine.remote.arriving import set_state, take_end
 from servicebroker.model.states import EndpointState, Event
 from servicebroker.protocol.envelope import Content
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 _KEPT = (
     "from servicebroker.conversation_endpoints e "
@@ -54,31 +58,16 @@ def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
 
 def deliver_free(handle: UUID, now: datetime) -> Steps[None]:
     """The same for one conversation, unless somebody is at it, or switches its queue on or off."""
-    rows = yield Statement(
-        "waiting_arrivals.deliver_free.lock", "select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,)
-    )
+    rows = yield SQL("deliver_free.lock", (locks.DELIVERY,))
     if rows[0][0]:
         yield from deliver_kept([handle], now)
 
 
 def _enqueue(locked: list[UUID], now: datetime) -> Steps[None]:
-    queues = yield Statement(
-        "waiting_arrivals.enqueue.by_queue",
-        "select queue_id, array_agg(conversation_handle) from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) group by queue_id",
-        (locked,),
-    )
+    queues = yield SQL("enqueue.by_queue", (locked,))
     for queue_id, handles in queues:
         yield Statement("waiting_arrivals.enqueue.arrive", enqueue.arrive_kept(queue_id), (handles,))
-        ended = yield Statement(
-            "waiting_arrivals.enqueue.find_ends",
-            "with gone as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
-            "where f.conversation_handle = any ($1) and a.conversation_handle = f.conversation_handle "
-            "and f.message_sequence_number < a.receive_sequence returning f.conversation_handle, f.content) "
-            "select e.conversation_handle, e.state, max(content)::int from gone "
-            "join servicebroker.conversation_endpoints e using (conversation_handle) group by 1, 2",
-            (handles,),
-        )
+        ended = yield SQL("enqueue.find_ends", (handles,))
         for handle, before, content in ended:
             state = EndpointState.CONVERSING if before == EndpointState.STARTED_INBOUND else EndpointState(before)
             if content != Content.DATA:

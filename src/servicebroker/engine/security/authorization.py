@@ -35,7 +35,11 @@ from servicebroker.model.security.permissions import (
 )
 from servicebroker.model.states import EndpointState
 from servicebroker.operations.end import EndConversation
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 T = TypeVar("T")
 
@@ -134,12 +138,7 @@ INSTANCE = Securable(Kind.SERVER, 0, NOBODY, "")
 
 def find_login_rights(login: Login) -> Steps[Rights]:
     """What is known of somebody in the instance; an administrator needs none of it."""
-    rows = yield Statement(
-        "authorization.find_login_rights",
-        "select class, major_id, grantee_id, permission, state::text from servicebroker.server_permissions "
-        "where grantee_id in ($1, $2)",
-        (PUBLIC_LOGIN, login.login_id),
-    )
+    rows = yield SQL("find_login_rights", (PUBLIC_LOGIN, login.login_id))
     return Rights(
         frozenset({PUBLIC_LOGIN} if login.login_id is None else {PUBLIC_LOGIN, login.login_id}),
         [Entry(Kind(number), major, grantee, permission, state) for number, major, grantee, permission, state in rows],
@@ -160,11 +159,7 @@ def authorize_end(user: User, operation: EndConversation) -> Steps[None]:
     yield from authorize(user, operation.permission, conversation(handle))
     if not operation.cleanup:
         return
-    rows = yield Statement(
-        "authorization.authorize_end",
-        "select state from servicebroker.conversation_endpoints where conversation_handle = $1",
-        (handle,),
-    )
+    rows = yield SQL("authorize_end", (handle,))
     if rows and rows[0][0] in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED):
         yield from demand(user, "END ENDED CONVERSATION WITH CLEANUP", "end", handle, rows[0][0])
 
@@ -242,11 +237,7 @@ def find_rights(database_id: int, principal_id: int, name: str, also: Sequence[i
 
 def forget_permissions(database_id: int, kind: Kind, major_id: int) -> Statement:
     """What was granted and denied on an object goes with it, or with its owner."""
-    return Statement(
-        "authorization.forget_permissions",
-        "delete from servicebroker.permissions where database_id = $1 and class = $2 and major_id = $3",
-        (database_id, kind.value, major_id),
-    )
+    return SQL("forget_permissions", (database_id, kind.value, major_id))
 
 
 # ---------------------------------------------------------------- the objects of a statement
@@ -327,12 +318,7 @@ def user_named(name: object) -> Lookup:
     def look(user: User) -> Steps[list[Securable]]:
         if not _can_be_a_name(name):
             return []
-        rows = yield Statement(
-            "authorization.user_named",
-            "select principal_id, name from servicebroker.principals "
-            "where database_id = $1 and lower(name) = lower($2) and not is_role",
-            (user.database_id, name),
-        )
+        rows = yield SQL("user_named", (user.database_id, name))
         return [Securable(Kind.USER, number, NOBODY, own) for number, own in rows]
 
     return look
@@ -361,12 +347,7 @@ def queue_of(service_name: object) -> Lookup:
     def look(user: User) -> Steps[list[Securable]]:
         if not _can_be_a_name(service_name):
             return []
-        rows = yield Statement(
-            "authorization.queue_of",
-            "select q.queue_id, q.owner_id, s.name, q.schema_id from servicebroker.services s "
-            "join servicebroker.queues q using (queue_id) where s.database_id = $1 and s.name = $2",
-            (user.database_id, service_name),
-        )
+        rows = yield SQL("queue_of", (user.database_id, service_name))
         return [Securable(Kind.QUEUE, *row) for row in rows]
 
     return look
@@ -381,14 +362,7 @@ def conversation(*handles: UUID) -> Lookup:
     def look(user: User) -> Steps[list[Securable]]:
         for handle in handles:
             check_handle(handle)
-        rows = yield Statement(
-            "authorization.conversation",
-            "select e.conversation_handle, s.service_id, s.owner_id, s.name, q.queue_id, q.owner_id, q.schema_id "
-            "from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id) "
-            "join servicebroker.queues q on q.queue_id = e.queue_id "
-            "where e.conversation_handle = any ($1) and e.database_id = $2",
-            (list(handles), user.database_id),
-        )
+        rows = yield SQL("conversation", (list(handles), user.database_id))
         found = {row[0]: row[1:] for row in rows}
         objects: dict[Securable, None] = {}  # in the order of the handles, each once
         for handle in handles:

@@ -15,7 +15,11 @@ from servicebroker.engine.catalog.network_endpoints import NetworkEndpoint, find
 from servicebroker.engine.remote.domain_state import find_membership
 from servicebroker.engine.security.transport_certificates import TransportCertificate, all_certificates, shown
 from servicebroker.model.security.authentication import Method
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
+
 
 WARNING = timedelta(days=30)  # so long before it expires everybody is warned
 RENEWED = timedelta(days=1)  # a certificate of a domain has been renewed long before this is left
@@ -44,19 +48,9 @@ def certificates_in_use(now: datetime) -> Steps[list[InUse]]:
     endpoint, certificates = (yield from find_endpoint()), (yield from all_certificates())
     takes_certificates = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
     found = _of_the_transport(endpoint, certificates, now) if takes_certificates else []
-    rows = yield Statement(
+    rows = yield SQL(
         # of several the broker takes the latest that is valid (model/security/dialog_security.py)
-        "certificate_ages.certificates_in_use",
-        "select distinct on (d.name, p.name) d.name, p.name, c.name, c.private_key is not null, c.expiry_date "
-        "from servicebroker.certificates c join servicebroker.databases d using (database_id) "
-        "join servicebroker.principals p on p.database_id = c.database_id and p.principal_id = c.owner_id "
-        "where exists (select from servicebroker.services s "
-        "  where s.database_id = c.database_id and s.owner_id = c.owner_id) "
-        "or exists (select from servicebroker.remote_service_bindings b "
-        "  where b.database_id = c.database_id and b.remote_principal_id = c.owner_id) "
-        "or exists (select from servicebroker.permissions g where g.database_id = c.database_id "
-        "  and g.grantee_id = c.owner_id and g.permission in ('SEND', 'CONTROL') and g.state <> 'D') "
-        "order by d.name, p.name, c.is_active_for_begin_dialog and c.start_date <= $1 desc, c.expiry_date desc",
+        "certificates_in_use",
         (now,),
     )
     found += [InUse(*row) for row in rows]

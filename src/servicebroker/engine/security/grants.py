@@ -32,7 +32,11 @@ from servicebroker.model.security.permissions import (
     may_grant,
 )
 from servicebroker.operations.permissions import AlterAuthorization, Deny, Grant, OwnedObject, Revoke
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 _FIXED_ROLES = {one.principal_id for one in FIXED_PRINCIPALS if one.is_role and one.principal_id != PUBLIC}
 
@@ -82,11 +86,8 @@ def grant(definer: Definer, operation: Grant) -> Steps[None]:
     """Insert what is granted, and delete a DENY."""
     given = yield from _prepare(definer.user, operation)
     yield _delete(given, f"state = '{DENY}'", [given.grantee_id])
-    yield Statement(
-        "grants.grant",
-        'insert into servicebroker.permissions values ($1, $2, $3, $4, $6, $5, $7::"char") '
-        "on conflict (database_id, grantee_id, class, major_id, permission, grantor_id) "
-        "do update set state = greatest(permissions.state, excluded.state)",  # W stays W
+    yield SQL(
+        "grant",  # W stays W
         (
             *given.key,
             given.grantee_id,
@@ -103,12 +104,7 @@ def deny(definer: Definer, operation: Deny) -> Steps[None]:
     given = yield from _prepare(definer.user, operation)
     holders = yield from _holders(given, operation.cascade)
     yield _delete(given, "true", holders)
-    yield Statement(
-        "grants.deny",
-        "insert into servicebroker.permissions "
-        'select $1, $2, $3, grantee, $6, $5, $7::"char" from unnest($4::int[]) grantee',
-        (*given.key, holders, given.permission, given.user_id, DENY),
-    )
+    yield SQL("deny", (*given.key, holders, given.permission, given.user_id, DENY))
     yield renew_versions()
 
 
@@ -117,12 +113,8 @@ def revoke(definer: Definer, operation: Revoke) -> Steps[None]:
     given = yield from _prepare(definer.user, operation)
     holders = yield from _holders(given, operation.cascade)
     if operation.grant_option_for:
-        yield Statement(
-            "grants.revoke",
-            'update servicebroker.permissions set state = $7::"char" where database_id = $1 and class = $2 '
-            'and major_id = $3 and grantee_id = $4 and permission = $5 and state = $8::"char" '
-            "and ($6::int is null or grantor_id = $6)",
-            (*given.key, given.grantee_id, given.permission, given.only_by, GRANT, GRANT_WITH_GRANT_OPTION),
+        yield SQL(
+            "revoke", (*given.key, given.grantee_id, given.permission, given.only_by, GRANT, GRANT_WITH_GRANT_OPTION)
         )
         holders = [holder for holder in holders if holder != given.grantee_id]
     yield _delete(given, "true", holders)
@@ -215,14 +207,8 @@ def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
     Raises:
         BrokerError: 4611 when there may be others and CASCADE was not given.
     """
-    rows = yield Statement(
-        "grants.holders",
-        "with recursive here as (select * from servicebroker.permissions "
-        "where database_id = $1 and class = $2 and major_id = $3 and permission = $5), "
-        "holders (id) as (select $4::int union select p.grantee_id from here p join holders h on p.grantor_id = h.id) "
-        'select id, exists (select from here where grantee_id = $4 and state = $6::"char") from holders '
-        "where id = $4 or $7::bool and id <> $8",
-        (*given.key, given.grantee_id, given.permission, GRANT_WITH_GRANT_OPTION, cascade, given.user_id),
+    rows = yield SQL(
+        "holders", (*given.key, given.grantee_id, given.permission, GRANT_WITH_GRANT_OPTION, cascade, given.user_id)
     )
     if rows[0][1] and not cascade:
         raise BrokerError(4611)

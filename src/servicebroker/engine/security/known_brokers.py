@@ -10,7 +10,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 MOST_OF_CERTIFICATE = 1_000  # brokers: whoever has the key can say of itself to be any number of them
 
@@ -28,25 +32,10 @@ class KnownBroker(NamedTuple):
 
 def find_broker(certificate_id: int, broker: UUID) -> Steps[KnownBroker]:
     """What is known of a broker that signs by this certificate."""
-    rows = yield Statement(
-        "known_brokers.find_broker",
-        "select capabilities, ahead_until from servicebroker.known_brokers where certificate_id = $1 and broker = $2",
-        (certificate_id, broker),
-    )
+    rows = yield SQL("find_broker", (certificate_id, broker))
     return KnownBroker(frozenset(rows[0][0]), rows[0][1]) if rows else KnownBroker()
 
 
 def save_broker(certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> Statement:
     """Add to what is known of a broker, unless the certificate has been dropped meanwhile."""
-    return Statement(
-        "known_brokers.save_broker",
-        "insert into servicebroker.known_brokers as known (certificate_id, broker, capabilities, ahead_until) "
-        "select c.certificate_id, $2, $3::text[], $4 from servicebroker.certificates c "
-        "where c.certificate_id = $1 and (exists (select from servicebroker.known_brokers k "
-        "where k.certificate_id = $1 and k.broker = $2) or (select count(*) from servicebroker.known_brokers k "
-        "where k.certificate_id = $1) < $5) "
-        "on conflict (certificate_id, broker) do update set "
-        "capabilities = array(select distinct unnest(known.capabilities || excluded.capabilities) order by 1), "
-        "ahead_until = greatest(known.ahead_until, excluded.ahead_until)",
-        (certificate_id, broker, list(capabilities), ahead_until, MOST_OF_CERTIFICATE),
-    )
+    return SQL("save_broker", (certificate_id, broker, list(capabilities), ahead_until, MOST_OF_CERTIFICATE))

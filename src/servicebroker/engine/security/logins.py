@@ -28,7 +28,11 @@ from servicebroker.operations.logins import (
     RevokeOnInstance,
 )
 from servicebroker.operations.operation import Definition
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 PUBLIC = 2  # everybody
 GRANT, DENY = "G", "D"
@@ -48,10 +52,7 @@ def demand_administrator() -> Steps[None]:
     Raises:
         BrokerError: 15247.
     """
-    rows = yield Statement(
-        "logins.demand_administrator",
-        "select pg_has_role(current_user, nspowner, 'usage') from pg_namespace where nspname = 'servicebroker'",
-    )
+    rows = yield SQL("demand_administrator")
     if not rows[0][0]:
         raise BrokerError(15247)
 
@@ -63,27 +64,15 @@ def create_login(operation: CreateLogin, now: datetime) -> Steps[None]:
     names.checked("login", name)
     if from_windows:
         check_account(name)
-    rows = yield Statement(
-        "logins.create_login",
-        "insert into servicebroker.logins (name, is_windows) values ($1, $2) on conflict do nothing returning login_id",
-        (name, from_windows),
-    )
+    rows = yield SQL("create_login", (name, from_windows))
     if not rows:
         raise BrokerError(15025, name)
     if operation.from_certificate is not None:
-        yield Statement(
-            "logins.create_login.update_logins",
-            "update servicebroker.logins set certificate_thumbprint = $2 where login_id = $1",
-            (rows[0][0], (yield from _thumbprint_of(operation.from_certificate))),
-        )
+        yield SQL("create_login.update_logins", (rows[0][0], (yield from _thumbprint_of(operation.from_certificate))))
 
 
 def _thumbprint_of(certificate: str) -> Steps[bytes]:
-    rows = yield Statement(
-        "logins.thumbprint_of",
-        "select thumbprint from servicebroker.transport_certificates where lower(name) = lower($1)",
-        (names.checked("certificate", certificate),),
-    )
+    rows = yield SQL("thumbprint_of", (names.checked("certificate", certificate),))
     if not rows:
         raise BrokerError(15151, "find", "certificate", certificate)
     return bytes(rows[0][0])
@@ -92,26 +81,12 @@ def _thumbprint_of(certificate: str) -> Steps[bytes]:
 def drop_login(operation: DropLogin, now: datetime) -> Steps[None]:
     """Delete a login that has no certificate."""
     login_id = yield from _find_own("drop", operation.name)
-    owned = yield Statement(
-        "logins.drop_login.find_certificates",
-        "select from servicebroker.transport_certificates where login_id = $1 limit 1",
-        (login_id,),
-    )
+    owned = yield SQL("drop_login.find_certificates", (login_id,))
     if owned:
         raise BrokerError(15141, "certificate")
-    yield Statement(
-        "logins.drop_login.update_principals",
-        "update servicebroker.principals set login_id = null where login_id = $1",
-        (login_id,),
-    )
-    yield Statement(
-        "logins.drop_login.delete_permissions",
-        "delete from servicebroker.server_permissions where class = $1 and major_id = $2",
-        (Kind.LOGIN.value, login_id),
-    )
-    yield Statement(
-        "logins.drop_login.delete_logins", "delete from servicebroker.logins where login_id = $1", (login_id,)
-    )
+    yield SQL("drop_login.update_principals", (login_id,))
+    yield SQL("drop_login.delete_permissions", (Kind.LOGIN.value, login_id))
+    yield SQL("drop_login.delete_logins", (login_id,))
 
 
 class Connect(NamedTuple):
@@ -151,27 +126,14 @@ def set_connect(operation: GrantConnect | DenyConnect | RevokeConnect, now: date
     """Insert or delete who is let in."""
     endpoint, state = operation.endpoint, _STATES[type(operation)]
     login_id = yield from find_login("find", operation.login)
-    rows = yield Statement(
-        "logins.set_connect.find_endpoints",
-        "select endpoint_id from servicebroker.network_endpoints where lower(name) = lower($1)",
-        (names.checked("endpoint", endpoint),),
-    )
+    rows = yield SQL("set_connect.find_endpoints", (names.checked("endpoint", endpoint),))
     if not rows:
         raise BrokerError(15151, "find", "endpoint", endpoint)
     key = (rows[0][0], login_id)
     if state is None:
-        yield Statement(
-            "logins.set_connect.delete_permissions",
-            "delete from servicebroker.endpoint_permissions where endpoint_id = $1 and login_id = $2",
-            key,
-        )
+        yield SQL("set_connect.delete_permissions", key)
     else:
-        yield Statement(
-            "logins.set_connect.insert_permissions",
-            'insert into servicebroker.endpoint_permissions values ($1, $2, $3::"char") '
-            "on conflict (endpoint_id, login_id) do update set state = excluded.state",
-            (*key, state),
-        )
+        yield SQL("set_connect.insert_permissions", (*key, state))
 
 
 def switch_login(name: str, *, is_disabled: bool, who: str) -> Steps[None]:
@@ -193,11 +155,7 @@ def find_login(action: str, name: str) -> Steps[int]:
     Raises:
         BrokerError: 15151 when there is none.
     """
-    rows = yield Statement(
-        "logins.find_login",
-        "select login_id from servicebroker.logins where lower(name) = lower($1)",
-        (names.checked("login", name),),
-    )
+    rows = yield SQL("find_login", (names.checked("login", name),))
     if not rows:
         raise BrokerError(15151, action, "login", name)
     return int(rows[0][0])
@@ -224,16 +182,6 @@ def set_permission(operation: GrantOnInstance | DenyOnInstance | RevokeOnInstanc
         raise BrokerError(4624)
     key = (kind.value, on_id, login_id, permission)
     if state is None:
-        yield Statement(
-            "logins.set_permission.delete_permissions",
-            "delete from servicebroker.server_permissions "
-            "where class = $1 and major_id = $2 and grantee_id = $3 and permission = $4",
-            key,
-        )
+        yield SQL("set_permission.delete_permissions", key)
     else:
-        yield Statement(
-            "logins.set_permission.insert_permissions",
-            'insert into servicebroker.server_permissions values ($1, $2, $3, $4, $5::"char") '
-            "on conflict (grantee_id, class, major_id, permission) do update set state = excluded.state",
-            (*key, state),
-        )
+        yield SQL("set_permission.insert_permissions", (*key, state))

@@ -10,7 +10,10 @@ from collections.abc import Iterable
 from servicebroker.engine.security.authorization import authorize_login, find_rights
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import DBO, NEEDS, Kind, Login, Securable
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
 
 
 def add_signature(
@@ -21,12 +24,7 @@ def add_signature(
     Raises:
         BrokerError: 15557 the certificate has signed it already.
     """
-    rows = yield Statement(
-        "module_signatures.add_signature",
-        "insert into servicebroker.module_signatures (module_id, thumbprint, is_counter, signature) "
-        "values ($1, $2, $3, $4) on conflict do nothing returning 1",
-        (module_id, thumbprint, is_counter, signature),
-    )
+    rows = yield SQL("add_signature", (module_id, thumbprint, is_counter, signature))
     if not rows:
         raise BrokerError(15557, module, certificate)
 
@@ -39,43 +37,25 @@ def drop_signature(
     Raises:
         BrokerError: 15558 the certificate has not signed it.
     """
-    rows = yield Statement(
-        "module_signatures.drop_signature",
-        "delete from servicebroker.module_signatures where module_id = $1 and thumbprint = $2 and is_counter = $3 "
-        "returning 1",
-        (module_id, thumbprint, is_counter),
-    )
+    rows = yield SQL("drop_signature", (module_id, thumbprint, is_counter))
     if not rows:
         raise BrokerError(15558, f"signature of '{module}'", f"certificate '{certificate}'")
 
 
 def forget_signatures(module_id: int) -> Steps[None]:
     """The module was altered: what was signed is not there any more."""
-    yield Statement(
-        "module_signatures.forget_signatures",
-        "delete from servicebroker.module_signatures where module_id = $1",
-        (module_id,),
-    )
+    yield SQL("forget_signatures", (module_id,))
 
 
 def users_of(database_id: int, signers: Iterable[bytes]) -> Steps[tuple[int, ...]]:
     """The users of a database that these certificates, by their thumbprints, stand for."""
-    rows = yield Statement(
-        "module_signatures.users_of",
-        "select principal_id from servicebroker.principals where database_id = $1 "
-        "and certificate_thumbprint = any ($2) order by principal_id",
-        (database_id, list(signers)),
-    )
+    rows = yield SQL("users_of", (database_id, list(signers)))
     return tuple(principal_id for (principal_id,) in rows)
 
 
 def logins_of(signers: Iterable[bytes]) -> Steps[list[Login]]:
     """The logins that these certificates stand for."""
-    rows = yield Statement(
-        "module_signatures.logins_of",
-        "select name, login_id from servicebroker.logins where certificate_thumbprint = any ($1) order by login_id",
-        (list(signers),),
-    )
+    rows = yield SQL("logins_of", (list(signers),))
     return [Login(name, login_id) for name, login_id in rows]
 
 

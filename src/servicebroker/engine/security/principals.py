@@ -40,7 +40,11 @@ from servicebroker.operations.principals import (
     DropRoleMember,
     DropUser,
 )
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 ADMINISTRATORS = frozenset({"sa", "dbo"})
 _FIXED = {principal.principal_id for principal in FIXED_PRINCIPALS}
@@ -143,12 +147,7 @@ def find_login_of(user: User, *, everywhere: bool) -> Steps[Login]:
 
     Unless it counts `everywhere`, it is nobody outside of the database.
     """
-    rows = yield Statement(
-        "principals.find_login_of",
-        "select l.name, p.login_id, p.postgres_role from servicebroker.principals p "
-        "left join servicebroker.logins l using (login_id) where p.database_id = $1 and p.principal_id = $2",
-        (user.database_id, user.principal_id),
-    )
+    rows = yield SQL("find_login_of", (user.database_id, user.principal_id))
     name, login_id, role = rows[0] if rows else (None, None, None)
     if not everywhere:
         return Login(name or user.name)
@@ -165,11 +164,7 @@ def find_impersonated_login(person: Login, name: str) -> Steps[Login]:
         if not person.is_administrator:
             raise BrokerError(15406, name)
         return Login(name, is_administrator=True)
-    rows = yield Statement(
-        "principals.find_impersonated_login",
-        "select login_id, name from servicebroker.logins where lower(name) = lower($1) and login_id <> $2",
-        (name, PUBLIC_LOGIN),
-    )
+    rows = yield SQL("find_impersonated_login", (name, PUBLIC_LOGIN))
     if not rows:
         raise BrokerError(15406, name)
     login_id, own = rows[0]
@@ -250,12 +245,7 @@ def create_user(definer: Definer, operation: CreateUser) -> Steps[None]:
     yield from demand(user, operation.permission)
     if postgres_role is not None:
         names.checked("login", postgres_role)
-        rows = yield Statement(
-            "principals.create_user.find_principals",
-            "select exists (select from servicebroker.principals where database_id = $1 and postgres_role = rolname) "
-            "from pg_roles where rolname = $2",
-            (user.database_id, postgres_role),
-        )
+        rows = yield SQL("create_user.find_principals", (user.database_id, postgres_role))
         if not rows:
             raise BrokerError(15007, postgres_role)
         if rows[0][0]:
@@ -270,27 +260,13 @@ def create_user(definer: Definer, operation: CreateUser) -> Steps[None]:
             raise BrokerError(15063)
     principal_id = yield from _create(user.database_id, name, False, postgres_role, login_id)
     if thumbprint is not None:
-        yield Statement(
-            "principals.create_user.update_principals",
-            "update servicebroker.principals set certificate_thumbprint = $3 "
-            "where database_id = $1 and principal_id = $2",
-            (user.database_id, principal_id, thumbprint),
-        )
-    yield Statement(
-        "principals.create_user.insert_permissions",
-        "insert into servicebroker.permissions values ($1, $2, 0, $3, $4, 'CONNECT', $5::\"char\")",
-        (user.database_id, Kind.DATABASE.value, principal_id, DBO, GRANT),
-    )
+        yield SQL("create_user.update_principals", (user.database_id, principal_id, thumbprint))
+    yield SQL("create_user.insert_permissions", (user.database_id, Kind.DATABASE.value, principal_id, DBO, GRANT))
 
 
 def _login(database_id: int, name: str) -> Steps[int]:
     """A login that has no user in the database."""
-    rows = yield Statement(
-        "principals.login",
-        "select login_id, exists (select from servicebroker.principals p where p.database_id = $1 "
-        "and p.login_id = l.login_id) from servicebroker.logins l where lower(name) = lower($2) and login_id <> $3",
-        (database_id, names.checked("login", name), PUBLIC_LOGIN),
-    )
+    rows = yield SQL("login", (database_id, names.checked("login", name), PUBLIC_LOGIN))
     if not rows:
         raise BrokerError(15007, name)
     if rows[0][1]:
@@ -325,11 +301,7 @@ def drop_role(definer: Definer, operation: DropRole) -> Steps[None]:
     role = yield from find_role("drop", user.database_id, name)
     if role.principal_id in _FIXED:
         raise BrokerError(15150, "drop", "role", role.name)
-    members = yield Statement(
-        "principals.drop_role",
-        "select from servicebroker.role_members where database_id = $1 and role_id = $2 limit 1",
-        (user.database_id, role.principal_id),
-    )
+    members = yield SQL("drop_role", (user.database_id, role.principal_id))
     if members:
         raise BrokerError(15144)
     yield from _drop(user.database_id, role)
@@ -344,12 +316,7 @@ def add_role_member(definer: Definer, operation: AddRoleMember) -> Steps[None]:
     rights = yield from find_rights(user.database_id, of.principal_id, of.name)
     if one.principal_id in rights.identities:
         raise BrokerError(15413)
-    yield Statement(
-        "principals.add_role_member",
-        "insert into servicebroker.role_members (database_id, role_id, member_id) values ($1, $2, $3) "
-        "on conflict do nothing",
-        (user.database_id, of.principal_id, one.principal_id),
-    )
+    yield SQL("add_role_member", (user.database_id, of.principal_id, one.principal_id))
     yield renew_versions()
 
 
@@ -357,11 +324,7 @@ def drop_role_member(definer: Definer, operation: DropRoleMember) -> Steps[None]
     """Delete the membership."""
     user = definer.user
     of, one = yield from _find_both(user, operation)
-    rows = yield Statement(
-        "principals.drop_role_member",
-        "delete from servicebroker.role_members where database_id = $1 and role_id = $2 and member_id = $3 returning 1",
-        (user.database_id, of.principal_id, one.principal_id),
-    )
+    rows = yield SQL("drop_role_member", (user.database_id, of.principal_id, one.principal_id))
     if not rows:
         raise BrokerError(15151, "drop", "member", operation.member)
     yield renew_versions()
@@ -393,24 +356,14 @@ def find_role(action: str, database_id: int, name: str) -> Steps[Principal]:
 
 
 def _find(database_id: int, name: str) -> Steps[Principal | None]:
-    rows = yield Statement(
-        "principals.find",
-        "select principal_id, name, is_role from servicebroker.principals "
-        "where database_id = $1 and lower(name) = lower($2)",
-        (database_id, names.checked("user", name)),
-    )
+    rows = yield SQL("find", (database_id, names.checked("user", name)))
     return Principal(*rows[0]) if rows else None
 
 
 def _create(
     database_id: int, name: str, is_role: bool, postgres_role: str | None = None, login_id: int | None = None
 ) -> Steps[int]:
-    rows = yield Statement(
-        "principals.create",
-        "insert into servicebroker.principals (database_id, name, is_role, postgres_role, login_id) "
-        "values ($1, $2, $3, $4, $5) on conflict do nothing returning principal_id",
-        (database_id, name, is_role, postgres_role, login_id),
-    )
+    rows = yield SQL("create", (database_id, name, is_role, postgres_role, login_id))
     if not rows:
         raise BrokerError(15023, name)
     return int(rows[0][0])
@@ -427,34 +380,17 @@ def _drop(database_id: int, principal: Principal) -> Steps[None]:
         )
         if owned:
             raise BrokerError(15138, KIND_WORDS[kind])
-    bound = yield Statement(
-        "principals.drop.find_bindings",
-        "select from servicebroker.remote_service_bindings where database_id = $1 and remote_principal_id = $2 limit 1",
-        (database_id, principal.principal_id),
-    )
+    bound = yield SQL("drop.find_bindings", (database_id, principal.principal_id))
     if bound:
         raise BrokerError(15138, KIND_WORDS[Kind.REMOTE_SERVICE_BINDING])
-    granted = yield Statement(
-        "principals.drop.find_permissions",
-        "select from servicebroker.permissions where database_id = $1 and grantor_id = $2 limit 1",
-        (database_id, principal.principal_id),
-    )
+    granted = yield SQL("drop.find_permissions", (database_id, principal.principal_id))
     if granted:
         raise BrokerError(15284)
-    working = yield Statement(
-        "principals.drop.find_tsql_modules",
-        "select from servicebroker.tsql_modules where database_id = $1 and lower($2) = "
-        "lower(case execute_as when 'SELF' then creator when 'OWNER' then null else execute_as end) limit 1",
-        (database_id, principal.name),
-    )
+    working = yield SQL("drop.find_tsql_modules", (database_id, principal.name))
     if working:
         raise BrokerError(15136)
     yield forget_permissions(database_id, Kind.USER, principal.principal_id)
-    yield Statement(
-        "principals.drop.delete_principals",
-        "delete from servicebroker.principals where database_id = $1 and principal_id = $2",
-        (database_id, principal.principal_id),
-    )
+    yield SQL("drop.delete_principals", (database_id, principal.principal_id))
     yield renew_versions()
 
 

@@ -17,7 +17,10 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.security.permissions import DBO, DENY, GRANT, KIND_WORDS, PUBLIC, Kind
 from servicebroker.store.lock_functions import COMMAND, OWNER, closing, find_lock_rights, taking_from
 from servicebroker.store.queue import quoted
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Wanted(NamedTuple):
@@ -112,18 +115,9 @@ def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
             Statement(
                 "role_rights.revoking.schema", f"revoke all on schema {fence} from {quoted(role)}", prepared=False
             ),
-            Statement(
-                "role_rights.revoking.delete_fenced_roles",
-                "delete from servicebroker.fenced_roles where postgres_role = $1",
-                (role,),
-            ),
+            SQL("revoking.delete_fenced_roles", (role,)),
             # or the next grant of one permission would bring the others back
-            Statement(
-                "role_rights.revoking.permissions_everywhere",
-                "delete from servicebroker.permissions where state <> $2 and (database_id, grantee_id) in "
-                "(select database_id, principal_id from servicebroker.principals where postgres_role = $1)",
-                (role, DENY),
-            ),
+            SQL("revoking.permissions_everywhere", (role, DENY)),
             renew_versions(),
         ]
     database_id = yield from find_database(wanted.database)
@@ -137,14 +131,7 @@ def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
         for kind, number, permission in permissions
     ]
     if not permissions:
-        statements = [
-            Statement(
-                "role_rights.revoking.permissions_in_database",
-                "delete from servicebroker.permissions where database_id = $1 and grantee_id = (select principal_id "
-                "from servicebroker.principals where database_id = $1 and postgres_role = $2)",
-                (database_id, role),
-            )
-        ]
+        statements = [SQL("revoking.permissions_in_database", (database_id, role))]
     return [*statements, renew_versions()]
 
 
@@ -218,28 +205,13 @@ def _letting_in(role: str) -> list[Statement]:
             f"grant execute on all functions in schema servicebroker_fence to {to}",
             prepared=False,
         ),
-        Statement(
-            "role_rights.letting_in.insert_fenced_roles",
-            "insert into servicebroker.fenced_roles (postgres_role) values ($1) on conflict do nothing",
-            (role,),
-        ),
+        SQL("letting_in.insert_fenced_roles", (role,)),
     ]
 
 
 def _taking_direct(role: str) -> Steps[list[Statement]]:
     """What the role was granted by its name in our own schemas, if anything."""
-    rows = yield Statement(
-        "role_rights.taking_direct.find_rights",
-        "select exists (select from pg_namespace n left join pg_class c on c.relnamespace = n.oid "
-        "left join pg_attribute t on t.attrelid = c.oid and t.attacl is not null "
-        "cross join lateral (select * from aclexplode(n.nspacl) union all select * from aclexplode(c.relacl) "
-        "  union all select * from aclexplode(t.attacl)) a "
-        "where n.nspname in ('servicebroker', 'sys') and a.grantee = r.oid) "
-        "or exists (select from pg_proc p cross join aclexplode(p.proacl) a "
-        "where p.pronamespace = 'servicebroker'::regnamespace and a.grantee = r.oid) "
-        "from pg_roles r where rolname = $1",
-        (role,),
-    )
+    rows = yield SQL("taking_direct.find_rights", (role,))
     if not rows[0][0]:
         return []
     what = ("all tables in schema", "all sequences in schema", "all functions in schema", "schema")
@@ -255,20 +227,11 @@ def _taking_direct(role: str) -> Steps[list[Statement]]:
 
 def _making_user(role: str, database_id: int) -> Steps[list[Statement]]:
     """A user of the role's name, where it is none yet. It may connect."""
-    rows = yield Statement(
-        "role_rights.making_user.find_principals",
-        "select exists (select from servicebroker.principals where database_id = $1 and postgres_role = $2), "
-        "exists (select from servicebroker.principals where database_id = $1 and lower(name) = lower($2))",
-        (database_id, role),
-    )
+    rows = yield SQL("making_user.find_principals", (database_id, role))
     is_user, is_taken = rows[0]
     if is_taken and not is_user:
         raise BrokerError(15023, role)
-    made = Statement(
-        "role_rights.making_user.insert_principals",
-        "insert into servicebroker.principals (database_id, name, is_role, postgres_role) values ($1, $2, false, $2)",
-        (database_id, role),
-    )
+    made = SQL("making_user.insert_principals", (database_id, role))
     connects = Statement(
         "role_rights.making_user.insert_permissions",
         f"insert into servicebroker.permissions select $1, {Kind.DATABASE.value}, 0, principal_id, {DBO}, 'CONNECT', "
@@ -285,23 +248,15 @@ def _permissions(database_id: int, wanted: Wanted) -> Steps[list[tuple[Kind, int
         there = yield from find_queue_now("find", database_id, queue)
         found.append((Kind.QUEUE, there.queue_id, "RECEIVE"))
     for service in wanted.send:
-        rows = yield Statement(
-            "role_rights.permissions.find_contracts_used",
-            "select s.service_id, array(select service_contract_id from servicebroker.service_contract_usages u "
-            "where u.service_id = s.service_id and service_contract_id >= $3 order by 1) "
-            "from servicebroker.services s where s.database_id = $1 and s.name = $2",
-            (database_id, names.checked("service", service), names.FIRST_USER_ID),
+        rows = yield SQL(
+            "permissions.find_contracts_used", (database_id, names.checked("service", service), names.FIRST_USER_ID)
         )
         if not rows:
             raise BrokerError(15151, "find", "service", service)
         number, contracts = rows[0]
         found += [(Kind.SERVICE, number, "SEND"), *((Kind.CONTRACT, one, "REFERENCES") for one in contracts)]
     for contract in wanted.contracts:
-        rows = yield Statement(
-            "role_rights.permissions.find_contracts",
-            "select service_contract_id from servicebroker.service_contracts where database_id = $1 and name = $2",
-            (database_id, names.checked("service contract", contract)),
-        )
+        rows = yield SQL("permissions.find_contracts", (database_id, names.checked("service contract", contract)))
         if not rows:
             raise BrokerError(15151, "find", "service contract", contract)
         found.append((Kind.CONTRACT, rows[0][0], "REFERENCES"))
@@ -362,32 +317,7 @@ def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
 
 
 def _direct(roles: list[str]) -> Steps[dict[str, list[str]]]:
-    rows = yield Statement(
-        "role_rights.direct",
-        "with ours as materialized (select c.oid, c.relkind, format('%I.%I', n.nspname, c.relname) as name "
-        "  from pg_class c join pg_namespace n on n.oid = c.relnamespace "
-        "  where n.nspname in ('servicebroker', 'servicebroker_fence') and c.relkind in ('r', 'p', 'v', 'm', 'S') "
-        "  and (n.nspname, c.relname) <> ('servicebroker_fence', 'caller')), "
-        "rights as ("
-        "select r.rolname::text as role, o.name, p.name as privilege, p.place from pg_roles r cross join ours o "
-        "cross join unnest("
-        "  array['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER', 'USAGE']) "
-        "  with ordinality p (name, place) where r.rolname = any ($1) and case when o.relkind = 'S' then "
-        "    p.name in ('SELECT', 'UPDATE', 'USAGE') and has_sequence_privilege(r.oid, o.oid, p.name) "
-        "  when p.name = 'USAGE' then false "
-        "  when p.name in ('DELETE', 'TRUNCATE', 'TRIGGER') then has_table_privilege(r.oid, o.oid, p.name) "
-        "  else has_any_column_privilege(r.oid, o.oid, p.name) end), "
-        "calls as (select r.rolname::text as role, 'servicebroker.' || p.proname as name from pg_roles r, pg_proc p "
-        "  where r.rolname = any ($1) and p.pronamespace = 'servicebroker'::regnamespace and p.prosecdef "
-        "  and p.prorettype <> 'trigger'::regtype and has_schema_privilege(r.oid, p.pronamespace, 'usage') "
-        "  and has_function_privilege(r.oid, p.oid, 'execute')) "
-        "select role, string_agg(privilege, ', ' order by place) || ' on ' || name from rights group by role, name "
-        "union all select role, 'EXECUTE on ' || name from calls "
-        "union all select r.rolname::text, 'CREATE in the schema ' || n.nspname from pg_roles r, pg_namespace n "
-        "  where r.rolname = any ($1) and n.nspname in ('servicebroker', 'servicebroker_fence', 'sys', 'tsql') "
-        "  and has_schema_privilege(r.oid, n.oid, 'create') order by 1, 2",
-        (roles,),
-    )
+    rows = yield SQL("direct", (roles,))
     found: dict[str, list[str]] = defaultdict(list)
     for role, right in rows:
         found[role].append(right)

@@ -15,7 +15,10 @@ from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, NONE, SELECT, UserCertificate, certificate_of
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.dialog_security import Binding, choose
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Bodies, Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class Keys(NamedTuple):
@@ -48,18 +51,7 @@ class Beginning(NamedTuple):
 
 def find_beginnings(handles: Sequence[UUID]) -> Steps[list[Beginning]]:
     """Those of these endpoints that are initiators and whose security is not decided."""
-    rows = yield Statement(
-        "session_keys.find_beginnings",
-        "select e.conversation_handle, e.database_id, d.name, e.encryption, b.is_anonymous_on, s.owner_id, "
-        "b.remote_principal_id, m.by_password, m.by_service_master_key "
-        "from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id) "
-        "join servicebroker.databases d on d.database_id = e.database_id "
-        "left join servicebroker.remote_service_bindings b "
-        "  on b.database_id = e.database_id and b.remote_service_name = e.far_service "
-        "left join servicebroker.master_keys m on m.database_id = e.database_id "
-        "where e.conversation_handle = any ($1) and e.is_initiator and e.security is null",
-        (list(handles),),
-    )
+    rows = yield SQL("find_beginnings", (list(handles),))
     return [
         Beginning._make([*row[:4], _BINDINGS[row[4]], *row[5:7], MasterKey(*row[7:]) if row[7] else None])
         for row in rows
@@ -124,10 +116,8 @@ def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
     if not keys:
         return
     owners, far_owners, ids, firsts, second_ids, seconds, exchanges = zip(*keys.values(), strict=True)
-    yield Statement(
-        "session_keys.save_keys",
-        "insert into servicebroker.conversation_keys select * from unnest($1::uuid[], $2::int[], $3::int[], "
-        "$4::uuid[], $5::bytea[], $6::uuid[], $7::bytea[], $8::bytea[]) on conflict do nothing",
+    yield SQL(
+        "save_keys",
         (
             *(list(keys), list(owners), list(far_owners), list(ids), Bodies(firsts)),
             *(list(second_ids), Bodies(seconds), Bodies(exchanges)),
@@ -137,18 +127,9 @@ def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
 
 def save_exchange(handle: UUID, exchange: bytes) -> Statement:
     """Our session key, wrapped and signed by other certificates than before."""
-    return Statement(
-        "session_keys.save_exchange",
-        "update servicebroker.conversation_keys set exchange = $2 where conversation_handle = $1",
-        (handle, exchange),
-    )
+    return SQL("save_exchange", (handle, exchange))
 
 
 def save_second_key(handle: UUID, key_id: UUID, key: bytes) -> Statement:
     """The key of the target, which the initiator has learned."""
-    return Statement(
-        "session_keys.save_second_key",
-        "update servicebroker.conversation_keys set second_key_id = $2, second_key = $3 "
-        "where conversation_handle = $1 and second_key is null",
-        (handle, key_id, key),
-    )
+    return SQL("save_second_key", (handle, key_id, key))

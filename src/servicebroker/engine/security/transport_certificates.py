@@ -17,7 +17,10 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.peers import Proved
 from servicebroker.store.keys.x509_certificates import instance_of, succeeds
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 
 class TransportCertificate(NamedTuple):
@@ -74,25 +77,14 @@ def add_certificate(
     for one in (yield from all_certificates()):
         if not is_own and not one.is_own and succeeds(facts.der, one.facts.der):
             owner = one.proved.owner
-    rows = yield Statement(
-        "transport_certificates.add_certificate",
-        "insert into servicebroker.transport_certificates (name, is_own, login_id, owner, by_password, instance_id, "
-        "certificate, thumbprint, subject, issuer_name, serial_number, start_date, expiry_date) values ($1, $2, $3, "
-        "coalesce('login ' || (select l.name from servicebroker.logins l where l.login_id = $3), $4), "
-        "$5, $6, $7, $8, $9, $10, $11, $12, $13) on conflict do nothing returning certificate_id",
-        (name, is_own, login_id, owner, by_password, instance_of(facts.der), *facts),
-    )
+    rows = yield SQL("add_certificate", (name, is_own, login_id, owner, by_password, instance_of(facts.der), *facts))
     if not rows:
         raise BrokerError(15232, name)
 
 
 def set_by_password(certificate: TransportCertificate, by_password: bool) -> Steps[None]:
     """ALTER CERTIFICATE ... WITH PRIVATE KEY: what its key lies under from now on."""
-    yield Statement(
-        "transport_certificates.set_by_password",
-        "update servicebroker.transport_certificates set by_password = $2 where certificate_id = $1",
-        (certificate.certificate_id, by_password),
-    )
+    yield SQL("set_by_password", (certificate.certificate_id, by_password))
 
 
 def drop_certificate(name: str) -> Steps[TransportCertificate]:
@@ -102,12 +94,7 @@ def drop_certificate(name: str) -> Steps[TransportCertificate]:
         BrokerError: 15151 when there is none of that name, 3716 when the endpoint names it.
     """
     found = yield from find_certificate("drop", name)
-    rows = yield Statement(
-        "transport_certificates.drop_certificate.delete_certificates",
-        "delete from servicebroker.transport_certificates c where certificate_id = $1 and not exists ("
-        "select from servicebroker.network_endpoints e where e.certificate_id = c.certificate_id) returning name",
-        (found.certificate_id,),
-    )
+    rows = yield SQL("drop_certificate.delete_certificates", (found.certificate_id,))
     if not rows:
         raise BrokerError(3716, "certificate", name, "endpoints")
     for table in ("peers", "accepted_peers", "mistrusted"):  # what is known of an owner goes with its last certificate
@@ -152,7 +139,7 @@ class Myself(NamedTuple):
 
 def myself() -> Steps[Myself]:
     """Who this instance is to others."""
-    rows = yield Statement("transport_certificates.myself", "select instance_id from servicebroker.instance")
+    rows = yield SQL("myself")
     return Myself(rows[0][0], (yield from find_endpoint()), (yield from all_certificates()))
 
 

@@ -14,7 +14,11 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
 from servicebroker.model.security.permissions import DBO, DBO_SCHEMA, Kind, Securable, User
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 ENTER = "USE"  # instead of a statement of `NEEDS`: what everybody may see who may be in the database
 
@@ -118,11 +122,7 @@ def create_schema(user: User, name: str) -> Steps[str]:
     )
     if not rows:
         raise BrokerError(2714, name)
-    yield Statement(
-        "tsql_objects.create_schema.update_queues",
-        "update servicebroker.queues set schema_id = $3 where database_id = $1 and lower(schema_name) = lower($2)",
-        (user.database_id, name, rows[0][0]),
-    )
+    yield SQL("create_schema.update_queues", (user.database_id, name, rows[0][0]))
     return postgres_schema
 
 
@@ -133,11 +133,7 @@ def schema_to_drop(user: User, name: str) -> Steps[str]:
         BrokerError: 15151 there is none, or the user may not.
     """
     yield from authorize(user, "DROP SCHEMA", schema(name))
-    rows = yield Statement(
-        "tsql_objects.schema_to_drop",
-        "select postgres_schema from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2)",
-        (user.database_id, name),
-    )
+    rows = yield SQL("schema_to_drop", (user.database_id, name))
     if not rows:
         raise BrokerError(15151, "drop", "schema", name)
     return str(rows[0][0])
@@ -187,11 +183,8 @@ def registered(name: object) -> Lookup:
             return []
         if found.major_id:
             return [found]
-        rows = yield Statement(
-            "tsql_objects.registered",
-            "insert into servicebroker.tsql_objects (database_id, postgres_schema, postgres_name) values ($1, $2, $3) "
-            "returning object_id",
-            (user.database_id, names.postgres_name(user.database, schema), names.postgres_name(own)),
+        rows = yield SQL(
+            "registered", (user.database_id, names.postgres_name(user.database, schema), names.postgres_name(own))
         )
         return [found._replace(major_id=rows[0][0])]
 
@@ -200,11 +193,8 @@ def registered(name: object) -> Lookup:
 
 def forget(user: User, schema: str, name: str) -> Steps[None]:
     """Something was dropped: what was granted and denied on it goes too."""
-    rows = yield Statement(
-        "tsql_objects.forget",
-        "delete from servicebroker.tsql_objects where database_id = $1 and postgres_schema = $2 and postgres_name = $3 "
-        "returning object_id",
-        (user.database_id, names.postgres_name(user.database, schema or "dbo"), names.postgres_name(name)),
+    rows = yield SQL(
+        "forget", (user.database_id, names.postgres_name(user.database, schema or "dbo"), names.postgres_name(name))
     )
     for (object_id,) in rows:
         yield forget_permissions(user.database_id, Kind.OBJECT, object_id)

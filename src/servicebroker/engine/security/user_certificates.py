@@ -12,7 +12,11 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.permissions import Kind, User
 from servicebroker.operations.certificates import AlterCertificate, CreateCertificate, DropCertificate
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
+
 
 NONE, BY_MASTER_KEY, BY_PASSWORD = "N", "M", "P"
 
@@ -57,13 +61,8 @@ def create_certificate(
     """
     name, is_active = operation.name, operation.active_for_begin_dialog
     check_switch("ACTIVE FOR BEGIN_DIALOG", is_active)
-    rows = yield Statement(
-        "user_certificates.create_certificate",
-        "insert into servicebroker.certificates (database_id, owner_id, name, is_active_for_begin_dialog, "
-        "key_encryption, private_key, certificate, thumbprint, subject, issuer_name, serial_number, start_date, "
-        'expiry_date) values ($1, $2, $3, $4, $5::"char", $6, $7, $8, $9, $10, $11, $12, $13) '
-        "on conflict do nothing returning certificate_id",
-        (database_id, owner_id, names.checked("certificate", name), is_active, *key, *facts),
+    rows = yield SQL(
+        "create_certificate", (database_id, owner_id, names.checked("certificate", name), is_active, *key, *facts)
     )
     if not rows:
         raise BrokerError(15232, name)
@@ -107,10 +106,8 @@ def alter_certificate(user: User, operation: AlterCertificate, key: KeptKey | No
     found = yield from find_certificate("alter", user.database_id, name)
     if is_active is not None:
         check_switch("ACTIVE FOR BEGIN_DIALOG", is_active)
-    yield Statement(
-        "user_certificates.alter_certificate",
-        "update servicebroker.certificates set is_active_for_begin_dialog = $2, "
-        'key_encryption = $3::"char", private_key = $4 where certificate_id = $1',
+    yield SQL(
+        "alter_certificate",
         (
             found.certificate_id,
             found.is_active_for_begin_dialog if is_active is None else is_active,
@@ -125,11 +122,7 @@ def drop_certificate(definer: Definer, operation: DropCertificate) -> Steps[None
     yield from authorize(user, operation.permission, certificate(name))
     found = yield from find_certificate("drop", user.database_id, name)
     yield from _check_unused(user.database_id, found)
-    yield Statement(
-        "user_certificates.drop_certificate",
-        "delete from servicebroker.certificates where certificate_id = $1",
-        (found.certificate_id,),
-    )
+    yield SQL("drop_certificate", (found.certificate_id,))
     yield forget_permissions(user.database_id, Kind.CERTIFICATE, found.certificate_id)
 
 
@@ -139,13 +132,7 @@ def _check_unused(database_id: int, certificate: UserCertificate) -> Steps[None]
     Raises:
         BrokerError: 15559, 15352.
     """
-    rows = yield Statement(
-        "user_certificates.check_unused",
-        "select exists (select from servicebroker.principals where database_id = $1 and certificate_thumbprint = $2), "
-        "exists (select from servicebroker.module_signatures s join servicebroker.tsql_modules m using (module_id) "
-        "where m.database_id = $1 and s.thumbprint = $2)",
-        (database_id, certificate.facts.thumbprint),
-    )
+    rows = yield SQL("check_unused", (database_id, certificate.facts.thumbprint))
     is_mapped, has_signed = rows[0]
     if is_mapped:
         raise BrokerError(15559, certificate.name)

@@ -1,0 +1,29 @@
+-- The statements of monitors.py.
+
+-- name: version_of
+select monitor_version from servicebroker.queues where queue_id = $1
+
+-- name: take_lease
+select pg_try_advisory_lock($1, $2)
+
+-- name: give_lease
+with gone as (delete from servicebroker.queue_monitors where queue_id = $2) select pg_advisory_unlock($1, $2)
+
+-- name: listen_for
+with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid()
+and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity))
+insert into servicebroker.waiting_readers (queue_id, pid, is_monitor)
+select queue_id, pg_backend_pid(), true from unnest($1::int[]) as queue_id on conflict do nothing
+
+-- name: show
+insert into servicebroker.queue_monitors
+select * from unnest($1::int[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::int[])
+on conflict (queue_id) do update set state = excluded.state,
+last_empty_rowset_time = excluded.last_empty_rowset_time,
+last_activated_time = excluded.last_activated_time, tasks_waiting = excluded.tasks_waiting
+
+-- name: leave_task
+delete from servicebroker.activated_tasks where spid = pg_backend_pid()
+
+-- name: why_off
+select is_receive_enabled and is_activation_enabled from servicebroker.queues where queue_id = $1
