@@ -28,6 +28,12 @@ WEST, EAST = "TCP://west:4022", "TCP://east:4022"
 PASSWORD = "correct horse"  # of the master keys
 
 
+_COLUMNS = (  # that can be written
+    "select column_name from information_schema.columns where table_schema = 'servicebroker' and table_name = %s "
+    "and is_generated = 'NEVER' order by ordinal_position"
+)
+
+
 @dataclass(eq=False)
 class Wire:
     """One direction: what was sent and has not arrived.
@@ -190,7 +196,8 @@ class Copy:
         for table in self._tables:
             self._do(f"delete from servicebroker.{table}")
         for table in self._tables:
-            self._do(f"insert into servicebroker.{table} select * from public.was_{table}")
+            columns = ", ".join(name for (name,) in query(self._site.database, _COLUMNS, table))
+            self._do(f"insert into servicebroker.{table} ({columns}) select {columns} from public.was_{table}")
         self._site.relay = self._site.new_relay()
         self._site.out.frames.clear()
 

@@ -41,7 +41,7 @@ def copy(site: Site, many: int) -> None:
         for table in ("conversation_groups", "conversation_endpoints"):
             found = connection.execute(
                 "select column_name::text from information_schema.columns "
-                "where table_schema = 'servicebroker' and table_name = %s",
+                "where table_schema = 'servicebroker' and table_name = %s and is_generated = 'NEVER'",
                 (table,),
             )
             columns = [name for (name,) in found]

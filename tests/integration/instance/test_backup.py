@@ -138,7 +138,7 @@ def test_a_copy_whose_conversations_are_to_end(copied: tuple[sb.Instance, Copied
 def adopted(instance: sb.Instance, identifier: str) -> str:
     """What `servicebroker instance adopt` says of a copy that nobody uses."""
     instance.close()
-    arguments = ["instance", "adopt", "--instance", instance.url, "--identifier", identifier]
+    arguments = ["instance", "adopt", "--instance", instance.url, "--identifier", identifier, "--yes"]
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0, done.output
     return done.output

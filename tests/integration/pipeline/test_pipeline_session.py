@@ -51,7 +51,9 @@ def test_what_workers_are_forked_from_has_our_modules_and_one_thread():
 
 def test_what_spark_only_asks_for_its_name_loads_no_driver():
     """Spark starts a process each time it asks."""
-    modules = ", ".join(f"servicebroker.pipeline.{name}" for name in ("source", "writer", "delta", "warehouse"))
+    modules = ", ".join(
+        f"servicebroker.pipeline.{name}" for name in ("source", "writer", "sinks.delta", "sinks.warehouse")
+    )
     look = f"import sys, {modules}; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
     assert "servicebroker.pipeline.staging" in said

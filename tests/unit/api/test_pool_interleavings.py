@@ -78,26 +78,26 @@ class World:
 
     # ------------------------------------------------ statements of the pool
 
-    def statement(self, actor: str, sql: str, parameters: tuple[Any, ...]) -> Any:
-        match sql:
-            case recycling.TAKE:
+    def statement(self, actor: str, name_of_statement: str, parameters: tuple[Any, ...]) -> Any:
+        match name_of_statement:
+            case "recycling.take":
                 return self.take(actor, parameters[5])
-            case recycling.KEEP:
+            case "recycling.keep":
                 return self.keep(actor, parameters[4], parameters[5])
-            case recycling.RENEW:
+            case "recycling.renew":
                 (name,) = (name for name, session in self.sessions.items() if session.handle == parameters[0])
                 return self.keep(actor, name, None)
-            case recycling.RELEASE:
+            case "recycling.release":
                 return self.release(actor, parameters[0])
-            case recycling.NEXT_ANSWER:
+            case "recycling.next_answer":
                 for number, (handle, kind) in sorted(self.answers.items()):
                     if self.hold(("answer", number), actor):
                         return [PoolAnswer(number, "from", handle, kind, None)]
                 return []
-        if "delete from servicebroker.session_answers" in sql:
+        if name_of_statement == "recycling.answered":
             del self.answers[parameters[0]]
             return []
-        assert "insert into servicebroker.session_answers" in sql, sql
+        assert name_of_statement == "recycling.note", name_of_statement
         for handle, kind in zip(parameters[2], parameters[3], strict=True):
             self.noted += 1
             self.later(actor, lambda number=self.noted, one=(handle, kind): self.answers.update({number: one}))
@@ -181,7 +181,7 @@ class Transaction:
 
     async def _do(self, steps: Any) -> Any:
         statement = next(steps)
-        rows = await Do(lambda: self.world.statement(self.actor, statement.sql, statement.parameters))
+        rows = await Do(lambda: self.world.statement(self.actor, statement.name, statement.parameters))
         try:
             steps.send(rows)
         except StopIteration as done:

@@ -279,7 +279,7 @@ def divided(carry: Callable[[Share], int], start: Any = None) -> Any:
         return SimpleNamespace(forget=lambda shares: None, forwarding=forwarding, round=lambda store, arrivals: 0)
 
     of: Any = Shares("", partial(datetime.now, UTC), Inboxes(), made, carry, None, start)
-    of.begin(SimpleNamespace(division=Division()))
+    of.begin(SimpleNamespace(division=Division(), kept=None))
     return of
 
 

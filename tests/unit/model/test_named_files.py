@@ -24,7 +24,13 @@ SOURCES = Path(servicebroker.__file__).parent
 READERS = {"read_bytes", "read_text"}
 OURS = {  # what they read so lies in our own package, in /proc, or in the log of a Delta table
     *("broker/shares.py", "cli/orphans.py", "cli/stopping.py", "pipeline/sinks/delta.py", "store/expected_objects.py"),
-    *("store/migrations/__init__.py", "store/queue.py", "store/sql_verbs.py", "store/tsql/__init__.py"),
+    *(
+        "store/migrations/__init__.py",
+        "store/queue.py",
+        "store/sql_files.py",
+        "store/sql_verbs.py",
+        "store/tsql/__init__.py",
+    ),
     *("tsql/function_table.py", "store/cluster.py"),
 }
 PIPELINE = """

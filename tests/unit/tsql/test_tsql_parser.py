@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from servicebroker.operations.queues import Activation
 from servicebroker.tsql import syntax
 from servicebroker.tsql.parser import parse, parse_text
 from servicebroker.tsql.statement_errors import TsqlError
@@ -197,12 +198,7 @@ def test_objects_say_their_clauses():
         "status": True,
         "retention": False,
         "poison_message_handling": False,
-        "activation": {
-            "status": True,
-            "procedure_name": Name(("dbo", "p")),
-            "max_queue_readers": 5,
-            "execute_as": "user",
-        },
+        "activation": Activation("[dbo].[p]", 5, "user", status=True),
     }
 
 
