@@ -160,7 +160,7 @@ MUTANTS = [
         "broker.relay",
         "            touched |= self._readahead.offer(store, touched)\n",
         "            self._readahead.offer(store, touched)\n",
-        3197,
+        4626,
     ),
     Mutant(
         "a look begins anew each time",
