@@ -24,8 +24,8 @@ OUT ?= demo-data
 SEEDS ?= 0:100000
 # a change is judged by the same random cases each time; simulate and soak look for new ones
 SEED ?= 1
-# test files go to three processes, each with a server of its own: tests wait half of their time (vmstat, two processes)
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --seed $(SEED)
+# test files go to four processes, each with a server of its own: tests wait more than half of their time
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --seed $(SEED)
 
 # where it is set, each of the hundreds of processes that tests start would compile the package anew
 unexport PYTHONDONTWRITEBYTECODE
