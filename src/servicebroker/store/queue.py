@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from importlib import resources
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
 from servicebroker.store import locks
+from servicebroker.store.sql_files import named_parts
 from servicebroker.store.statements import Statement
 
 _FUNCTIONS = ("fire_timers", "expire", "survey", "receive", "receive_groups", "take", "purge", "look")
@@ -133,7 +135,5 @@ def _expired() -> str:
 
 
 @functools.cache
-def _template() -> dict[str, str]:
-    text = (resources.files(__package__) / "queue.sql").read_text()
-    _, *pieces = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return dict(zip(pieces[::2], pieces[1::2], strict=True))
+def _template() -> Mapping[str, str]:
+    return named_parts((resources.files(__package__) / "queue.sql").read_text())

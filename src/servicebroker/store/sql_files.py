@@ -47,11 +47,20 @@ def named(text: str) -> Mapping[str, str]:
     Raises:
         ValueError: two have one name.
     """
+    return {name: _one_line(part) for name, part in named_parts(text).items()}
+
+
+def named_parts(text: str) -> Mapping[str, str]:
+    """Return the parts of a file by their names, as they are written.
+
+    Raises:
+        ValueError: two have one name.
+    """
     _, *pieces = _NAME.split(text)
     names, parts = pieces[::2], pieces[1::2]
     if len(set(names)) < len(names):
         raise ValueError(f"A name stands twice in {sorted(names)}.")
-    return {name: _one_line(part) for name, part in zip(names, parts, strict=True)}
+    return dict(zip(names, parts, strict=True))
 
 
 def _one_line(sql: str) -> str:
