@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from servicebroker_lab.simulation.simulated_instance import Instance, World
 
 MOST_KEPT = 6  # frames of a conversation: opening one takes a third of a millisecond
-STEP = 60.0  # seconds between two looks for what has gone
-LASTS = 6_000.0  # seconds until all that is closed has gone, by clocks that step by ten minutes, and was brought again
+STEP_S = 60.0  # seconds between two looks for what has gone
+LASTS_S = (
+    6_000.0  # seconds until all that is closed has gone, by clocks that step by ten minutes, and was brought again
+)
 # Seconds after a target has gone at which its openings come again. The last one is when the time has come of what was
 # sealed by a clock that is an hour ahead.
 AGAIN = (0.0, 600.0, 1_190.0, 2_100.0)
@@ -73,13 +75,13 @@ class HoardingForwarder:
         """Let closed endpoints go, and bring what has opened them. Returns what was opened again."""
         world, loop = self._world, self._world.loop
         handles = {handle for one in world.instances for handle in one.tables.endpoints}
-        ends = loop.now + LASTS
+        ends = loop.now + LASTS_S
         while loop.now < ends:
             for instance in world.instances:
                 for one in instance.tables.forget_closed(instance.clock()):
                     for later in AGAIN:
                         loop.after(later, lambda conversation=one.conversation: self._bring(conversation))  # type: ignore[misc]
-            loop.run(loop.now + STEP)
+            loop.run(loop.now + STEP_S)
         return [
             f"{instance}: {one.key} is opened again by a frame that was kept"
             for instance in world.instances

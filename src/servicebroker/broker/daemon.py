@@ -125,7 +125,6 @@ class Daemon:
         self._policy = OFF
         self._addresses: frozenset[Address] = frozenset()  # where routes mean this instance, by the policy
         self._listens_at: int | None = None
-        self._is_deaf = False  # it was to listen, and could not
         self._look_at = 0.0
         self._answer_at = 0.0
         self._sample_at = 0.0
@@ -358,7 +357,7 @@ class Daemon:
 
     def _follow(self, connection: psycopg.Connection[Any]) -> None:
         policy = self._watch.look(connection, self._clock(), self._relay.snapshot)
-        if policy is not None or self._is_deaf:
+        if policy is not None or self._reports.has(Subject.ENDPOINT):
             self._obey(policy or self._policy)
 
     def _take_answers(self, connection: psycopg.Connection[Any]) -> None:
@@ -385,23 +384,21 @@ class Daemon:
         try:
             found = self._network.obey(policy)
         except InstanceError as problem:
-            self._is_deaf, self._listens_at = True, None
+            self._listens_at = None
             text = f"{problem} It is tried again every second; messages leave, but none come in."
-            self._reports.note(Subject.LISTENS, "")
-            if self._reports.trouble(Subject.ENDPOINT, text):
+            self._reports.tell(Subject.LISTENS, "")
+            if self._reports.tell(Subject.ENDPOINT, text):
                 _log.error("%s", text)
             return
-        self._is_deaf = False
-        self._reports.trouble(Subject.ENDPOINT, "")
+        self._reports.tell(Subject.ENDPOINT, "")
+        where = "" if found is None else str(Address(policy.host or "0.0.0.0", found))
+        self._reports.tell(Subject.LISTENS, where)
         if found == self._listens_at:
             return
         if found is None:
             _log.info("The Service Broker protocol transport has stopped listening for connections.")
-            self._reports.note(Subject.LISTENS, "")
         else:
-            where = Address(policy.host or "0.0.0.0", found)
             _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
-            self._reports.note(Subject.LISTENS, str(where))
         self._listens_at = found
 
     def _doze(self, connection: DirectConnection, ear: Ear) -> None:

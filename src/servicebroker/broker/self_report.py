@@ -1,55 +1,45 @@
-"""What the daemon tells of itself, for `doctor` and `status`: where it listens, and what it fails at now."""
+"""What the daemon tells of itself, for `doctor`: where it listens, and what it fails at now."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 
 from servicebroker.broker.transport.connections import show
-from servicebroker.model.daemon_reports import Subject
-
-
-class Report(NamedTuple):
-    """One row of servicebroker.daemon_reports, without its pid."""
-
-    subject: str
-    is_trouble: bool
-    report: str
-    since: datetime
+from servicebroker.model.daemon_reports import DaemonReport, Subject
 
 
 class SelfReport:
-    """The reports of one daemon; they are written when one has changed."""
+    """The reports of one daemon, one for each subject; they are written when one has changed."""
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
-        self._reports: dict[Subject, Report] = {}
-        self._shown: list[Report] | None = None
+        self._reports: dict[Subject, DaemonReport] = {}
+        self._shown: list[DaemonReport] | None = None
 
-    def trouble(self, subject: Subject, problem: str) -> bool:
-        """Note what the daemon fails at; '' when it fails no more. Returns whether that is new."""
-        return self._note(subject, problem, is_trouble=True)
-
-    def note(self, subject: Subject, report: str) -> bool:
-        """Note a state that is no trouble; '' when there is none. Returns whether that is new."""
-        return self._note(subject, report, is_trouble=False)
-
-    def _note(self, subject: Subject, report: str, *, is_trouble: bool) -> bool:
-        known = self._reports.get(subject)
-        if (known.report if known else "") == report:
+    def tell(self, subject: Subject, report: str) -> bool:
+        """Note how it stands with a subject; '' when there is nothing to tell. Returns whether that is new."""
+        if self._about(subject) == report:
             return False
         if report:
-            self._reports[subject] = Report(subject, is_trouble, report, self._clock())
+            self._reports[subject] = DaemonReport(subject, report, self._clock())
         else:
             del self._reports[subject]
         return True
+
+    def has(self, subject: Subject) -> bool:
+        """Return whether there is something to tell of the subject."""
+        return subject in self._reports
+
+    def _about(self, subject: Subject) -> str:
+        return self._reports[subject].report if subject in self._reports else ""
 
     def write(self, connection: psycopg.Connection[Any], *, anew: bool = False) -> None:
         """Show the reports, if one has changed; `anew` is for a new session, whose pid is another one."""
         reports = list(self._reports.values())
         if anew or reports != self._shown:
-            show(connection, "daemon_reports", Report._fields, reports)
+            show(connection, "daemon_reports", DaemonReport._fields, reports)
             self._shown = reports

@@ -103,5 +103,5 @@ class Proof:
 
     def _tell(self, subject: Subject, problem: str) -> None:
         """Log a problem once, and report it as long as it lasts."""
-        if self._reports.trouble(subject, problem) and problem:
+        if self._reports.tell(subject, problem) and problem:
             _log.warning("%s", problem)

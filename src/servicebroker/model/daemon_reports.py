@@ -1,9 +1,11 @@
-"""The subjects of which a daemon tells, and what a person does about a trouble with each."""
+"""What a daemon tells of itself: its subjects, and what a person does about those that are a trouble."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Subject(StrEnum):
@@ -15,7 +17,15 @@ class Subject(StrEnum):
     MIRROR = "mirror"
 
 
-TROUBLE_REMEDIES: Mapping[Subject, str] = {
+class DaemonReport(NamedTuple):
+    """One row of servicebroker.daemon_reports, without its pid: what is told of a subject, and since when."""
+
+    subject: str
+    report: str
+    since: datetime
+
+
+TROUBLE_REMEDIES: Mapping[str, str] = {  # by the subjects that are a trouble
     Subject.ENDPOINT: "See who uses the port (ss -ltnp), and free it; or give the endpoint another one: ALTER ENDPOINT "
     "... AS TCP (LISTENER_PORT = ...), or the option --listen of servicebroker serve.",
     Subject.PRINCIPAL: "See which server of the cluster is the primary. Make the other one its standby, or mend the "

@@ -26,7 +26,7 @@ _ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3
 _ALIVE_OPTIONS = " ".join(f"-c tcp_{name.removeprefix('tcp_')}={value}" for name, value in _ALIVE.items())
 # seconds: of the connections that nobody needed for so long one is closed, and so on. After the sessions were lost
 # a pool has more than before, since each caller that waits has another one opened
-_IDLE = 5.0
+_IDLE_S = 5.0
 _MINIMUM_SERVER = 150000
 _WITH_TRANSACTION_TIMEOUT = 170000
 _PROXY = (
@@ -85,7 +85,7 @@ def pool(url: str, size: int) -> DirectPool:
         kwargs=_settings(url, "servicebroker"),
         min_size=1,
         max_size=size,
-        max_idle=_IDLE,
+        max_idle=_IDLE_S,
         reconnect_timeout=5,  # then whoever asks next tries again, instead of waiting out ever longer pauses
         configure=_set_up,
         open=False,

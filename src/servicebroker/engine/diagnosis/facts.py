@@ -16,7 +16,6 @@ from servicebroker.engine.diagnosis.findings import (
     ConnectionFacts,
     ConversationFacts,
     DaemonFacts,
-    DaemonReport,
     DisputeFacts,
     Facts,
     HoarderFacts,
@@ -39,6 +38,7 @@ from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.engine.security.logins import find_connect
 from servicebroker.engine.security.role_rights import rights_of
 from servicebroker.model import names
+from servicebroker.model.daemon_reports import DaemonReport
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import read_error
 from servicebroker.store import locks

@@ -12,7 +12,7 @@ select (select count(*) from servicebroker.routes where address ilike 'tcp://%')
 from servicebroker.network_endpoints), (select encryption from servicebroker.network_endpoints)
 
 -- name: find_reports
-select subject, is_trouble, report, since from servicebroker.rows_here(null::servicebroker.daemon_reports)
+select subject, report, since from servicebroker.rows_here(null::servicebroker.daemon_reports)
 where pid = $1 order by since
 
 -- name: find_timeouts

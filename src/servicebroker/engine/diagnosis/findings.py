@@ -16,7 +16,7 @@ from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import BROKE, FAILED, Refused
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import InUse
-from servicebroker.model.daemon_reports import TROUBLE_REMEDIES, Subject
+from servicebroker.model.daemon_reports import TROUBLE_REMEDIES, DaemonReport, Subject
 from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
 from servicebroker.model.security.certificates import Facts as CertificateFacts
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
@@ -83,15 +83,6 @@ class DaemonFacts(NamedTuple):
     state: str | None
     since: datetime | None
     reports: Sequence[DaemonReport] = ()
-
-
-class DaemonReport(NamedTuple):
-    """What the daemon tells of itself, by the columns of servicebroker.daemon_reports."""
-
-    subject: str
-    is_trouble: bool
-    report: str
-    since: datetime
 
 
 class WaitFacts(NamedTuple):
@@ -536,9 +527,9 @@ def _broken(one: Refused) -> Finding:
 def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
     """One that lives looks into its database every second."""
     for report in daemon.reports if daemon is not None else ():
-        if report.is_trouble:
+        if report.subject in TROUBLE_REMEDIES:
             said = f"{report.report} So it is since {report.since:%Y-%m-%d %H:%M:%S} UTC."
-            yield Finding("servicebroker serve", said, TROUBLE_REMEDIES[Subject(report.subject)])
+            yield Finding("servicebroker serve", said, TROUBLE_REMEDIES[report.subject])
     if daemon is None or daemon.since is None or now - daemon.since <= REASONLESS:
         return
     long = _long(now - daemon.since)

@@ -2,7 +2,6 @@
 create unlogged table servicebroker.daemon_reports (
     pid integer not null,
     subject text primary key,
-    is_trouble boolean not null,
     report text not null,
     since timestamptz not null
 );
