@@ -83,7 +83,7 @@ async def place(item: str, request: Request, response: Response) -> dict[str, st
 
 @app.get("/orders/{handle}")
 async def answer(handle: UUID, request: Request, response: Response) -> dict[str, str]:
-    """What the stock has answered to an order that was told 202."""
+    """Return the answer of the stock to an order that was told 202."""
     db: sb.AsyncDatabase = request.app.state.db
     try:
         return await told(db.wait_for_answer(handle, timeout=PATIENCE_S), response)

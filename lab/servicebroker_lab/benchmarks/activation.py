@@ -47,7 +47,7 @@ class Answering:
         self._done = threading.Event()
 
     def close(self) -> None:
-        """Nothing: the instance belongs to who opened it."""
+        """Close nothing: the instance belongs to who opened it."""
 
     def _activated(self, function: Callable[..., Any]) -> Host:
         """Start readers, as long as the block lasts."""

@@ -43,7 +43,7 @@ class Dialogs:
         }.get(scenario, [])
 
     def close(self) -> None:
-        """Nothing: the instance belongs to who opened it."""
+        """Close nothing: the instance belongs to who opened it."""
 
     def _begin(self, messages: int) -> None:
         """Let nothing be in the queues, and all statements be known."""

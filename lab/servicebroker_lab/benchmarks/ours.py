@@ -49,7 +49,7 @@ class ServiceBroker:
         }.get(scenario, [])
 
     def close(self) -> None:
-        """Nothing: the instance belongs to who opened it."""
+        """Close nothing: the instance belongs to who opened it."""
 
     def begin(self, messages: int) -> None:
         """An empty queue and an open conversation."""

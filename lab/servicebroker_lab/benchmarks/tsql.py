@@ -83,7 +83,7 @@ class Sending:
         self._database.execute_tsql(f"{_DEFINITIONS}\nGO\n{_SEND}")
 
     def close(self) -> None:
-        """Nothing: the instance belongs to who opened it."""
+        """Close nothing: the instance belongs to who opened it."""
 
     def ways(self, scenario: str) -> list[Way]:
         """One, in the scenario `tsql-send`."""
@@ -133,7 +133,7 @@ class Answering:
         self._handle = self._database.begin_dialog("//bench/Sender", "//bench/Taker", contract="//bench/Sending")
 
     def close(self) -> None:
-        """Nothing: the instance belongs to who opened it."""
+        """Close nothing: the instance belongs to who opened it."""
 
     def ways(self, scenario: str) -> list[Way]:
         """One, in the scenario `tsql-answer`."""
@@ -175,7 +175,7 @@ class Calling:
         self._made = False
 
     def close(self) -> None:
-        """Nothing: the instance belongs to who opened it."""
+        """Close nothing: the instance belongs to who opened it."""
 
     def ways(self, scenario: str) -> list[Way]:
         """One, in the scenario `tsql-catalog`."""

@@ -233,7 +233,7 @@ class Tables:
             self.removed.append(self.endpoints.pop(one.handle))
 
     def forget_closed(self, now: datetime) -> list[Endpoint]:
-        """What upkeep does: closed endpoints go whose time is over. Returns those."""
+        """Remove closed endpoints whose time is over, as upkeep does, and return them."""
         gone = [one for one in self.endpoints.values() if one.goes_at is not None and one.goes_at <= now]
         for one in gone:
             self.removed.append(self.endpoints.pop(one.handle))

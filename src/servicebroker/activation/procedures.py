@@ -134,7 +134,7 @@ class PythonProcedure:
             )
 
     def _receive(self, call: Call) -> Receive:
-        """What it takes from its queue."""
+        """The RECEIVE of its queue."""
         return Receive(call.queue, top=self.top, groups=self.groups, wait=self.wait)
 
     def _taking(self) -> Callable[[Any, list[Any]], Any]:

@@ -216,7 +216,7 @@ class Guard:
         return self._unjudged.pop(_key(messages[0]), None)
 
     def _succeeded(self, transaction: Transaction, messages: list[Message]) -> None:
-        """Nothing but the COMMIT is left; failures of these messages are forgotten."""
+        """Forget the failures of these messages, and let the COMMIT travel: nothing else is left."""
         failed = self._failing.intersection(message.conversation_handle for message in messages)
         if failed:
             transaction._do(self._engine.forget_failures(list(failed)))

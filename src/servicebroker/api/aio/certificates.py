@@ -1,4 +1,4 @@
-"""How a database runs the statements of its certificates. Files are those of the machine where this runs.
+"""Statements of certificates, as a database runs them. Files are those of the machine where this runs.
 
 A private key is encrypted by the master key of the database, or by a password; the broker can use only the former.
 """
@@ -102,7 +102,7 @@ async def find_certificate(database: AsyncDatabase, statement: str, name: str) -
 
 
 async def _read_key(database: AsyncDatabase, facts: Facts, operation: CreateCertificate | AlterCertificate) -> KeptKey:
-    """What is kept of the private key in a file; nothing without one."""
+    """Return the private key of a file as it is kept; an empty one without a file."""
     password = operation.decryption_password
     if password is not None:
         checked_password("DECRYPTION BY PASSWORD", password)

@@ -219,7 +219,7 @@ class AsyncGuard:
         return self._unjudged.pop(_key(messages[0]), None)
 
     async def _succeeded(self, transaction: AsyncTransaction, messages: list[Message]) -> None:
-        """Nothing but the COMMIT is left; failures of these messages are forgotten."""
+        """Forget the failures of these messages, and let the COMMIT travel: nothing else is left."""
         failed = self._failing.intersection(message.conversation_handle for message in messages)
         if failed:
             await transaction._do(self._engine.forget_failures(list(failed)))
