@@ -48,6 +48,7 @@ from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.keys.opened_keys import OpenedKeys
+from servicebroker.store.process_id import process_id
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.server_time import follow
@@ -126,7 +127,7 @@ class Instance(Network, Rights):
         self._pool: DirectPool | None = None
         self._upkeep: Upkeep | None = None
         self.seen_by_threads: Any = None  # what T-SQL under asyncio sees of it
-        self._process = os.getpid()
+        self._process = process_id()
         self.open_transactions: Counter[object] = Counter()  # of each thread, or task
         self.watchers = Watchers()
 
@@ -139,7 +140,7 @@ class Instance(Network, Rights):
         if self._pool is not None:
             self.check_process()
             return self
-        self._process = os.getpid()
+        self._process = process_id()
         if not is_url(self.url):
             self._server = in_thread(EmbeddedServer.start, Path(self.url))
             self.url = self._server.url
@@ -213,7 +214,7 @@ class Instance(Network, Rights):
     @property
     def is_forked(self) -> bool:
         """Whether this process was forked from the one that has opened the instance."""
-        return self._process != os.getpid()
+        return self._process != process_id()
 
     def check_process(self) -> None:
         """Refuse what would go over connections of another process: each would read the other's answers.
@@ -221,7 +222,7 @@ class Instance(Network, Rights):
         Raises:
             InstanceError: this process was forked from the one that has opened the instance.
         """
-        if self.is_forked:
+        if self._process != process_id():
             raise InstanceError(
                 "This process was forked when the instance was open already, and its connections are the parent's: "
                 "open the instance in this process, after the fork."
@@ -278,7 +279,7 @@ class Instance(Network, Rights):
     def _lend(self) -> DirectConnection:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
-        if self._process != os.getpid():
+        if self._process != process_id():
             self.check_process()
         try:
             try:
@@ -299,7 +300,7 @@ class Instance(Network, Rights):
 
     def _take_back(self, connection: DirectConnection) -> None:
         assert self._pool is not None
-        if self._process != os.getpid():
+        if self._process != process_id():
             return
         connection.ahead.clear()  # an interruption may have left a BEGIN there
         connection.waiting.verbs = None

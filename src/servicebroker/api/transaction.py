@@ -244,19 +244,15 @@ class Transaction(JoinedTransaction, TransactionScripts):
             return result
         if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
             return super().run(operation)
-        place: Any = self._run_piped(pipeline, operation)
-        return cast(T, place)
-
-    def _run_piped(self, pipeline: Pipeline, operation: Send[int]) -> int:
-        """SEND within `pipeline()`. Returns its place in the block."""
         if tracing.is_on() or self.instance.events.watches_conversations or not is_direct(self.connection):
-            return pipeline.sent(super().run(operation))
+            place: Any = pipeline.sent(super().run(operation))
+            return cast(T, place)
         self._check_open()
         self._works()
         place = pipeline.wait(operation)
         if pipeline.is_full:
             self._send_what_waits()
-        return place
+        return cast(T, place)
 
     def _drop_what_waits(self) -> None:
         self._new.drop()

@@ -66,7 +66,8 @@ class Send(Operation[Numbers]):
     @property
     def is_single(self) -> bool:
         """Whether it goes on one conversation; one without a handle is refused as such."""
-        return isinstance(self.handle, UUID) or self.handle is None
+        handle = self.handle
+        return isinstance(handle, UUID) or handle is None
 
     @property
     def handles(self) -> Sequence[UUID]:

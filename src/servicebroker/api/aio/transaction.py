@@ -244,19 +244,15 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             return result
         if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
             return await super().run(operation)
-        place: Any = await self._run_piped(pipeline, operation)
-        return cast(T, place)
-
-    async def _run_piped(self, pipeline: AsyncPipeline, operation: Send[int]) -> int:
-        """SEND within `pipeline()`. Returns its place in the block."""
         if tracing.is_on() or self.instance.events.watches_conversations or not is_direct(self.connection):
-            return pipeline.sent(await super().run(operation))
+            place: Any = pipeline.sent(await super().run(operation))
+            return cast(T, place)
         self._check_open()
         self._works()
         place = pipeline.wait(operation)
         if pipeline.is_full:
             await self._send_what_waits()
-        return place
+        return cast(T, place)
 
     def _drop_what_waits(self) -> None:
         self._new.drop()
