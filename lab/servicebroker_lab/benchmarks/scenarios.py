@@ -170,23 +170,23 @@ BOUNDS = {  # what keeps a scenario from a goal, told below a table that has not
     "tenth of the time of procrastinate's worker is less than a bare commit takes.",
     "workers": "processor time: a message costs four times as much of it as a bare insert, in client and server.",
     "storage-crowd": "processor time: 32 processes and their sessions take turns on the processors "
-    "([decision 123](decisions/123-a-rush-lasts-while-messages-come.md)).",
+    "([decision 93](decisions/093-poll-under-load-listen-when-idle.md)).",
     "remote-1": "processor time: with two processors both are busy at 97 %, and SEND alone takes two thirds of that. "
     "The rest is the way to the other instance, storing there, and the reader "
-    "([decision 139](decisions/139-a-single-message-waits-for-commits.md)).",
+    "([decision 58](decisions/058-rounds-of-the-daemon.md)).",
     "remote-large": "the idle system's median, which lies between 4 and 8 ms from one run to the next.",
     "fence-send": "what the server checks for a role that is not the owner "
-    "([decision 165](decisions/165-the-fence-is-functions.md)). The owner's SEND has become faster "
+    "([decision 165](decisions/165-restricted-roles-have-functions.md)). The owner's SEND has become faster "
     "since the goal was set.",
     "fence-send-batch": "the same as of single messages.",
     "cpu-send-batch": "rows and two indexes. What `send_batch` saves is the client's time.",
     "cpu-worker": "RECEIVE: see `cpu-receive-one`.",
     "pipeline-batch": "rows reach Java through a process of Python, as Arrow "
-    "([decision 138](decisions/138-where-a-read-of-spark-goes.md)).",
+    "([decision 96](decisions/096-processes-and-costs-of-spark.md)).",
     "pipeline-stream": "the start of a query, 1.3 seconds, and what a batch costs beyond a job: see `pipeline-steady`.",
     "pipeline-steady": "planning a batch, 0.3 to 0.5 seconds, and deleting the last one's rows while two processors "
-    "read this one ([decision 296](decisions/296-a-large-batch-is-acknowledged-beside-the-next.md)).",
+    "read this one ([decision 96](decisions/096-processes-and-costs-of-spark.md)).",
     "pipeline-write": "the commit. It sends the pieces of all tasks in one transaction, over one connection, into a "
     "table with two indexes; JDBC's tasks insert side by side, each for itself "
-    "([decision 91](decisions/091-the-writer-stages-pieces.md)).",
+    "([decision 91](decisions/091-spark-writer.md)).",
 }

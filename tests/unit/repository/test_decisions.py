@@ -1,7 +1,7 @@
-"""Decisions stay true: each says whether it still holds; what it names is there, its figures are the code's.
+"""Decisions stay true: status, index, names, figures and tests of each record are compared with the repository.
 
-A figure that a decision quotes is written as in the code, between backticks: `PACE = 0.02`, or `daemon.PACE = 0.02`
-where another file has a constant of that name.
+A record quotes a figure as the code has it, between backticks: `PACE = 0.02`, or `daemon.PACE = 0.02` where another
+file has a constant of that name. A merged record lists the numbers that it replaces, so each old number is found.
 """
 
 from __future__ import annotations
@@ -18,18 +18,64 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "docs/decisions"
 DECISIONS = {int(path.name[:3]): path for path in sorted(FOLDER.glob("[0-9]*.md"))}
-STATUS = re.compile(r"# \d+\. .+\n\nStatus: (accepted|(?:changed|superseded) by (\d+(?:, \d+)*))\n\n")
+MOST_RECORDS = 80
+NUMBERS = r"\d+(?:, \d+)*"
+STATUS = re.compile(
+    rf"# \d+\. (?P<title>.+)\n\n"
+    rf"Status: (?:accepted|(?:changed|superseded) by (?P<later>{NUMBERS}))(?:; replaces (?P<replaced>{NUMBERS}))?\n\n"
+)
+INDEX_LINE = re.compile(rf"^- \[(\d+)\]\(([\w.-]+)\): (.+?)(?: \(replaces ({NUMBERS})\))?$", re.MULTILINE)
 CONSTANT = re.compile(r"(?:([a-z_0-9]+)\.)?(_?[A-Z][A-Z_0-9]*) = (.+)")
 
 every_decision = pytest.mark.parametrize("number", DECISIONS)
 
 
 @every_decision
-def test_it_says_how_it_stands(number: int) -> None:
-    found = STATUS.match(DECISIONS[number].read_text())
-    assert found, "under the title stands: Status: accepted | changed by NNN | superseded by NNN"
-    later = {int(one) for one in (found[2] or "").split(", ") if one}
-    assert later <= DECISIONS.keys() - {number}
+def test_status(number: int) -> None:
+    status = STATUS.match(DECISIONS[number].read_text())
+    assert status, "under the title stands: Status: accepted | changed by N | superseded by N [; replaces N, M]"
+    assert numbers(status["later"]) <= DECISIONS.keys() - {number}
+
+
+def test_there_are_few_records() -> None:
+    assert len(DECISIONS) <= MOST_RECORDS, "merge records of one subject"
+
+
+def test_a_number_belongs_to_one_record() -> None:
+    owners = [*DECISIONS, *(old for number in DECISIONS for old in replaced(number))]
+    assert sorted(owners) == sorted(set(owners))
+
+
+def test_the_index_lists_every_record() -> None:
+    """The title and the replaced numbers stand there, too, so that a search for an old number leads to its record."""
+    index = INDEX_LINE.findall((FOLDER / "README.md").read_text())
+    listed = {int(number): (name, title, numbers(old)) for number, name, title, old in index}
+    assert len(listed) == len(index)
+    records = {number: STATUS.match(path.read_text()) for number, path in DECISIONS.items()}
+    assert listed == {
+        number: (DECISIONS[number].name, record["title"], replaced(number))
+        for number, record in records.items()
+        if record
+    }
+
+
+def test_every_number_that_is_named_leads_to_a_record() -> None:
+    folders = [ROOT / name for name in ("src", "lab", "tests", "tools", "docs", "examples")]
+    files = [path for folder in folders for end in ("py", "sql", "md") for path in folder.rglob(f"*.{end}")]
+    mention = re.compile(r"\b[Dd]ecisions?[ /](\d{1,3})\b")
+    named = {int(number) for path in [*files, *ROOT.glob("*.md")] for number in mention.findall(path.read_text())}
+    assert named <= DECISIONS.keys() | {old for number in DECISIONS for old in replaced(number)}
+
+
+def replaced(number: int) -> set[int]:
+    """Return the old numbers that a record has taken over."""
+    status = STATUS.match(DECISIONS[number].read_text())
+    return numbers(status["replaced"]) if status else set()
+
+
+def numbers(text: str | None) -> set[int]:
+    """Return the numbers of a list with commas; None is an empty list."""
+    return {int(number) for number in (text or "").split(", ") if number}
 
 
 @every_decision

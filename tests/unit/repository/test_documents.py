@@ -1,4 +1,4 @@
-"""What the documents name is there: files, links, decisions."""
+"""Files, links and decisions that the documents name exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from chaos import SCENARIOS
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
-DECISIONS = {int(path.name[:3]): path.name for path in ROOT.glob("docs/decisions/[0-9]*.md")}
 PLACES = ("", "src/servicebroker", "tests")  # where what is named in short may stand
 
 
@@ -49,18 +48,6 @@ def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
     assert [
         str(path) for path in sources if path.name != "test_documents.py" and elsewhere.search(path.read_text())
     ] == []
-
-
-def test_every_decision_is_listed_in_order() -> None:
-    listed = re.findall(r"^\| \[(\d+)\]\(([\w.-]+)\)", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE)
-    assert [(int(number), name) for number, name in listed] == sorted(DECISIONS.items())
-
-
-def test_every_decision_that_is_named_is_there() -> None:
-    sources = [path for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")]
-    told = re.compile(r"\b[Dd]ecisions?[ /](\d{1,3})\b")
-    named = {int(number) for path in [*DOCUMENTS, *sources] for number in told.findall(path.read_text())}
-    assert named - DECISIONS.keys() == set()
 
 
 def test_sizing_quotes_the_benchmarks() -> None:
