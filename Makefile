@@ -1,8 +1,9 @@
 # make install   a .venv in this folder with the package and all that the other commands need
 # make demo      install what it needs, then run the main job            (make demo INPUT=file)
-# make test      install, then the tests in ten minutes; random ones with the seed 1 (SEED=7: with another). Of what has
-#                many cases it takes a sample, and of what is slow by nature a short form
+# make test      install, then a sample of the tests in ten minutes; random tests with the seed 1 (another: SEED=7), on the
+#                embedded PostgreSQL 18 (another: POSTGRES=/usr/lib/postgresql/15/bin)
 # make test-all  every test and every case
+# make lint      format, imports, generated code, docstrings, names (tools/prose.py), commit subjects
 # make check     the loop to live in: lint, types, import contracts, unit tests
 # make sync      the blocking form of the API from the asyncio form (see CONTRIBUTING.md)
 # make coverage  every test, and which lines none of them reaches; takes twice as long
@@ -24,8 +25,11 @@ OUT ?= demo-data
 SEEDS ?= 0:100000
 # a change is judged by the same random cases each time; simulate and soak look for new ones
 SEED ?= 1
+# the programs of another PostgreSQL for the tests' server
+POSTGRES ?=
+ON_POSTGRES := $(if $(POSTGRES),--postgres $(POSTGRES))
 # test files go to four processes, each with a server of its own: tests wait more than half of their time
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --seed $(SEED)
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --seed $(SEED) $(ON_POSTGRES)
 
 # where it is set, each of the hundreds of processes that tests start would compile the package anew
 unexport PYTHONDONTWRITEBYTECODE
@@ -58,11 +62,11 @@ ALONE := tests/integration/security/test_fence.py::test_a_ledger_of_others_stays
 # one in some thousand tests loses a race on a busy machine: it is told, with why, and run once more (decision 136)
 test: install
 	$(PYTEST) --reruns 1 --deselect $(ALONE)
-	$(BIN)/python -m pytest --seed $(SEED) --reruns 1 $(ALONE)
+	$(BIN)/python -m pytest --seed $(SEED) $(ON_POSTGRES) --reruns 1 $(ALONE)
 
 test-all: install
 	$(PYTEST) --reruns 1 --full --deselect $(ALONE)
-	$(BIN)/python -m pytest --seed $(SEED) --reruns 1 --full $(ALONE)
+	$(BIN)/python -m pytest --seed $(SEED) $(ON_POSTGRES) --reruns 1 --full $(ALONE)
 
 coverage: install
 	$(PYTEST) --full --cov --cov-report=term-missing:skip-covered
@@ -82,6 +86,7 @@ lint:
 	$(BIN)/ruff check src lab tests tools examples
 	$(BIN)/ruff format --check src lab tests tools examples
 	$(BIN)/lint-imports
+	$(BIN)/python tools/prose.py
 
 types:
 	$(BIN)/mypy

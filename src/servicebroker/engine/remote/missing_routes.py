@@ -1,6 +1,6 @@
 """Asking the dynamic routing service for a missing route, or remote service binding.
 
-The rules: docs/reference/rules.md#asking-for-routes.
+The rules: docs/reference/rules.md#dynamic-routing.
 
 A request is a conversation of the broker itself, one for each service that no route leads to, or that has no binding.
 It is pending until the dynamic routing service ends it, see `route_answers.py`. Where the answer has brought none the
