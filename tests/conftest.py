@@ -8,15 +8,17 @@ import itertools
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import psycopg
 import pytest
@@ -30,7 +32,7 @@ from daemons import Two, two_sites
 from portal import open_behind_portal
 from remote_support import Pair, paired
 from second_tries import pytest_sessionfinish as pytest_sessionfinish
-from servicebroker.store import running
+from servicebroker.store import cluster, running
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.statements import Rows, Statement
 from support import APP, Clock, Stock, as_user, define_standard_set, stocked_name
@@ -123,6 +125,7 @@ for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="the seed of the randomized tests, to repeat a run")
+    parser.addoption("--postgres", type=Path, default=None, help="the folder of another PostgreSQL's programs")
     parser.addoption("--full", action="store_true", help="every test and case: also those that make test leaves out")
     for name, count in COUNTS.items():
         said = f"{count.meaning}: {count.short} by itself, {count.full} with --full"
@@ -188,12 +191,27 @@ def own_log() -> Iterator[None]:
             root.removeHandler(handler)
 
 
+@contextmanager
+def _programs_of(folder: Path | None) -> Iterator[None]:
+    """Start and stop embedded servers with the programs of another PostgreSQL."""
+    if folder is None:
+        yield
+        return
+    answer = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.findall(r"\d+", answer)[0]
+    with mock.patch.multiple(cluster, programs=lambda: folder, VERSION=version):
+        yield
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[EmbeddedServer]:
+def server(pytestconfig: pytest.Config) -> Iterator[EmbeddedServer]:
     # not under pytest's own folder: another session of root's would shut the server's user out of it
     folder = tempfile.mkdtemp(prefix="servicebroker-tests-")
     try:
-        with EmbeddedServer.start(folder) as server:
+        programs = pytestconfig.option.postgres
+        with _programs_of(programs):
+            server = EmbeddedServer.start(folder, watches=programs is None)
+        with server:
             with psycopg.connect(server.url, autocommit=True) as connection:
                 connection.execute("alter system set fsync = off")  # nobody pulls the plug on it
                 connection.execute("alter system set max_wal_size = '256MB'")  # it may lie in memory
@@ -204,6 +222,8 @@ def server() -> Iterator[EmbeddedServer]:
                 connection.execute("alter role all set servicebroker.allow_data_loss = on")
                 connection.execute("select pg_reload_conf()")
             yield server
+            with _programs_of(programs):
+                server.close()
     finally:  # a hundred thousand files: nobody waits for that
         subprocess.run(["sh", "-c", 'rm -rf "$0" >/dev/null 2>&1 &', folder], check=True)
 
