@@ -20,12 +20,12 @@ returns its result. `store/running.py` drives it on a connection; `store/aio/run
 **The rules.**
 
 * A verb runs in the transaction of its caller and nowhere else. So nothing of it is visible before the commit.
-* The first statement of a verb completes it or only reads. So a verb that is cut has done everything or nothing
-  (`run_alone`), and the usual SEND and RECEIVE are one round trip. `tests/integration/conversation/test_cut.py` cuts at
-  each statement.
+* The first statement of a verb completes it or only reads. So an interrupted verb has done everything or nothing
+  (`run_alone`), and the usual SEND and RECEIVE are one round trip. `tests/integration/conversation/test_cut.py`
+  interrupts at each statement.
 * The time is an argument: `now`.
-* A statement has a name: the module and the function that has it (`send.transmit`). Errors and counters show it.
-* Nobody may do what it has no permission for: `security/authorization.py` is asked before a verb writes.
+* A statement's name is the module and the function that issues it (`send.transmit`). Errors and counters show it.
+* `security/authorization.py` checks the caller's permissions before a verb writes.
 
 Begin with `conversation/send.py`.
 """

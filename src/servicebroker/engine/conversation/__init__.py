@@ -1,44 +1,43 @@
-"""The verbs of conversations: what each asks of the tables, and what it writes there.
+"""The verbs of conversations: which rows each of them reads and writes.
 
 **The problem.** Many sessions send and receive at the same time. Messages of one conversation must be received once and
 in order. One reader at a time takes messages of a conversation group. The usual case must be one round trip.
 
-**SEND** (`send.py`). The process remembers of each handle the peer's queue and what the contract allows
+**SEND** (`send.py`). For each handle the process caches the peer's queue and what the contract allows
 (`Catalog.channels`). One statement updates the endpoint and inserts the message from what the update returned
 (`enqueue.py`). If no row comes back, `_send_slowly` finds out why: it delivers, opens the target, parks the message in
 the transmission queue, or refuses. To another instance a SEND writes a row of the transmission queue (`_transmit`).
-The first SEND on a conversation that was received from tries the way of the last one of its service and contract
+The first SEND on a received conversation tries the path of the last such SEND of its service and contract
 (`Catalog.answered`); its statement compares them with the row.
 
-**BEGIN DIALOG** (`begin.py`). Inside the instance the process remembers both sides (`engine/catalog/ways.py`). A new
-conversation of such a way waits in its transaction and leaves with its first messages, in one statement
-(`new_dialogs.py`). If the way is not what it was, the verbs run one after the other.
+**BEGIN DIALOG** (`begin.py`). Inside the instance the process caches both sides (`engine/catalog/ways.py`). A new
+conversation on a cached path is deferred: it leaves with its first messages, in one statement (`new_dialogs.py`). If
+the path has changed, the verbs run one after the other.
 
 **RECEIVE** (`receive.py`, and `receive` in `store/queue.sql`). The queue's function fires due timers and lifetimes,
 chooses a conversation group that is not locked, deletes its messages and returns them. If nothing comes back, the
-client finds out why. The process notes the queue, service and contract of each conversation for the verbs that follow
-(`Catalog.taken`).
+client finds out why. The process caches the queue, service and contract of each conversation for the verbs that follow
 
 **END** (`end.py`). One statement tells the peer, or closes this side if the peer has ended (`enqueue.end_dialog` with
-`servicebroker.end_dialog` in `store/verbs.sql`). It changes nothing where something waits, is blocked, retained or
-elsewhere; then `end.py` goes step by step.
+`servicebroker.end_dialog` in `store/verbs.sql`). It changes nothing if messages are parked or retained, or the peer is
+blocked or remote; then `end.py` goes step by step.
 
 **The rules.**
 
-* Messages that a verb or a peer sends are put into queues by the statements of `enqueue.py` alone. Timers and expired
-  lifetimes are put there by the queue's own functions. The lock of the sender's endpoint orders the conversation. The
-  sequence number is drawn under it, so numbers have no gaps and no number comes twice.
+* Only the statements of `enqueue.py` put messages of verbs and peers into queues. The queue's own functions add timers
+  and expired lifetimes. The lock of the sender's endpoint orders the conversation. The sequence number is drawn under
+  it, so numbers have no gaps and no duplicates.
 * `stamp` and `queuing_order` rise along a conversation. A stamp is never below the id of the transaction that draws it.
   The `queuing_order` is drawn after the transaction has its id: pipelines and the marks of RECEIVE rely on both.
 * The group lock is an advisory lock of the transaction. Under a savepoint the session keeps it too (`keep_lock`).
-* Who parks or delivers takes the locks in the order of `lock_service` in `engine/delivery/opening.py`.
+* Parking and delivering take locks in the order of `lock_service` in `engine/delivery/opening.py`.
 * A shared body (`shared_bodies.py`) lives as long as a message refers to it: each message has a row as its reader.
-* What SEND and RECEIVE remember of permissions holds for one catalog version of the queue.
+* Cached permissions of SEND and RECEIVE hold for one catalog version of the queue.
 * No state grows without bound: closed target endpoints go after 30 minutes, an emptied queue gives its space back
   (`upkeep.py`), and `Catalog` keeps a bounded number of channels.
 
 **Where.** The owner's verbs: `plain_verbs.py`; those of a restricted role: `fenced_verbs.py` with `store/fence.sql`.
 BEGIN DIALOG and timers: `begin.py`. SENDs of a pipeline: `together.py`; to several handles: `multicast.py`. Failures:
-`failure.py`, `failed_messages.py`, `replay.py`. What is due in queues without readers: `upkeep.py`. Retention:
+`failure.py`, `failed_messages.py`, `replay.py`. Due work of queues without readers: `upkeep.py`. Retention:
 `retention.py`. Pools: `recycling.py`. Traces and events: `traces.py`, `watching.py`. Begin with `send.py`.
 """

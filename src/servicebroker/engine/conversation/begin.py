@@ -22,7 +22,7 @@ SQL = SqlFile(__file__)
 
 
 class Identity(NamedTuple):
-    """The handle of a conversation that is to begin, and the group that is made for it unless it joins another one."""
+    """The handle of a new conversation, and the group created for it unless it joins another one."""
 
     handle: UUID
     group: UUID
@@ -31,10 +31,10 @@ class Identity(NamedTuple):
 def begin_dialog(
     database_id: int, dialog: BeginDialog, *, now: datetime, identity: Identity | None = None
 ) -> Steps[UUID]:
-    """BEGIN DIALOG: an endpoint in the state STARTED_OUTBOUND. No message, and no look at the target.
+    """BEGIN DIALOG: insert an endpoint in the state STARTED_OUTBOUND. Sends nothing and does not look at the target.
 
-    A related group that does not exist is made under the id that was given. Without `identity` the server draws one.
-    Returns the conversation handle; its group is locked until the transaction ends.
+    A related group that does not exist is created under the given id. Without `identity` the server draws handle and
+    group. Returns the conversation handle; its group is locked until the transaction ends.
 
     Raises:
         BrokerError: what `BeginDialog.check` refuses, 8423 and 8425 unknown service or contract, 8426 unknown related
@@ -44,7 +44,7 @@ def begin_dialog(
     if dialog.target_broker == CURRENT_DATABASE:
         yield _hold_database(database_id)
     handle = None
-    while handle is None:  # something was altered or dropped between the two looks: the first one says so
+    while handle is None:  # an object was altered or dropped between the two statements: find_own_side reports it
         own = yield from find_own_side(database_id, dialog)
         handle = yield from begin_at(database_id, own, dialog, now=now, identity=identity)
     return handle
@@ -58,7 +58,7 @@ def begin_at(
     now: datetime,
     identity: Identity | None = None,
 ) -> Steps[UUID | None]:
-    """BEGIN DIALOG at an own side that was found before. None: it was dropped or altered, or permissions were.
+    """BEGIN DIALOG with an own side that was looked up before. None if it, or a permission, has changed since.
 
     Raises:
         BrokerError: 8426 unknown related conversation, 9610 a related group of another service.
@@ -102,7 +102,7 @@ def begin_at(
 
 
 def _hold_database(database_id: int) -> Statement:
-    """Who gives the database another identifier waits for our transaction, or we read what it has written."""
+    """Lock the database, so that changing its broker identifier waits for our transaction or we read the new one."""
     return SQL("hold_database", (locks.BEGIN_IN, database_id))
 
 
@@ -124,9 +124,9 @@ def find_own_side(database_id: int, dialog: BeginDialog) -> Steps[OwnSide]:
 
 
 def begin_conversation_timer(operation: BeginConversationTimer, *, now: datetime) -> Steps[None]:
-    """BEGIN CONVERSATION TIMER: one per endpoint, a second call replaces it.
+    """BEGIN CONVERSATION TIMER: set the endpoint's only timer, replacing an earlier one.
 
-    When it fires, a DialogTimer message comes into this side's own queue.
+    When it fires, a DialogTimer message arrives in this side's own queue.
 
     Raises:
         BrokerError: what `BeginConversationTimer.check` refuses, 8426 unknown handle, 8458 wrong state, 8410 beyond the
@@ -140,7 +140,7 @@ def begin_conversation_timer(operation: BeginConversationTimer, *, now: datetime
     at = now + timedelta(seconds=operation.timeout)
     if at > endpoint.lifetime:
         raise BrokerError(8410)
-    yield Statement(  # all DialogTimers have one number: what the last one has failed is not counted against this one
+    yield Statement(  # all DialogTimers have number 0: failures of the last one must not count against this one
         "begin.begin_conversation_timer",
         "with dealt_with as (delete from servicebroker.failed_messages "
         f"where conversation_handle = $1 and message_type_id = {names.DIALOG_TIMER_ID}) "
@@ -150,7 +150,7 @@ def begin_conversation_timer(operation: BeginConversationTimer, *, now: datetime
 
 
 def _related_group(service_id: int, dialog: BeginDialog) -> Steps[UUID | None]:
-    """The group that the new conversation joins, locked, so that nobody ends it meanwhile; None for a new one."""
+    """Lock and return the group that the new conversation joins, lest it is ended meanwhile; None for a new group."""
     conversation, group = dialog.related_conversation, dialog.related_conversation_group
     if conversation is not None:
         group = yield from lock_group_of(conversation)

@@ -38,9 +38,9 @@ SQL = SqlFile(__file__)
 def end_conversation(operation: EndConversation, *, now: datetime, catalog: Catalog | None = None) -> Steps[None]:
     """END CONVERSATION, plain, WITH ERROR or WITH CLEANUP.
 
-    The conversation's messages leave this side's queue. Plain: the peer gets EndDialog after everything sent
-    before. With `error`, a positive code and its description: what was not delivered is dropped and the peer
-    gets the Error. With `cleanup` the peer is not told. A peer that ended first is never told.
+    Removes the conversation's messages from this side's queue. Plain: the peer gets EndDialog after everything sent
+    before. With `error`, a positive code and its description: undelivered messages are dropped and the peer gets the
+    Error. With `cleanup` the peer is not told. A peer that ended first is never told.
 
     Raises:
         BrokerError: what `EndConversation.check` refuses, 8426 unknown handle, 8427 wrong state.
@@ -52,9 +52,10 @@ def end_conversation(operation: EndConversation, *, now: datetime, catalog: Cata
 
 
 def end_permitted(catalog: Catalog, user: User, operation: EndConversation, *, now: datetime) -> Steps[None]:
-    """END CONVERSATION of a principal that is not dbo, with one statement where its permissions were asked before.
+    """END CONVERSATION for a principal that is not dbo; one statement if its permissions are cached.
 
-    That statement compares the queue's catalog version, as RECEIVE does: with another one they are asked again.
+    That statement compares the queue's catalog version, as RECEIVE does. If the version differs, permissions are
+    checked again.
     """
     taken = catalog.taken.get(operation.handle.bytes) if isinstance(operation.handle, UUID) else None
     if taken is not None:
@@ -69,9 +70,9 @@ def end_permitted(catalog: Catalog, user: User, operation: EndConversation, *, n
 
 
 def _end_dialog(catalog: Catalog, handle: UUID, now: datetime, version: int | None = None) -> Steps[bool]:
-    """END CONVERSATION as it usually is. False, and nothing was changed, where it is not.
+    """END CONVERSATION in the usual case. False, with nothing changed, if the case is not the usual one.
 
-    Nor is it where a `version` was given, and the own queue has another one.
+    Also False if `version` is given and the own queue has another catalog version.
     """
     queues = yield from _find_queues(catalog, handle)
     if queues is None:
@@ -87,9 +88,9 @@ def _end_dialog(catalog: Catalog, handle: UUID, now: datetime, version: int | No
 
 
 def _find_queues(catalog: Catalog, handle: UUID) -> Steps[tuple[int, int] | None]:
-    """The queues of this side and of the peer, which may be remembered; 0 for a peer that has ended.
+    """Return the queue of this side and that of the peer, from the cache if possible; 0 for a peer that has ended.
 
-    None where nothing can be told or closed at once.
+    None if END cannot tell the peer or close the endpoint in one statement.
     """
     taken, channel = catalog.taken.get(handle.bytes), catalog.channels.get(handle)
     if taken is not None:
@@ -110,16 +111,16 @@ def _find_queues(catalog: Catalog, handle: UUID) -> Steps[tuple[int, int] | None
 
 
 def _end_step_by_step(handle: UUID, *, now: datetime, error: tuple[int, str] | None, cleanup: bool) -> Steps[None]:
-    """END CONVERSATION whatever holds, one rule after the other."""
+    """END CONVERSATION in every case, one rule after the other."""
     endpoint, peer = yield from lock_conversation(handle)
     next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
     yield from _purge(endpoint)
     if cleanup or error or next_state is not EndpointState.DISCONNECTED_OUTBOUND:
         yield drop_waiting([handle])
-    if peer is not None:  # what the peer sent and still waits has nobody to go to
+    if peer is not None:  # undelivered messages of the peer have no reader any more
         yield drop_waiting([peer.conversation_handle])
     if peer is not None and peer.state == EndpointState.DISCONNECTED_OUTBOUND:
-        # the peer's own end waits for this side: both have ended, and neither is told
+        # the peer's own end is waiting for this side: both have ended, and neither is told
         yield drop_waiting([handle])
         yield from close_endpoints([peer.conversation_handle], now)
         next_state = next_state and EndpointState.CLOSED
@@ -130,14 +131,14 @@ def _end_step_by_step(handle: UUID, *, now: datetime, error: tuple[int, str] | N
         if waits:
             return
     elif peer is not None and peer.state == EndpointState.CONVERSING:
-        # it is not told that the lifetime is over: a SEND that began before that may still be on its way to us
+        # the peer is not told that the lifetime is over: a SEND that began before may still be on its way here
         yield _close_way_back(peer)
     yield from _close(endpoint, now, keep=next_state is not None)
     yield from remove_closed(now)
 
 
 def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[bool]:
-    """EndDialog or Error to the peer. True when the EndDialog has to wait for a target that is not there yet."""
+    """Send EndDialog or Error to the peer. True if it is parked: the target is not open yet, blocked or remote."""
     if endpoint.is_remote:
         yield from _park_end(endpoint, None, error)
         return True
@@ -151,7 +152,7 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
         return False
     if endpoint.is_blocked:
         yield lock_parking()
-        endpoint = yield from find_endpoint(endpoint.conversation_handle)  # the way may have become free
+        endpoint = yield from find_endpoint(endpoint.conversation_handle)  # the obstacle may be gone
     if endpoint.is_blocked:
         yield from _park_end(endpoint, peer, error)
         return True
@@ -166,9 +167,9 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
 
 
 def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[None]:
-    """EndDialog or Error waits behind what was sent before. The peer's way back is closed: nobody reads there.
+    """Park EndDialog or Error behind what was sent before, and close the peer's way back: this side reads no more.
 
-    So what has arrived from another instance and waits beside the queue goes too.
+    Fragments that arrived from another instance for this side are removed too.
     """
     name, body = (names.ERROR, error_body(*error)) if error else (names.END_DIALOG, None)
     yield from park(
@@ -185,14 +186,15 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
 
 
 def _close_way_back(peer: Endpoint) -> Statement:
-    """No statement delivers straight to us any more: the peer's next SEND looks at what we are."""
+    """Stop statements from delivering straight to this side: the peer's next SEND checks this side's state."""
     return SQL("close_way_back", (peer.conversation_handle,))
 
 
 def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
-    """A local EndDialog is durably with the peer at commit, which acknowledges it: the endpoint is closed.
+    """Close or remove the endpoint. The commit puts the EndDialog durably into the peer's queue, which acknowledges it.
 
-    An initiator is removed at once unless it is secured, a target kept against replays.
+    `keep` is False for WITH CLEANUP. A closed initiator without dialog security is removed at once; a target is kept
+    against replays.
     """
     if keep:
         yield from close_endpoints([endpoint.conversation_handle], now)
@@ -201,7 +203,7 @@ def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
 
 
 def _purge(endpoint: Endpoint) -> Steps[None]:
-    """Every message of this conversation in this side's queue, retained ones too."""
+    """Delete every message of this conversation from this side's queue, retained ones too."""
     yield purge(
         f"queue_{endpoint.queue_id}",
         "priority = $1 and conversation_group_id = $2 and conversation_handle = $3",
@@ -212,7 +214,7 @@ def _purge(endpoint: Endpoint) -> Steps[None]:
 
 
 def _forget_address(endpoint: Endpoint) -> Statement:
-    """The peer's next SEND finds nobody."""
+    """Clear the address at the peer: its next SEND finds no target."""
     return SQL("forget_address", (endpoint.conversation_handle, endpoint.far_handle))
 
 
@@ -223,8 +225,8 @@ def _set_state(endpoint: Endpoint, state: EndpointState) -> Statement:
 def answer_ends(queue_id: int, messages: Sequence[Message], now: datetime) -> Steps[list[UUID]]:
     """END CONVERSATION, in a few statements, for many conversations whose last message is an EndDialog in the queue.
 
-    The caller holds their groups. Returns the handles of those that have ended; the others have a rule in their way,
-    which `end_conversation` knows: a peer that has not closed, retained messages, a lifetime that is over.
+    The caller holds their groups. Returns the handles of those that have ended. The others need `end_conversation`: the
+    peer has not closed, messages are retained, or a lifetime is over.
     """
     handles = [message.conversation_handle for message in messages]
     yield SQL("answer_ends.lock", (handles,))

@@ -1,4 +1,4 @@
-"""Endpoints and groups: reading, locking and removing their rows."""
+"""Read, lock and remove the rows of endpoints and groups."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SQL = SqlFile(__file__)
 
 
 class Endpoint(NamedTuple):
-    """The row of a conversation endpoint, and what its peer in this instance says (0 and '' where there is none).
+    """The row of a conversation endpoint, with the state of its peer in this instance (0 and '' without one).
 
-    Of its own queue: `retains` and `is_queue_enabled` are its options RETENTION and STATUS, `keeps_retained` says that
-    it may hold retained messages, from now or from earlier. `owner_id` is the principal that owns its service. Of an
-    initiator, `acts_as` is who it is in the target's database, where a remote service binding says so.
+    `retains` and `is_queue_enabled` are the options RETENTION and STATUS of its own queue. `keeps_retained`: the queue
+    may hold retained messages, from now or from earlier. `owner_id` is the principal that owns its service. `acts_as`
+    is the principal of an initiator in the target's database, if a remote service binding names one.
     """
 
     conversation_handle: UUID
@@ -58,24 +58,24 @@ class Endpoint(NamedTuple):
 
     @property
     def obstacle(self) -> str:
-        """Why nothing can be delivered to the peer now; '' when it can."""
+        """The reason why nothing can be delivered to the peer now; '' if it can."""
         return OBSTACLES[self.blocked_by]
 
     @property
     def is_blocked(self) -> bool:
-        """What is sent now has to wait, or something already waits before it."""
+        """True if a new message has to wait: delivery is blocked, or earlier messages are waiting."""
         return bool(self.blocked_by) or (self.has_peer and not self.far_queue_id)
 
     @property
     def has_peer(self) -> bool:
-        """The other endpoint exists in this instance."""
+        """True if the other endpoint exists in this instance."""
         return self.far_handle is not None
 
     @property
     def peer_has_ended(self) -> bool:
-        """What is sent now is for nobody; the peer could not say so yet, or never will.
+        """True if the peer reads no more, though this side may not have been told.
 
-        It is gone where it had expired before us: its application has ended what we take for open still.
+        The peer's row is gone if its lifetime ran out first and its application ended the conversation.
         """
         if self.has_peer and not self.peer_state:
             return True
@@ -86,7 +86,7 @@ OBSTACLES = {0: "", 9749: waiting.TARGET_QUEUE_OFF, 9791: waiting.SENDER_DISABLE
 
 
 def state_at(endpoint: Endpoint, now: datetime) -> EndpointState:
-    """The endpoint's state, also when its lifetime has run out and nobody has looked yet."""
+    """Return the endpoint's state, counting a lifetime that has run out although no statement has recorded it."""
     return at(EndpointState(endpoint.state), endpoint.lifetime, now)
 
 
@@ -112,10 +112,10 @@ _SELECT = (
 
 
 def find_endpoint(handle: UUID) -> Steps[Endpoint]:
-    """The endpoint of a handle.
+    """Return the endpoint of a handle.
 
     Raises:
-        BrokerError: 8426 when there is none.
+        BrokerError: 8426 no such endpoint.
     """
     rows = yield Statement("endpoints.find_endpoint", _SELECT + "where e.conversation_handle = $1", (handle,))
     if not rows:
@@ -124,10 +124,10 @@ def find_endpoint(handle: UUID) -> Steps[Endpoint]:
 
 
 def find_endpoints(handles: Sequence[UUID]) -> Steps[dict[UUID, Endpoint]]:
-    """The endpoints of several handles.
+    """Return the endpoints of several handles.
 
     Raises:
-        BrokerError: 8426 naming the first handle that has none.
+        BrokerError: 8426 naming the first handle without an endpoint.
     """
     rows = yield Statement(
         "endpoints.find_endpoints", _SELECT + "where e.conversation_handle = any ($1)", (list(handles),)
@@ -140,20 +140,19 @@ def find_endpoints(handles: Sequence[UUID]) -> Steps[dict[UUID, Endpoint]]:
 
 
 def lock_endpoint(handle: UUID) -> Steps[Endpoint]:
-    """The endpoint as it is once every transaction that sends on it has ended, and kept so until ours ends.
+    """Lock the endpoint's row until our transaction ends, and return it as earlier senders have left it.
 
     Raises:
-        BrokerError: 8426 when it is gone.
+        BrokerError: 8426 it is gone.
     """
     yield SQL("lock_endpoint", (handle,))
     return (yield from find_endpoint(handle))
 
 
 def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
-    """The endpoint and its peer in this instance, both locked, under the endpoint's group lock.
+    """Lock the endpoint and its peer in this instance, under the endpoint's group lock, and return both.
 
-    Rows are locked in one order for both sides, so that two ENDs never wait for each other in a circle; a SEND
-    holds only its own row.
+    Rows are locked in one order for both sides, so that two ENDs never deadlock; a SEND locks only its own row.
     """
     yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
@@ -171,7 +170,7 @@ def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
 
 
 def lock_rows(conversation_id: UUID) -> Steps[None]:
-    """Both endpoints' rows, in the one order; the second may come into being while we wait for the first."""
+    """Lock both endpoints' rows, the target's first. Repeats if the second row appears while we wait for the first."""
     locked, there = 0, 1
     while locked < there:
         rows = yield SQL("lock_rows.lock", (conversation_id,))
@@ -181,28 +180,29 @@ def lock_rows(conversation_id: UUID) -> Steps[None]:
 
 
 def lock_parking() -> Statement:
-    """Whoever touches the rows of a conversation that is, or may become, parked says so before it locks them.
+    """Announce that this transaction is about to lock rows of a conversation that is, or may become, parked.
 
-    Who delivers parked messages takes the lock alone: it sees all that waits, or the sender sees the way free.
+    Delivering parked messages takes the lock exclusively: either it sees everything parked, or the sender sees a free
+    way.
     """
     return SQL("lock_parking", (locks.DELIVERY,))
 
 
 def lock_group(group: UUID) -> Statement:
-    """Take the group's lock, waiting for it; it is held until the transaction ends."""
+    """Take the group's lock, waiting if necessary, until the transaction ends."""
     return SQL("lock_group", (group,), locks=True)
 
 
 def keep_lock(group: UUID) -> Statement:
-    """A group that we have locked under a savepoint: the session keeps the lock beyond it."""
+    """Keep the lock of a group for the session: a rollback to a savepoint would release the transaction's lock."""
     return SQL("keep_lock", (group, locks.GROUP), locks=True)
 
 
 def lock_group_of(handle: UUID) -> Steps[UUID]:
-    """Take the lock of the group that a conversation is in. It may be moved while we wait: then the next one too.
+    """Lock the group of a conversation and return it. If the conversation moves while we wait, lock its new group too.
 
     Raises:
-        BrokerError: 8426 when there is no such conversation.
+        BrokerError: 8426 no such conversation.
     """
     group, locked = (yield from find_endpoint(handle)).conversation_group_id, None
     while group != locked:
@@ -212,12 +212,12 @@ def lock_group_of(handle: UUID) -> Steps[UUID]:
 
 
 def never_opened(initiator: Endpoint) -> Steps[bool]:
-    """Whether message 0 still waits in the transmission queue: then no target endpoint was ever made."""
+    """Check whether message 0 is still in the transmission queue: then no target endpoint was ever created."""
     rows = yield SQL("never_opened", (initiator.conversation_handle,))
     return bool(rows)
 
 
-# The last thing a finished endpoint leaves with its peer, for sys.conversation_endpoints: what it has sent.
+# A finished endpoint leaves its last sequence number with its peer, for sys.conversation_endpoints.
 LEAVE_LAST_NUMBER = (
     "update servicebroker.conversation_endpoints peer set receive_sequence = finished.send_sequence from finished "
     "where peer.conversation_id = finished.conversation_id and peer.is_initiator = not finished.is_initiator"
@@ -225,9 +225,9 @@ LEAVE_LAST_NUMBER = (
 
 
 def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
-    """Delete the row, which is locked, and its group when it was the last one of it.
+    """Delete the row, which is locked, and its group if it was the last conversation in it.
 
-    The group's row is locked too: who removes another conversation of it need not have the group's lock.
+    Locks the group's row too: removing another conversation of the group does not need the group's lock.
     """
     yield Statement(
         "endpoints.remove_endpoint",
@@ -241,9 +241,9 @@ def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
 
 
 def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
-    """Delete closed endpoints whose time of replay protection is over. Returns how many.
+    """Delete up to `limit` closed endpoints whose replay protection is over. Returns their number.
 
-    They are anybody's: one that somebody holds, or in whose group a dialog is beginning, is left for the next time.
+    Endpoints that are locked, or in whose group a dialog is beginning, are left for the next time.
     """
     rows = yield SQL("remove_closed", (now, limit))
     if rows:
@@ -252,12 +252,12 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
 
 
 def remove_endpoints(handles: list[UUID]) -> Steps[None]:
-    """Delete many rows, and the groups that they leave empty."""
+    """Delete many endpoint rows, and the groups that become empty."""
     rows = yield Statement(
         "endpoints.remove_endpoints",
         "with finished as ("
         "delete from servicebroker.conversation_endpoints where conversation_handle = any ($1) returning *), "
-        # not of those that go themselves: one statement must not change a row twice
+        # not for endpoints of this very list: one statement must not change a row twice
         f"left_behind as ({LEAVE_LAST_NUMBER} and not peer.conversation_handle = any ($1)) "
         "select conversation_group_id from finished",
         (handles,),
@@ -267,21 +267,21 @@ def remove_endpoints(handles: list[UUID]) -> Steps[None]:
 
 
 def _leave_groups(groups: list[UUID]) -> Steps[None]:
-    """Delete those of the groups that are left empty; their locks are not ours.
+    """Delete those of the groups that are now empty; we do not hold their locks.
 
-    A dialog may be beginning in one of them, or somebody else removing the other conversation of it: wait for both, so
-    that the next statement sees it.
+    A dialog may be beginning in one of them, or another session removing its other conversation. Wait for both, so that
+    the next statement sees the result.
     """
     yield SQL("leave_groups", (groups,))
     yield remove_empty_groups(groups)
 
 
-# A closed initiator, unless its peer's end can be answered only with the keys that go with it (decision 53).
+# A closed initiator is removed, unless only its keys allow an answer to the peer's end (decision 53).
 _GOES_AT_ONCE = "(is_initiator and coalesce(security, 'N') = 'N')"
 
 
 def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
-    """The end is acknowledged: who may still be asked for an answer is kept against replays, the others are removed."""
+    """Close endpoints whose end is acknowledged. Targets are kept against replays; unsecured initiators are removed."""
     going = yield Statement(
         "endpoints.close_endpoints.update_endpoints",
         "with finished as ("
@@ -293,7 +293,7 @@ def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
         f"where conversation_handle = any ($1) and {_GOES_AT_ONCE}",
         (handles, now + REPLAY_PROTECTION),
     )
-    yield SQL(  # they take no more
+    yield SQL(  # fragments of messages that will not be received
         "close_endpoints.delete_fragments", (handles,)
     )
     if going:
@@ -301,5 +301,5 @@ def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
 
 
 def remove_empty_groups(groups: list[UUID]) -> Statement:
-    """Delete those of the groups that no conversation is in."""
+    """Delete those of the groups that have no conversation."""
     return SQL("remove_empty_groups", (groups,))

@@ -1,8 +1,8 @@
-"""The one place that puts a message into a queue.
+"""The statements that put messages into queues; no other module does so.
 
-A message is written from the row of the endpoint that sends it: that row's lock orders the conversation, draws
-the sequence number and raises the stamp (no lower than the writer's own transaction id, no lower than the
-conversation's last), and only then the order of arrival is drawn.
+A message is written from the row of the sending endpoint. That row's lock orders the conversation. Under it the
+sequence number is drawn and the stamp raised: at least the writer's transaction id, at least the conversation's last
+stamp. Only then is the order of arrival drawn.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _FRAGMENTS = (
     "(select string_agg(f.message_body, ''::bytea order by f.fragment) from servicebroker.arrived_fragments f "
     "where f.conversation_handle = {handle} and f.message_sequence_number = {number})"
 )
-_BEGUN = "'SO'"  # the state in which nothing was sent yet
-_STARTED = "'SI', 'CO'"  # states in which is sent to another instance
+_BEGUN = "'SO'"  # the state before the first SEND
+_STARTED = "'SI', 'CO'"  # states that may send to another instance
 _CERTAIN = ") select max(message_sequence_number), 1 / count(*) from arrived"
 _STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
 
 
 def _converses(now: int, states: str = "'CO'") -> str:
-    """State and lifetime allow it; in words that no index has, lest a plan made for few conversations looks there."""
+    """Return a test of state and lifetime that matches no index: a plan made for few conversations must not use one."""
     return f"(state in ({states}) and lifetime > ${now}) is true"
 
 
@@ -49,7 +49,7 @@ MAXIMUM_BATCH = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
 
 
 def portions(contents: Sequence[bytes | None]) -> list[Bodies]:
-    """The bodies of a batch, in their order, in lists that each fit into one statement."""
+    """Split the bodies of a batch into lists that each fit into one statement, keeping their order."""
     found = [Bodies()]
     size = 0
     for content in contents:
@@ -65,9 +65,9 @@ def portions(contents: Sequence[bytes | None]) -> list[Bodies]:
 def send(queue_id: int, *, certain: bool = False) -> str:
     """SEND of one message to the peer in that queue.
 
-    Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version. No row
-    comes back, and nothing is written, when the endpoint is not conversing, delivers elsewhere, or its lifetime is
-    over, or the queue is off, or its version has changed; `certain` then divides by zero.
+    Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version. No row comes
+    back, and nothing is written, if the endpoint is not conversing or delivers elsewhere, its lifetime is over, the
+    queue is off, or the version has changed. With `certain` the statement then divides by zero.
     """
     before, after = (", arrived as (", _CERTAIN) if certain else (" ", "")
     return (
@@ -83,11 +83,11 @@ def send(queue_id: int, *, certain: bool = False) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def send_answer(queue_id: int) -> str:
-    """SEND of one message on a conversation of which no more is known than its service and contract.
+    """SEND of one message on a conversation of which only the service and the contract are known.
 
-    Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version; then what has
-    to be so: service id, contract id, whether it is the initiator, service id and contract id of the peer. The row has
-    the priority too. Otherwise as `send`.
+    Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version. Then values
+    that the row must have: service id, contract id, is_initiator, service id and contract id of the peer. The result
+    has the sequence number and the priority. Otherwise as `send`.
     """
     return (
         f"with sender as ("
@@ -104,11 +104,11 @@ def send_answer(queue_id: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def send_shared(queue_id: int) -> str:
-    """SEND of one message on each of several endpoints, all locked, to their peers in that queue.
+    """SEND of one message on each of several locked endpoints, to their peers in that queue.
 
-    Parameters: handles (an array), message type id, validation letter, the number of their shared body (null for an
-    empty one), the queue's catalog version. A row with handle and sequence number for each message that was sent;
-    for the others as `send`.
+    Parameters: handles (an array), message type id, validation letter, the id of their shared body (null for an empty
+    one), the queue's catalog version. Returns handle and sequence number of each message that was sent; for the others
+    as `send`.
     """
     return (
         f"with sender as ("
@@ -129,8 +129,8 @@ def send_shared(queue_id: int) -> str:
 def send_batch(queue_id: int) -> str:
     """SEND of many messages of one type to the peer in that queue, in their order.
 
-    Parameters: handle, message type id, validation letter, bodies (an array), their number, the time, the queue's
-    catalog version. Otherwise as `send`; the row is the first sequence number.
+    Parameters: handle, message type id, validation letter, bodies (an array), their count, the time, the queue's
+    catalog version. Otherwise as `send`; the row has the first sequence number.
     """
     return (
         f"with sender as ("
@@ -146,12 +146,12 @@ def send_batch(queue_id: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def send_many(queue_id: int) -> str:
-    """SEND of many messages on many conversations to their peers in that queue, on each in their order.
+    """SEND of many messages on many conversations to their peers in that queue, in order on each conversation.
 
-    Parameters: handles (an array, in the order in which they are locked), how many messages each has. Of runs of
-    messages of one type on one conversation, arrays: which handle (from 1), how many messages of it come before, how
-    many these are, where they begin among the bodies (from 1), message type ids, validation letters. Then the bodies,
-    the time, the queue's catalog version. A row for each handle that could send: which, its first sequence number.
+    Parameters: handles (an array, in locking order) and the message count of each. Then arrays over runs of messages of
+    one type on one conversation: index of the handle (from 1), count of its messages before the run, count of the run,
+    index of its first body (from 1), message type ids, validation letters. Then the bodies, the time, the queue's
+    catalog version. Returns the index and the first sequence number of each handle that could send.
     """
     return (
         f"with sender as ("
@@ -173,12 +173,12 @@ def send_many(queue_id: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def send_staged(queue_id: int) -> str:
-    """SEND of a piece that the Spark writer has staged, messages of one type, to the peer in that queue, in order.
+    """SEND of a piece that the Spark writer has staged: messages of one type to the peer in that queue, in order.
 
-    The bodies flow out of their array in step with their numbers: no list of them is made, nor sorted.
+    Bodies are unnested in step with their numbers, so the server neither copies nor sorts the array.
 
-    Parameters: handle, message type id, validation letter, the piece's attempt and number, how many messages it has,
-    the time, the queue's catalog version. Otherwise as `send_batch`.
+    Parameters: handle, message type id, validation letter, the piece's attempt and number, its message count, the time,
+    the queue's catalog version. Otherwise as `send_batch`.
     """
     return (
         f"with sender as ("
@@ -193,7 +193,7 @@ def send_staged(queue_id: int) -> str:
     )
 
 
-# a daemon that sleeps waits for the transmission queue as a reader waits for its queue, under the number 0
+# a sleeping daemon waits for the transmission queue as a reader waits for its queue, under queue id 0
 WAKE_TRANSMITTER = (
     "case when exists (select from servicebroker.waiting_readers where queue_id = 0) "
     "then pg_notify('servicebroker', '0') end"
@@ -201,11 +201,11 @@ WAKE_TRANSMITTER = (
 
 _TOKEN = "substr(uuid_send(gen_random_uuid()), 1, 8)"  # as the column's default; drawing one costs 2 µs
 
-# SEND of messages of one type to another instance, in their order: they wait in the transmission queue. They
-# share one token: it is compared with that of another message of the same number only (decision 180).
-# Parameters: handle, message type, bodies (an array), their number, the time. No row comes back, and nothing is
-# written, when the endpoint is not conversing, its lifetime is over, its peer is not known to be elsewhere, or its own
-# queue retains what is sent: whoever remembers the way is told of that by nothing else.
+# SEND of messages of one type to another instance, in their order: rows of the transmission queue. They share one
+# token, which is compared with that of another message of the same number only (decision 180).
+# Parameters: handle, message type, bodies (an array), their count, the time. No row comes back, and nothing is written,
+# if the endpoint is not conversing, its lifetime is over, its peer is not known to be remote, or its own queue retains
+# sent messages. A cached path learns of retention only here.
 TRANSMIT = (
     "with sender as ("
     "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $4, state = 'CO' "
@@ -221,10 +221,9 @@ TRANSMIT = (
 )
 
 
-# The parameters of both sides. Of the one that begins: database, service, contract, queue, its catalog version, the
-# version of the routes, broker. Then the name of the service that it sends to, and of that side: database, service,
-# contract, queue, catalog version, broker; then the name of the service that begins. All are as this process remembers
-# them; where one has changed, no row comes back, and nothing is written.
+# The parameters of both sides. The initiator's: database, service, contract, queue, its catalog version, version of the
+# routes, broker, name of the target service. The target's: database, service, contract, queue, catalog version, broker,
+# name of the initiator service. All are cached values; if one has changed, no row comes back and nothing is written.
 _OWN_PRIORITY = PRIORITY.format(database="$1::int", contract="$3::int", local="$2::int", remote="$8::text")
 _FAR_PRIORITY = PRIORITY.format(database="$9::int", contract="$11::int", local="$10::int", remote="$15::text")
 _WAY = (
@@ -259,8 +258,8 @@ _NEW_BUCKET = "(uuid_hash(far_group) & 1023)::smallint"
 def begin_and_send(queue_id: int) -> str:
     """BEGIN DIALOG and SEND of its first message, whose target is opened in that queue.
 
-    Parameters: those of `_WAY`; handle, group, end of the lifetime, encryption, when the timer fires (or null); message
-    type id, validation letter, body. The row is the priority of the message.
+    Parameters: those of `_WAY`; handle, group, end of the lifetime, encryption, due time of the timer (or null);
+    message type id, validation letter, body. The row has the priority of the message.
     """
     return (
         f"with {_WAY}, dialog as materialized (select $16::uuid as handle, $17::uuid as own_group, "
@@ -274,11 +273,11 @@ def begin_and_send(queue_id: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def begin_and_send_many(queue_id: int) -> str:
-    """The same for several dialogs between the same two services, each with messages of its own, in their order.
+    """BEGIN DIALOG and SEND for several dialogs between the same two services, each with messages in their order.
 
-    Parameters: those of `_WAY`. Of the dialogs, arrays: handles, groups, ends of the lifetimes, encryption, timers, how
-    many messages each has. Of the messages, arrays: which dialog (from 1), sequence numbers, message type ids,
-    validation letters, bodies. A row for each dialog: the priority of its messages.
+    Parameters: those of `_WAY`. Arrays over the dialogs: handles, groups, ends of the lifetimes, encryption, timers,
+    message counts. Arrays over the messages: index of the dialog (from 1), sequence numbers, message type ids,
+    validation letters, bodies. Returns a row for each dialog: the priority of its messages.
     """
     return (
         f"with {_WAY}, dialog as materialized (select d.*, {_DRAWN}, way.* from way, "
@@ -298,8 +297,8 @@ def begin_and_send_many(queue_id: int) -> str:
 def open_and_send(queue_id: int) -> str:
     """SEND of the first message of a dialog that was begun before, whose target is opened in that queue.
 
-    Parameters: those of `_WAY`; handle, the time; message type id, validation letter, body. The row is the priority of
-    the message. None comes back, and nothing is written, if the dialog has sent already or its lifetime is over, too.
+    Parameters: those of `_WAY`; handle, the time; message type id, validation letter, body. The row has the priority of
+    the message. No row comes back, and nothing is written, if the dialog has already sent or its lifetime is over.
     """
     return (
         f"with {_WAY}, addressed as materialized (select {_DRAWN}, way.* from way where is_open), "
@@ -321,7 +320,7 @@ def open_and_send(queue_id: int) -> str:
 
 
 def tell_peer(queue_id: int) -> str:
-    """EndDialog or Error to the peer, whatever the state of the sending endpoint; it is locked already.
+    """Send EndDialog or Error to the peer, in any state of the sending endpoint, which is locked already.
 
     Parameters: handle, message type id, validation letter, body, rank.
     """
@@ -339,9 +338,9 @@ def tell_peer(queue_id: int) -> str:
 def end_dialog(near: int, far: int) -> str:
     """END CONVERSATION in one statement, in the queue `near`, with EndDialog for the peer in the queue `far`.
 
-    0 for `far`: the peer has ended. Parameters: handle, the time, the catalog version of `near` or null. The row says
-    whether it was done, as `servicebroker.end_dialog` (store/verbs.sql) found out; whether closed endpoints are due;
-    the key of a lock.
+    `far` is 0 if the peer has ended. Parameters: handle, the time, the catalog version of `near` or null. The row:
+    whether it was done, as `servicebroker.end_dialog` (store/verbs.sql) decided; whether closed endpoints are due; the
+    key of a lock.
     """
     told = (
         f", told as (insert into servicebroker.queue_{far} ({_COLUMNS}) "
@@ -358,10 +357,10 @@ def end_dialog(near: int, far: int) -> str:
 
 
 def deliver(queue_id: int) -> str:
-    """Everything that waits on these endpoints, with the numbers it was sent under, to their peers in that queue.
+    """Deliver everything parked on these endpoints to their peers in that queue, and mark their way as free.
 
-    Conversations in the order in which they began to wait. Their way is free from now on.
-    Parameters: handles (an array). The row is the priorities of the application's messages among them, an array.
+    Conversations are ordered by the time at which they began to wait. Messages keep their sequence numbers.
+    Parameters: handles (an array). The row has the priorities of the application messages among them, an array.
     """
     return (
         f"with waiting as ("
@@ -382,13 +381,13 @@ def deliver(queue_id: int) -> str:
 
 
 def arrive(queue_id: int) -> str:
-    """Messages from another instance, to endpoints whose receiving order is locked (engine/remote/arriving.py).
+    """Insert messages from another instance for endpoints whose receiving order is locked (engine/remote/arriving.py).
 
-    Readers are woken by `wake`, since a transaction of many messages takes a while.
+    Readers are woken by `wake` after the commit, since a transaction of many messages takes a while.
 
-    Of runs of messages that differ in their numbers only, arrays of one length: handles, first sequence numbers, how
-    many, where they begin among the bodies (from 1), message type ids, validation letters, ranks, whether the body is
-    in fragments beside the queue. Then the bodies.
+    Parameters, arrays over runs of messages that differ in their numbers only: handles, first sequence numbers, counts,
+    index of the first body (from 1), message type ids, validation letters, ranks, and whether the body is in fragments
+    beside the queue. Then the bodies.
     """
     return (
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
@@ -406,7 +405,7 @@ def arrive(queue_id: int) -> str:
 
 
 def arrive_kept(queue_id: int) -> str:
-    """What was kept beside the queue while it was off, in order; the caller removes it there.
+    """Insert, in order, messages that were stored beside the queue while it was off; the caller removes them there.
 
     Parameters: handles (an array).
     """
@@ -429,9 +428,9 @@ def arrive_kept(queue_id: int) -> str:
 
 
 def tell_self(queue_id: int) -> str:
-    """An Error of the broker itself, in the own queue of these endpoints; they go into the state ER.
+    """Put an Error of the broker into the own queue of these endpoints, and set them to the state ER.
 
-    Its stamp is no lower than that of anything the peer has sent, so that no frontier lets it overtake.
+    Its stamp is at least that of everything the peer has sent, so that no watermark of a pipeline lets it overtake.
     Parameters: handles (an array), message type id, validation letter, body.
     """
     return (
@@ -449,7 +448,7 @@ def tell_self(queue_id: int) -> str:
 
 
 def replay(queue_id: int) -> str:
-    """A message that was set aside, into the queue it was received from, under the number it had.
+    """Put a dead letter into the queue it was received from, under the number it had.
 
     Parameters: handle, sequence number, message type id, validation letter, body, rank.
     """
@@ -467,15 +466,15 @@ def replay(queue_id: int) -> str:
 
 
 def wake(queue_ids: Sequence[int]) -> Statement:
-    """Wake who waits for these queues, after the commit that filled them: whoever came later looks by itself.
+    """Wake sessions that wait for these queues, after the commit that filled them: later readers look by themselves.
 
-    A transaction of its own, which need not be on disk before it is heard.
+    Runs as a transaction of its own, which need not be on disk before readers are notified.
     """
     return SQL("wake", (list(queue_ids),))
 
 
 def _delivers_to(queue_id: int, version: int) -> str:
-    """The peer's queue is that one, on and unaltered; a test of the row, so that it is no step of the plan's own."""
+    """Return a test that the peer's queue is that one, on and unaltered: a test of the row, not a step of the plan."""
     return (
         f"(far_queue_id = {queue_id} and exists ("
         f"select from servicebroker.queues where queue_id = {queue_id} and is_enqueue_enabled "
@@ -484,15 +483,15 @@ def _delivers_to(queue_id: int, version: int) -> str:
 
 
 def _both_held(queue_id: int) -> str:
-    """Lock the groups of new dialogs, and wake the readers of what they have sent."""
+    """Lock the groups of new dialogs, and wake the readers of the messages they sent."""
     lock = f"pg_advisory_xact_lock({locks.GROUP}, uuid_hash(own_group))"
     return f"select far_priority, {lock}, {_wake(queue_id, 'far_group')} from dialog"
 
 
 def _wake(queue_id: int, group: str | None = None) -> str:
-    """Notify only where a reader sleeps: NOTIFY takes a lock of the whole server at commit.
+    """Notify only if a reader sleeps: NOTIFY takes a lock of the whole server at commit.
 
-    With the one group that the messages belong to, a single reader is enough (api/aio/doorbell.py).
+    If all messages belong to one group, one reader is enough (api/aio/doorbell.py).
     """
     payload = f"'{queue_id} ' || uuid_hash({group})" if group else f"'{queue_id}'"
     return (

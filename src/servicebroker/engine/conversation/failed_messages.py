@@ -1,7 +1,7 @@
-"""Messages whose processing fails: how often, until when their group is held, and those that were set aside.
+"""Failures of messages: their number, the retry time of their group, and dead letters.
 
-Written under the lock of the message's conversation group. A failure is counted for one message, so what is left of
-one that is gone counts for nothing; it is swept away at the next failure of its queue, or when a reader is idle.
+Rows are written under the lock of the message's conversation group. A failure counts for one message. Rows of messages
+that are gone count for nothing; they are swept at the next failure of the queue, or when a reader is idle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-# a row `f` is of a message that its reader itself puts into the queue: a rollback takes it out until the next RECEIVE
+# a row `f` for a message that its reader itself enqueues: after a rollback the queue lacks it until the next RECEIVE
 _COMES_AGAIN = (
     "select from servicebroker.conversation_endpoints e where e.conversation_handle = f.conversation_handle and ("
     f"f.message_type_id = {names.DIALOG_TIMER_ID} and e.dialog_timer is not null "
@@ -35,7 +35,7 @@ _SET_ASIDE = (
 
 
 class Tracked(NamedTuple):
-    """What is known of a message that has failed before."""
+    """The failures recorded for a message."""
 
     failures: int
     first_failed_at: datetime
@@ -43,7 +43,7 @@ class Tracked(NamedTuple):
 
 
 def find_failures(message: Message) -> Steps[Tracked | None]:
-    """How often this message has failed; None when it has not."""
+    """Return how often this message has failed; None if never."""
     rows = yield SQL(
         "find_failures", (message.conversation_handle, message.message_sequence_number, message.message_type_id)
     )
@@ -51,7 +51,7 @@ def find_failures(message: Message) -> Steps[Tracked | None]:
 
 
 def track(queue_id: int, message: Message, known: Tracked, error: str, now: datetime, after: float) -> Steps[None]:
-    """The message has failed, `known` says how often, and is to be tried again in `after` seconds."""
+    """Record a failure of the message. `known` holds its failures so far; it is retried after `after` seconds."""
     until = now + timedelta(seconds=after) if after else None
     yield SQL(
         "track.insert_failed_messages",
@@ -75,12 +75,12 @@ def track(queue_id: int, message: Message, known: Tracked, error: str, now: date
 
 
 def forget(handles: list[UUID]) -> Steps[None]:
-    """What has failed on these conversations has been dealt with."""
+    """Forget the failures on these conversations: their messages were processed."""
     yield SQL("forget", (handles,))
 
 
 def sweep(queue_id: int) -> Steps[None]:
-    """Forget messages of the queue that are not in it any more; rows that somebody writes are for the next time."""
+    """Forget messages that are no longer in the queue. Rows locked by another session are left for the next time."""
     yield Statement(
         "failed_messages.sweep",
         "delete from servicebroker.failed_messages where conversation_handle = any (array("
@@ -95,7 +95,7 @@ def sweep(queue_id: int) -> Steps[None]:
 def set_aside(
     database_id: int, queue_id: int, message: Message, known: Tracked, error: str, traceback: str, now: datetime
 ) -> Steps[None]:
-    """Keep a message that this transaction has received for an operator."""
+    """Store a message that this transaction has received as a dead letter, for an operator."""
     yield SQL(
         "set_aside",
         (
@@ -121,7 +121,7 @@ def set_aside(
 
 
 def set_aside_messages(database_id: int, queue_id: int | None) -> Steps[list[SetAsideMessage]]:
-    """What was set aside, oldest first; of one queue when it is given."""
+    """Return the dead letters of a database, oldest first, or those of one queue."""
     rows = yield Statement(
         "failed_messages.set_aside_messages",
         f"select {_SET_ASIDE} from servicebroker.set_aside_messages where database_id = $1 "
@@ -132,7 +132,7 @@ def set_aside_messages(database_id: int, queue_id: int | None) -> Steps[list[Set
 
 
 class Handled(NamedTuple):
-    """Which message it was that an operator has replayed or discarded."""
+    """The identity of a dead letter that an operator has replayed or discarded."""
 
     queue: str
     conversation_handle: UUID
@@ -141,10 +141,10 @@ class Handled(NamedTuple):
 
 
 def discard(database_id: int, set_aside_id: int) -> Steps[Handled]:
-    """Remove a message that was set aside.
+    """Remove a dead letter.
 
     Raises:
-        BrokerError: 402 there is none of that number.
+        BrokerError: 402 no dead letter has that number.
     """
     rows = yield SQL("discard", (database_id, set_aside_id))
     if not rows:
@@ -153,5 +153,5 @@ def discard(database_id: int, set_aside_id: int) -> Steps[Handled]:
 
 
 def unknown(set_aside_id: int) -> BrokerError:
-    """Return the refusal of a number that none of the messages that were set aside has."""
+    """Return the error for a number that no dead letter has."""
     return BrokerError(402, "the number of a message", str(set_aside_id), "that of a message that is set aside")

@@ -1,4 +1,4 @@
-"""An error of the broker on a conversation: an Error message on each side, with the negative number."""
+"""Errors of the broker on a conversation: an Error message with a negative code on each side."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SQL = SqlFile(__file__)
 
 
 class Failed(NamedTuple):
-    """Not taken: the Error that the peer is to get, with its number below zero.
+    """The Error that the peer is to get because its message was refused; the code is negative.
 
-    `message_type` is that of the message that has just been refused, '' when the whole conversation is.
+    `message_type` is that of the message that has just been refused, '' if the whole conversation is.
     """
 
     code: int
@@ -32,15 +32,15 @@ class Failed(NamedTuple):
 
     @classmethod
     def of(cls, error: BrokerError) -> Self:
-        """That error, as it travels."""
+        """Return that error with its code negated, as it is sent."""
         return cls(-error.number, error.text)
 
 
 def fail_conversation(endpoint: Endpoint, error: BrokerError, at_peer: BrokerError | None = None) -> Steps[None]:
-    """Put the conversation into error on both sides; what waited for delivery is dropped.
+    """Put the conversation into error on both sides, and drop messages that wait for delivery.
 
-    The peer gets `error` too, or its own. Both applications must still END it; neither verb nor message of theirs
-    raises.
+    The peer gets `at_peer`, or else `error` too. Both applications must still END the conversation; their verbs and
+    messages raise nothing.
     """
     yield from fail_endpoints([endpoint.conversation_handle], error)
     if endpoint.far_handle is not None:
@@ -48,15 +48,15 @@ def fail_conversation(endpoint: Endpoint, error: BrokerError, at_peer: BrokerErr
 
 
 def fail_endpoints(handles: list[UUID], error: BrokerError) -> Steps[None]:
-    """An Error on each of these endpoints, as `fail_with`."""
+    """Put an Error on each of these endpoints, as `fail_with` does."""
     yield from fail_with(handles, error_body(-error.number, f"{error.text} {error.hint}".rstrip()))
 
 
 def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
-    """An Error on each of these endpoints, whose rows are locked; what they sent and still waits is dropped.
+    """Put an Error on each of these endpoints, whose rows are locked, and drop what they have parked.
 
-    An endpoint that has ended is removed, since its application never sees the error; one that is closed or
-    has its error already stays as it is. The Error goes into the queue even when that is off: nobody reads there.
+    An endpoint that has ended is removed, since its application never sees the error. One that is closed or has an
+    error already stays unchanged. The Error enters the queue even if the queue is off, since nothing reads there.
     """
     if not handles:
         return
@@ -77,10 +77,10 @@ def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
 
 
 def tell_remote(handles: Iterable[UUID], failed: Failed) -> Statement:
-    """The peers of those of these endpoints that are in other instances get the Error when they next send."""
+    """Store the Error for the remote peers of these endpoints, which get it when they next send."""
     return SQL("tell_remote", (list(handles), failed.code, failed.description))
 
 
 def drop_waiting(handles: list[UUID]) -> Statement:
-    """Forget what was sent on these endpoints and not delivered."""
+    """Delete parked messages of these endpoints."""
     return purge("transmission_queue", "conversation_handle = any ($1)", handles)

@@ -1,7 +1,7 @@
-"""The verbs of a restricted PostgreSQL role: each a call of a function that asks for the permissions (store/fence.sql).
+"""The verbs of a restricted PostgreSQL role: each calls a function that checks permissions (store/fence.sql).
 
-Methods and operations are those of `Direct`, and so are results and errors, with these differences: what is sent goes
-into the transmission queue, and an instance that the owner has open delivers it; the time is the server's.
+Methods, operations, results and errors are those of `Direct`, with two differences. Sent messages go into the
+transmission queue, and an instance that the owner has open delivers them. The time is the server's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SQL = SqlFile(__file__)
 
 T = TypeVar("T")
 
-_ME = "(select key from servicebroker_fence.caller)"  # who calls: only the role itself can read it
+_ME = "(select key from servicebroker_fence.caller)"  # the caller: only the role itself can read it
 _PIPELINE = "pipeline"
 
 
@@ -57,17 +57,17 @@ class Fenced(Direct):
 
     @staticmethod
     def find_database(name: str, *, create: bool) -> Steps[int]:
-        """The id of the database of that name; a restricted role makes none."""
+        """Return the id of the database of that name; a restricted role creates none."""
         rows = yield call("database", names.checked("database", name))
         _refuse(rows[0][1])
         return int(rows[0][0])
 
     @staticmethod
     def find_user(database_id: int, name: str | None) -> Steps[User]:
-        """The user that is mapped to the role, else guest. In the fence nobody works as somebody else.
+        """Return the user that is mapped to the role, else guest. A restricted role cannot impersonate.
 
         Raises:
-            BrokerError: 916 without CONNECT, 15517 for the name of another.
+            BrokerError: 916 without CONNECT, 15517 for the name of another user.
         """
         rows = yield call("principal", database_id)
         database, principal_id, principal, refusal = rows[0]
@@ -78,32 +78,32 @@ class Fenced(Direct):
 
     @staticmethod
     def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
-        """The queue is switched off; an open instance of the owner's posts the event."""
+        """Switch the queue off; an instance that the owner has open posts the event."""
         rows = yield call("disable_queue", queue_id)
         database_id, name = rows[0]
         return None if database_id is None else Disabled(database_id, name, [])
 
     @staticmethod
     def wait_for(queue_ids: list[int]) -> Steps[None]:
-        """Those of the queues that the role may receive from."""
+        """Register this session for notifications of those of the queues that the role may receive from."""
         yield call("wait_for", queue_ids)
 
     @staticmethod
     def drawn(queue_id: int) -> Steps[int | None]:
-        """The last number of arrival that a message of the queue has drawn."""
+        """Return the last order of arrival that a message of the queue has drawn."""
         rows = yield call("drawn", queue_id)
         return None if rows[0][0] is None else int(rows[0][0])
 
     # ------------------------------------------------------------ finding
 
     def check_database(self) -> Steps[None]:
-        """Refuse what is asked of a database that was dropped."""
+        """Raise 8442 if the database was dropped."""
         rows = yield call("is_there", self.user.database_id)
         if not rows[0][0]:
             raise BrokerError(8442)
 
     def find_queue(self, name: str) -> Steps[Queue]:
-        """The queue of that name, which may be remembered."""
+        """Return the queue of that name, from the cache if possible."""
         key = self.user.database_id, name
         known = self.catalog.queues.get(key) if isinstance(name, str) else None
         if known is not None:
@@ -117,7 +117,7 @@ class Fenced(Direct):
         return found
 
     def find_labels(self, *, anew: bool = False) -> Steps[Labels]:
-        """Names by number, which may be remembered; of services those whose messages the role may receive."""
+        """Return names by id, from the cache if possible; services only if the role may receive their messages."""
         known = self.catalog.labels.get(self.user.database_id)
         if known is not None and not anew:
             return known
@@ -131,14 +131,14 @@ class Fenced(Direct):
     # ------------------------------------------------------------ conversations that wait
 
     def foresee(self, operation: BeginDialog, group: UUID | None = None) -> NewDialog | None:
-        """BEGIN DIALOG of a conversation that may wait. None: the role has begun none between these services."""
+        """Defer BEGIN DIALOG. None if the role has begun no dialog between these services yet."""
         operation.check()
         if self.catalog.fenced_ways.find(_key(operation)) is None:
             return None
         return new_dialogs.foresee(operation, None, self.settings.draw, self.settings.clock(), group)
 
     def foresee_send(self, dialog: NewDialog, operation: Send[int] | SendBatch) -> FirstSend | None:
-        """SEND that waits with its conversation. None: the role has sent no such message."""
+        """Defer SEND on a deferred conversation. None if the role has sent no message of this type there."""
         contents = new_dialogs.contents_of(operation, self.settings.maximum_body)
         types = self.catalog.fenced_ways.find(_key(dialog.operation)) or ()
         if operation.message_type not in types or dialog.expiry <= self.settings.clock():
@@ -146,16 +146,16 @@ class Fenced(Direct):
         return FirstSend(dialog, dialog.messages, operation, contents, None)
 
     def foresee_timer(self, dialog: NewDialog, operation: BeginConversationTimer) -> bool:
-        """BEGIN CONVERSATION TIMER has a permission of its own."""
+        """Refuse to defer BEGIN CONVERSATION TIMER, which needs a permission of its own."""
         return False
 
     @staticmethod
     def is_one_statement(pending: Pending) -> bool:
-        """Whether `begin_together` is one statement, if nothing was altered."""
+        """Check whether `begin_together` is one statement, provided nothing was altered."""
         return len(pending.dialogs) == 1
 
     def begin_together(self, pending: Pending) -> Steps[None]:
-        """BEGIN DIALOG and SEND of all that waits: a statement for each conversation, by their first messages."""
+        """Run the deferred BEGIN DIALOGs and SENDs: one statement per conversation, in the order of first messages."""
         sends: dict[UUID, list[FirstSend]] = {}
         for send in pending.sends:
             sends.setdefault(send.dialog.identity.handle, []).append(send)
@@ -164,37 +164,37 @@ class Fenced(Direct):
             yield from _begin_and_send(self, dialogs[handle], sends.get(handle, []))
 
     def forget_ways(self, dialogs: Sequence[NewDialog]) -> None:
-        """Forget what this process remembers of new conversations that could not leave."""
+        """Forget cached paths of new conversations whose statement failed."""
         for dialog in dialogs:
             self.catalog.fenced_ways.forget(_key(dialog.operation))
 
     # ------------------------------------------------------------ beside the verbs
 
     def send_together(self, sends: Sequence[Waiting]) -> Steps[dict[int, int]]:
-        """SENDs of a pipeline: their sequence numbers by place."""
+        """Run the SENDs of a pipeline. Returns their sequence numbers by place."""
         return send_in_runs(sends, partial(_send_batch, self))
 
     @staticmethod
     def keep_lock(group: UUID) -> Statement:
-        """The session keeps the lock of a group that its transaction has."""
+        """Keep the lock of a group, which the transaction holds, for the session."""
         return call("keep_lock", group, locks=True)
 
     def service_changes(self, queue: Queue) -> Steps[int]:
-        """How often a service of the queue was altered or dropped."""
+        """Return how often services of the queue were altered or dropped."""
         return receive.counted_changes((yield call("service_changes", queue.queue_id)), queue)
 
     def find_answer_queue(self, handle: UUID) -> Steps[AnswerQueue]:
-        """The queue into which the answers on a conversation of the role's own come."""
+        """Return the queue that gets the answers on a conversation of the role's own."""
         return answer_queue_of((yield call("answer_queue", self.user.database_id, handle)), handle)
 
     @staticmethod
     def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
-        """Those of the conversations that have messages in the queue."""
+        """Return those of the conversations that have messages in the queue."""
         rows = yield call("answered", queue_id, list(handles))
         return [handle for (handle,) in rows]
 
     def find_late(self, queue_id: int) -> Steps[list[LateAnswer]]:
-        """Requests in the queue whose answer is late and is to be handled."""
+        """Return requests in the queue whose answer is late and has to be handled."""
         lowest, highest = late_groups(self.settings.clock(), LateAnswers.HANDLE)
         rows = yield call("late_answers", queue_id, lowest, highest)
         if rows:
@@ -202,19 +202,19 @@ class Fenced(Direct):
         return late_of([row[:2] for row in rows])
 
     def watched(self, operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
-        """The steps: the events of conversations are for who may look at all of them."""
+        """Return the steps as they are: only principals that may see all conversations get their events."""
         return steps
 
     def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
-        """A SEND, and the trace context of what it has sent."""
-        yield SQL("sent_with_trace")  # what follows is one transaction: nobody receives the message before its context
+        """Run a SEND, and store the trace context of its messages."""
+        yield SQL("sent_with_trace")  # opens one transaction, so that no reader sees a message before its context
         result = yield from steps
         numbers = result if isinstance(result, list) else [result]
         yield call("leave_traces", self.user.database_id, list(handles), numbers, many, context)
         return result
 
     def take_traces(self, messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
-        """The trace contexts of received messages."""
+        """Return the trace contexts of received messages."""
         rows = yield call(
             "take_traces",
             self.user.database_id,
@@ -224,34 +224,34 @@ class Fenced(Direct):
         return [context for (context,) in rows]
 
     def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[int]:
-        """Delete messages of one group that a `Hold` has read: how many were still there."""
+        """Delete messages of one group that a `Hold` has read. Returns how many were still there."""
         rows = yield call("take", queue_id, messages[0].conversation_group_id, *receive.places(messages))
         return int(rows[0][0])
 
     def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
-        """No EndDialog is answered together with others: each END asks for the permission."""
+        """Answer no EndDialogs in a batch: each END checks the permission."""
         return []
         yield
 
     def find_failures(self, message: Message) -> Steps[Tracked | None]:
-        """How often this message has failed."""
+        """Return how often this message has failed; None if never."""
         rows = yield call("failures", *self._failed(message))
         return Tracked(*rows[0]) if rows else None
 
     def track_failure(self, queue_id: int, message: Message, known: Tracked, error: str, after: float) -> Steps[None]:
-        """The message has failed, and is to be tried again in `after` seconds."""
+        """Record a failure of the message, which is retried after `after` seconds."""
         yield call("track_failure", *self._failed(message), *known, error, float(after))
 
     def forget_failures(self, handles: list[UUID]) -> Steps[None]:
-        """What has failed on these conversations has been dealt with."""
+        """Forget the failures on these conversations: their messages were processed."""
         yield call("forget_failures", self.user.database_id, handles)
 
     def sweep_failures(self, queue_id: int) -> Steps[None]:
-        """Forget messages of the queue that are not in it any more."""
+        """Forget messages that are no longer in the queue."""
         yield call("sweep_failures", queue_id)
 
     def set_aside(self, queue_id: int, message: Message, known: Tracked, error: str, traceback: str) -> Steps[None]:
-        """Keep a received message for an operator."""
+        """Store a received message as a dead letter."""
         yield call(
             "set_aside",
             *self._failed(message),
@@ -275,7 +275,7 @@ class Fenced(Direct):
 
 
 def _send(here: Fenced, operation: Send[Any]) -> Steps[Any]:
-    """SEND; here each conversation has a body of its own."""
+    """SEND. Under a restricted role each conversation gets its own copy of the body."""
     content = operation.content(here.settings.maximum_body)
     numbers = yield from _send_all(here, operation.handles, operation.message_type, [content])
     return numbers[0] if operation.is_single else numbers
@@ -284,7 +284,7 @@ def _send(here: Fenced, operation: Send[Any]) -> Steps[Any]:
 def _send_batch(here: Fenced, operation: SendBatch) -> Steps[int]:
     portions = enqueue.portions(operation.contents(here.settings.maximum_body))
     if len(portions) > 1:
-        yield SQL("send_batch")  # what follows is one transaction
+        yield SQL("send_batch")  # opens one transaction
     numbers: list[int] = []
     for portion in portions:
         numbers += yield from _send_all(here, operation.handles, operation.message_type, portion)
@@ -304,10 +304,10 @@ def _send_all(
 
 
 def _receive(here: Fenced, operation: Receive) -> Steps[tuple[int, Received]]:
-    """RECEIVE: the queue's number, and what was taken."""
+    """RECEIVE. Returns the queue's id and the received rows."""
     operation.check()
     queue = yield from here.find_queue(operation.queue)
-    yield from here.find_labels()  # first: what was taken only needs names then
+    yield from here.find_labels()  # first, so that received rows only need names
     most, handle, group = receive.limits(operation)
     if operation.groups > 1 or operation.leaves:
         rows = yield call("receive_groups", queue.queue_id, most, operation.groups, operation.leaves, takes=True)
@@ -361,12 +361,12 @@ def _begin_dialog(here: Fenced, operation: BeginDialog) -> Steps[UUID]:
 
 
 def _key(operation: BeginDialog) -> FencedKey:
-    """What a new conversation is known by."""
+    """Return the cache key of a new conversation."""
     return FencedKey(operation.from_service, operation.to_service, operation.contract, operation.target_broker)
 
 
 def _begin_and_send(here: Fenced, dialog: NewDialog, sends: Sequence[FirstSend]) -> Steps[None]:
-    """BEGIN DIALOG and SEND in one call, or, where a SEND is to say why not, one after the other."""
+    """BEGIN DIALOG and SEND in one call. If a SEND is refused, run them one by one to raise its error."""
     if (yield from _begin_with(here, dialog, sends)):
         return
     yield from _begin_with(here, dialog, [])
@@ -375,7 +375,7 @@ def _begin_and_send(here: Fenced, dialog: NewDialog, sends: Sequence[FirstSend])
 
 
 def _begin_with(here: Fenced, dialog: NewDialog, sends: Sequence[FirstSend]) -> Steps[bool]:
-    """Begin a conversation that waits, with messages. False: one of them was refused, and nothing was written."""
+    """Begin a deferred conversation with its messages. False if a message was refused and nothing was written."""
     operation = dialog.operation
     rows = yield call(
         "begin_and_send",
@@ -413,19 +413,19 @@ def _begin_conversation_timer(here: Fenced, operation: BeginConversationTimer) -
 
 
 def _lock(here: Fenced, function: str, handle: UUID, *given: object) -> Steps[None]:
-    """Call a function that locks the conversation's group, and raise what it has refused."""
+    """Call a function that locks the conversation's group, and raise the error it returns."""
     _refuse((yield call(function, here.user.database_id, handle, *given, locks=True))[0][0])
 
 
 def _get_transmission_status(here: Fenced, operation: GetTransmissionStatus) -> Steps[str]:
-    """GET_TRANSMISSION_STATUS; '' for a conversation that is not the role's own, too."""
+    """GET_TRANSMISSION_STATUS; also '' for a conversation that is not the role's own."""
     operation.check()
     rows = yield call("transmission_status", here.user.database_id, operation.handle)
     return str(rows[0][0])
 
 
 def _refuse_administration(here: Fenced, operation: Operation[Any]) -> Steps[Any]:
-    """Refuse what is for who has all rights in the database."""
+    """Refuse an operation that needs all rights in the database."""
     raise BrokerError(5011, here.user.database)
 
 
@@ -447,24 +447,24 @@ Fenced.interpreters = {
 
 
 def applied_migrations() -> Statement:
-    """The numbers of the migrations that the schema has."""
+    """Return the statement for the numbers of the schema's migrations."""
     return call("migrations")
 
 
 def find_home_of() -> Statement:
-    """Whether the instance is at home in this database, as `find_home` in store/home.py."""
+    """Return the statement that tells whether this database is the instance's home, as `find_home` in store/home.py."""
     return call("home")
 
 
 def call(function: str, *given: object, locks: bool = False, takes: bool = False) -> Statement:
-    """A call of a function of the fence."""
+    """Return a call of a function for restricted roles."""
     places = "".join(f"${place}, " for place in range(1, len(given) + 1))
     sql = f"select * from servicebroker_fence.{function}({places}{_ME})"
     return Statement("fenced_verbs.call", sql, given, locks=locks, takes=takes)
 
 
 def _refuse(refusal: list[str] | None) -> None:
-    """Raise what a function has refused: a number, and what the text of the error names."""
+    """Raise the error that a function has returned: a number, and the values in its text."""
     if refusal is None:
         return
     number, *values = refusal

@@ -37,7 +37,7 @@ def move_conversation(operation: MoveConversation) -> Steps[None]:
     handle, group = operation.handle, operation.group
     yield from _lock_groups(handle, group)
     endpoint = yield from find_endpoint(handle)
-    yield from lock_rows(endpoint.conversation_id)  # the peer's SENDs deliver by what stands in its row
+    yield from lock_rows(endpoint.conversation_id)  # the peer's SENDs read group and queue from its row
     endpoint = yield from find_endpoint(handle)
     after(EndpointState(endpoint.state), Event.MOVE)
     yield from _check_group(endpoint, group)
@@ -52,7 +52,7 @@ def move_conversation(operation: MoveConversation) -> Steps[None]:
 
 
 def _lock_groups(handle: UUID, group: UUID) -> Steps[None]:
-    """The locks of both groups, in one order for everybody; so nobody else may move the conversation meanwhile."""
+    """Lock both groups, in one order for all sessions. Also keep other sessions from moving the conversation."""
     yield from find_endpoint(handle)
     yield SQL("lock_groups.lock", (locks.MOVE, handle))
     left = (yield from find_endpoint(handle)).conversation_group_id
@@ -62,10 +62,10 @@ def _lock_groups(handle: UUID, group: UUID) -> Steps[None]:
 
 
 def _check_group(endpoint: Endpoint, group: UUID) -> Steps[None]:
-    """That the conversation may be in the group.
+    """Check that the conversation may join the group.
 
-    The rows of both groups are locked, in the order of all who lock several: who removes another conversation of the
-    one that is left waits for us, or we see that it is gone.
+    Locks the rows of both groups, in the order of all who lock several. Removing another conversation of the group that
+    is left then waits for us, or we see that it is gone.
     """
     rows = yield SQL("check_group", ([endpoint.conversation_group_id, group],))
     services: dict[UUID, int] = dict(rows)
@@ -76,7 +76,7 @@ def _check_group(endpoint: Endpoint, group: UUID) -> Steps[None]:
 
 
 def _move_messages(endpoint: Endpoint, group: UUID) -> Statement:
-    """New order of arrival, stamp and bucket: under the old ones a reader that is past them would skip the rows."""
+    """Give the messages a new order of arrival, stamp and bucket: readers past the old ones would skip the rows."""
     queue = f"servicebroker.queue_{endpoint.queue_id}"
     return Statement(
         "move.move_messages",

@@ -1,4 +1,4 @@
-"""SEND ON CONVERSATION (h1, h2, ...): one message on several conversations, or on none; its body is stored once."""
+"""SEND ON CONVERSATION (h1, h2, ...): one message on several conversations, or on none. The body is stored once."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-# whether a peer takes this message, by what it says of the message type, the sender's owner, who that acts as there and
-# the peer's service; only an initiator's owner is asked about
+# The cached decision whether a peer takes this message. The key: what the peer's contract says of the message type, the
+# sender's owner, the principal it acts as there, and the peer's service; the owner counts for an initiator only.
 Verdicts = dict[tuple[Usage | None, bool, int, int | None, int], bool]
 
 
@@ -42,8 +42,8 @@ def send_multicast(
 ) -> Steps[list[int]]:
     """SEND one message on each of these conversations. Returns the sequence numbers, in the order of the handles.
 
-    When one handle is refused, nothing is sent on any. What a peer refuses becomes the Error of its conversation,
-    and the others get the message.
+    If one handle is refused, nothing is sent on any. If a peer refuses the message, its conversation gets an Error and
+    the others get the message.
     """
     content = operation.content(maximum_body)
     handles, message_type = operation.handles, operation.message_type
@@ -61,7 +61,7 @@ def send_multicast(
         if handle in sent:
             continue
         endpoint = endpoints[handle]
-        if endpoint.far_handle in endpoints:  # both ends of one conversation, which may have failed at the other end
+        if endpoint.far_handle in endpoints:  # the other end may have failed this one
             endpoint = yield from find_endpoint(handle)
         if endpoint.state == EndpointState.ERROR:
             sent[handle] = yield from discard(endpoint, 1)
@@ -80,7 +80,7 @@ def _lock(
     verdicts: Verdicts,
     now: datetime,
 ) -> Steps[None]:
-    """Every lock that a SEND on any of them takes, in the one order of all who lock several endpoints."""
+    """Take every lock that a SEND on any of the handles takes, in the order of all who lock several endpoints."""
     endpoints = yield from find_endpoints(handles)
     wanted = list(handles)
     for handle in handles:
@@ -103,7 +103,7 @@ def _deliver(
     verdicts: Verdicts,
     body_id: int | None,
 ) -> Steps[dict[UUID, int]]:
-    """One statement for each queue that can take the message now. Returns the sequence numbers of what was sent."""
+    """Deliver with one statement for each queue that can take the message now. Returns sequence numbers by handle."""
     ways: dict[tuple[int, int, str, int], list[UUID]] = defaultdict(list)
     for endpoint in endpoints:
         if not endpoint.has_peer or endpoint.is_blocked or endpoint.peer_has_ended or endpoint.retains:
@@ -126,7 +126,7 @@ def _deliver(
 def _accepted(
     catalog: Catalog, endpoint: Endpoint, message_type: str, content: bytes | None, verdicts: Verdicts
 ) -> Steps[bool]:
-    """Whether the peer takes the message; it is validated once for peers that say the same of its type."""
+    """Check whether the peer takes the message; validate once for peers whose contracts agree."""
     usage = (yield from far_usages(catalog, endpoint)).get(message_type)
     key = usage, endpoint.is_initiator, endpoint.owner_id, endpoint.acts_as, endpoint.far_service_id
     if key not in verdicts:

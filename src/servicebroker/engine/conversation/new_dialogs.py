@@ -1,9 +1,9 @@
-"""Conversations that were begun and are in no table yet: each leaves with its timer and its first messages.
+"""Deferred conversations: begun, but in no table until they leave with their timer and first messages.
 
-BEGIN DIALOG of a way that is remembered (`engine/catalog/ways.py`) needs nothing of the server: the handle and the
-group are drawn here, and the sequence numbers of its messages are 0, 1, 2 ... The conversation waits. It leaves in one
-statement with its messages, and with other conversations between the same two services. If that statement writes
-nothing, since something was altered meanwhile, all of it is done one verb after the other.
+BEGIN DIALOG on a cached path (`engine/catalog/ways.py`) needs nothing of the server: handle and group are drawn here,
+and the sequence numbers of its messages are 0, 1, 2 ... The conversation is deferred. One statement writes it with its
+messages, and with other conversations between the same two services. If that statement writes nothing, because an
+object was altered meanwhile, the verbs run one after the other.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from servicebroker.store.statements import Bodies, Statement, Steps
 
 @dataclass(slots=True)
 class NewDialog:
-    """A conversation that waits.
+    """A deferred conversation.
 
     Attributes:
         operation: as the application has begun it.
         identity: its handle and its group.
         expiry: the end of its lifetime.
-        way: where it leads; None behind the fence, which alone may know.
-        timer: what the last BEGIN CONVERSATION TIMER has said, and when that timer fires.
-        messages: how many wait with it.
+        way: its delivery path; None for a restricted role, whose server function looks it up.
+        timer: the last BEGIN CONVERSATION TIMER, and the time at which that timer fires.
+        messages: the number of its deferred messages.
     """
 
     operation: BeginDialog
@@ -46,7 +46,7 @@ class NewDialog:
     messages: int = 0
 
     def set_timer(self, operation: BeginConversationTimer, now: datetime) -> None:
-        """BEGIN CONVERSATION TIMER.
+        """Defer BEGIN CONVERSATION TIMER.
 
         Raises:
             BrokerError: what `BeginConversationTimer.check` refuses, 8410 beyond the lifetime.
@@ -58,19 +58,19 @@ class NewDialog:
         self.timer = operation, at
 
     def travels_with(self, other: NewDialog) -> bool:
-        """Whether messages of both leave in one statement."""
+        """Check whether messages of both leave in one statement."""
         if self.way is None or other.way is None:
             return True
         return self.way.own is other.way.own and self.way.target is other.way.target
 
     @property
     def fires_at(self) -> datetime | None:
-        """When its timer fires."""
+        """The time at which its timer fires."""
         return None if self.timer is None else self.timer[1]
 
 
 class FirstSend(NamedTuple):
-    """SENDs that wait with their conversation: the first number, and what the far side says of their type."""
+    """A deferred SEND: its first sequence number, and the target's usage of the message type."""
 
     dialog: NewDialog
     number: int
@@ -80,21 +80,21 @@ class FirstSend(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Conversations that leave together, and what was sent on them, in the order of the SENDs."""
+    """Conversations that leave together, and their SENDs in order."""
 
     dialogs: Sequence[NewDialog]
     sends: Sequence[FirstSend]
 
 
 def is_one_statement(pending: Pending) -> bool:
-    """Whether they leave in one statement, if their way is what it was."""
+    """Check whether these leave in one statement, provided their path has not changed."""
     if pending.sends:
         return all(dialog.messages for dialog in pending.dialogs)
     return len(pending.dialogs) == 1 and pending.dialogs[0].timer is None
 
 
 class LongWay(NamedTuple):
-    """The verbs one by one, where the way is not known."""
+    """The verbs to run one by one if the path has changed."""
 
     begin: Callable[[BeginDialog, Identity], Steps[UUID]]
     set_timer: Callable[[BeginConversationTimer], Steps[None]]
@@ -107,9 +107,9 @@ Draw: TypeAlias = Callable[[], UUID]
 def foresee(
     operation: BeginDialog, way: Way | None, draw: Draw, now: datetime, group: UUID | None = None
 ) -> NewDialog | None:
-    """BEGIN DIALOG of a way that is known. None if it joins a group, which has to be locked.
+    """Defer BEGIN DIALOG on a known path. None if it joins a group, which has to be locked.
 
-    `group` is the id of the group to make, which nobody else has; without it one is drawn.
+    `group` is an unused id for the new group; without it one is drawn.
 
     Raises:
         BrokerError: what `BeginDialog.check` refuses.
@@ -121,7 +121,7 @@ def foresee(
 
 
 def find_way(catalog: Catalog, database_id: int, operation: BeginDialog) -> Way | None:
-    """Return where a new conversation leads, if that is remembered."""
+    """Return the cached path of a new conversation; None if it is not cached."""
     if not all(isinstance(name, str) for name in (operation.from_service, operation.to_service, operation.contract)):
         return None
     return catalog.ways.find(
@@ -130,11 +130,11 @@ def find_way(catalog: Catalog, database_id: int, operation: BeginDialog) -> Way 
 
 
 def contents_of(operation: Send[int] | SendBatch, maximum_body: int) -> Sequence[bytes | None]:
-    """The bodies of what is sent.
+    """Return the bodies to send.
 
     Raises:
-        BrokerError: what the operation says of its fields.
-        BodyError: likewise.
+        BrokerError: what the operation's checks refuse.
+        BodyError: a body that cannot be stored.
     """
     return operation.contents(maximum_body) if isinstance(operation, SendBatch) else [operation.content(maximum_body)]
 
@@ -142,11 +142,11 @@ def contents_of(operation: Send[int] | SendBatch, maximum_body: int) -> Sequence
 def foresee_send(
     dialog: NewDialog, operation: Send[int] | SendBatch, now: datetime, maximum_body: int
 ) -> FirstSend | None:
-    """SEND on a conversation that waits. None if a side does not take a message, or the lifetime is over.
+    """Defer SEND on a deferred conversation. None if a side does not take the message, or the lifetime is over.
 
     Raises:
-        BrokerError: what the operation says of its fields.
-        BodyError: likewise.
+        BrokerError: what the operation's checks refuse.
+        BodyError: a body that cannot be stored.
     """
     contents = contents_of(operation, maximum_body)
     assert dialog.way is not None
@@ -157,10 +157,10 @@ def foresee_send(
 
 
 def begin_together(catalog: Catalog, pending: Pending, long_way: LongWay) -> Steps[None]:
-    """BEGIN them all and SEND their messages, as if one after the other.
+    """BEGIN all deferred conversations and SEND their messages, as if one after the other.
 
     Raises:
-        BrokerError: as the verbs, if something was altered since they were foreseen.
+        BrokerError: as the verbs, if an object was altered since they were deferred.
     """
     sending = [dialog for dialog in pending.dialogs if dialog.messages]
     if sending and not (yield from _begin_and_send(catalog, sending, pending.sends)):
@@ -180,7 +180,7 @@ def _begin_alone(dialog: NewDialog, long_way: LongWay) -> Steps[None]:
 
 
 def _begin_and_send(catalog: Catalog, dialogs: Sequence[NewDialog], sends: Sequence[FirstSend]) -> Steps[bool]:
-    """BEGIN and SEND between the same two services, in one statement. False: it has written nothing."""
+    """BEGIN and SEND between the same two services, in one statement. False if nothing was written."""
     way = dialogs[0].way
     assert way is not None
     messages = [Message(send, place) for send in sends for place in range(len(send.contents))]
@@ -193,20 +193,20 @@ def _begin_and_send(catalog: Catalog, dialogs: Sequence[NewDialog], sends: Seque
 
 
 class Message(NamedTuple):
-    """One of what a SEND sends."""
+    """One message of a deferred SEND."""
 
     send: FirstSend
     place: int
 
     @property
     def usage(self) -> Usage:
-        """What the far side says of its type."""
+        """The target's usage of the message type."""
         assert self.send.usage is not None
         return self.send.usage
 
     @property
     def content(self) -> bytes | None:
-        """Its body."""
+        """The message body."""
         return self.send.contents[self.place]
 
 

@@ -1,7 +1,7 @@
-"""The verbs on the tables themselves: for who has rights on them, as the owner of the schema does.
+"""The verbs on the tables themselves, for roles with rights on them, such as the owner of the schema.
 
 Each operation has a function, in the table `Direct.interpreters` at the end. `fenced_verbs.py` has the same for
-restricted roles. Which of the two an instance uses is found out once, when it is opened.
+restricted roles. An instance finds out which of the two it uses when it is opened.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ T = TypeVar("T")
 Sent = TypeVar("Sent", int, list[int])
 
 
-NOT_FOUND = {8423, 8425, 8426, 8436, 15151}  # what a verb says of something that is not there
+NOT_FOUND = {8423, 8425, 8426, 8436, 15151}  # errors of a verb that looked up something missing
 
 
 class Settings(Protocol):
-    """Of an open instance: its time, how many bytes the body of a message may have, who draws handles and groups."""
+    """The settings of an open instance: its clock, the limit of a message body in bytes, the source of new handles."""
 
     clock: Callable[[], datetime]
     maximum_body: int
@@ -80,8 +80,8 @@ class Direct:
     """The verbs of one principal in one database. Errors are those of the functions behind them.
 
     Attributes:
-        user: whose permissions count.
-        catalog: what this process remembers for that principal.
+        user: the principal whose permissions count.
+        catalog: the cache of this process for that principal.
         settings: those of the instance.
     """
 
@@ -89,11 +89,11 @@ class Direct:
     catalog: Catalog
     settings: Settings
 
-    has_upkeep = True  # it may look after what is due, and count
+    has_upkeep = True  # it may run due timers and counts
     interpreters: ClassVar[Mapping[type[Operation[Any]], Callable[..., Steps[Any]]]]  # of each operation
 
     def forget(self, operation: Operation[Any]) -> None:
-        """Forget what this process remembers of the queue that the operation goes to: it was dropped."""
+        """Forget cached facts of the operation's queue or conversations, after an error: the queue was dropped."""
         if isinstance(operation, Send | SendBatch | EndConversation):
             for handle in operation.handles:
                 self.catalog.forget(handle)
@@ -107,24 +107,24 @@ class Direct:
 
     @staticmethod
     def find_database(name: str, *, create: bool) -> Steps[int]:
-        """The id of the database of that name; made when it is missing and `create` is set."""
+        """Return the id of the database of that name; with `create`, create a missing one."""
         return databases.ensure_database(name) if create else databases.find_database(name)
 
     @staticmethod
     def find_user(database_id: int, name: str | None) -> Steps[User]:
-        """Who works in the database: the user of that name, or the one that the PostgreSQL role stands for."""
+        """Return the database user of that name, or the one mapped to the PostgreSQL role."""
         return principals.find_user(database_id, name)
 
     @staticmethod
     def disable_queue(queue_id: int, now: datetime) -> Steps[poison_detection.Disabled | None]:
-        """Automatic poison detection has counted five rollbacks."""
+        """Switch the queue off: automatic poison detection has counted five rollbacks."""
         return poison_detection.disable_queue(queue_id, now)
 
     @staticmethod
     def wait_for(queue_ids: list[int]) -> Steps[None]:
-        """This session is notified of messages for these queues, and for no others.
+        """Register this session for notifications of messages in these queues, and in no others.
 
-        Who comes sweeps the rows of those that died.
+        Registering sweeps the rows of sessions that died.
         """
         if not queue_ids:
             yield SQL("wait_for.delete_readers")
@@ -133,7 +133,7 @@ class Direct:
 
     @staticmethod
     def drawn(queue_id: int) -> Steps[int | None]:
-        """The last number of arrival that a message of the queue has drawn."""
+        """Return the last order of arrival that a message of the queue has drawn."""
         rows = yield Statement(
             "plain_verbs.drawn", f"select last_value from servicebroker.queue_{queue_id}_order", prepared=False
         )
@@ -141,13 +141,13 @@ class Direct:
 
     @staticmethod
     def keep_lock(group: UUID) -> Statement:
-        """The session keeps the lock of a group that its transaction has."""
+        """Keep the lock of a group, which the transaction holds, for the session."""
         return endpoints.keep_lock(group)
 
     # ------------------------------------------------------------ finding
 
     def in_broker(self, steps: Steps[T]) -> Steps[T]:
-        """A verb in the database. What it does not find there is no answer when the database itself has gone.
+        """Run a verb in the database. A "not found" error is replaced by 8442 if the database itself was dropped.
 
         Raises:
             BrokerError: 8442 the database was dropped, and what the verb raises.
@@ -160,48 +160,48 @@ class Direct:
             raise
 
     def check_database(self) -> Steps[None]:
-        """Refuse what is asked of a database that was dropped."""
+        """Raise 8442 if the database was dropped."""
         return databases.check_database(self.user.database_id)
 
     def find_queue(self, name: str) -> Steps[Queue]:
-        """The queue of that name, which may be remembered."""
+        """Return the queue of that name, from the cache if possible."""
         return catalog.find_queue(self.catalog, self.user.database_id, name)
 
     def find_labels(self, *, anew: bool = False) -> Steps[Labels]:
-        """Names by number, which may be remembered."""
+        """Return names by id, from the cache if possible."""
         return catalog.find_labels(self.catalog, self.user.database_id, anew=anew)
 
     # ------------------------------------------------------------ conversations that wait
 
     def foresee(self, operation: BeginDialog, group: UUID | None = None) -> NewDialog | None:
-        """BEGIN DIALOG of a conversation that may wait. None: its way is not known. `group`: the id of its group."""
+        """Defer BEGIN DIALOG. None if its path is not cached. `group`: the id of the group to create."""
         way = new_dialogs.find_way(self.catalog, self.user.database_id, operation)
         if way is None:
             return None
         return new_dialogs.foresee(operation, way, self.settings.draw, self.settings.clock(), group)
 
     def foresee_send(self, dialog: NewDialog, operation: Send[int] | SendBatch) -> FirstSend | None:
-        """SEND that waits with its conversation. None: it has to be judged by the verb itself."""
+        """Defer SEND on a deferred conversation. None if the verb itself has to decide."""
         return new_dialogs.foresee_send(dialog, operation, self.settings.clock(), self.settings.maximum_body)
 
     def foresee_timer(self, dialog: NewDialog, operation: BeginConversationTimer) -> bool:
-        """BEGIN CONVERSATION TIMER on a conversation that waits. False: its own permission has to be asked for."""
+        """Defer BEGIN CONVERSATION TIMER on a deferred conversation. False if its permission has to be checked."""
         if not self.user.is_dbo:
             return False
         dialog.set_timer(operation, self.settings.clock())
         return True
 
     def begin_together(self, pending: Pending) -> Steps[None]:
-        """BEGIN DIALOG and SEND of all that waits."""
+        """Run the deferred BEGIN DIALOGs and SENDs."""
         return new_dialogs.begin_together(self.catalog, pending, self._long_way)
 
     @staticmethod
     def is_one_statement(pending: Pending) -> bool:
-        """Whether `begin_together` is one statement, if nothing was altered."""
+        """Check whether `begin_together` is one statement, provided nothing was altered."""
         return new_dialogs.is_one_statement(pending)
 
     def forget_ways(self, dialogs: Sequence[NewDialog]) -> None:
-        """Forget what this process remembers of new conversations that could not leave."""
+        """Forget cached paths of new conversations whose statement failed."""
         for dialog in dialogs:
             if dialog.way is not None:
                 self.catalog.ways.forget(dialog.way)
@@ -213,24 +213,24 @@ class Direct:
     # ------------------------------------------------------------ beside the verbs
 
     def send_together(self, sends: Sequence[together.Waiting]) -> Steps[dict[int, int]]:
-        """SENDs of a pipeline: their sequence numbers by place."""
+        """Run the SENDs of a pipeline. Returns their sequence numbers by place."""
         return together.send_together(self.catalog, sends, partial(_send_batch, self), self.settings.clock())
 
     def service_changes(self, queue: Queue) -> Steps[int]:
-        """How often a service of the queue was altered or dropped."""
+        """Return how often services of the queue were altered or dropped."""
         return receive.service_changes(queue)
 
     def find_answer_queue(self, handle: UUID) -> Steps[requests.AnswerQueue]:
-        """The queue into which the answers on a conversation come."""
+        """Return the queue that gets the answers on a conversation."""
         return requests.find_answer_queue(self.user.database_id, handle)
 
     @staticmethod
     def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
-        """Those of the conversations that have messages in the queue."""
+        """Return those of the conversations that have messages in the queue."""
         return requests.find_answered(queue_id, handles)
 
     def find_late(self, queue_id: int) -> Steps[list[requests.LateAnswer]]:
-        """Requests in the queue whose answer is late and is to be handled."""
+        """Return requests in the queue whose answer is late and has to be handled."""
         return authorization.authorized(
             requests.find_late(queue_id, self.settings.clock(), LateAnswers.HANDLE),
             self.user,
@@ -239,24 +239,24 @@ class Direct:
         )
 
     def watched(self, operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
-        """The steps of an operation, and the events of its conversations."""
+        """Run the steps of an operation, and report the events of its conversations."""
         return watching.watched(operation, steps, tell)
 
     def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
-        """A SEND, and the trace context of what it has sent."""
+        """Run a SEND, and store the trace context of its messages."""
         return traces.sent(steps, handles, many, context, self.settings.clock())
 
     def take_traces(self, messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
-        """The trace contexts of received messages."""
+        """Return the trace contexts of received messages."""
         return traces.take(messages)
 
     def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[int]:
-        """Delete messages of one group that a `Hold` has read: how many were still there."""
+        """Delete messages of one group that a `Hold` has read. Returns how many were still there."""
         return receive.take(queue_id, messages)
 
     def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
-        """END CONVERSATION for EndDialogs that a `Hold` has read: the handles of those for which it was done."""
-        if not self.user.is_dbo:  # each needs a look at the permissions
+        """END CONVERSATION for EndDialogs that a `Hold` has read. Returns the handles of those that have ended."""
+        if not self.user.is_dbo:  # each needs a permission check
             return []
         ended = yield from end.answer_ends(queue_id, messages, self.settings.clock())
         for handle in ended:
@@ -264,27 +264,27 @@ class Direct:
         return ended
 
     def find_failures(self, message: Message) -> Steps[failed_messages.Tracked | None]:
-        """How often this message has failed."""
+        """Return how often this message has failed; None if never."""
         return failed_messages.find_failures(message)
 
     def track_failure(
         self, queue_id: int, message: Message, known: failed_messages.Tracked, error: str, after: float
     ) -> Steps[None]:
-        """The message has failed, and is to be tried again in `after` seconds."""
+        """Record a failure of the message, which is retried after `after` seconds."""
         return failed_messages.track(queue_id, message, known, error, self.settings.clock(), after)
 
     def forget_failures(self, handles: list[UUID]) -> Steps[None]:
-        """What has failed on these conversations has been dealt with."""
+        """Forget the failures on these conversations: their messages were processed."""
         return failed_messages.forget(handles)
 
     def sweep_failures(self, queue_id: int) -> Steps[None]:
-        """Forget messages of the queue that are not in it any more."""
+        """Forget messages that are no longer in the queue."""
         return failed_messages.sweep(queue_id)
 
     def set_aside(
         self, queue_id: int, message: Message, known: failed_messages.Tracked, error: str, traceback: str
     ) -> Steps[None]:
-        """Keep a received message for an operator."""
+        """Store a received message as a dead letter."""
         return failed_messages.set_aside(
             self.user.database_id, queue_id, message, known, error, traceback, self.settings.clock()
         )
@@ -308,7 +308,7 @@ def _send_any(here: Direct, operation: Send[Any] | SendBatch) -> Steps[Any]:
 
 
 def _receive(here: Direct, operation: Receive) -> Steps[tuple[int, Received]]:
-    """RECEIVE: the queue's number, and what was taken."""
+    """RECEIVE. Returns the queue's id and the received rows."""
     queue = yield from here.find_queue(operation.queue)
     return queue.queue_id, (yield from receive.receive(here.catalog, queue, operation, now=here.settings.clock()))
 
@@ -322,7 +322,7 @@ def _get_conversation_group(here: Direct, operation: GetConversationGroup) -> St
 def _begin_dialog(here: Direct, operation: BeginDialog, identity: Identity | None = None) -> Steps[UUID]:
     database_id, ways, now = here.user.database_id, here.catalog.ways, here.settings.clock()
     own, handle = ways.find_own_side(database_id, operation.from_service, operation.contract), None
-    is_known = own is not None and operation.target_broker != CURRENT_DATABASE  # whose identifier is looked up anew
+    is_known = own is not None and operation.target_broker != CURRENT_DATABASE  # its identifier is looked up anew
     if own is not None and is_known:
         operation.check()
         handle = yield from begin.begin_at(database_id, own, operation, now=now, identity=identity)
@@ -337,7 +337,7 @@ def _begin_dialog(here: Direct, operation: BeginDialog, identity: Identity | Non
 
 
 def _remember_own_side(here: Direct, operation: BeginDialog) -> Steps[None]:
-    """Keep what BEGIN DIALOG has found. Permissions are asked for once more, behind the version that they hold for."""
+    """Cache the own side. Check permissions again, since its catalog version may be newer than the first check."""
     own = yield from begin.find_own_side(here.user.database_id, operation)
     with suppress(BrokerError):
         yield from _authorize_begin(here, operation)

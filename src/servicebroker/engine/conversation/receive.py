@@ -1,4 +1,4 @@
-"""RECEIVE: the messages of conversation groups, in order, taken from the queue."""
+"""RECEIVE: take the messages of conversation groups from the queue, in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = 2_147_483_647  # TOP when none is given
 
 
 class Received(NamedTuple):
-    """What was taken, for `named`, and the id of the transaction that took it."""
+    """The received rows, for `named`, and the id of the transaction that received them."""
 
     rows: Rows
     transaction: int
@@ -42,16 +42,16 @@ def receive(
     *,
     now: datetime,
 ) -> Steps[Received]:
-    """RECEIVE from a queue that was found.
+    """RECEIVE from a queue that was looked up.
 
-    Without WHERE: of the groups that nobody else has locked, the one with the oldest message of the highest
-    priority. Its lock is held until the transaction ends. No messages when there is nothing to take.
+    Without WHERE, takes the unlocked group with the oldest message of the highest priority. Its lock is held until the
+    transaction ends. Returns no rows if there is nothing to take.
 
     Raises:
         InstanceError: a pipeline reads the queue.
     """
     operation.check()
-    yield from find_labels(catalog, queue.database_id)  # first: what was taken only needs names then
+    yield from find_labels(catalog, queue.database_id)  # first, so that received rows only need names
     most, handle, group = limits(operation)
     is_of_many = operation.groups > 1 or operation.leaves
     arguments = (most, now, operation.groups, operation.leaves) if is_of_many else (most, now, handle, group)
@@ -80,22 +80,22 @@ def receive(
 
 
 def _note(catalog: Catalog, queue: Queue, rows: Rows) -> None:
-    """Keep what the next verbs on the conversations of these messages need."""
-    first = rows[0][_SERVICE]  # without a number of its own a row has that of the first one
+    """Cache what the next verbs on the conversations of these messages need."""
+    first = rows[0][_SERVICE]  # a row without a service id has that of the first row
     kinds = {row[1]: (row[_SERVICE] or first, row[4] >> 32) for row in rows}
     catalog.took(queue.queue_id, kinds, {row[1] for row in rows if row[4] & _TYPE == names.END_DIALOG_ID})
 
 
 def limits(operation: Receive) -> tuple[int, UUID | None, UUID | None]:
-    """TOP and WHERE as the functions of PostgreSQL take them: how many at most, a conversation, a group."""
+    """Return TOP and WHERE as the functions of PostgreSQL take them: maximum count, conversation, group."""
     most = ALL if operation.top is None else min(operation.top, ALL)
     return most, operation.conversation_handle, operation.conversation_group_id
 
 
 def taken(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Received | None]:
-    """What the queue's function has returned; None where that is nothing at all.
+    """Return the rows of the queue's function as `Received`; None if it returned none.
 
-    Groups that were locked under a savepoint are kept, by statements that `keep` makes.
+    If the groups were locked under a savepoint, the statements that `keep` makes lock them for the session.
     """
     if not rows:
         return None
@@ -105,11 +105,11 @@ def taken(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Received | Non
     if under_savepoint:
         for group in dict.fromkeys(row[_GROUP] for row in rows if row[_GROUP] is not None):
             yield keep(group)
-    return Received(rows, int.from_bytes(transaction_id, "big"))  # the driver leaves an xid8 as it came
+    return Received(rows, int.from_bytes(transaction_id, "big"))  # the driver returns an xid8 as bytes
 
 
 def take(queue_id: int, messages: Sequence[Message]) -> Steps[int]:
-    """Delete messages of one group that a `Hold` has read: how many were still there."""
+    """Delete messages of one group that a `Hold` has read. Returns how many were still there."""
     rows = yield Statement(
         "receive.take",
         f"select servicebroker.take_{queue_id}($1, $2, $3)",
@@ -119,16 +119,16 @@ def take(queue_id: int, messages: Sequence[Message]) -> Steps[int]:
 
 
 def places(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-    """The priorities and the numbers of arrival by which `take_N` of store/queue.sql finds messages."""
+    """Return the priorities and the orders of arrival by which `take_N` of store/queue.sql finds messages."""
     return [message.priority for message in messages], [message.queuing_order for message in messages]
 
 
 def _receive_permitted(
     catalog: Catalog, user: User, queue: Queue, arguments: tuple[object, ...], *, is_of_many: bool
 ) -> Steps[Rows]:
-    """RECEIVE of a principal that is not dbo. It takes nothing when permissions have changed since it was looked up.
+    """RECEIVE for a principal that is not dbo. The statement takes nothing if the cached permissions are out of date.
 
-    Then they are looked up again; so the usual one is a single statement here too.
+    Then permissions are checked again; so the usual RECEIVE is a single statement here too.
     """
     number = queue.queue_id
     function = f"receive_groups_{number}" if is_of_many else f"receive_{number}"
@@ -146,27 +146,27 @@ def _receive_permitted(
             if rows:
                 return rows
         found = yield Statement("receive.receive_permitted.find_permissions", f"select {current}")
-        if found[0][0] in (None, version):  # the queue is gone, or there is nothing to take
+        if found[0][0] in (None, version):  # the queue was dropped, or is empty
             return ()
         yield from authorize(user, Receive.permission, queue_number(number))
         catalog.receivable[number] = found[0][0]
 
 
 def service_changes(queue: Queue) -> Steps[int]:
-    """How often a service of the queue was altered or dropped: a reader that waits is told when it changes.
+    """Return how often services of the queue were altered or dropped: a waiting reader compares it.
 
     Raises:
-        BrokerError: 15151 when the queue is dropped.
+        BrokerError: 15151 the queue was dropped.
     """
     rows = yield SQL("service_changes", (queue.queue_id,))
     return counted_changes(rows, queue)
 
 
 def counted_changes(rows: Rows, queue: Queue) -> int:
-    """The number in the only row.
+    """Return the number in the only row.
 
     Raises:
-        BrokerError: 15151 when there is none.
+        BrokerError: 15151 there is no row.
     """
     if not rows:
         raise BrokerError(15151, "find", "queue", queue.name)
@@ -174,7 +174,7 @@ def counted_changes(rows: Rows, queue: Queue) -> int:
 
 
 def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]:
-    """GET CONVERSATION GROUP FROM queue: the group that RECEIVE would take from, locked; None when there is none.
+    """GET CONVERSATION GROUP FROM queue: lock and return the group that RECEIVE would take from; None without messages.
 
     Raises:
         BrokerError: 9617 queue disabled, 15151 queue dropped.
@@ -195,17 +195,17 @@ def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]
 
 
 def nameless(labels: Labels) -> Labels:
-    """These names, and '' for every number that has none: what it named was dropped."""
+    """Return the names with '' for every unknown id, whose object was dropped."""
     return Labels(*(defaultdict(str, names) for names in labels))
 
 
 def named(rows: Rows, labels: Labels) -> list[Message]:
-    """The rows in their order, with names for numbers. The first row says what holds for all (store/queue.sql).
+    """Return messages in the order of the rows, with names for ids. The first row has common values (queue.sql).
 
-    Where each row names its group, they are messages of several, one group after the other.
+    If each row names its group, they are messages of several groups, one group after the other.
 
     Raises:
-        KeyError: a name is missing. It is younger than what we remember, or was dropped.
+        KeyError: a name is missing. Its object is newer than the cache, or was dropped.
     """
     if not rows:
         return []
@@ -215,7 +215,7 @@ def named(rows: Rows, labels: Labels) -> list[Message]:
 
 
 def by_group(rows: Rows) -> list[Rows]:
-    """The rows of each group, where each row names its group."""
+    """Split the rows by group, if each row names its group."""
     return [list(own) for _, own in groupby(rows, itemgetter(_GROUP))]
 
 
@@ -232,7 +232,7 @@ def _named_group(rows: Rows, labels: Labels) -> list[Message]:
     return [
         new(
             Message,
-            (  # one tuple, not put together from parts
+            (  # one tuple literal is faster than joining parts
                 0,
                 -descent,
                 place & _ORDER,
@@ -262,13 +262,13 @@ _TYPE = (1 << 32) - 1
 
 
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
-    """Tell an empty queue from one that cannot be received from."""
+    """Raise the reason why nothing can be received; return if the queue is only empty."""
     rows = yield SQL("check", (queue.queue_id, handle, group, locks.PIPELINE))
     judge(rows, queue, handle, group)
 
 
 def judge(rows: Rows, queue: Queue, handle: UUID | None, group: UUID | None) -> None:
-    """Say why nothing can be received. The row: is the queue on, are the handle and the group known, is it piped.
+    """Raise the reason why nothing can be received. The row: queue on, handle known, group known, read by a pipeline.
 
     Raises:
         BrokerError: 15151, 9617, 8426, 8436.
@@ -288,12 +288,13 @@ def judge(rows: Rows, queue: Queue, handle: UUID | None, group: UUID | None) -> 
 
 
 def keep_off_pipelines(queue_id: int) -> Steps[None]:
-    """Whoever moves messages to another place in a queue, or to another queue, says so before.
+    """Raise if a pipeline reads the queue; otherwise keep pipelines away until the transaction ends.
 
-    A pipeline that reads the queue has planned batches, and what was moved would be read again.
+    Callers are about to move messages within or out of the queue. A pipeline has planned batches, and would read moved
+    messages again.
 
     Raises:
-        InstanceError: one does.
+        InstanceError: a pipeline reads the queue.
     """
     rows = yield SQL("keep_off_pipelines", (locks.PIPELINE, queue_id))
     if not rows[0][0]:
@@ -301,7 +302,7 @@ def keep_off_pipelines(queue_id: int) -> Steps[None]:
 
 
 def refuse_pipeline(queue: str) -> InstanceError:
-    """A pipeline that reads a queue is its only reader."""
+    """Return the error for a queue whose only reader is a pipeline."""
     return InstanceError(
         f"The queue {queue} is being read by a pipeline: nobody else can RECEIVE from it, or move what is there, until "
         "that stops."

@@ -1,4 +1,4 @@
-"""Which conversation a sender of a pool uses, and what came back on those.
+"""Conversation pools: the conversation of each sender, and the messages that came back on them.
 
 The rules: docs/reference/rules.md#recycled-conversations.
 
@@ -24,7 +24,7 @@ ERRORS_KEPT = 1000
 
 
 class Line(NamedTuple):
-    """Where the conversations of a pool lead: in which broker database, between which services, on which contract."""
+    """The address of a pool's conversations: broker database, both services, contract."""
 
     database_id: int
     from_service: str
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 class PoolAnswer(NamedTuple):
-    """Something that came back and is to be answered: a DialogTimer, an EndDialog or an Error."""
+    """A message that came back and has to be answered: a DialogTimer, an EndDialog or an Error."""
 
     answer_id: int
     from_service: str
@@ -44,7 +44,7 @@ class PoolAnswer(NamedTuple):
 
 
 class ConversationError(NamedTuple):
-    """An Error that ended a conversation of a pool: `code` and `description` as the target gave them, when (UTC)."""
+    """An Error that ended a conversation of a pool: `code` and `description` from the target, receipt time (UTC)."""
 
     conversation_handle: UUID
     code: int
@@ -53,35 +53,35 @@ class ConversationError(NamedTuple):
 
 
 def take(line: Line, session: str, messages: int) -> Steps[tuple[UUID | None, int]]:
-    """The session's conversation, its row locked, with so many messages more than before; None when it has none."""
+    """Lock the session's row, add `messages` to its count, and return its conversation; None if it has none."""
     rows = yield SQL("take", (*line, session, messages))
     return rows[0][0], rows[0][1]
 
 
 def keep(line: Line, session: str, handle: UUID) -> Steps[None]:
-    """The session, whose row is locked, uses this conversation from now on."""
+    """Assign this conversation to the session, whose row is locked."""
     yield SQL("keep", (*line[:4], session, handle))
 
 
 def renew(handle: UUID, messages: int) -> Steps[None]:
-    """The session that uses this conversation, its row locked, needs another one: nothing can be sent there."""
+    """Mark the session of this conversation, its row locked, as needing another one: it cannot send there any more."""
     yield SQL("renew", (handle, messages))
 
 
 def release(handle: UUID) -> Steps[str | None]:
-    """Nobody sends on this conversation from now on; waits for who does. Its last message's type, None if unused."""
+    """Free the conversation, after waiting for its sender. Returns its `end_of_stream` type, None if it was not in use."""
     rows = yield SQL("release", (handle,))
     return rows[0][0] if rows else None
 
 
 def sessions(line: Line) -> Steps[list[UUID]]:
-    """The conversations in use."""
+    """Return the conversations in use."""
     rows = yield SQL("sessions", line[:4])
     return [handle for (handle,) in rows]
 
 
 def queue_of(database_id: int, service: str) -> Steps[str]:
-    """The queue of a service, as schema and name.
+    """Return the queue of a service, as schema and name.
 
     Raises:
         BrokerError: 15151 no such service.
@@ -93,7 +93,7 @@ def queue_of(database_id: int, service: str) -> Steps[str]:
 
 
 def note(database_id: int, messages: list[Message]) -> Steps[None]:
-    """Keep what was received, for `next_answer`. Takes no lock that anybody waits for: RECEIVE may hold endpoints'."""
+    """Store received messages for `next_answer`. Takes no contended lock, since RECEIVE may hold the endpoints'."""
     yield SQL(
         "note",
         (
@@ -107,22 +107,22 @@ def note(database_id: int, messages: list[Message]) -> Steps[None]:
 
 
 def next_answer(database_id: int, service: str) -> Steps[PoolAnswer | None]:
-    """The oldest of what came into the service's queue and that nobody is answering yet; locked."""
+    """Lock and return the oldest message in the service's queue that no other session is answering; None without one."""
     rows = yield SQL("next_answer", (database_id, service))
     return PoolAnswer(*rows[0]) if rows else None
 
 
 def answered(answer: PoolAnswer) -> Steps[None]:
-    """It is done."""
+    """Remove a message that was answered."""
     yield SQL("answered", (answer.answer_id,))
 
 
 def record_error(database_id: int, service: str, error: ConversationError) -> Steps[None]:
-    """Keep an Error; of those before the last thousand one is removed for each that comes."""
+    """Record an Error, and remove those before the last thousand."""
     yield SQL("record_error", (database_id, service, *error, ERRORS_KEPT))
 
 
 def errors(database_id: int, service: str) -> Steps[list[ConversationError]]:
-    """The Errors that ended conversations of a service's pools, oldest first."""
+    """Return the Errors that ended conversations of a service's pools, oldest first."""
     rows = yield SQL("errors", (database_id, service))
     return [ConversationError(*row) for row in rows]

@@ -1,9 +1,9 @@
-"""Replay: a message that was set aside is put into its queue again.
+"""Replay: put a dead letter into its queue again.
 
-While its conversation is open on both sides, the message arrives on that conversation, behind what is there. Where the
-conversation has ended or failed, the message gets a new one, so that its handler can answer. Who begins that depends on
-who sent the message: the initiator's service sends it anew; a message for the initiator is put beside a new dialog that
-the receiving service begins. All of it is one transaction, in which the message leaves those that were set aside.
+While its conversation is open on both sides, the message arrives on that conversation, behind the queued messages. If
+the conversation has ended or failed, the message gets a new one, so that its handler can answer. A message from the
+initiator is sent anew by the initiator's service. A message for the initiator is put beside a new dialog that the
+receiving service begins. All is one transaction, which also removes the dead letter.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _RANKS = {names.DIALOG_TIMER_ID: enqueue.RANK_TIMER, names.ERROR_ID: enqueue.RAN
 
 
 class Replayed(NamedTuple):
-    """The message that is in its queue again, and the initiator's handle where it is on a new conversation."""
+    """The message that is in its queue again, and the initiator's handle if it is on a new conversation."""
 
     message: Handled
     new_conversation: UUID | None
 
 
 class _SetAside(NamedTuple):
-    """A message that was set aside. `is_for_target` is None where its contract lets both sides send it."""
+    """A dead letter. `is_for_target` is None if its contract lets both sides send it."""
 
     handle: UUID
     number: int
@@ -64,12 +64,12 @@ class _SetAside(NamedTuple):
 def replay(
     catalog: Catalog, database_id: int, operation: ReplayMessage, *, now: datetime, maximum_body: int
 ) -> Steps[Replayed]:
-    """Put a message that was set aside into its queue again, with another body if one is given.
+    """Put a dead letter into its queue again, with another body if one is given.
 
-    A `sender` begins a new conversation in any case.
+    With a `sender` the message always gets a new conversation.
 
     Raises:
-        BrokerError: 402 there is none of that number, or its message type refuses the body; what BEGIN DIALOG raises.
+        BrokerError: 402 no dead letter has that number, or its message type refuses the body; what BEGIN DIALOG raises.
         InstanceError: its conversation has ended, and a new one cannot be begun.
     """
     set_aside_id, sender, is_edited = operation.set_aside_id, operation.from_service, operation.is_edited
@@ -97,7 +97,7 @@ def replay(
 
 
 def _is_sent(message: _SetAside) -> bool:
-    """Whether SEND takes its type: the broker alone sends those of the system."""
+    """Check whether SEND takes its type: only the broker sends system messages."""
     return message.type_id not in (names.DIALOG_TIMER_ID, names.ERROR_ID, names.END_DIALOG_ID)
 
 
@@ -109,7 +109,7 @@ def _find(database_id: int, set_aside_id: int) -> Steps[_SetAside]:
 
 
 def _lock(handle: UUID) -> Steps[Endpoint | None]:
-    """The endpoint that has received the message, locked; None where it has gone."""
+    """Lock and return the endpoint that received the message; None if it is gone."""
     try:
         endpoint, _ = yield from lock_conversation(handle)
     except BrokerError:
@@ -118,7 +118,7 @@ def _lock(handle: UUID) -> Steps[Endpoint | None]:
 
 
 def _enqueue(catalog: Catalog, endpoint: Endpoint, message: _SetAside, *, is_edited: bool) -> Steps[None]:
-    """Put the message into the endpoint's queue, behind what is there, under the number that it had."""
+    """Put the message into the endpoint's queue, behind the queued messages, under the number that it had."""
     if is_edited:
         yield from _check(catalog, endpoint, message)
     yield Statement(
@@ -146,7 +146,7 @@ def _check(catalog: Catalog, endpoint: Endpoint, message: _SetAside) -> Steps[No
 
 
 def _begin(catalog: Catalog, database_id: int, message: _SetAside, now: datetime, *, is_edited: bool) -> Steps[UUID]:
-    """Put a message for an initiator beside a new dialog of the service that had received it."""
+    """Put a message for an initiator beside a new dialog of the service that received it."""
     dialog = BeginDialog(message.service, message.far_service or message.service, contract=message.contract)
     handle = yield from begin_dialog(database_id, dialog, now=now)
     yield from _enqueue(catalog, (yield from find_endpoint(handle)), message, is_edited=is_edited)
@@ -156,10 +156,10 @@ def _begin(catalog: Catalog, database_id: int, message: _SetAside, now: datetime
 def _send(
     catalog: Catalog, database_id: int, message: _SetAside, sender: str, now: datetime, maximum_body: int
 ) -> Steps[UUID]:
-    """Send the message anew to the service of this database that had received it.
+    """Send the message anew to the service of this database that received it.
 
     Raises:
-        InstanceError: that service refuses it, which would end the new conversation with the message.
+        InstanceError: that service refuses the message, which would end the new conversation with it.
     """
     dialog = BeginDialog(
         sender, message.service, broker_instance=CURRENT_DATABASE, contract=message.contract, encryption=False

@@ -1,4 +1,4 @@
-"""Answers to requests: where they come, which are there, and which are late (model/requests.py, decision 467)."""
+"""Answers to requests: their queue, those that arrived, and those that are late (model/requests.py, decision 467)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HIGHEST_PRIORITY = 10
 
 
 class AnswerQueue(NamedTuple):
-    """The queue into which the answers on a conversation come; `name` is one that RECEIVE takes."""
+    """The queue that gets the answers on a conversation; `name` is valid for RECEIVE."""
 
     queue_id: int
     name: str
@@ -49,10 +49,10 @@ def find_answer_queue(database_id: int, handle: UUID) -> Steps[AnswerQueue]:
 
 
 def answer_queue_of(rows: Rows, handle: UUID) -> AnswerQueue:
-    """Return what the only row says.
+    """Return the queue in the only row.
 
     Raises:
-        BrokerError: 8426 when there is none.
+        BrokerError: 8426 there is no row.
     """
     if not rows:
         raise BrokerError(8426, handle)
@@ -60,9 +60,9 @@ def answer_queue_of(rows: Rows, handle: UUID) -> AnswerQueue:
 
 
 def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
-    """Return those of the conversations that have messages in the queue, or have gone to another queue.
+    """Return those of the conversations that have messages in the queue, or have moved to another queue.
 
-    It is one statement, however many they are.
+    One statement for any number of handles.
     """
     rows = yield Statement(
         "requests.find_answered",
@@ -76,7 +76,7 @@ def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
 
 
 def find_late(queue_id: int, now: datetime, late: LateAnswers) -> Steps[list[LateAnswer]]:
-    """Return requests whose answer lies in the queue and is late, some of the oldest."""
+    """Return requests whose answer in the queue is late, at most MAX_LATE of the oldest."""
     rows = yield Statement(
         "requests.find_late",
         "select conversation_group_id, conversation_handle from (select distinct m.conversation_group_id, "
@@ -90,12 +90,12 @@ def find_late(queue_id: int, now: datetime, late: LateAnswers) -> Steps[list[Lat
 
 
 def late_of(rows: Rows) -> list[LateAnswer]:
-    """Return those rows whose group is one of a request."""
+    """Return those rows whose group belongs to a request."""
     return [LateAnswer(*row) for row in rows if is_request(row[0])]
 
 
 class LateAnswersOfQueue(NamedTuple):
-    """How many late answers a queue has, up to MAX_LATE, and whether they are to be dropped or handled."""
+    """The number of late answers in a queue, up to MAX_LATE, and whether they are dropped or handled."""
 
     queue: str
     answers: int
@@ -103,7 +103,7 @@ class LateAnswersOfQueue(NamedTuple):
 
 
 def count_late(now: datetime) -> Steps[list[LateAnswersOfQueue]]:
-    """Count the answers that were late at `now` and are there still."""
+    """Count the answers in queues that were late at `now`."""
     found = []
     for late in LateAnswers:
         rows = yield SQL("count_late", late_groups(now, late))
@@ -115,22 +115,22 @@ def count_late(now: datetime) -> Steps[list[LateAnswersOfQueue]]:
 
 
 def drop_late(now: datetime) -> Steps[int]:
-    """End requests whose answer is late and is to be dropped, where nobody is at them. Return how many.
+    """End requests whose answer is late and is to be dropped, unless another session holds them. Returns their number.
 
-    The groups say which queues may have one: so queues without requests cost nothing.
+    Only queues with groups of such requests are searched, so queues without requests cost nothing.
     """
     rows = yield SQL("drop_late.find_queues", late_groups(now, LateAnswers.DROP))
     dropped = 0
     for (queue_id,) in rows:
         late = yield from find_late(queue_id, now, LateAnswers.DROP)
         for handle in (yield from _lock_free(late)):
-            with suppress(BrokerError):  # it has ended since it was found
+            with suppress(BrokerError):  # it has ended since the query
                 yield from end_conversation(EndConversation(handle), now=now)
                 dropped += 1
     return dropped
 
 
 def _lock_free(late: Sequence[LateAnswer]) -> Steps[set[UUID]]:
-    """Lock groups and endpoints of these requests as far as nobody has them: nothing is waited for."""
+    """Lock the groups and endpoints of these requests that no other session holds, without waiting."""
     rows = yield SQL("lock_free", ([one.handle for one in late], [one.group for one in late], locks.GROUP))
     return (yield from lock_free([handle for (handle,) in rows]))

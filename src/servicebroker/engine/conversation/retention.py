@@ -1,9 +1,9 @@
-"""RETENTION: what was received and sent stays in the queue until its conversation ends.
+"""RETENTION: messages received and sent stay in the queue until their conversation ends.
 
 The rules: docs/reference/rules.md#retention.
 
-The rows stand in the table retained_<queue>. RECEIVE writes there by itself where the option is on, see
-`store/queue.sql`; END takes them away.
+The rows are in the table retained_<queue>. RECEIVE writes them if the option is on (`store/queue.sql`); END deletes
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOVED = (
 
 
 def set_retention(queue_id: int, retention: bool) -> Steps[None]:
-    """ALTER QUEUE WITH RETENTION = ON | OFF, for what is received and sent from now on."""
+    """ALTER QUEUE WITH RETENTION = ON | OFF, for messages received and sent from now on."""
     yield SQL("set_retention", (queue_id, retention))
     yield queue_functions(queue_id, retention)
 
@@ -36,9 +36,9 @@ def set_retention(queue_id: int, retention: bool) -> Steps[None]:
 def retain_sent(
     endpoint: Endpoint, message_type: str, first: int, contents: Sequence[bytes | None], body_id: int | None
 ) -> Steps[None]:
-    """Copies, with the status 3, of what a locked endpoint has sent under the numbers from `first` on.
+    """Copy, with status 3, the messages that a locked endpoint has sent under the numbers from `first` on.
 
-    `body_id` is the shared body that stands for the only one of `contents`.
+    `body_id` is the shared body that stands for the only element of `contents`.
     """
     queue = f"servicebroker.retained_{endpoint.queue_id}"
     for portion in enqueue.portions(contents if body_id is None else [None]):
@@ -62,13 +62,13 @@ def retain_sent(
 
 
 def purge_queue(queue_id: int, condition: str, *parameters: object) -> Steps[None]:
-    """Delete messages, unread and retained. Unread ones first: that waits for readers, who may just retain them."""
+    """Delete messages, unread and retained. Unread ones first: that waits for readers, which may be retaining them."""
     for table in ("queue", "retained"):
         yield purge(f"{table}_{queue_id}", condition, *parameters)
 
 
 def move_to_group(endpoint: Endpoint, group: UUID) -> Statement:
-    """The retained messages of a conversation follow it into another group."""
+    """Move the retained messages of a conversation into another group."""
     return Statement(
         "retention.move_to_group",
         f"update servicebroker.retained_{endpoint.queue_id} set conversation_group_id = $2 "
@@ -78,7 +78,7 @@ def move_to_group(endpoint: Endpoint, group: UUID) -> Statement:
 
 
 def move_to_queue(service_id: int, old: int, new: int) -> Steps[None]:
-    """The retained messages of a service follow it to another queue, whether that retains or not."""
+    """Move the retained messages of a service to another queue, whether that retains or not."""
     yield Statement(
         "retention.move_to_queue.insert_retained",
         f"with moved as (delete from servicebroker.retained_{old} where service_id = $1 returning *) "

@@ -1,4 +1,4 @@
-"""SEND: one statement when the way is known, else find out what holds and either deliver, park or refuse."""
+"""SEND: one statement if the delivery path is cached; otherwise check every rule, then deliver, park or refuse."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
     """SEND on one conversation. Returns the message sequence number; `maximum_body` is in bytes."""
     content = operation.content(maximum_body)
     handle, message_type = operation.handle, operation.message_type
-    assert isinstance(handle, UUID)  # several go to `multicast`
+    assert isinstance(handle, UUID)  # several handles go to `multicast`
     channel = catalog.channels.get(handle)
     if channel is None and handle.bytes in catalog.taken:
         number = yield from _answer(catalog, handle, message_type, content, now)
@@ -72,9 +72,9 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
 def _answer(
     catalog: Catalog, handle: UUID, message_type: str, content: bytes | None, now: datetime
 ) -> Steps[int | None]:
-    """The first SEND on a conversation that was received from, the way that the last such SEND went.
+    """SEND the first message on a received conversation, on the path of the last such SEND.
 
-    None, and nothing was sent, where that is not known or not the way.
+    None, with nothing sent, if that path is not cached or does not apply.
     """
     kind = catalog.taken[handle.bytes].kind
     answered = catalog.answered.get(kind)
@@ -102,7 +102,7 @@ def _answer(
 def _open_and_send(
     catalog: Catalog, way: Way, operation: Send[int], content: bytes | None, now: datetime
 ) -> Steps[bool]:
-    """SEND the first message on a conversation whose way is known. False: nothing was written."""
+    """SEND the first message on a conversation whose path is cached. False if nothing was written."""
     usage = usage_on(way, operation.message_type, [content])
     if usage is None:
         return False
@@ -121,7 +121,7 @@ def _open_and_send(
 
 
 def usage_on(way: Way, message_type: str, contents: Sequence[bytes | None]) -> Usage | None:
-    """What the far side says of first messages that both sides take, by what is remembered; None where not."""
+    """Return the target's usage of the type of first messages, from the cache; None if a side does not take them."""
     near, far = way.target.near.get(message_type), way.target.far.get(message_type)
     if near is None or not near.by_initiator or not all(accepts(far, True, content) for content in contents):
         return None
@@ -129,7 +129,7 @@ def usage_on(way: Way, message_type: str, contents: Sequence[bytes | None]) -> U
 
 
 def note_sent(catalog: Catalog, way: Way, handles: Sequence[UUID], priority: int, messages: int) -> None:
-    """The first messages were sent on these conversations: later ones have the same way."""
+    """Cache the path of conversations whose first messages were sent."""
     target = way.target
     channel = Channel(True, target.queue_id, target.near, target.far, target.catalog_version, priority)
     for handle in handles:
@@ -165,7 +165,7 @@ def send_batch(
 def _transmit(
     catalog: Catalog, channel: Channel, handle: UUID, message_type: str, contents: list[bytes | None], now: datetime
 ) -> Steps[int]:
-    """To a peer in another instance."""
+    """SEND to a peer in another instance."""
     portions = enqueue.portions(contents)
     if len(portions) == 1 and _allowed(channel.near, channel.is_initiator, message_type):
         rows = yield Statement(
@@ -180,14 +180,14 @@ def _transmit(
 def _transmit_all(
     catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime
 ) -> Steps[int]:
-    """Only the statement itself locks the endpoint, so that what arrives for it meanwhile is stored."""
+    """SEND in portions. Only the statements lock the endpoint, so that arrivals for it meanwhile are stored."""
     numbers = []
     portions = enqueue.portions(contents)
     for place, portion in enumerate(portions):
         rows = yield Statement(
             "send.transmit_all", enqueue.TRANSMIT, (handle, message_type, portion, len(portion), now)
         )
-        if not rows:  # it ended since we looked, or its queue retains now
+        if not rows:  # the endpoint ended meanwhile, or its queue retains now
             endpoint = yield from lock_endpoint(handle)
             near = yield from refuse(catalog, endpoint, message_type, now)
             left = [content for portion in portions[place:] for content in portion]
@@ -200,11 +200,11 @@ def _transmit_all(
 def _send_slowly(
     catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime
 ) -> Steps[int]:
-    """Every rule, one after the other, under the endpoint's lock."""
+    """SEND in every case: check one rule after the other, under the endpoint's lock."""
     endpoint = yield from find_endpoint(handle)
     if catalog.user is not None:
         yield from authorize(catalog.user, Send.permission, conversation(handle))
-    looked_at = endpoint.catalog_version  # the permissions that we have looked at, or will, are no older
+    looked_at = endpoint.catalog_version  # permissions checked so far, and below, are at least as recent
     near = yield from refuse(catalog, endpoint, message_type, now)
     if endpoint.is_remote and not endpoint.retains:
         if catalog.user is None:
@@ -235,9 +235,9 @@ def _send_unlocked(
     now: datetime,
     looked_at: int,
 ) -> Steps[int | None]:
-    """SEND what the peer takes, in one statement that finds out whether the endpoint is still as it was looked at.
+    """SEND in one statement, which also checks that the endpoint is unchanged. The peer takes these messages.
 
-    None, and nothing was sent, where it is not.
+    None, with nothing sent, if the endpoint has changed.
     """
     portions = enqueue.portions(contents)
     if len(portions) > 1:
@@ -260,11 +260,11 @@ def pass_on(
     body_id: int | None = None,
     looked_at: int = -1,
 ) -> Steps[int]:
-    """Messages that the sender's side allows, from an endpoint that is locked: delivered, parked or turned into Errors.
+    """Deliver, park or turn into Errors messages from a locked endpoint, which the sender's side allows.
 
     With RETENTION on, the own queue keeps copies of them. Returns the first sequence number. `body_id` is the shared
-    body that stands for the only one of `contents`; `looked_at` the catalog version that permissions were asked under:
-    with another one the next SEND asks again.
+    body that stands for the only element of `contents`. `looked_at` is the catalog version under which permissions were
+    checked; with another version the next SEND checks them again.
     """
     first = yield from _dispatch(catalog, endpoint, near, message_type, contents, now, body_id, looked_at)
     if endpoint.retains:
@@ -328,7 +328,7 @@ def _dispatch(
                 return first
         if (yield from _enqueued(endpoint, usage, portions[0], now, body_id)) is not None:
             catalog.enqueued(endpoint.far_priority, len(portions.pop(0)))
-        else:  # the queue or the message type was altered since we looked
+        else:  # the queue or the message type was altered meanwhile
             endpoint = yield from find_endpoint(handle)
             left = [content for portion in portions for content in portion]
             yield from _dispatch(catalog, endpoint, near, message_type, left, now, body_id, looked_at)
@@ -340,7 +340,7 @@ def _dispatch(
 
 
 def _remember(catalog: Catalog, endpoint: Endpoint, near: Usages, far: Usages, looked_at: int) -> None:
-    """Keep the way of what was sent, unless permissions count that were asked under another version."""
+    """Cache the path of sent messages, unless permissions count that were checked under another version."""
     is_old = endpoint.catalog_version != looked_at and _is_checked(catalog, endpoint)
     if not endpoint.far_queue_id or endpoint.retains or is_old:
         return
@@ -353,16 +353,16 @@ def _remember(catalog: Catalog, endpoint: Endpoint, near: Usages, far: Usages, l
 
 
 def _is_checked(catalog: Catalog, endpoint: Endpoint) -> bool:
-    """Whether it depends on permissions who may send."""
+    """Check whether permissions decide who may send."""
     return catalog.user is not None or endpoint.owner_id != DBO or endpoint.acts_as is not None
 
 
 def _remember_target(
     catalog: Catalog, begun: Endpoint, opened: Endpoint, found: Found, near: Usages, far: Usages
 ) -> Steps[None]:
-    """Keep where the first message of a conversation has gone, for the next ones of its service.
+    """Cache the target of a conversation's first message, for the next conversations of its service.
 
-    Permissions are asked for once more, because they were before the target's queue, and so its version, was known.
+    Permissions are checked again: the first check came before the version of the target's queue was known.
     """
     if _is_checked(catalog, opened):
         try:
@@ -393,7 +393,7 @@ def _enqueued(
 ) -> Steps[int | None]:
     """Deliver one portion. Returns the first sequence number.
 
-    None when the peer's queue, or what stands behind its version, has changed.
+    None if the peer's queue, or an object behind its catalog version, has changed.
     """
     handle, version = endpoint.conversation_handle, endpoint.catalog_version
     kind = (usage.message_type_id, usage.validation)
@@ -407,12 +407,12 @@ def _enqueued(
 
 
 def far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
-    """What the peer's contract allows, with the peer's own validation letters."""
+    """Return the usages of the peer's contract, with the peer's own validation letters."""
     return find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
 
 
 def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
-    """Raise what the sender's own side forbids: the state, the message type and its direction, a queue that is off."""
+    """Raise what the sender's side forbids: state, message type, direction, a queue that is off. Returns its usages."""
     after(state_at(endpoint, now), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
     if message_type not in usages:
@@ -427,7 +427,7 @@ def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetim
 
 
 def known_usage(channel: Channel, message_type: str) -> Usage | None:
-    """What the peer says of a message type that this side may send, by what is remembered; None where not."""
+    """Return the peer's cached usage of a message type; None if this side may not send it or the peer not get it."""
     near, far, is_initiator = channel.near.get(message_type), channel.far.get(message_type), channel.is_initiator
     if near is None or not (near.by_initiator if is_initiator else near.by_target):
         return None
@@ -442,7 +442,7 @@ def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
 
 
 class PeerRefused(NamedTuple):
-    """The first of several messages that the peer does not take: how many come before it, and what the peer says."""
+    """The first of several messages that the peer refuses: its position, and the reason."""
 
     place: int
     rejection: Rejection
@@ -451,7 +451,7 @@ class PeerRefused(NamedTuple):
 def rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
 ) -> Steps[PeerRefused | None]:
-    """What the peer says of the first of these messages that it does not take, or of who sends them."""
+    """Return the first of these messages that the peer refuses, or a refusal of the sender; None if it takes all."""
     if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
         return PeerRefused(0, on_both_sides(refused))
     far = yield from far_usages(catalog, endpoint)

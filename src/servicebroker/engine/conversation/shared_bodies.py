@@ -1,7 +1,7 @@
-"""Bodies of multicasts, stored once: who may forget a row that refers to one, and what sweeps up after all.
+"""Bodies of multicasts, stored once.
 
-A row with `is_shared` carries the key of its reader in place of the body. Whoever takes such a row away for good
-removes its reader too, and a trigger removes the body with the last of them.
+A row with `is_shared` has the key of its reader in place of the body. Deleting such a row for good must delete its
+reader too; a trigger removes the body with the last reader.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ NEW_READER = "uuid_send(gen_random_uuid())"
 
 
 def store(body: bytes) -> Steps[int]:
-    """Store a body that nobody refers to yet. Returns its number."""
+    """Store a body that has no reader yet. Returns its id."""
     rows = yield SQL("store", (body,))
     return int(rows[0][0])
 
 
 def remove_if_unread(body_id: int) -> Statement:
-    """Remove a body that nobody came to refer to."""
+    """Remove a body that has no reader."""
     return SQL("remove_if_unread", (body_id,))
 
 
 def remove_unread(limit: int = 100) -> Steps[int]:
-    """Remove bodies whose last readers went at the same time and did not see each other. Returns how many."""
+    """Remove bodies whose last readers were deleted at the same time, unseen by each other. Returns their number."""
     rows = yield SQL("remove_unread", (limit,))
     return len(rows)
 
 
 def purge(table: str, condition: str, *parameters: object) -> Statement:
-    """Delete the rows of a table of messages that meet the condition, unread."""
+    """Delete unread those rows of a message table that meet the condition."""
     return Statement(
         "shared_bodies.purge",
         f"with gone as (delete from servicebroker.{table} where {condition} returning is_shared, message_body) "

@@ -1,4 +1,4 @@
-"""SENDs that wait and travel together: one statement for all those whose way is known to one queue."""
+"""SENDs of a pipeline: one statement for all those whose cached path leads to one queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RunBatch: TypeAlias = Callable[[SendBatch], Steps[int]]
 
 
 class Waiting(NamedTuple):
-    """A SEND that waits; its arguments were checked. `place` is its number in its pipeline, from 0."""
+    """A pipelined SEND, its arguments checked. `place` is its position in its pipeline, from 0."""
 
     place: int
     handle: UUID
@@ -30,10 +30,10 @@ class Waiting(NamedTuple):
 
 
 def checked_send(place: int, operation: Send[int], maximum_body: int) -> Waiting:
-    """A SEND that is to wait.
+    """Return a pipelined SEND.
 
     Raises:
-        BrokerError: what `send` says of its arguments.
+        BrokerError: what SEND says of its arguments.
     """
     content = operation.content(maximum_body)
     assert isinstance(operation.handle, UUID)
@@ -43,26 +43,26 @@ def checked_send(place: int, operation: Send[int], maximum_body: int) -> Waiting
 def send_together(
     catalog: Catalog, sends: Sequence[Waiting], send_batch: RunBatch, now: datetime
 ) -> Steps[dict[int, int]]:
-    """SEND them all, as if one after the other. Returns the sequence numbers by place.
+    """SEND all of them, as if one after the other. Returns the sequence numbers by place.
 
-    `send_batch` is the verb for those whose way is not known, or leads to another instance.
+    `send_batch` is the verb for SENDs whose path is not cached, or leads to another instance.
 
     Raises:
-        BrokerError: as `send`, and it says which SEND was refused. Those before it were done.
+        BrokerError: as `send`, naming the SEND that was refused. The SENDs before it are done.
     """
     numbers: dict[int, int] = {}
     left = sends
     while left := (yield from _send_known(catalog, left, now, numbers)):
         channel = catalog.channels.get(left[0].handle)
         is_remote = channel is not None and not channel.far_queue_id
-        # one that a peer here does not take fails the conversation, and the next one is refused: so one by one
+        # a message that a local peer refuses fails the conversation, and the next one is refused: so send one by one
         yield from _send_run(_first_run(left) if is_remote else left[:1], send_batch, numbers)
         left = [send for send in left if send.place not in numbers]
     return numbers
 
 
 def send_in_runs(sends: Sequence[Waiting], send_batch: RunBatch) -> Steps[dict[int, int]]:
-    """`send_together` where nothing is known of any way: a verb for messages of one type on one conversation.
+    """SEND without cached paths: one verb for messages of one type on one conversation.
 
     Raises:
         BrokerError: as `send_together`.
@@ -74,14 +74,14 @@ def send_in_runs(sends: Sequence[Waiting], send_batch: RunBatch) -> Steps[dict[i
 
 
 def _first_run(sends: Sequence[Waiting]) -> Sequence[Waiting]:
-    """The first of them, and those of its type that follow it on its conversation."""
+    """Return the first SEND, and those of its type that follow it on its conversation."""
     first = sends[0]
     same = (send for send in sends if send.handle == first.handle)
     return list(takewhile(lambda send: send.message_type == first.message_type, same))
 
 
 def _send_run(run: Sequence[Waiting], send_batch: RunBatch, numbers: dict[int, int]) -> Steps[None]:
-    """SEND messages of one type on one conversation, and note their numbers."""
+    """SEND messages of one type on one conversation, and record their numbers."""
     first = run[0]
     try:
         number = yield from send_batch(
@@ -104,7 +104,7 @@ class _Run(NamedTuple):
 def _send_known(
     catalog: Catalog, sends: Sequence[Waiting], now: datetime, numbers: dict[int, int]
 ) -> Steps[list[Waiting]]:
-    """SEND those before the first whose way is not known and open, and note their numbers. Returns the others."""
+    """SEND those before the first whose path is not cached or not free, and record numbers. Returns the others."""
     ways: dict[tuple[int, int], dict[UUID, list[_Run]]] = defaultdict(lambda: defaultdict(list))
     for (handle, message_type), given in groupby(sends, lambda send: send[1:3]):
         channel, waiting = catalog.channels.get(handle), list(given)
@@ -126,7 +126,7 @@ def _send_known(
 
 
 def _taken(usage: Usage, is_initiator: bool, sends: Sequence[Waiting]) -> int:
-    """How many of them the peer takes before the first that it does not."""
+    """Return how many of them the peer takes before the first that it refuses."""
     refused = (place for place, send in enumerate(sends) if not accepts(usage, is_initiator, send.content))
     return next(refused, len(sends))
 
@@ -134,7 +134,7 @@ def _taken(usage: Usage, is_initiator: bool, sends: Sequence[Waiting]) -> int:
 def _send_many(
     catalog: Catalog, queue_id: int, version: int, runs: Sequence[_Run], now: datetime, numbers: dict[int, int]
 ) -> Steps[None]:
-    """SEND to one queue, of whose peers nothing has changed since that version; by handle, as they are locked."""
+    """SEND to one queue, whose peers are unchanged since that version. Runs are ordered by handle, for locking."""
     handles: list[UUID] = []
     counts: list[int] = []
     which, firsts, starts, start = [], [], [], 1
@@ -166,7 +166,7 @@ def _send_many(
     )
     drawn = {handles[place - 1]: number for place, number, _ in rows}
     for handle in set(handles) - drawn.keys():
-        catalog.forget(handle)  # it has ended, the queue was altered or the like: the slow way finds out
+        catalog.forget(handle)  # it has ended, the queue was altered or the like: _send_slowly finds out
     for run, first in zip(runs, firsts, strict=True):
         number = drawn.get(run.sends[0].handle)
         if number is not None:

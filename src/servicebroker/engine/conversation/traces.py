@@ -1,6 +1,6 @@
 """Trace contexts of messages (W3C, as 25 bytes: trace id, span id, flags), stored beside them while they travel.
 
-A sender that traces stores one, a receiver that traces takes it; between instances it goes along in the header.
+A sender that traces stores one, and a receiver that traces takes it. Between instances it travels in the header.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-KEPT = timedelta(hours=1)  # what nobody has taken by then goes
-_SWEPT = 10_000  # at a time
+KEPT = timedelta(hours=1)  # contexts that no receiver has taken by then are removed
+_SWEPT = 10_000  # rows removed at a time
 
 T = TypeVar("T", int, list[int])
 
@@ -32,8 +32,8 @@ class Traced(NamedTuple):
 
 
 def sent(steps: Steps[T], handles: Sequence[UUID], many: int, context: bytes, now: datetime) -> Steps[T]:
-    """A SEND, of `many` messages on each of these endpoints, and the context of what it has sent."""
-    yield SQL("sent.begin")  # what follows is one transaction: nobody receives the message before its context
+    """Run a SEND of `many` messages on each of these endpoints, and store their trace context."""
+    yield SQL("sent.begin")  # opens one transaction, so that no reader sees a message before its context
     result = yield from steps
     numbers = result if isinstance(result, list) else [result]
     yield SQL("sent.insert_contexts", (list(handles), numbers, many, context, now))
@@ -41,19 +41,19 @@ def sent(steps: Steps[T], handles: Sequence[UUID], many: int, context: bytes, no
 
 
 def take(messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
-    """The contexts of received messages (handle and sequence number of each), in their order; they are gone then."""
+    """Remove and return the contexts of received messages (handle and sequence number of each), in their order."""
     rows = yield SQL("take", ([handle for handle, _ in messages], [number for _, number in messages]))
     return [context for (context,) in rows]
 
 
 def leaving(conversation_id: UUID, is_from_initiator: bool, first: int, last: int) -> Steps[list[tuple[int, bytes]]]:
-    """The contexts of messages that travel, with their sequence numbers; they may travel again."""
+    """Return the contexts of departing messages, with sequence numbers. They stay: a message may be sent again."""
     rows = yield SQL("leaving", (conversation_id, is_from_initiator, first, last))
     return [(number, context) for number, context in rows]
 
 
 def arrived(found: Sequence[Traced], now: datetime) -> Statement:
-    """Store what came along with messages from another instance."""
+    """Store the contexts of messages from another instance."""
     return SQL(
         "arrived",
         (
@@ -67,11 +67,11 @@ def arrived(found: Sequence[Traced], now: datetime) -> Statement:
 
 
 def delivered(below: Mapping[UUID, int]) -> Statement:
-    """The peers have what these endpoints have sent below those numbers."""
+    """Remove contexts of messages that the peers have: what these endpoints sent below the given numbers."""
     return SQL("delivered", (list(below), list(below.values())))
 
 
 def sweep(now: datetime) -> Steps[int]:
-    """Remove contexts that nobody took: their receivers trace nothing. Returns how many."""
+    """Remove old contexts, whose receivers trace nothing. Returns their number."""
     rows = yield SQL("sweep", (now - KEPT, _SWEPT))
     return int(rows[0][0])

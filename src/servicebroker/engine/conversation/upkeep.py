@@ -1,6 +1,6 @@
-"""What is due without anybody asking: timers, lifetimes, closed endpoints. Each function takes the time.
+"""Due work that no session triggers: timers, lifetimes, closed endpoints. Each function takes the time.
 
-RECEIVE does the same for its own queue; these are for queues that nobody receives from.
+RECEIVE does the same for its own queue; these functions serve queues without readers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ SQL = SqlFile(__file__)
 
 WORTH_GIVING_BACK = 8 * 1024 * 1024  # bytes of a queue's files
 
-_OPEN = "e.can_expire"  # as the index of lifetimes has it
+_OPEN = "e.can_expire"  # the condition of the index on lifetimes
 
 
 def due_queues(now: datetime) -> Steps[list[int]]:
-    """The queues with a timer or a lifetime that is due, and that nobody holds."""
+    """Return the queues with a due timer or lifetime whose row no session holds."""
     rows = yield Statement(
         "upkeep.due_queues",
         "select q.queue_id from servicebroker.queues q join servicebroker.databases d using (database_id) "
@@ -37,7 +37,7 @@ def due_queues(now: datetime) -> Steps[list[int]]:
 
 
 def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
-    """Fire the timers and end the lifetimes of a queue, some hundred of them. Readers are woken."""
+    """Fire due timers and end due lifetimes of a queue, some hundred at a time, and wake its readers."""
     yield Statement(
         "upkeep.serve_queue",
         f"select servicebroker.fire_timers_{queue_id}($1), servicebroker.expire_{queue_id}($1), "
@@ -48,21 +48,21 @@ def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
 
 
 def bloated_queues() -> Steps[list[int]]:
-    """The queues whose files are large enough to give their space back when they are empty."""
+    """Return the queues with files large enough to be worth truncating once empty."""
     rows = yield SQL("bloated_queues", (WORTH_GIVING_BACK,))
     return [queue_id for (queue_id,) in rows]
 
 
 def give_space_back(queue_id: int) -> Steps[bool]:
-    """Cut the table of a queue that is empty down to nothing, unless anybody is at it. Returns whether it was done."""
+    """Truncate the table of an empty queue, unless a session uses it. Returns whether it was done."""
     rows = yield SQL("give_space_back", (queue_id,))
     return bool(rows[0][0])
 
 
 def expire_ended(now: datetime, limit: int = 100) -> Steps[int]:
-    """Remove endpoints that have ended and wait for nothing but the delivery of that, which did not come in time.
+    """Remove expired endpoints that have ended and only waited for the delivery of their end.
 
-    Their application never sees the error; a peer expires by itself. Returns how many.
+    Their application never sees the error; a peer expires by itself. Returns their number.
     """
     rows = yield Statement(
         "upkeep.expire_ended",
@@ -72,7 +72,7 @@ def expire_ended(now: datetime, limit: int = 100) -> Steps[int]:
         "and e.state = 'DO' order by e.conversation_handle limit $2 for update skip locked",
         (now, limit),
     )
-    free = list((yield from lock_free([handle for (handle,) in rows])))  # their peers too, which are written to
+    free = list((yield from lock_free([handle for (handle,) in rows])))  # their peers too, whose rows are written
     if free:
         yield drop_waiting(free)
         yield from remove_endpoints(free)

@@ -1,4 +1,4 @@
-"""What the receiving side says of a message, with its own definition of the message type.
+"""Validation of a message by the receiving side, with its own definition of the message type.
 
 The rules: docs/reference/rules.md#validation.
 """
@@ -18,11 +18,11 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-ANYTHING = "N"  # the letter of VALIDATION = NONE
+ANYTHING = "N"  # the validation letter of VALIDATION = NONE
 
 
 class Sender(NamedTuple):
-    """The side that sends, and the database whose definitions judge."""
+    """The sending side, and the database whose definitions decide."""
 
     conversation_id: UUID
     is_initiator: bool
@@ -30,12 +30,12 @@ class Sender(NamedTuple):
 
 
 def sender_of(endpoint: Endpoint) -> Sender:
-    """An endpoint whose peer is in this instance."""
+    """Return the sender for an endpoint whose peer is in this instance."""
     return Sender(endpoint.conversation_id, endpoint.is_initiator, endpoint.far_database_id)
 
 
 def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> bool:
-    """Whether the receiver, who has `usage` for the message type, takes this from an initiator or a target."""
+    """Check whether a receiver with this `usage` of the message type takes the content from that side."""
     if usage is None or not (usage.by_initiator if is_initiator else usage.by_target):
         return False
     return usage.validation == ANYTHING or validation_failure(usage.validation, content, usage.schemas) is None
@@ -44,7 +44,7 @@ def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> b
 def rejection(
     sender: Sender, far: Usages, message_type: str, number: int, content: bytes | None
 ) -> Steps[Rejection | None]:
-    """Why the peer of `sender` does not take the message with this sequence number, None when it does."""
+    """Return the reason why the peer of `sender` refuses the message with this sequence number; None if it takes it."""
     usage = far.get(message_type)
     if usage is None:
         known = yield SQL("rejection", (sender.far_database_id, message_type))

@@ -1,6 +1,6 @@
-"""Verbs that are watched: two looks, before and after, say which events of conversations and groups there were.
+"""Observed verbs: snapshots before and after tell which events of conversations and groups occurred.
 
-Only for who has asked for them; a look costs two statements.
+Used only if an observer has asked for events; a snapshot costs two statements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def watched(operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
-    """Do the steps of an operation, and tell what has happened to its conversations.
+    """Run the steps of an operation, and report the events of its conversations.
 
     BEGIN DIALOG has no handle before: its result is one.
     """
@@ -48,5 +48,5 @@ def _look(handles: Sequence[UUID], groups: Sequence[UUID]) -> Steps[Look]:
 
 
 def _listed(handles: Sequence[UUID]) -> Sequence[UUID]:
-    """None where the verb is going to refuse what it was given."""
+    """Return the handles, or none if the verb is about to refuse an argument that is no sequence."""
     return handles if isinstance(handles, Sequence) else ()
