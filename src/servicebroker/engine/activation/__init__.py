@@ -1,17 +1,17 @@
-"""Activation as rows: the ACTIVATION clause, what a queue monitor reads and writes, and automatic poison detection.
+"""Activation as rows: the ACTIVATION clause, the rows of queue monitors, and automatic poison detection.
 
-**The problem.** A queue starts readers when messages wait and nobody receives them. It switches itself off when
+**The problem.** A queue starts readers when messages wait and no session receives them. It switches itself off when
 transactions that receive from it are rolled back again and again.
 
-**The flow.** `clause.py` stores what CREATE and ALTER QUEUE say. A process that runs monitors takes the queue's lease,
-an advisory lock, and calls `look` of the queue (`monitors.py`, `store/queue.sql`). The pure function of
+**The flow.** `clause.py` stores the clause of CREATE and ALTER QUEUE. A process that runs monitors takes the queue's
+lease, an advisory lock, and calls `look` of the queue (`monitors.py`, `store/queue.sql`). The pure function of
 `protocol/queue_monitor.py` decides; `servicebroker.activation` starts the reader. `poison_detection.py` finds out how
-transactions that received have ended; `model/poison.py` counts them.
+receiving transactions have ended; `model/poison.py` counts them.
 
 **The rules.**
 
-* One process at a time runs the monitor of a queue: who holds the lease.
-* The procedure's name is not looked up here. It may be made later, or live in another database.
+* One process at a time runs the monitor of a queue: the holder of the lease.
+* The procedure's name is not looked up here. It may be created later, or live in another database.
 * Rollbacks are counted outside of the transaction, because a ROLLBACK would undo the count.
 
 Begin with `monitors.py`.

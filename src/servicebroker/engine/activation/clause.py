@@ -1,6 +1,6 @@
-"""The ACTIVATION clause of CREATE and ALTER QUEUE: what is kept, and what is refused (docs/reference/rules.md#queues).
+"""The ACTIVATION clause of CREATE and ALTER QUEUE: stored values and checks (docs/reference/rules.md#queues).
 
-The procedure is looked for when it is to be started, not here: it may be made later, or live in another database.
+The procedure is looked up when it is started, not here: it may be created later, or live in another database.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ SQL = SqlFile(__file__)
 
 MAXIMUM_QUEUE_READERS = 32_767
 SELF, OWNER = "SELF", "OWNER"
-OWNER_ID = -2  # as the catalog shows EXECUTE AS OWNER
+OWNER_ID = -2  # the value of EXECUTE AS OWNER in the catalog
 
 
 def set_activation(user: User, queue: str, activation: Activation | Literal["DROP"]) -> Steps[BrokerError | None]:
-    """Change what is given; "DROP" takes all settings away. Returns 9648 when it is on and no reader may be started.
+    """Change the given settings; "DROP" removes all. Returns warning 9648 if it is on but no reader may be started.
 
     Raises:
         BrokerError: 15151 no such queue, 402 wrong types or number of readers, 9609, 9742 and 15151 the procedure's
-            name, 9611 no such user, 15517 one that the user may not act as, 9613 and 9614 to be switched on without
+            name, 9611 no such user, 15517 a user that the caller may not impersonate, 9613 and 9614 switched on without
             user or procedure, 9717 with event notifications for QUEUE_ACTIVATION.
     """
     queue_id = (yield from find_user_queue("alter", user.database_id, queue)).queue_id
@@ -83,7 +83,7 @@ def _check_types(activation: Activation) -> None:
 
 
 def _procedure(user: User, activation: Activation) -> str:
-    """The three-part name, in brackets."""
+    """Return the three-part name, in brackets."""
     kind = "activation procedure"
     *prefix, procedure = names.name_parts(kind, activation.procedure_name, 3)
     if procedure.startswith("#"):
@@ -94,7 +94,7 @@ def _procedure(user: User, activation: Activation) -> str:
 
 
 def _principal(user: User, execute_as: object) -> Steps[int]:
-    """SELF is who says so; another one is for who may act as that user."""
+    """Return the id for EXECUTE AS. SELF is the caller; another user needs the permission to impersonate."""
     name = names.checked("user", execute_as)
     if name.upper() == OWNER:
         return OWNER_ID

@@ -1,6 +1,6 @@
-"""What a queue monitor reads and writes: which queues have one, what it sees, and what the views show of it.
+"""Queue monitors as rows: which queues have one, the state it polls, and the state that views show.
 
-A monitor is run by the process that holds the queue's lease, an advisory lock of its session. The policy itself is
+A monitor is run by the process that holds the queue's lease, an advisory lock of its session. The policy itself is in
 `protocol/queue_monitor.py`.
 """
 
@@ -23,10 +23,10 @@ class Definition(NamedTuple):
     """A queue that is ON and has an activation of either kind.
 
     Attributes:
-        procedure: its three-part name; None where event notifications stand for it.
-        principal: the user that EXECUTE AS means; None when that user is gone.
-        execute_as: as the catalog has it, -2 for OWNER.
-        version: another one whenever the monitor is to begin anew.
+        procedure: its three-part name; None if event notifications take its place.
+        principal: the user that EXECUTE AS means; None if that user is gone.
+        execute_as: the value in the catalog, -2 for OWNER.
+        version: changes whenever the monitor has to start anew.
     """
 
     queue_id: int
@@ -42,19 +42,19 @@ class Definition(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`[schema].[queue]`, as a verb of its database takes it."""
+        """`[schema].[queue]`, for the verbs of its database."""
         return ".".join(f"[{part.replace(']', ']]')}]" for part in (self.schema, self.queue))
 
 
 class QueueLook(NamedTuple):
-    """What was seen of a queue, and when a timer or a lifetime of it is due next."""
+    """The state of a queue, and the time at which its next timer or lifetime is due."""
 
     seen: Seen
     due: datetime | None
 
 
 class Definitions(NamedTuple):
-    """Every queue that is to have a monitor now; `digest` tells them from others."""
+    """Every queue that has to have a monitor now; equal `digest`s mean equal queues."""
 
     digest: int | None
     queues: list[Definition]
@@ -64,7 +64,7 @@ NO_DEFINITIONS = Definitions(None, [])
 
 
 def definitions(known: Definitions) -> Steps[Definitions]:
-    """Every queue that is to have a monitor now: what is `known` already does not travel again."""
+    """Return every queue that has to have a monitor now; if the digest is unchanged, `known` without reading rows."""
     rows = yield Statement(
         "monitors.definitions",
         "with found as materialized (select q.queue_id, q.database_id, d.name, q.schema_name, q.name as queue, "
@@ -88,7 +88,7 @@ def definitions(known: Definitions) -> Steps[Definitions]:
 
 
 def look(queue_id: int, now: datetime, running: int) -> Steps[QueueLook]:
-    """What there is to see of a queue; timers and lifetimes of it that are due take effect."""
+    """Return the state of a queue, after applying its due timers and lifetimes."""
     rows = yield Statement(
         "monitors.look",
         f"select receivable, arrivals, receives, empty, waiting, due from servicebroker.look_{queue_id}($1)",
@@ -99,15 +99,15 @@ def look(queue_id: int, now: datetime, running: int) -> Steps[QueueLook]:
 
 
 def version_of(queue_id: int) -> Steps[int | None]:
-    """The version of a queue's definition now; None when the queue was dropped."""
+    """Return the current version of a queue's definition; None if the queue was dropped."""
     rows = yield SQL("version_of", (queue_id,))
     return rows[0][0] if rows else None
 
 
 class Glance(NamedTuple):
-    """What tells that something has happened at a queue: when it is as before, there is nothing to look for.
+    """The counters of a queue that changed: messages, empty RECEIVEs and waiting readers.
 
-    `counters` are those of messages and empty RECEIVEs, and the readers that wait; `is_due` is a timer or a lifetime.
+    Unchanged counters mean that nothing happened. `is_due`: a timer or a lifetime is due.
     """
 
     queue_id: int
@@ -116,7 +116,7 @@ class Glance(NamedTuple):
 
 
 class Glances(NamedTuple):
-    """Of the queues asked for, all at once: transactions below `oldest` have ended, from `next` on none began."""
+    """The changed queues of one poll. Transactions below `oldest` have ended; none from `next` on had begun."""
 
     oldest: int
     next: int
@@ -131,9 +131,9 @@ _UNKNOWN = (None, None, None)
 
 
 def glance(known: Mapping[int, tuple[int, ...]], now: datetime) -> Steps[Glances]:
-    """A glance at many queues, in one statement of some microseconds for each.
+    """Poll many queues in one statement, which takes some microseconds for each.
 
-    `known` has the counters of each that nothing is asked about while they are the same; () for who wants to be told.
+    `known` has the last counters of each queue, and a queue is returned only if they changed; () returns it always.
     """
     counters = zip(*(counters or _UNKNOWN for counters in known.values()), strict=True) if known else ((), (), ())
     rows = yield Statement(
@@ -156,35 +156,35 @@ def glance(known: Mapping[int, tuple[int, ...]], now: datetime) -> Steps[Glances
 
 
 def is_empty(queue_id: int) -> Steps[bool]:
-    """Whether a queue has no message, for anybody."""
+    """Check that the queue table has no row at all."""
     rows = yield Statement("monitors.is_empty", f"select from servicebroker.queue_{queue_id} limit 1", prepared=False)
     return not rows
 
 
 def take_lease(queue_id: int) -> Steps[bool]:
-    """Whether this session runs the monitor of the queue from now on: nobody else does."""
+    """Try to take the lease of the queue's monitor for this session. Returns whether it has it."""
     rows = yield SQL("take_lease", (locks.ACTIVATION, queue_id))
     return bool(rows[0][0])
 
 
 def give_lease(queue_id: int) -> Steps[None]:
-    """Leave the monitor of the queue to others."""
+    """Release the lease of the queue's monitor."""
     yield SQL("give_lease", (locks.ACTIVATION, queue_id))
 
 
 def listen_for(queue_ids: Iterable[int]) -> Steps[None]:
-    """Have a SEND into one of these queues notify this session, and into no other."""
+    """Register this session for notifications of SENDs into these queues, and into no others."""
     yield SQL("listen_for", (sorted(queue_ids),))
 
 
 def show(rows: list[tuple[int, str, datetime | None, datetime | None, int]]) -> Steps[None]:
-    """What the view says of monitors: queue, state, last empty RECEIVE, last activation, sessions that wait."""
+    """Store the state of monitors for the view: queue, state, last empty RECEIVE, last activation, waiting sessions."""
     columns = list(zip(*rows, strict=True))
     yield SQL("show", tuple(map(list, columns)))
 
 
 def enter_task(queue_id: int, procedure: str, execute_as: int) -> Steps[int]:
-    """This session runs an activated procedure. Returns how many RECEIVEs the queue has seen."""
+    """Register this session as running an activated procedure. Returns how many RECEIVEs the queue has seen."""
     rows = yield Statement(
         "monitors.enter_task",
         "with entered as (insert into servicebroker.activated_tasks values (pg_backend_pid(), $1, $2, $3) "
@@ -197,12 +197,12 @@ def enter_task(queue_id: int, procedure: str, execute_as: int) -> Steps[int]:
 
 
 def leave_task() -> Steps[None]:
-    """This session runs it no more."""
+    """Unregister this session from the activated tasks."""
     yield SQL("leave_task")
 
 
 def receives(queue_id: int) -> Steps[int]:
-    """How many RECEIVEs a monitored queue has seen."""
+    """Return how many RECEIVEs a monitored queue has seen."""
     rows = yield Statement(
         "monitors.receives",
         f"select case when is_called then last_value else 0 end from servicebroker.queue_{queue_id}_receives",
@@ -211,7 +211,7 @@ def receives(queue_id: int) -> Steps[int]:
 
 
 def why_off(queue_id: int) -> Steps[int | None]:
-    """28085 when the queue was dropped, 28086 when it or its activation is off; None when a task may go on."""
+    """Return 28085 if the queue was dropped, 28086 if it or its activation is off; None if a task may go on."""
     rows = yield SQL("why_off", (queue_id,))
     if not rows:
         return 28085

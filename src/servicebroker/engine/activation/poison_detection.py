@@ -1,4 +1,4 @@
-"""Automatic poison detection: how transactions ended, and the switch.
+"""Automatic poison detection: the outcome of transactions, and switching queues off.
 
 The rules: docs/reference/rules.md#automatic-poison-detection.
 """
@@ -27,15 +27,15 @@ class Disabled(NamedTuple):
 
 
 def outcomes(transactions: list[int]) -> Steps[dict[int, str | None]]:
-    """'committed', 'aborted', 'in progress' or None (too old) of each transaction id, also after a killed process."""
+    """Return 'committed', 'aborted', 'in progress' or None (too old) for each id, also after a killed process."""
     rows = yield SQL("outcomes", (transactions,))
     return dict(rows)
 
 
 def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
-    """STATUS = OFF; who waits in a RECEIVE is told, and event notifications for BROKER_QUEUE_DISABLED are sent.
+    """STATUS = OFF: wake waiting RECEIVEs, which then fail, and send event notifications for BROKER_QUEUE_DISABLED.
 
-    None when it is off, gone, or not to be switched by itself.
+    None if the queue is off already, gone, or has poison detection off.
     """
     rows = yield Statement(
         "poison_detection.disable_queue",
@@ -57,7 +57,7 @@ def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
 
 
 class Alarm(NamedTuple):
-    """A queue that was switched off by itself, and that nobody was alerted of yet."""
+    """A queue that was switched off automatically, without an alert so far."""
 
     queue_id: int
     database: str
@@ -67,11 +67,11 @@ class Alarm(NamedTuple):
 
 
 def alarms() -> Steps[list[Alarm]]:
-    """Those that are to be told of, the oldest first."""
+    """Return the queues that need an alert, oldest first."""
     rows = yield SQL("alarms")
     return [Alarm(*row) for row in rows]
 
 
 def alerted(alarm: Alarm) -> Steps[None]:
-    """It was told of; not when the queue was switched off once more since."""
+    """Mark a queue as alerted, unless it was switched off once more since."""
     yield SQL("alerted", (alarm.queue_id, alarm.at))

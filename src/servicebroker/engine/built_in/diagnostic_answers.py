@@ -1,4 +1,4 @@
-"""ServiceDiagnostic: who may send to a service asks the built-in one how it stands.
+"""ServiceDiagnostic: senders ask the built-in service for the state of a service that they may send to.
 
 The rules: docs/reference/rules.md#built-in-objects.
 
@@ -29,7 +29,7 @@ SQL = SqlFile(__file__)
 
 
 def answer_query(catalog: Catalog, database_id: int, query: Message, now: datetime) -> Steps[None]:
-    """A Status, and a Description of a service that the initiator may send to. A malformed Query ends the conversation.
+    """Answer with a Status, and a Description if the initiator may send there. A malformed Query ends the dialog.
 
     Raises:
         BrokerError: the initiator is gone, or has ended.
@@ -53,11 +53,11 @@ def answer_query(catalog: Catalog, database_id: int, query: Message, now: dateti
 
 
 def _may_send(endpoint: Endpoint, service_id: int) -> Steps[bool]:
-    """Whether a conversation of this endpoint's initiator could begin with the service."""
+    """Check whether this endpoint's initiator could begin a conversation with the service."""
     if endpoint.far_handle is not None:
         initiator = yield from find_endpoint(endpoint.far_handle)
         return (yield from refused_arrival(initiator, service_id)) is None
     rows = yield SQL("may_send", (endpoint.conversation_handle,))
-    principal_id = rows[0][0] if rows else PUBLIC  # 0, which is public, where nobody has said who it is
+    principal_id = rows[0][0] if rows else PUBLIC  # 0, which is public, for an unauthenticated initiator
     target = yield from find_target(endpoint.database_id, service_id)
     return (yield from refused_sender(target, principal_id)) is None

@@ -1,4 +1,4 @@
-"""The built-in service: an Echo comes back, a Query is answered (docs/reference/rules.md#built-in-objects).
+"""The built-in service returns an Echo and answers a Query (docs/reference/rules.md#built-in-objects).
 
 Only target endpoints answer, so that two of these services never talk to each other for ever.
 """
@@ -28,16 +28,16 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-CONVERSATIONS = 100  # that one transaction answers
-MESSAGES = 100  # of each of them
+CONVERSATIONS = 100  # in one transaction
+MESSAGES = 100  # of each conversation, in one transaction
 
 
 def answer_built_in(now: datetime) -> Steps[bool]:
-    """Answer what has come, and end what the initiator has ended. Nobody is waited for.
+    """Answer messages in the built-in queues, and end conversations that the initiator has ended. Waits for no lock.
 
-    True when something is left: more than fits, or a conversation that somebody is at.
+    True if work is left: more than fits, or a conversation that another session holds.
     """
-    rows = yield SQL(  # a table without a page has never had a message since it was last empty
+    rows = yield SQL(  # a table without a page has had no message since it was last empty
         "answer_built_in", (names.SERVICE_BROKER, names.FIRST_USER_ID)
     )
     is_left = False
@@ -69,15 +69,15 @@ def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
 
 
 def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
-    """One message after the other, since each may be large. True when there may be more."""
+    """Answer one message after the other, since each may be large. True if there may be more."""
     catalog = Catalog()
     next_message = Receive(queue.name, conversation_handle=handle).of_one
     for _ in range(MESSAGES):
         received = yield from receive(catalog, queue, next_message, now=now)
         if not received.rows:
             return False
-        (message,) = named(received.rows, nameless(catalog.labels[queue.database_id]))  # older than any label
-        with suppress(BrokerError):  # the initiator has ended meanwhile: there is nobody to answer
+        (message,) = named(received.rows, nameless(catalog.labels[queue.database_id]))  # labels may lack younger names
+        with suppress(BrokerError):  # the initiator has ended meanwhile
             if message.message_type_name == names.ECHO:
                 body = OMITTED if message.message_body is None else message.message_body
                 yield from send(catalog, Send(handle, names.ECHO, body), now=now)

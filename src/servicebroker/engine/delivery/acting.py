@@ -1,8 +1,8 @@
-"""Who a conversation between two databases of this instance acts as, where a remote service binding says it.
+"""The principal as which a conversation between two databases of this instance acts, by remote service bindings.
 
-With a full binding it acts as whoever owns the certificate of the initiating service's owner in the target's database;
-otherwise as public. That is decided once, when the target's endpoint is made: what becomes of certificates later
-changes nothing.
+With a full binding it acts as the user who owns the certificate of the initiating service's owner in the target's
+database; otherwise as public. The decision is made once, when the target's endpoint is created. Later changes of
+certificates do not affect it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _UNKNOWN_TARGET = "Its database has no valid certificate, with its private key, 
 
 
 class Actor(NamedTuple):
-    """Who it acts as.
+    """The principal that a conversation acts as.
 
     Attributes:
-        principal_id: in the target's database: who acts.
-        keeper_id: there: whose certificate the binding's user has; 0 for nobody's.
-        owner_id: in the initiator's database: whose certificate proves who acts; 0 for nobody's.
-        bound_id: there: the user of the binding; 0 where nothing was proved.
-        why_public: why a full binding proves nothing.
-        waits: why messages wait instead, since another process of the instance may be able to prove it.
+        principal_id: the principal in the target's database.
+        keeper_id: in the target's database: the owner of the certificate that the binding's user has; 0 for none.
+        owner_id: in the initiator's database: the owner of the certificate that proves the principal; 0 for none.
+        bound_id: in the initiator's database: the user of the binding; 0 if nothing was proved.
+        why_public: the reason why a full binding proves nothing.
+        waits: the reason why messages wait, if another process of the instance may be able to prove it.
     """
 
     principal_id: int = PUBLIC
@@ -57,7 +57,7 @@ class Actor(NamedTuple):
 
 
 def find_actor(catalog: Catalog, initiator: Endpoint, home: Home, now: datetime) -> Steps[Actor | None]:
-    """Who the conversation acts as at a service in another database; None when the binding is gone meanwhile."""
+    """Return the principal that the conversation acts as in another database; None if the binding is gone meanwhile."""
     for beginning in (yield from find_beginnings([initiator.conversation_handle])):
         if beginning.binding is Binding.ANONYMOUS_ON:
             return Actor()
@@ -70,10 +70,10 @@ def find_actor(catalog: Catalog, initiator: Endpoint, home: Home, now: datetime)
 
 
 def _proved(catalog: Catalog, one: Beginning, bound_id: int, home: Home, now: datetime) -> Steps[Actor]:
-    """Both sides have the private key of their certificate, and know the other's; or why that is not so.
+    """Check that both sides have the private key of their certificate and know the other's certificate.
 
     Raises:
-        BrokerError: the same, where it has a number; 28054 when only this process cannot open the initiator's key.
+        BrokerError: a missing certificate or key; 28054 if only this process cannot open the initiator's key.
     """
     users = [(one.database_id, user) for user in (one.owner_id, bound_id)]
     found = yield from find_certificates_of(users)
@@ -95,7 +95,7 @@ def _proved(catalog: Catalog, one: Beginning, bound_id: int, home: Home, now: da
 
 
 def _open(catalog: Catalog, one: Beginning, own: UserCertificate) -> Steps[None]:
-    """Open the private key of the initiating service's owner, as the broker can."""
+    """Check that the broker can open the private key of the initiating service's owner."""
     if one.master_key is None or one.master_key.by_service_master_key is None:
         raise BrokerError(28050)
     keys = catalog.keys

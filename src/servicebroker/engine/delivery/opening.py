@@ -1,4 +1,4 @@
-"""The target's side of a new conversation: found by name, and made when the first message arrives."""
+"""The target's side of a new conversation: found by name, and created when the first message arrives."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ NO_TRANSPORT = RULES[9748].text.format("Service Broker")
 
 
 class Found(NamedTuple):
-    """That the routes, in this version, lead every conversation of the same services and contract to this broker."""
+    """Routes that, in this version, lead every conversation of the same services and contract to this broker."""
 
     routes_version: int
     broker: str
 
 
 class Outcome(NamedTuple):
-    """Without `refusal` and `waits` the target exists. Else why the conversation fails, or why its messages wait."""
+    """The result of `open_target`: an error for the conversation, a reason to park messages, or an existing target."""
 
     refusal: BrokerError | None = None
     waits: str = ""
@@ -48,10 +48,10 @@ class Outcome(NamedTuple):
 
 
 def lock_service(name: str) -> Statement:
-    """Whoever may find no service of that name, and make messages wait for it, says so before it locks anything.
+    """Announce that this transaction may find no service of that name and park messages, before it locks anything.
 
-    CREATE, ALTER and DROP SERVICE take the name's lock alone: they see all that waits, or the sender sees what
-    they did. For the other lock see `lock_parking`.
+    CREATE, ALTER and DROP SERVICE take the lock of the name exclusively. Either they see every parked message, or the
+    sender sees their change. For the other lock see `lock_parking`.
     """
     return SQL("lock_service", (locks.DELIVERY, locks.SERVICE, name))
 
@@ -59,7 +59,7 @@ def lock_service(name: str) -> Statement:
 def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[Outcome]:
     """Create the target endpoint of a conversation whose first message is about to be delivered.
 
-    The routes of the initiator's database say where (docs/reference/rules.md#routing). Not finding the service is no
+    The routes of the initiator's database decide where (docs/reference/rules.md#routing). A missing service is no
     error: messages wait. The caller has called `lock_service` before it locked the initiator.
     """
     if not initiator.is_initiator or (initiator.send_sequence and not (yield from never_opened(initiator))):

@@ -1,4 +1,4 @@
-"""Parking: a message that cannot be delivered now is kept in the transmission queue, with the reason."""
+"""Parking: store a message that cannot be delivered now in the transmission queue, with the reason."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def park(
     is_conversation_error: bool = False,
     body_id: int | None = None,
 ) -> Steps[int]:
-    """Keep messages of a locked endpoint until they can be delivered. Returns the first sequence number.
+    """Store messages of a locked endpoint until they can be delivered. Returns the first sequence number.
 
-    `validation` is the letter under which the peer has accepted them, None when it was not asked. `body_id` is the
-    shared body that stands for the only one of `contents`.
+    `validation` is the letter under which the peer has accepted them, None if it was not asked. `body_id` is the shared
+    body that stands for the only element of `contents`.
     """
     for portion in enqueue.portions(contents if body_id is None else [None]):
         yield Statement(

@@ -1,4 +1,4 @@
-"""The transmission queue: messages that are sent but cannot be delivered yet, and why.
+"""The transmission queue: messages that are sent but cannot be delivered yet, with the reason.
 
 A conversation is parked while messages of it wait: its sender's `far_queue_id` is empty, so that no SEND overtakes.
 """
@@ -38,20 +38,20 @@ SQL = SqlFile(__file__)
 
 
 def discard(endpoint: Endpoint, count: int) -> Steps[int]:
-    """Messages to a peer that has ended and cannot say so yet: they are counted and dropped."""
+    """Count and drop messages to a peer that has ended but could not say so yet. Returns the first sequence number."""
     yield SQL("discard", (endpoint.conversation_handle, count))
     return endpoint.send_sequence
 
 
 def get_transmission_status(database_id: int, operation: GetTransmissionStatus) -> Steps[str]:
-    """GET_TRANSMISSION_STATUS: why the endpoint's oldest row of sys.transmission_queue waits.
+    """GET_TRANSMISSION_STATUS: return the reason why the endpoint's oldest row of sys.transmission_queue waits.
 
     The rules: docs/reference/rules.md#transmission-status.
 
-    '' when nothing waits, when it was not tried yet, and for an unknown handle.
+    '' if nothing waits, if delivery was not tried yet, and for an unknown handle.
 
     Raises:
-        BrokerError: 8418, 402 what is no handle.
+        BrokerError: 8418, 402 an argument that is no handle.
     """
     operation.check()
     rows = yield SQL("get_transmission_status", (operation.handle, database_id, RULES[9749].text))
@@ -59,24 +59,24 @@ def get_transmission_status(database_id: int, operation: GetTransmissionStatus) 
 
 
 def lock_delivery() -> Statement:
-    """Taken alone before parked messages are delivered, see `lock_parking`.
+    """Take the lock that delivering parked messages needs exclusively, see `lock_parking`.
 
-    Whoever begins to send waits behind us: so nobody waits here for long, see api/giving_way.py.
+    New SENDs queue up behind this lock, so no statement under it may wait long: see api/giving_way.py.
     """
     return SQL("lock_delivery", (locks.DELIVERY,))
 
 
 def deliver_to_service(catalog: Catalog, service: str, now: datetime) -> Steps[None]:
-    """Deliver what waits for a service of that name, conversation by conversation."""
+    """Deliver messages that wait for a service of that name, conversation by conversation."""
     waiting = yield SQL("deliver_to_service", (service,))
     yield from _open_all(catalog, [handle for (handle,) in waiting], now)
 
 
 def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
-    """Deliver all that waits and need not: after a queue or a broker was switched on, or a service moved.
+    """Deliver all parked messages with a free path, after a queue or a broker was switched on, or a service moved.
 
-    The caller holds the lock of `lock_delivery`, and must therefore wait for no row: who holds it may be waiting
-    for us. Returns the handles that are left over, each for a transaction of `deliver_conversation` of its own.
+    The caller holds the lock of `lock_delivery` and must therefore wait for no row: its holder may be waiting for us.
+    Returns the handles that are left over, each for a transaction of its own with `deliver_conversation`.
     """
     busy = yield from deliver_kept((yield from find_kept()), now)
     parked, unopened = yield from _deliverable()
@@ -90,17 +90,17 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
 
 
 def oldest_writer() -> Steps[int]:
-    """The oldest transaction that runs, or the next one: all before it have ended, and are seen by who looks now."""
+    """Return the oldest running transaction, or the next id: all before it have ended, and are visible from now on."""
     rows = yield SQL("oldest_writer")
     return int(rows[0][0])
 
 
 def _deliverable(since: int = 0) -> Steps[tuple[list[UUID], list[UUID]]]:
-    """Endpoints on which something waits and need not: those that have a peer, and those whose target is to be made.
+    """Return endpoints with parked messages on a free path: those with a peer, and those whose target is missing.
 
-    A message that the server's own SEND has put there has no status: nobody has looked for its target yet. One that
-    waits for the answer to a request that is answered, or was never committed, is matched again. With `since`, only
-    those on which that transaction or a later one has sent: what waits for longer is not even read.
+    A message without a status was put there by the server's own SEND, and no one has looked for its target. A message
+    that waits for an answered, or never committed, route request is matched again. With `since`, only endpoints on
+    which that transaction or a later one has sent: rows that wait for longer are not even read.
     """
     parked = yield Statement(
         "transmission.deliverable.find_parked",
@@ -114,15 +114,15 @@ def _deliverable(since: int = 0) -> Steps[tuple[list[UUID], list[UUID]]]:
 
 
 def deliver_free(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
-    """`deliver_everything`, with its lock."""
+    """Run `deliver_everything` under its lock."""
     yield lock_delivery()
     return (yield from deliver_everything(catalog, now))
 
 
 def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
-    """The routes of a database have changed: look again at its conversations whose target was not found yet.
+    """Retry conversations of a database whose target was not found, because its routes have changed.
 
-    As for `deliver_everything`: who holds what, and what is returned.
+    Locks and the returned handles are as for `deliver_everything`.
     """
     rows = yield SQL("match_again", (database_id,))
     waiting = [handle for (handle,) in rows]
@@ -132,10 +132,10 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
 
 
 def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[bool]:
-    """Deliver what the server's own SEND, or a process that died, has left. It waits for nobody.
+    """Deliver messages that the server's own SEND, or a process that died, has left. Waits for no lock.
 
-    With `since`, only where that transaction or a later one has sent. True when something may be left over because
-    somebody is at it: the daemon puts beside a queue what it is storing while we deliver what it has seen there.
+    With `since`, only where that transaction or a later one has sent. True if messages may be left over because another
+    session holds them: the daemon may store more beside a queue while we deliver its earlier messages.
     """
     parked, unopened = yield from _deliverable(since)
     wanted, kept = [*parked, *unopened], (yield from find_kept())
@@ -152,7 +152,7 @@ def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[
 
 
 def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:
-    """Deliver what waits on one conversation, once nobody else is at it. It may be gone meanwhile."""
+    """Deliver messages parked on one conversation, after waiting for its other users. It may be gone meanwhile."""
     with suppress(BrokerError):
         endpoint = yield from find_endpoint(handle)
         yield lock_parking() if endpoint.has_peer else lock_service(endpoint.far_service)
@@ -166,7 +166,7 @@ def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps
             yield from deliver_waiting(catalog, endpoint, now)
 
 
-# endpoints whose messages wait, or may, though their way to the peer is free
+# endpoints that are parked, or may have parked messages, though the path to the peer is free
 WAY_IS_FREE = (
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
@@ -178,7 +178,7 @@ WAY_IS_FREE = (
 
 
 def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
-    """Lock these endpoints, with their peers, as far as nobody else has them. Returns those we have."""
+    """Lock those of these endpoints, with their peers, that are not locked by others. Returns their handles."""
     rows = yield SQL("lock_free.lock_endpoints", (handles,))
     peers = yield SQL("lock_free.lock_peers", ([far for _, far in rows if far is not None],))
     ours = {handle for (handle,) in peers}
@@ -186,7 +186,7 @@ def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
 
 
 def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
-    """Conversations that have a peer, all of one queue with one statement."""
+    """Deliver conversations that have a peer, with one statement for each queue."""
     rows = yield Statement(
         "transmission.deliver_parked",
         "select w.conversation_handle, w.queue_id, bool_or("
@@ -217,9 +217,9 @@ def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[Non
     for handle in handles:
         try:
             endpoint = yield from lock_endpoint(handle)
-        except BrokerError:  # ended meanwhile
+        except BrokerError:  # the conversation ended meanwhile
             continue
-        if endpoint.has_peer or endpoint.is_remote:  # what has been sent elsewhere gets no second target
+        if endpoint.has_peer or endpoint.is_remote:  # a conversation sent to another instance gets no second target
             continue
         outcome = yield from open_target(catalog, endpoint, now)
         if outcome.refusal:
@@ -231,7 +231,7 @@ def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[Non
 
 
 def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Steps[bool]:
-    """Deliver what waits on a locked endpoint whose way is free. False when the conversation failed."""
+    """Deliver messages parked on a locked endpoint whose path is free. False if the conversation failed."""
     waiting = yield Statement(
         "transmission.deliver_waiting",
         "select message_sequence_number, message_type_name, "
@@ -264,7 +264,7 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
 
 
 def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime) -> Steps[None]:
-    """What waits on locked endpoints goes to their peers in that queue, and the ends among it take effect."""
+    """Deliver messages parked on locked endpoints to their peers in that queue, and apply the ends among them."""
     ends = yield SQL("deliver.find_ends", (handles,))
     rows = yield Statement("transmission.deliver.enqueue", enqueue.deliver(queue_id), (handles,))
     priorities: list[int] = rows[0][0] or []
@@ -275,7 +275,7 @@ def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime
 
 
 def _finish(ended: list[UUID], failed: list[UUID], now: datetime) -> Steps[None]:
-    """EndDialogs and Errors have arrived: each peer is told, and who waited only for this is closed."""
+    """Apply EndDialogs and Errors that arrived: update each peer, and close endpoints that waited only for this."""
     yield SQL("finish", (ended, failed))
     yield from close_endpoints(ended, now)
 

@@ -1,4 +1,4 @@
-"""Whether a conversation that comes from another instance may begin here (docs/reference/rules.md#dialog-security)."""
+"""Permission checks for a conversation that another instance begins here (docs/reference/rules.md#dialog-security)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SQL = SqlFile(__file__)
 
 
 class Target(NamedTuple):
-    """The service that somebody wants to talk to, and its queue."""
+    """The target service of a new conversation, and its queue."""
 
     database_id: int
     service: Securable
@@ -22,7 +22,7 @@ class Target(NamedTuple):
 
 
 def find_target(database_id: int, service_id: int) -> Steps[Target]:
-    """The service of that number."""
+    """Return the service of that id as a target."""
     rows = yield SQL("find_target", (service_id,))
     ((owner_id, name, queue_id, queue_owner_id, queue_name),) = rows
     return Target(
@@ -33,21 +33,21 @@ def find_target(database_id: int, service_id: int) -> Steps[Target]:
 
 
 def refused_sender(target: Target, principal_id: int) -> Steps[BrokerError | None]:
-    """11215 when this principal may not SEND to the service: the one behind the certificate, or public."""
+    """Return 11215 if this principal, the certificate's owner or public, may not SEND to the service; else None."""
     if (yield from _has(target, principal_id, "SEND", target.service)):
         return None
     return BrokerError(11215, principal_id, target.database_id, target.service.name)
 
 
 def refused_keeper(target: Target, principal_id: int) -> Steps[BrokerError | None]:
-    """28056 when the owner of the certificate that the session key was wrapped for has no CONTROL on the service."""
+    """Return 28056 if the owner of the certificate that wraps the session key has no CONTROL on the service."""
     if (yield from _has(target, principal_id, "CONTROL", target.service)):
         return None
     return BrokerError(28056, principal_id, target.database_id, target.service.name)
 
 
 def refused_owner(target: Target) -> Steps[BrokerError | None]:
-    """8401 when RECEIVE on its queue was denied to the owner of the target service; it need not have been granted."""
+    """Return 8401 if the owner of the target service was denied RECEIVE on its queue; it need not be granted."""
     owner_id = target.service.owner_id
     if owner_id == DBO:
         return None

@@ -1,8 +1,8 @@
-"""Messages from other instances: what arrives is stored, many messages in one transaction, and only then acknowledged.
+"""Messages from other instances: stored in batches, one transaction each, and acknowledged only then.
 
-Nobody is waited for: a conversation whose row somebody else holds is stored with the next batch. What arrives while
-the queue is off is kept beside it, in order, and acknowledged all the same (engine/remote/waiting_arrivals.py). So is a
-large message, with what follows it, until somebody has put it together beside the rounds.
+No lock is waited for: a conversation whose row another session holds is stored with the next batch. Messages that
+arrive while the queue is off are stored beside it, in order, and acknowledged too (engine/remote/waiting_arrivals.py).
+A large message, and those after it, also wait there until they are assembled outside the daemon's rounds.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ SQL = SqlFile(__file__)
 
 
 class Result(NamedTuple):
-    """What became of the batches: `stored` are durable at commit, `postponed` are to be given again.
+    """The outcome of the batches: `stored` are durable at commit, `postponed` must be given again.
 
-    `gone` have no endpoint any more; `closed` are stored, and take no more. `failures` are refused. `queues` have more
-    to read then: `enqueue.wake` them. `is_beside`: something waits beside a queue that is on, for `deliver_free`.
+    `gone` have no endpoint any more; `closed` are stored, and take no more. `failures` are refused. `queues` got
+    messages, and need `enqueue.wake`. `is_beside`: messages wait beside a queue that is on, for `deliver_free`.
     """
 
     stored: list[UUID]
@@ -56,7 +56,7 @@ class Result(NamedTuple):
 
 
 class ReceivingEndpoint(NamedTuple):
-    """What storing has to know of an endpoint. `waits`: its queue `is_off`, or something already waits beside it."""
+    """An endpoint as storing needs it. `waits`: its queue `is_off`, or earlier messages wait beside it."""
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -67,16 +67,16 @@ class ReceivingEndpoint(NamedTuple):
     state: str
     catalog_version: int
     waits: bool
-    failure_code: int | None  # what the peer is told
+    failure_code: int | None  # sent to the peer
     failure_text: str
     is_off: bool
 
 
 class Alike(NamedTuple):
-    """Messages that follow each other, from the sequence number `first` on, and are of one type.
+    """Consecutive messages of one type, from the sequence number `first` on.
 
-    `is_fragmented`: it is one message whose fragments are kept, and its body may be left with them. `is_large`: no
-    round puts it together.
+    `is_fragmented`: one message whose fragments are stored, possibly with its body still in them. `is_large`: no round
+    assembles it.
     """
 
     first: int
@@ -88,7 +88,7 @@ class Alike(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """Messages that are next in order, and what their queue keeps beside each."""
+    """Messages that are next in order, with the values that their queue rows need."""
 
     handle: UUID
     alike: Alike
@@ -98,9 +98,9 @@ class Arrived(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What one batch does to its endpoint. `event` is what it means for the endpoint's state.
+    """The effect of one batch on its endpoint. `event` is the event for the endpoint's state.
 
-    `failure` is why a message of the type `refused_type` is not taken.
+    `failure` is the reason why a message of the type `refused_type` is refused.
     """
 
     endpoint: ReceivingEndpoint
@@ -112,7 +112,7 @@ class Plan(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether the endpoint's row is written, and not only looked at."""
+        """True if the endpoint's row is written, not only read."""
         begins = self.endpoint.state == EndpointState.STARTED_INBOUND and bool(self.messages)
         return begins or self.event is not None or self.failure is not None
 
@@ -121,9 +121,9 @@ _LIVE = (
     EndpointState.STARTED_INBOUND,
     EndpointState.CONVERSING,
     EndpointState.DISCONNECTED_INBOUND,
-)  # the application reads what arrives
-LARGE_FRAGMENTS = 256  # 8 MiB: putting more together takes longer than the others should wait
-_ERROR_FRAGMENTS = 4  # that an Error of ours can have at most; what is longer is none
+)  # states in which the application reads arrivals
+LARGE_FRAGMENTS = 256  # 8 MiB; assembling more would delay the other conversations of a round
+_ERROR_FRAGMENTS = 4  # the most that an Error of this product can have
 _CONTROL = {
     Content.END: (names.END_DIALOG_ID, "E", RANK_DATA),
     Content.ERROR: (names.ERROR_ID, "X", RANK_ERROR),
@@ -138,16 +138,16 @@ def store(
     *,
     large: int = LIMITS.most_fragments,
 ) -> Steps[Result]:
-    """Store what has arrived for these endpoints: of each its whole batch, or nothing.
+    """Store the batches of these endpoints: each of them whole, or not at all.
 
-    `owners` are those of the peers that have brought what is kept of messages that are not complete. A message of more
-    than `large` fragments is left beside its queue.
+    `owners` are the certificate owners of the peers that brought the fragments. A message of more than `large`
+    fragments is left beside its queue.
 
     Raises:
-        InstanceError: somebody else has stored messages of the same conversations. Roll back, and look again.
+        InstanceError: another process has stored messages of the same conversations. Roll back, and start again.
     """
     rows = yield _TRY_PARKING
-    if not rows[0][0]:  # a queue is being switched on, or a service moved: what waits beside queues goes first
+    if not rows[0][0]:  # a queue is being switched on, or a service moved: messages beside queues go first
         return Result([], list(batches), set(), [], {}, set())
     endpoints = yield from _lock_shared(batches)
     found = {endpoint.conversation_handle for endpoint in endpoints}
@@ -173,18 +173,18 @@ def store(
     )
 
 
-# `endpoints.lock_parking`, waiting for nobody
+# `endpoints.lock_parking` without waiting
 _TRY_PARKING = SQL("try_parking", (locks.DELIVERY,))
 
 
 def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:
-    """Those of these endpoints that `remote.lock_shared` would lock, but those whose broker is disabled."""
+    """Lock those of these endpoints that `remote.lock_shared` would lock, except if their broker is disabled."""
     rows = yield SQL("lock_shared", (list(handles),))
     return [ReceivingEndpoint(*row) for row in rows]
 
 
 def _lock_waiting(plans: list[Plan]) -> Steps[list[Plan]]:
-    """Without those whose messages somebody puts into their queue right now: he counts what he puts there."""
+    """Drop plans whose kept messages another session is moving into the queue: it updates the same counters."""
     waiting = [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.waits and plan.batch.expected > 0]
     if not waiting:
         return plans
@@ -194,14 +194,14 @@ def _lock_waiting(plans: list[Plan]) -> Steps[list[Plan]]:
 
 
 def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
-    """Without those whose row must be written while somebody sends on it."""
+    """Drop plans that write a row which a sender has locked."""
     changing = {plan.endpoint.conversation_handle for plan in plans if plan.changes}
     blocked = changing - (yield from lock_alone(list(changing)))
     return [plan for plan in plans if plan.endpoint.conversation_handle not in blocked]
 
 
 def _told(plan: Plan) -> Failed | None:
-    """The error that the peer gets, now or again."""
+    """Return the error that the peer gets, now or again."""
     if plan.failure is not None:
         return Failed.of(plan.failure.to_sender)._replace(message_type=plan.refused_type)
     endpoint = plan.endpoint
@@ -209,9 +209,9 @@ def _told(plan: Plan) -> Failed | None:
 
 
 def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch, large: int) -> Steps[Plan]:
-    """What becomes of the messages that are next in order; an endpoint that has ended takes no more of them.
+    """Plan the messages that are next in order; an endpoint that has ended takes no more of them.
 
-    Where it has closed since the daemon put them in order, what was kept of them is gone too.
+    If it has closed since the daemon put them in order, its stored fragments are gone too.
     """
     if endpoint.state == EndpointState.CLOSED:
         return Plan(endpoint, batch, [])
@@ -245,7 +245,7 @@ def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch, large: in
 
 
 def _readable(sender: Sender, end: Alike) -> Alike:
-    """What ends a conversation, in the form that every reader takes it in; an Error that is none says so itself."""
+    """Return the end of a conversation in a form that every reader takes. An unreadable Error becomes error 9616."""
     if end.content is Content.END:
         return end._replace(message_type=names.END_DIALOG, bodies=[None], is_fragmented=False)
     (body,) = end.bodies
@@ -259,7 +259,7 @@ def _readable(sender: Sender, end: Alike) -> Alike:
 
 
 def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages, large: int) -> Steps[list[Alike]]:
-    """The messages of the batch that are next in order."""
+    """Return the messages of the batch that are next in order."""
     found = []
     for step in batch.steps:
         if isinstance(step, Deliver):
@@ -276,10 +276,10 @@ def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages, large: 
 
 
 def _accepted(sender: Sender, usages: Usages, alike: Alike) -> Steps[tuple[int, Rejection | None]]:
-    """How many of them, from the first on, are taken; and what is wrong with the next."""
+    """Return how many messages are accepted from the first on, and the reason against the next."""
     usage = usages.get(alike.message_type)
     has_validation = usage is not None and usage.validation != "N"
-    for place, body in enumerate(alike.bodies if has_validation else alike.bodies[:1]):  # else one speaks for all
+    for place, body in enumerate(alike.bodies if has_validation else alike.bodies[:1]):  # else one stands for all
         failure = yield from rejection(sender, usages, alike.message_type, alike.first + place, body)
         if failure is not None:
             return place, failure
@@ -287,9 +287,9 @@ def _accepted(sender: Sender, usages: Usages, alike: Alike) -> Steps[tuple[int, 
 
 
 def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages: Usages) -> Steps[tuple[Part, int]]:
-    """A message of fragments, some of which are in the batch, and how many it has where some were kept before.
+    """Assemble a message from stored fragments and those in the batch. Returns it and its stored fragment count.
 
-    Its body is left where it is unless it is looked at.
+    If the message needs no validation, its body stays in the fragments.
     """
     new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
     kept = yield SQL("put_together.find_kind", (endpoint.conversation_handle, number))
@@ -313,7 +313,7 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
 
 
 def _keep(plans: list[Plan], owners: Mapping[UUID, str]) -> Steps[None]:
-    """Fragments and what came too early; what an Error has overtaken goes."""
+    """Store fragments and messages that came too early; delete those that an Error has overtaken."""
     takes = [plan for plan in plans if plan.endpoint.state != EndpointState.CLOSED]
     kept = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
     keeps = [(handle, step) for handle, step in kept if isinstance(step, Keep)]
@@ -338,7 +338,7 @@ def _keep(plans: list[Plan], owners: Mapping[UUID, str]) -> Steps[None]:
 
 
 def _advance(plans: list[Plan]) -> Steps[None]:
-    """Count what is stored. Whoever stored the same messages before has changed the number that we expect."""
+    """Advance the receiving counters. If another process stored the same messages, an expected number has changed."""
     moving = [plan for plan in plans if plan.batch.reached != plan.batch.expected]
     if not moving:
         return
@@ -361,7 +361,7 @@ def _advance(plans: list[Plan]) -> Steps[None]:
 
 
 def _deliver(plans: list[Plan]) -> Steps[None]:
-    """Messages into their queues, or beside those that are off."""
+    """Insert messages into their queues, or beside those that are off."""
     queues: dict[int, list[Arrived]] = defaultdict(list)
     beside: list[Arrived] = []
     for plan in plans:
@@ -391,14 +391,14 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
 
 
 def _not_kept(plan: Plan) -> set[int]:
-    """Messages of the batch whose fragments go: they are in the queue now, or nobody takes them."""
+    """Return messages of the batch whose fragments are deleted: they are in the queue now, or were not accepted."""
     complete = {step.number for step in plan.batch.steps if isinstance(step, Complete)}
     waits = {one.alike.first for one in plan.messages if plan.endpoint.waits and one.alike.is_fragmented}
     return complete - waits
 
 
 def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
-    """What `enqueue.arrive` takes."""
+    """Return the parameters of `enqueue.arrive`."""
     runs: list[tuple[object, ...]] = []
     start = 1
     for handle, alike, *rest in messages:
@@ -408,13 +408,13 @@ def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
 
 
 def _conclude(plan: Plan, now: datetime) -> Steps[None]:
-    """What the arrivals mean for the endpoint itself."""
+    """Apply the effect of the arrivals on the endpoint itself."""
     endpoint, handle = plan.endpoint, plan.endpoint.conversation_handle
     if plan.failure is not None:
         yield tell_remote([handle], Failed.of(plan.failure.to_sender))
         yield from fail_endpoints([handle], plan.failure.to_receiver)
         return
-    if endpoint.waits and endpoint.state in _LIVE:  # its turn comes with the messages before it
+    if endpoint.waits and endpoint.state in _LIVE:  # applied later, with the messages before it
         return
     state = (
         EndpointState.CONVERSING
@@ -428,16 +428,16 @@ def _conclude(plan: Plan, now: datetime) -> Steps[None]:
 
 
 def take_end(handle: UUID, state: EndpointState, event: Event, now: datetime) -> Steps[None]:
-    """An EndDialog or an Error has arrived on an endpoint whose row is locked."""
+    """Apply an EndDialog or an Error that has arrived on an endpoint whose row is locked."""
     after = TRANSITIONS.get((state, event), state)
     if event is Event.ERROR_ARRIVED:
         yield drop_waiting([handle])
-    if after is REMOVED:  # it has ended; a target stays, or its first message, coming late, would open it anew
+    if after is REMOVED:  # this side has ended; a target is kept, since a late first message would open it anew
         yield from close_endpoints([handle], now)
     elif after is not state or state is EndpointState.CONVERSING:
         yield set_state(handle, after)
 
 
 def set_state(handle: UUID, state: EndpointState) -> Statement:
-    """The endpoint's new state."""
+    """Return the statement that sets the endpoint's state."""
     return SQL("set_state", (handle, state.value))

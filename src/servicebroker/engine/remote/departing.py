@@ -1,7 +1,7 @@
-"""Messages for other instances: from their rows in the transmission queue until these are acknowledged.
+"""Messages for other instances: their rows in the transmission queue until they are acknowledged.
 
-A conversation is claimed before anything of it travels: from then on no service of this instance can become its
-target, and a SEND on it goes straight into the transmission queue.
+A conversation is claimed before its first byte leaves. From then on no service of this instance can become its target,
+and a SEND on it goes straight into the transmission queue.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SQL = SqlFile(__file__)
 
 
 class Snapshot(NamedTuple):
-    """What a look has seen: everything but what these transactions, and those from `end` on, may yet commit."""
+    """The transactions that a poll could see: all below `end` except the `unfinished` ones."""
 
     end: int
     unfinished: tuple[int, ...]
 
 
-BEGINNING = 2**63 - 1  # no transaction has that number
+BEGINNING = 2**63 - 1  # no transaction has that id
 
 
 class WaitingConversation(NamedTuple):
@@ -52,9 +52,9 @@ class WaitingConversation(NamedTuple):
 
 
 class OutgoingLook(NamedTuple):
-    """What is new: `snapshot` for the next look, what waits, and the databases whose broker is disabled.
+    """The result of a poll: its `snapshot`, conversations with new messages, and databases with a disabled broker.
 
-    `routes` is another number when a route has changed. `traced`: messages have trace contexts
+    `routes` changes with every change of a route. `traced`: messages have trace contexts
     (engine/conversation/traces.py).
     """
 
@@ -66,7 +66,7 @@ class OutgoingLook(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """Messages of one endpoint that travel, in order; a body is None, too, when it is longer than what was asked for.
+    """Messages of one endpoint to send, in order. A body is None also if it is longer than the limit of the read.
 
     `sizes` are those of the bodies, in bytes.
     """
@@ -80,10 +80,10 @@ NOTHING = Leaving((), (), [])
 
 
 def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLook]:
-    """What waits in the transmission queue and was not visible to the look that returned `seen`; of that share.
+    """Return rows of the transmission queue that the poll of the snapshot `seen` could not see, in that division.
 
-    Exactly those rows, in whatever order their transactions commit; nothing after None, which begins: `page` finds
-    what waits already, and the cost of a look does not grow with that.
+    Exactly those rows, in any order of commit. Without `seen` it returns none, only the first snapshot: `page` finds
+    the rows that wait already. So the cost of a poll does not grow with the backlog.
     """
     end, unfinished = seen or (BEGINNING, ())
     parameters = (str(end), [str(xact) for xact in unfinished])
@@ -102,7 +102,7 @@ _FRESH = (
 )
 _LOOKS = (
     "select pg_snapshot_xmax(now.snapshot)::text::bigint, "
-    "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # which lacks our own
+    "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # which lacks our own id
     "|| pg_current_xact_id_if_assigned()::text::bigint, null), "
     "array(select database_id from servicebroker.databases where not is_broker_enabled), "
     "(select max(routes_version) from servicebroker.databases), "
@@ -124,9 +124,9 @@ _LOOK, _LOOK_DIVIDED = _LOOKS.format(""), _LOOKS.format(" where " + _SHARE.forma
 
 
 def page(after: UUID | None, count: int, division: Division = WHOLE) -> Steps[list[UUID]]:
-    """The next endpoints of that share of which messages wait, in the order of their handles.
+    """Return the next endpoints of that division with waiting messages, in the order of their handles.
 
-    Each costs one look into an index, and one more where there are shares.
+    Each costs one index lookup, and one more if the work is divided.
     """
     parameters = (after or UUID(int=0), count)
     if division == WHOLE:
@@ -151,10 +151,10 @@ _PAGE = (
 def route(
     catalog: Catalog, departures: Sequence[RemoteEndpoint], here: Here, now: datetime
 ) -> Steps[dict[UUID, Decision]]:
-    """Where each of these goes, by the routes of its database; what leads back here by those of msdb.
+    """Route each departure by the routes of its database, and by those of msdb if they lead back here.
 
-    Chance is the conversation's identifier, so that asking again gives the same answer. The dynamic routing service is
-    asked for what no route leads to.
+    The conversation's identifier replaces chance, so that routing again gives the same answer. The dynamic routing
+    service is asked for services without a route.
     """
     located = yield from find_site(list({departure.far_service for departure in departures}), now, here)
     tables: dict[int, RoutingTable] = {}
@@ -180,34 +180,34 @@ def destinations(
     outside: RoutingTable,
     now: datetime,
 ) -> dict[UUID, Decision]:
-    """Where each of these goes, by these routes. `tables` are those of their databases, `outside` those of msdb."""
+    """Return each departure's decision. `tables` are the routes of their databases, `outside` those of msdb."""
     decisions: dict[UUID, Decision] = {}
     for one in departures:
-        if one.database_id not in tables:  # it was dropped, and its conversations with it
+        if one.database_id not in tables:  # its database was dropped, and its conversations with it
             continue
         own = located.find(one.database_id)
         site, chance = located.site_of(own), one.conversation_id.int % 2**53 / 2**53
         for broker in dict.fromkeys((one.far_broker or one.routed_broker, one.far_broker)):
             conversation = Conversation(one.far_service, broker, own.broker, not one.is_initiator)
             decision = classify(conversation, tables[one.database_id], outside, site, now, Picking(chance))
-            if isinstance(decision.destination, Elsewhere):  # else the route by which it was sent is there no more
+            if isinstance(decision.destination, Elsewhere):  # else the route by which it was sent is gone
                 break
         decisions[one.conversation_handle] = decision
     return decisions
 
 
 class Claimed(NamedTuple):
-    """How a conversation leaves: by a route that names this broker instance, if any, and secured so."""
+    """The claim of a conversation: the broker instance that the route names, if any, and the security mode."""
 
     broker: str | None
     security: str
 
 
 def claim(claims: Mapping[UUID, Claimed]) -> Steps[set[UUID]]:
-    """These conversations go to other instances.
+    """Mark these conversations as remote.
 
-    Returns those that do; the others found a target here meanwhile. One that somebody is sending on is left for the
-    next time.
+    Returns the handles that are; the others have found a local target meanwhile. A conversation on which a session is
+    sending is left for the next round.
     """
     rows = yield SQL(
         "claim",
@@ -221,7 +221,7 @@ def claim(claims: Mapping[UUID, Claimed]) -> Steps[set[UUID]]:
 
 
 class Reading(NamedTuple):
-    """Messages of one endpoint to read: from `first` on, one at least, and no more than so many, or so many bytes."""
+    """A read request: messages from `first` on, at least one, at most `most` messages and about `room` bytes."""
 
     first: int
     most: int
@@ -229,7 +229,7 @@ class Reading(NamedTuple):
 
 
 def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]]:
-    """The messages of each endpoint, where there are any; bodies up to `longest` bytes."""
+    """Read the messages of each endpoint that has any; bodies up to `longest` bytes."""
     rows = yield Statement(
         "departing.read",
         "select r.place, t.number, t.size, t.message_type_name, t.content, "
@@ -263,7 +263,7 @@ _CONTENTS = tuple(Content)  # by their numbers
 
 
 def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[bytes | None]:
-    """`length` bytes at `offset` of one message, without reading the rest of it; None when it is gone."""
+    """Return `length` bytes at `offset` of one message, without reading the rest; None if the message is gone."""
     rows = yield Statement(
         "departing.read_fragment",
         f"select substring({MESSAGE_BODY} from $3 for $4) from servicebroker.transmission_queue "
@@ -274,24 +274,24 @@ def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[
 
 
 def token_of(handle: UUID, number: int) -> Steps[bytes | None]:
-    """The token of one message that waits; None when it is gone, or has none."""
+    """Return the token of one waiting message; None if it is gone or has none."""
     rows = yield SQL("token_of", (handle, number))
     return rows[0][0] if rows else None
 
 
 class Settled(NamedTuple):
-    """`done` is committed with this transaction, and of those `ended` are over; the others are to be given again."""
+    """The outcome: `done` takes effect with this commit, `ended` of those are closed; give the others again."""
 
     done: list[UUID]
     ended: list[UUID]
 
 
 def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settled]:
-    """The peers have committed every message below these numbers: they go, and who waited only for that is closed.
+    """Delete messages that the peers have committed, below these numbers. Close endpoints that only waited for that.
 
-    The first acknowledgement says which broker has the target: everything goes to that one from then on.
+    The first acknowledgement names the broker of the target: all later messages go to that one.
     """
-    rows = yield SQL(  # as `remote.lock_shared`, and what they are
+    rows = yield SQL(  # as `remote.lock_shared`, with their states
         "acknowledge.lock", (list(news),)
     )
     free = {handle for handle, *_ in rows}
@@ -326,7 +326,7 @@ def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
 
 
 def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UUID]]:
-    """The peers' brokers have refused these conversations. Returns those for which that is done; the others later."""
+    """Apply refusals by the peers' brokers. Returns the handles that are done; the others must be given again."""
     free, gone = yield from lock_shared(list(failures))
     done = yield from lock_alone(list(free))
     rows = yield SQL("fail", (list(done),))
@@ -340,7 +340,7 @@ def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UU
 
 
 def part(partings: Mapping[UUID, Apart], now: datetime) -> Steps[list[UUID]]:
-    """The two sides of these conversations have different pasts, and each gets an Error. Returns those that have it."""
+    """Fail conversations whose two sides have diverged: each side gets an Error. Returns the handles that are done."""
     done = yield from fail({handle: apart.own for handle, apart in partings.items()}, now)
     yield _be_remote(done)
     for handle in done:
@@ -349,10 +349,10 @@ def part(partings: Mapping[UUID, Apart], now: datetime) -> Steps[list[UUID]]:
 
 
 def _be_remote(handles: list[UUID]) -> Statement:
-    """The peers of these endpoints have spoken: those that had sent nothing yet, of a copy, are in other instances."""
+    """Mark as remote those endpoints of a restored copy whose peer has answered although they had sent nothing."""
     return SQL("be_remote", (handles,))
 
 
 def set_statuses(texts: dict[UUID, str]) -> Statement:
-    """Why the messages of these endpoints wait; '' when they are on their way."""
+    """Set the transmission status of waiting messages; '' means that they are on their way."""
     return SQL("set_statuses", (list(texts), list(texts.values())))

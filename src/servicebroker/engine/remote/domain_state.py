@@ -1,4 +1,4 @@
-"""How the instance stands in its domain, as the daemon has told it last: for all who cannot read its files.
+"""The instance's state in its domain, as last reported by the daemon, for processes that cannot read its files.
 
 The membership itself is in those files (store/membership.py).
 """
@@ -15,9 +15,9 @@ SQL = SqlFile(__file__)
 
 
 class ToldMembership(NamedTuple):
-    """`account` is DOMAIN\\\\member; it and the certificate are None before there is one.
+    """A reported membership. `account` is DOMAIN\\\\member; it and the certificate are None before there is one.
 
-    `problem`: '' when all is well.
+    `problem`: '' if all is well.
     """
 
     account: str | None
@@ -28,13 +28,13 @@ class ToldMembership(NamedTuple):
 
 
 def tell_membership(membership: ToldMembership | None) -> Steps[None]:
-    """Keep how it stands; None: the endpoint does not ask for a domain."""
+    """Store the reported membership; None if the endpoint asks for no domain."""
     yield SQL("tell_membership.delete_domain_membership")
     if membership is not None:
         yield SQL("tell_membership.insert_domain_membership", membership)
 
 
 def find_membership() -> Steps[ToldMembership | None]:
-    """What was told last."""
+    """Return the last report."""
     rows = yield SQL("find_membership")
     return ToldMembership(*rows[0]) if rows else None

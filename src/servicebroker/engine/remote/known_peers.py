@@ -1,4 +1,4 @@
-"""Who answered where we connected, what peers have claimed that is not theirs, and what was accepted of it."""
+"""Peers: who answered at each address, what they claimed without owning it, and which claims were accepted."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MOST = 10_000  # addresses that are kept
-MOST_CLAIMS = 1_000  # of those that are not theirs
+MOST = 10_000  # addresses
+MOST_CLAIMS = 1_000  # claims of others' addresses or instances
 
 
 def find_answers() -> Steps[dict[Address, Answer]]:
-    """Who answered at each address."""
+    """Return the owner and the instance that answered at each address."""
     rows = yield SQL("find_answers")
     found = {parse_address(address): Answer(owner, instance) for address, owner, instance in rows}
     return {address: answer for address, answer in found.items() if address is not None}
 
 
 def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None]:
-    """Who answered now; the oldest are forgotten when there are too many."""
+    """Store the answers of a round, and forget the oldest beyond the limit."""
     yield SQL(
         "save_answers.insert_peers",
         (
@@ -47,7 +47,7 @@ def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None
 
 
 def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) -> Steps[None]:
-    """Add these, with how often and lately what, to those of before; the oldest are forgotten when there are many."""
+    """Add these claims, with count and latest detail, to the stored ones, and forget the oldest beyond the limit."""
     yield SQL(
         "save_mistrusted",
         (
@@ -67,17 +67,17 @@ def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) ->
 
 
 class Accepted(NamedTuple):
-    """What was settled: whose these instances are, and who is at these addresses."""
+    """The result: instances that now belong to the peer, and addresses whose other owner is forgotten."""
 
     instances: tuple[UUID, ...]
     addresses: tuple[str, ...]
 
 
 def accept(name: str, now: datetime) -> Steps[Accepted]:
-    """The owner of a peer's certificate is what it has claimed to be, and nobody else is.
+    """Accept the claims of a peer's certificate owner, and withdraw the same instances and addresses from others.
 
     Raises:
-        BrokerError: 15151 when there is no certificate of that name, or it is our own.
+        BrokerError: 15151 no certificate has that name, or it is our own.
     """
     found = yield from find_certificate("accept", name)
     if found.is_own:

@@ -1,5 +1,6 @@
-"""What is remembered of the pairs that mirrored routes lead to: who is the principal, and the highest timeline seen;
-and how this instance stands in a pair of its own.
+"""Pairs that mirrored routes lead to: the known principal and the highest timeline seen of each.
+
+Also the state of this instance in a pair of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _IS_LED_TO = (
 
 
 class Row(NamedTuple):
-    """A pair; `principal` is None while neither of the two is known to be it, `explanation` says why."""
+    """A pair; `principal` is None while neither of the two is known to be it, and `explanation` says why."""
 
     address: str
     mirror_address: str
@@ -36,15 +37,15 @@ class Row(NamedTuple):
 
 
 def known(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, Known]]:
-    """The highest timeline that was seen of each of these pairs."""
+    """Return the highest timeline that was seen of each of these pairs."""
     found = {_pair(row): Known(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
     return {pair: found.get(pair, Known()) for pair in pairs}
 
 
 def pairs() -> Steps[list[Elsewhere]]:
-    """The pairs of which anything is remembered, and to which a route leads.
+    """Return the stored pairs to which a route leads.
 
-    Who wrote of one while its route was dropped has left a row that `forget_unused` did not see.
+    A row written while its route was dropped escapes `forget_unused`, and is filtered out here.
     """
     rows = yield Statement(
         "mirrored_pairs.pairs",
@@ -54,12 +55,12 @@ def pairs() -> Steps[list[Elsewhere]]:
 
 
 def find_explanations() -> Steps[dict[Elsewhere, str]]:
-    """Which of each pair was chosen and why, or why neither was, in a sentence."""
+    """Return, for each pair, which side was chosen and why, or why neither was, in a sentence."""
     return {_pair(row): row.explanation for row in (yield from find_pairs())}
 
 
 def find_pairs() -> Steps[list[Row]]:
-    """What is remembered."""
+    """Return the stored pairs."""
     rows = yield Statement(
         "mirrored_pairs.find_pairs",
         f"select {_COLUMNS} from servicebroker.mirrored_pairs",
@@ -68,9 +69,9 @@ def find_pairs() -> Steps[list[Row]]:
 
 
 def save(rows: Sequence[Row], now: datetime) -> Statement:
-    """This is known of these pairs since `now`, as far as a route leads to them.
+    """Store the knowledge about these pairs, for those to which a route leads.
 
-    Of one cluster the highest timeline stays, whoever writes last.
+    Within one cluster the highest timeline stays, regardless of the order of writers.
     """
     return Statement(
         "mirrored_pairs.save",
@@ -90,12 +91,12 @@ def save(rows: Sequence[Row], now: datetime) -> Statement:
 
 
 def _pair_of(row: Row) -> tuple[str, str]:
-    """In one order for all, so that two who write the same pairs wait for each other in no circle."""
+    """Return the sort key. All writers use one order, so that two that write the same pairs never deadlock."""
     return row.address, row.mirror_address
 
 
 def forget_unused() -> Statement:
-    """No route leads to them any more: who makes one anew begins without what was seen."""
+    """Delete pairs to which no route leads any more: a new route starts without old knowledge."""
     return Statement(
         "mirrored_pairs.forget_unused",
         f"delete from servicebroker.mirrored_pairs p where not {_IS_LED_TO}",
@@ -109,7 +110,7 @@ def _pair(row: Row) -> Elsewhere:
 
 
 def find_standing() -> Steps[Standing]:
-    """Whether the server is a standby, on which timeline it is, and whether its commits wait for a standby.
+    """Return the server's role, its timeline, and whether its commits wait for a standby.
 
     A server that is no standby is the principal once a `proof` has been committed, not before.
     """
@@ -119,8 +120,8 @@ def find_standing() -> Steps[Standing]:
 
 
 def proof() -> Steps[None]:
-    """A commit that is written down, and waits for the synchronous standby where there is one.
+    """Commit a record that waits for the synchronous standby, if there is one.
 
-    With it the standby has all that was committed here before, also what this server alone had when it went down.
+    With it the standby has all earlier commits of this server, also those it had alone when it went down.
     """
     yield SQL("proof")

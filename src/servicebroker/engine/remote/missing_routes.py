@@ -1,10 +1,10 @@
-"""Asking the dynamic routing service for a missing route, or remote service binding.
+"""Requests to the dynamic routing service for a missing route, or remote service binding.
 
 The rules: docs/reference/rules.md#dynamic-routing.
 
-A request is a conversation of the broker itself, one for each service that no route leads to, or that has no binding.
-It is pending until the dynamic routing service ends it, see `route_answers.py`. Where the answer has brought none the
-next request says so: FailedRoute, FailedRemoteServiceBinding.
+A request is a conversation of the broker itself: one for each service without a route or without a binding. It is
+pending until the dynamic routing service ends it, see `route_answers.py`. If the answer has brought none, the next
+request says so: FailedRoute, FailedRemoteServiceBinding.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ SQL = SqlFile(__file__)
 ASK_AGAIN = timedelta(seconds=60)  # after an answer that brought no route
 
 
-ROUTE, BINDING = "Route", "RemoteServiceBinding"  # what is missing, as the notices' names end
+ROUTE, BINDING = "Route", "RemoteServiceBinding"  # the missing object, as in the names of the notices
 
 
 def ask(database_id: int, missing: Ask, now: datetime) -> Steps[None]:
-    """Send MissingRoute, unless that was done; whoever does it at the same moment does it for us."""
+    """Send MissingRoute, unless it is pending already or another session sends it at the same moment."""
     yield from _ask(database_id, ROUTE, missing, now)
 
 
 def ask_for_binding(database_id: int, service: str, now: datetime) -> Steps[bool]:
-    """Send MissingRemoteServiceBinding for the target of a secure conversation. Whether an answer is awaited."""
+    """Send MissingRemoteServiceBinding for the target of a secure conversation. Returns whether it is pending."""
     rows = yield SQL("ask_for_binding.find_routes", (database_id, DYNAMIC_ROUTING_SERVICE, now))
     if not rows[0][0] or service == DYNAMIC_ROUTING_SERVICE:
         return False
@@ -57,7 +57,7 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
     )
     handle = yield from begin_dialog(database_id, asking, now=now)
     rows = yield SQL("ask.insert_route_requests", (database_id, missing.service, handle, now - ASK_AGAIN, about))
-    if not rows:  # committed by another one since we looked
+    if not rows:  # another session committed a request meanwhile
         yield SQL("ask.delete_last", (handle,))
         return
     endpoint = yield from find_endpoint(handle)
@@ -67,7 +67,7 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
 
 
 def notice(name: str, missing: Ask) -> bytes:
-    """The body of MissingRoute, and of its like."""
+    """Return the body of MissingRoute and the similar notices."""
     service, broker = xml_text(missing.service), missing.broker_instance
     instance = f"<BROKER_INSTANCE>{xml_text(broker)}</BROKER_INSTANCE>" if broker else ""
     space = f"{names.CONFIGURATION_NOTICE}/{name}"

@@ -1,4 +1,4 @@
-"""Which databases were found to be old copies, since the two sides of conversations disagree; doctor tells it."""
+"""Databases that were recognized as old copies, because both sides of conversations disagree; for doctor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SQL = SqlFile(__file__)
 def note(
     endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, now: datetime, *, is_here: bool
 ) -> Statement:
-    """Its conversation has ended with the Error `own`, since the database of one side was restored."""
+    """Record a conversation that ended with the Error `own`, since the database of one side was restored."""
     return SQL(
         "note",
         (
@@ -26,6 +26,6 @@ def note(
             is_here,
             endpoint.far_service,
             now,
-            cleaned(own.description),  # a peer may have made it
+            cleaned(own.description),  # may come from the peer
         ),
     )

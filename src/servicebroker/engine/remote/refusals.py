@@ -1,4 +1,4 @@
-"""What was refused between this instance and its peers: one row for each peer and reason, for doctor."""
+"""Refusals between this instance and its peers: one row for each peer and reason, for doctor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MOST = 200  # rows: the latest
+MOST = 200  # rows, the latest
 KEPT = timedelta(days=1)
-BROKE = 9753  # kept under this number: a connection that was online has broken
-FAILED = 9644  # and this: a round of the daemon has failed for a reason that nobody foresaw
+BROKE = 9753  # the number under which a broken connection is stored
+FAILED = 9644  # the number under which an unexpected failure of a daemon's round is stored
 
 
 class Refusal(NamedTuple):
-    """Who was refused by whom, and why: `is_ours` when this side has refused. `number` is that of the reason."""
+    """The key of a refusal: `is_ours` if this side refused, the peer, the number of the reason."""
 
     is_ours: bool
     peer: str
@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A refusal, how often there was one in a row, since when and lately when, and its latest text."""
+    """A refusal, with its count in a row, its first and last time, and its latest text."""
 
     is_ours: bool
     peer: str
@@ -39,7 +39,7 @@ class Refused(NamedTuple):
 
 
 def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> Steps[None]:
-    """Add these, with how often and lately in which words, to those of before; what is old, or too much, goes."""
+    """Add these refusals, with count and latest text, to the stored ones. Deletes old and surplus rows."""
     yield SQL(
         "save_refusals",
         (
@@ -60,6 +60,6 @@ def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> St
 
 
 def find_refusals(since: datetime) -> Steps[list[Refused]]:
-    """Those of which there was one since then, the latest first; not of who is let in no more, as `facts.gather`."""
+    """Return refusals since then, latest first; without peers that are no longer let in, as `facts.gather`."""
     rows = yield SQL("find_refusals", (since,))
     return [Refused(*row) for row in rows]

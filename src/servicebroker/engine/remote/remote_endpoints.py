@@ -1,4 +1,4 @@
-"""Endpoints whose peer is in another instance, as the broker sees them: who they are, how far both ways have come."""
+"""Endpoints whose peer is in another instance, as the broker sees them: identity, and progress in both directions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SQL = SqlFile(__file__)
 
 
 class RemoteEndpoint(NamedTuple):
-    """One endpoint.
+    """An endpoint whose peer is in another instance.
 
-    `first` is the lowest message that waits in the transmission queue, `send_sequence` the next that a SEND makes (both
-    the same when none waits); `receive_sequence` the next to arrive, `kept` what is kept of later ones. `failure` is
-    what the peer is told. `is_remote`: something has been, or is about to be, sent elsewhere; `routed_broker` is the
-    broker instance of the route by which, if it names one. `security` is None while it is not decided; `keys` are
-    encrypted by the master key, and that is encrypted itself. `is_end_waiting`: the peer has ended, and its end waits
-    beside a queue that is off.
+    `first` is the lowest message in the transmission queue, `send_sequence` the number of the next SEND (both are equal
+    if none waits). `receive_sequence` is the next number to arrive, `kept` has stored parts of later ones. `failure` is
+    the error for the peer. `is_remote`: a message was, or is about to be, sent to another instance. `routed_broker` is
+    the broker instance of its route, if the route names one. `security` is None while undecided. `keys` are encrypted
+    by the master key, and that is encrypted itself. `is_end_waiting`: the peer has ended, and its end waits beside a
+    queue that is off.
     """
 
     conversation_handle: UUID
@@ -83,7 +83,7 @@ _SELECT = (
 
 
 def find_by_handle(handles: Sequence[UUID]) -> Steps[list[RemoteEndpoint]]:
-    """Those of these endpoints that have no peer in this instance."""
+    """Return those of these endpoints that have no peer in this instance."""
     return _find(
         Statement(
             "remote_endpoints.find_by_handle",
@@ -94,7 +94,7 @@ def find_by_handle(handles: Sequence[UUID]) -> Steps[list[RemoteEndpoint]]:
 
 
 def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[RemoteEndpoint]]:
-    """The endpoints of these conversations, each given with whether it is the initiator's, as far as they are here."""
+    """Return the endpoints of these conversations and sides, if they are here and have no peer in this instance."""
     return _find(
         Statement(
             "remote_endpoints.find_by_conversation",
@@ -131,10 +131,10 @@ def _is_end(last: Kept | None) -> bool:
 
 
 def _find_kept(next_of: dict[UUID, int]) -> Steps[dict[UUID, dict[int, Kept]]]:
-    """What has come of messages that cannot be read yet, and of the last one in order where it waits for its queue.
+    """Return stored parts of unreadable messages, and of the last message in order if it waits for its queue.
 
-    `next_of` has the next message of each endpoint. What is kept behind it beyond the limits is deleted: the peer sends
-    it again.
+    `next_of` has the next number of each endpoint. Parts of later messages beyond the limits are deleted: the peer
+    sends them again.
     """
     kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
     if not next_of:
@@ -142,7 +142,7 @@ def _find_kept(next_of: dict[UUID, int]) -> Steps[dict[UUID, dict[int, Kept]]]:
     rows = yield SQL("find_kept", (list(next_of),))
     for handle, number, least, most, firsts, behinds, size, content, token in rows:
         bounds = tuple(chain.from_iterable(zip(firsts, behinds, strict=True)))
-        fragments = most if least == most else 0  # what says so many and so many is no message
+        fragments = most if least == most else 0  # contradicting counts belong to no message
         kept[handle][number] = Kept(fragments, bounds, size, Content(content), token)
     yield from _drop_impossible(next_of, kept)
     return kept
@@ -160,9 +160,9 @@ def _drop_impossible(next_of: dict[UUID, int], kept: dict[UUID, dict[int, Kept]]
 
 
 def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
-    """Those that nobody ends or moves right now, kept so, and those that are gone. Nobody is waited for.
+    """Lock those endpoints that no session is ending or moving. Returns them, and the handles that are gone.
 
-    Who sends on them is not disturbed.
+    Waits for no lock, and does not disturb senders on them.
     """
     rows = yield SQL("lock_shared", (list(handles),))
     free = {handle for (handle,) in rows}
@@ -170,7 +170,7 @@ def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
 
 
 def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
-    """Those of these endpoints that are not there any more."""
+    """Return those of these endpoints that no longer exist."""
     if not handles:
         return set()
     rows = yield SQL("find_gone", (list(handles),))
@@ -178,7 +178,7 @@ def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
 
 
 def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
-    """Those whose row nobody else writes right now, to be written."""
+    """Lock, for writing, those of these endpoints whose row no other session has locked."""
     if not handles:
         return set()
     rows = yield SQL("lock_alone", (list(handles),))
@@ -186,12 +186,12 @@ def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
 
 
 def groups_of(handles: list[UUID]) -> Steps[dict[UUID, UUID]]:
-    """The conversation groups of these endpoints."""
+    """Return the conversation groups of these endpoints."""
     rows = yield SQL("groups_of", (handles,))
     return dict(rows)
 
 
 def groups_left(groups: Collection[UUID]) -> Steps[set[UUID]]:
-    """Those of these groups that are there still."""
+    """Return those of these groups that still exist."""
     rows = yield SQL("groups_left", (list(groups),))
     return {group for (group,) in rows}

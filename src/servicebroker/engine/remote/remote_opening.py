@@ -1,4 +1,4 @@
-"""The target of a conversation that begins in another instance: where it is to be, and its endpoint."""
+"""The target of a conversation that begins in another instance: its place, and its endpoint."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ SQL = SqlFile(__file__)
 
 
 class Unroutable(NamedTuple):
-    """Not taken, and not answered: why, in the words of the event Broker:Message Undeliverable."""
+    """A message that is neither taken nor answered: the reason as in the event Broker:Message Undeliverable."""
 
     number: int
 
 
 _NO_KEYS = (None,) * len(Keys._fields)
-BEING_ALTERED = Unroutable(9797)  # the service is being made or altered
+BEING_ALTERED = Unroutable(9797)  # the service is being created or altered
 
 
 class Place(NamedTuple):
-    """Where a conversation from another instance would have its target. `broker` is that of the database.
+    """The place for the target of a conversation from another instance. `broker` is that of the database.
 
-    `failure` is what the initiator gets, when the service is here and does not take the conversation.
+    `failure` is the error for the initiator, if the service is here and does not take the conversation.
     """
 
     home: Home
@@ -43,14 +43,14 @@ class Place(NamedTuple):
 
 
 def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> Steps[Place | Failed | Unroutable]:
-    """Where the target of a conversation that begins in another instance is to be.
+    """Find the place for the target of a conversation that begins in another instance.
 
     The routes of msdb say whether the service is here (docs/reference/rules.md#routing).
     """
     opening = header.opening
     assert opening is not None
     rows = yield SQL(
-        "find_place",  # as `opening.lock_service`, but waiting for nobody
+        "find_place",  # as `opening.lock_service`, without waiting
         (locks.DELIVERY, locks.SERVICE, header.to_service),
     )
     if not rows[0][0]:
@@ -62,7 +62,7 @@ def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> S
 def place_of(
     header: Header, located: Located, outside: RoutingTable, now: datetime, pick: Pick
 ) -> Place | Failed | Unroutable:
-    """The same, by the routes of msdb."""
+    """Return the place by the routes of msdb."""
     decision = classify(
         Conversation(header.to_service, str(header.to_broker) if header.to_broker else None),
         RoutingTable(()),
@@ -87,9 +87,9 @@ def place_of(
 
 
 def insert_target(header: Header, home: Home, security: str, keys: Keys | None, now: datetime) -> Steps[UUID | None]:
-    """Make the target endpoint, with its keys where it is secured.
+    """Create the target endpoint, with its keys if it is secured.
 
-    Returns its handle; None when both sides of that conversation are in this instance.
+    Returns its handle; None if both sides of that conversation are in this instance.
     """
     opening = header.opening
     assert opening is not None

@@ -1,4 +1,4 @@
-"""What the dynamic routing service has answered: it has ended the conversation that asked it for a route."""
+"""Answers of the dynamic routing service: ended conversations that asked it for a route."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SQL = SqlFile(__file__)
 
 
 class Answers(NamedTuple):
-    """`failures` are events 9761; `left` each want a `deliver_conversation` of their own.
+    """The result: `failures` are events 9761; each handle of `left` needs its own `deliver_conversation`.
 
-    `again`: somebody was at it, and is not waited for.
+    `again`: another session held a lock, so call again later.
     """
 
     failures: list[BrokerError]
@@ -33,7 +33,7 @@ class Answers(NamedTuple):
 
 
 def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
-    """End our side of what was answered, and match again what waited for it. Nobody is waited for."""
+    """End our side of answered requests, and match waiting messages again. Waits for no lock."""
     rows = yield SQL("take_answers.find_requests", (locks.GROUP, locks.DELIVERY))
     if not rows:
         return Answers([], [])
@@ -58,7 +58,7 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
 
 
 def _failures(handle: UUID, queue_id: int) -> Steps[list[BrokerError]]:
-    """What the Errors on a conversation say."""
+    """Return the descriptions of the Errors on a conversation."""
     rows = yield Statement(
         "route_answers.failures",
         f"select message_body from servicebroker.queue_{int(queue_id)} "

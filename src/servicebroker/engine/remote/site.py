@@ -1,6 +1,6 @@
-"""What this instance says of itself to routing: which database has which service, and whose routes count.
+"""Facts of this instance for routing: which database has which service, and whose routes count.
 
-And where messages go that no endpoint of this instance is for, and that begin none here.
+Also routes messages from outside that are for no endpoint of this instance and begin none here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SQL = SqlFile(__file__)
 
 
 class Here(NamedTuple):
-    """What routing has to know of the network, beside what the tables say; `forward_size` is in MB."""
+    """Network facts for routing that the tables lack; `forward_size` is in MB."""
 
     addresses: frozenset[Address] = frozenset()
     forwards: bool = False
@@ -33,7 +33,7 @@ class Here(NamedTuple):
 
 
 class Database(NamedTuple):
-    """A broker database; `asked` are services for which a request for a route is pending."""
+    """A broker database; `asked` are services with a pending request for a route."""
 
     database_id: int
     routes_version: int
@@ -44,9 +44,9 @@ class Database(NamedTuple):
 
 
 class Home(NamedTuple):
-    """A service of this instance. `contract_id` is that of the contract asked for; `accepted`: the service takes it.
+    """A service of this instance. `contract_id` is that of the given contract; `accepted`: the service takes it.
 
-    `is_bound`: the database that asks has a remote service binding for a service of that name.
+    `is_bound`: the asking database has a remote service binding for a service of that name.
     """
 
     service_id: int
@@ -59,7 +59,7 @@ class Home(NamedTuple):
 
 
 class Located(NamedTuple):
-    """What `find_site` has found; `homes` by service name and broker identifier, `chance` from 0 up to 1."""
+    """The result of `find_site`; `homes` by service name and broker identifier, `chance` from 0 up to 1."""
 
     site: Site
     databases: Sequence[Database]
@@ -67,10 +67,10 @@ class Located(NamedTuple):
     chance: float
 
     def find(self, database_id: int) -> Database:
-        """That database.
+        """Return that database.
 
         Raises:
-            BrokerError: 8442 when it was dropped.
+            BrokerError: 8442 it was dropped.
         """
         for one in self.databases:
             if one.database_id == database_id:
@@ -79,22 +79,22 @@ class Located(NamedTuple):
 
     @property
     def msdb(self) -> Database | None:
-        """The database whose routes decide about what arrives from outside."""
+        """The database whose routes decide about messages from outside."""
         return next((one for one in self.databases if one.is_msdb), None)
 
     def site_of(self, database: Database | None) -> Site:
-        """What the instance says of itself to conversations that the routes of this database decide about."""
+        """Return the site for conversations that the routes of this database decide about."""
         return replace(self.site, asked=frozenset(database.asked)) if database and database.asked else self.site
 
     def routes(self, catalog: Catalog, database: Database | None) -> Steps[RoutingTable]:
-        """The routes of a database."""
+        """Return the routes of a database."""
         if database is None:
             return RoutingTable(())
         return (yield from find_routes(catalog, database.database_id, database.routes_version))
 
 
 def find_instance() -> Steps[UUID]:
-    """The identifier of this instance."""
+    """Return the identifier of this instance."""
     rows = yield SQL("find_instance")
     return UUID(str(rows[0][0]))
 
@@ -106,10 +106,10 @@ def find_site(
     contract: str | None = None,
     database_id: int | None = None,
 ) -> Steps[Located]:
-    """Which databases have these services, and what routing asks besides. One statement.
+    """Find the databases with these services, and the other facts that routing needs. One statement.
 
-    Without `here` the stored endpoint says where the instance is reached. `database_id` is that of the database that
-    asks, where its remote service bindings matter.
+    Without `here` the stored endpoint tells the addresses of the instance. `database_id` is that of the asking
+    database, if its remote service bindings matter.
     """
     rows = yield SQL("find_site", (list(services), contract, now - ASK_AGAIN, database_id))
     databases = list({row[0]: Database._make([*row[:5], tuple(row[5])]) for row in rows}.values())
@@ -126,7 +126,7 @@ def find_site(
 
 
 class Picking:
-    """Picks out of one number from 0 to 1: each uses up its share of it. `was_asked`: there was something to choose."""
+    """Picks out of one number from 0 to 1: each pick uses up its share. `was_asked`: there was a choice."""
 
     def __init__(self, chance: float) -> None:
         self._chance = chance
@@ -142,15 +142,15 @@ class Picking:
 
 
 def own_addresses(host: str, port: int) -> frozenset[Address]:
-    """Where routes mean a listener at `host` ('' for every address of the machine) and `port`."""
+    """Return the addresses by which routes mean a listener at `host` ('' for all of the machine) and `port`."""
     hosts = (host,) if host else ("localhost", "127.0.0.1", "::1", os.uname().nodename)
     return frozenset(Address(one.lower(), port) for one in hosts)
 
 
 def route_arrivals(catalog: Catalog, headers: Sequence[Header], here: Here, now: datetime) -> Steps[list[Decision]]:
-    """What the routes of msdb say of each of these messages from outside.
+    """Route each of these messages from outside by the routes of msdb.
 
-    Chance is the conversation's identifier: all of its messages take the same way.
+    The conversation's identifier replaces chance: all of its messages take the same path.
     """
     located = yield from find_site(list({header.to_service for header in headers}), now, here)
     decisions = passages(headers, located, (yield from located.routes(catalog, located.msdb)), now)
@@ -161,7 +161,7 @@ def route_arrivals(catalog: Catalog, headers: Sequence[Header], here: Here, now:
 
 
 def passages(headers: Sequence[Header], located: Located, outside: RoutingTable, now: datetime) -> list[Decision]:
-    """Where each of these messages from outside goes, by the routes of msdb."""
+    """Return the decision for each of these messages from outside, by the routes of msdb."""
     site = located.site_of(located.msdb)
     decisions = []
     for header in headers:

@@ -1,4 +1,4 @@
-"""What is kept of messages from elsewhere that are not complete: whose it is, how much, and since when nothing came."""
+"""Stored parts of incomplete messages from other instances: owner, size, and time of the last part."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MOST_ROWS = 100_000  # that a summary counts: beside a queue that is off there may be any number
+MOST_ROWS = 100_000  # counted by a summary: beside a queue that is off there may be any number
 _ROWS = "servicebroker.arrived_fragments"
-# What a kept message counts for, as `Incoming.begun` has it.
+# The cost of a stored message, as in `Incoming.begun`.
 _COST = (
     f"{LIMITS.unfinished_cost + LIMITS.kept_cost} + {LIMITS.message_cost} * count(*) "
     "+ sum(coalesce(octet_length(f.message_body), 0))"
@@ -27,7 +27,7 @@ _COST = (
 
 
 def _messages(rows: str = _ROWS, condition: str = "") -> str:
-    """Each message above what was delivered or waits beside its queue. A body is not read for its length."""
+    """Select each message above those delivered or waiting beside the queue. Bodies are not read for their length."""
     return (
         "select f.conversation_handle, f.message_sequence_number as number, coalesce(a.receive_sequence, 0) as due, "
         f"max(f.fragments) as fragments, ({_COST})::bigint as cost, max(f.owner) as owner, "
@@ -49,7 +49,7 @@ _FIND = (
 
 
 class UnfinishedOfPeer(NamedTuple):
-    """What one peer has begun to send and not finished, in sum; `certificate` is the name of one of its owner's."""
+    """The unfinished messages of one peer, in sum; `certificate` is the name of one of its owner's certificates."""
 
     owner: str
     certificate: str | None
@@ -61,7 +61,7 @@ class UnfinishedOfPeer(NamedTuple):
 
 
 def sum_by_peer(most: int) -> Steps[list[UnfinishedOfPeer]]:
-    """The peers with most of it."""
+    """Return the peers with the largest sums."""
     rows = yield Statement(
         "unfinished_arrivals.sum_by_peer",
         "select owner, (select c.name from servicebroker.transport_certificates c where c.owner = m.owner "
@@ -74,7 +74,7 @@ def sum_by_peer(most: int) -> Steps[list[UnfinishedOfPeer]]:
 
 
 def find_unfinished(division: Division = WHOLE, handles: Sequence[UUID] | None = None) -> Steps[list[Stored]]:
-    """What is kept, by conversation, of one share; only of these conversations, if given."""
+    """Return the unfinished messages by conversation, of one division; only of these conversations, if given."""
     if handles is None:
         rows = yield Statement("unfinished_arrivals.find_unfinished.all", _FIND.format(_messages()))
     else:
@@ -88,9 +88,9 @@ def find_unfinished(division: Division = WHOLE, handles: Sequence[UUID] | None =
 
 
 def drop_unfinished(handles: Sequence[UUID]) -> Steps[list[UUID]]:
-    """Delete what is kept of messages that are not complete. Returns the conversations of which nothing is left.
+    """Delete parts of incomplete messages. Returns the conversations without any parts left.
 
-    Nobody is waited for: rows that somebody else deletes stay for another time.
+    Waits for no lock: rows that another session is deleting are left for another time.
     """
     yield SQL("drop_unfinished.delete_fragments", (list(handles),))
     left = yield Statement(

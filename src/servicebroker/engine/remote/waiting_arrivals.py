@@ -1,6 +1,6 @@
-"""What arrived from another instance and waits beside its queue, to go into it later.
+"""Messages from another instance that wait beside their queue, to be put into it later.
 
-The queue was off, or a message is so large that no round of the daemon puts it together (decision 462).
+The queue was off, or a message is so large that no round of the daemon assembles it (decision 462).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _KEPT = (
 
 
 def find_kept() -> Steps[list[UUID]]:
-    """The conversations for `deliver_kept`."""
+    """Return the conversations for `deliver_kept`."""
     rows = yield Statement("waiting_arrivals.find_kept", f"select e.conversation_handle {_KEPT}")
     return [handle for (handle,) in rows]
 
 
 def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
-    """What arrived for these while their queue was off goes into it, now that it is on.
+    """Put messages that arrived while their queue was off into the queue, now that it is on.
 
-    The caller holds the lock of `lock_delivery`, perhaps shared: the daemon may be storing meanwhile, and has the row
-    of `arrivals` then. Returns the conversations that somebody is at: they are for another time.
+    The caller holds the lock of `lock_delivery`, perhaps shared: the daemon may be storing meanwhile, and has locked
+    the row of `arrivals` then. Returns the conversations that another session holds: try them another time.
     """
     if not handles:
         return []
     rows = yield Statement(
         "waiting_arrivals.deliver_kept.lock",
-        # in a statement of its own: those that follow see all that the last holder of the rows has stored
+        # a separate statement, so that the next ones see all that the last holder of the rows has stored
         f"select e.conversation_handle {_KEPT} and e.conversation_handle = any ($1) "
         "for no key update of e, a skip locked",
         (handles,),
@@ -57,7 +57,7 @@ def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
 
 
 def deliver_free(handle: UUID, now: datetime) -> Steps[None]:
-    """The same for one conversation, unless somebody is at it, or switches its queue on or off."""
+    """Deliver one conversation, unless another session holds it, or switches its queue on or off."""
     rows = yield SQL("deliver_free.lock", (locks.DELIVERY,))
     if rows[0][0]:
         yield from deliver_kept([handle], now)
