@@ -30,13 +30,13 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-# of a row of servicebroker.queues: its monitor begins anew
+# sets a new version in a row of servicebroker.queues, so that the queue's monitor starts anew
 RENEW_MONITOR = "monitor_version = nextval('servicebroker.catalog_versions')"
-TABLES = {"queue": "arrival", "retained": "conversation"}  # of a queue, each with the index that it is rebuilt along
+TABLES = {"queue": "arrival", "retained": "conversation"}  # the tables of a queue, each with the index to cluster by
 
 
 def lock_catalog(principal: str = "") -> Statement:
-    """Definitions change one at a time; SEND and RECEIVE take no notice. The audit learns who it is."""
+    """Lock the catalog: definitions change one at a time; SEND and RECEIVE do not wait. Gives the audit the user."""
     return Statement(
         "alter.lock_catalog",
         f"select pg_advisory_xact_lock($1, 0), {telling(2)}",
@@ -45,7 +45,7 @@ def lock_catalog(principal: str = "") -> Statement:
 
 
 def lock_begins(number: int) -> Statement:
-    """Nobody begins a dialog with the service or the contract of that number, or has begun one and not committed."""
+    """Keep all sessions from beginning a dialog with the service or contract of that id; waits for uncommitted ones."""
     return SQL("lock_begins", (locks.BEGIN, number))
 
 
@@ -53,7 +53,7 @@ def lock_begins(number: int) -> Statement:
 
 
 def drop_contract(definer: Definer, operation: DropContract) -> Steps[None]:
-    """Delete a contract that nothing names; open conversations on it get the Error -8487, on both sides."""
+    """Delete a contract that no object names; open conversations on it get the Error -8487, on both sides."""
     database_id, name = definer.database_id, operation.name
     yield from authorize(definer.user, operation.permission, contracts([name]))
     contract_id = yield from find_user_object("drop", "service contract", database_id, name)
@@ -79,7 +79,7 @@ def drop_contract(definer: Definer, operation: DropContract) -> Steps[None]:
 
 
 def lock_conversations(condition: str, *parameters: object) -> Steps[list[UUID]]:
-    """Lock both sides of every conversation of which an endpoint meets the condition. Returns all handles."""
+    """Lock both sides of every conversation with an endpoint that meets the condition. Returns all handles."""
     chosen = f"conversation_id in (select conversation_id from servicebroker.conversation_endpoints where {condition})"
     text = f"select conversation_handle from servicebroker.conversation_endpoints where {chosen}"
     yield Statement(
@@ -87,17 +87,17 @@ def lock_conversations(condition: str, *parameters: object) -> Steps[list[UUID]]
     )
     rows = yield Statement(
         "alter.lock_conversations.find_locked", text, parameters
-    )  # as they are now that nobody else holds one
+    )  # read again, now that no other session holds one
     return [handle for (handle,) in rows]
 
 
 def renew_versions(database_id: int | None = None) -> Statement:
-    """What clients remember of sending into the queues of this database, or of all, is to be looked up again."""
+    """Renew the catalog version of this database's queues, or of all, so that clients look up cached facts again."""
     return SQL("renew_versions", (database_id,))
 
 
 def renew_routes(database_id: int | None = None) -> Statement:
-    """Where the messages of this database go, or of all, is to be looked up again."""
+    """Renew the routes version of this database, or of all, so that clients route again."""
     return SQL("renew_routes", (database_id,))
 
 
@@ -105,10 +105,10 @@ def renew_routes(database_id: int | None = None) -> Statement:
 
 
 def alter_queue(definer: Definer, operation: AlterQueue) -> Steps[list[UUID]]:
-    """Change what is given, but for the activation.
+    """Change the given options, except for the activation.
 
-    What waits is delivered before the transaction ends, but for the conversations that are returned, on which somebody
-    is sending right now: they are for `deliver_conversation`.
+    Parked messages are delivered before the transaction ends. Returned are the conversations on which a session is
+    sending right now: they are for `deliver_conversation`.
     """
     catalog, database_id, name = definer.catalog, definer.database_id, operation.name
     queue = yield from find_user_queue("alter", database_id, name)
@@ -118,14 +118,14 @@ def alter_queue(definer: Definer, operation: AlterQueue) -> Steps[list[UUID]]:
         yield SQL("alter_queue.poison_handling", (queue.queue_id, operation.poison_message_handling))
     if operation.retention is not None:
         yield from set_retention(queue.queue_id, operation.retention)
-        yield renew_versions()  # who sends from this queue remembers the version of the queue it sends to
+        yield renew_versions()  # senders of this queue cache the version of the queue they send to
     if operation.status is not None:
         left = yield from set_status(catalog, queue.queue_id, operation.status, definer.clock())
     return left
 
 
 def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> Steps[list[UUID]]:
-    """Switch a queue on or off, and tell who waits there. Returns what `deliver_everything` has left over."""
+    """Switch a queue on or off, and wake its waiting readers. Returns the handles that are left over."""
     if status:
         yield lock_delivery()
     yield Statement(
@@ -142,9 +142,9 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
 
 
 def rebuild_queue(definer: Definer, operation: AlterQueue, table: str) -> Steps[None]:
-    """ALTER QUEUE REBUILD of one of its `TABLES`: gives space back. Readers and senders wait for it.
+    """ALTER QUEUE REBUILD of one of its `TABLES`: return free space. Readers and senders wait for it.
 
-    A transaction for each: who has one of them open may be about to open the other.
+    Each table needs its own transaction: a session with one of them open may be about to open the other.
     """
     yield from authorize(definer.user, operation.permission, queue_named(operation.name))
     queue_id = (yield from find_user_queue("alter", definer.database_id, operation.name)).queue_id
@@ -153,7 +153,7 @@ def rebuild_queue(definer: Definer, operation: AlterQueue, table: str) -> Steps[
 
 
 def reorganize_queue(queue_id: int) -> Steps[None]:
-    """ALTER QUEUE REORGANIZE: space that ends the table goes back, room inside it may be used again. Nobody waits.
+    """ALTER QUEUE REORGANIZE: truncate free space at the end of the tables, reuse free space inside. No session waits.
 
     It cannot run inside a transaction.
     """
@@ -162,10 +162,10 @@ def reorganize_queue(queue_id: int) -> Steps[None]:
 
 
 def find_user_queue(action: str, database_id: int, name: str) -> Steps[Queue]:
-    """`find_queue_now` of a queue that may be changed.
+    """Find a queue that may be changed, as `find_queue_now` does.
 
     Raises:
-        BrokerError: 15151 when it does not exist, 9663 when it is built in.
+        BrokerError: 15151 it does not exist, 9663 it is built in.
     """
     queue = yield from find_queue_now(action, database_id, name)
     if queue.queue_id < names.FIRST_USER_ID:
@@ -174,12 +174,12 @@ def find_user_queue(action: str, database_id: int, name: str) -> Steps[Queue]:
 
 
 def drop_queue(database_id: int, name: str) -> Steps[Queue]:
-    """DROP QUEUE, its first half: nobody finds it any more. `remove_dropped_queue` does the rest.
+    """DROP QUEUE, first half: delete the queue's row, so that it cannot be found. `remove_dropped_queue` does the rest.
 
-    In two transactions, because the table cannot go while a reader that waits has it open.
+    Two transactions are needed, because the table cannot be dropped while a waiting reader has it open.
 
     Raises:
-        BrokerError: 3716 while a service uses it, 15151 when it does not exist.
+        BrokerError: 3716 a service uses it, 15151 it does not exist.
     """
     queue = yield from find_user_queue("drop", database_id, name)
     used = yield SQL("drop_queue.find_services", (queue.queue_id,))
@@ -196,13 +196,13 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
 
 
 def dropped_queues() -> Steps[list[int]]:
-    """Queues that are dropped and whose tables are still there."""
+    """Return dropped queues whose tables still exist."""
     rows = yield SQL("dropped_queues")
     return [queue_id for (queue_id,) in rows]
 
 
 def remove_dropped_queue(queue_id: int) -> Steps[None]:
-    """Table, sequence and functions of a dropped queue, once nobody has them open."""
+    """Drop tables, sequences and functions of a dropped queue, once no session has them open."""
     rows = yield SQL("remove_dropped_queue.find_functions", (str(queue_id),))
     for (function,) in rows:
         yield Statement(
@@ -223,10 +223,10 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
 
 
 def ring(queue_id: int) -> Statement:
-    """All readers that wait at the queue look again, and find out: a number below zero says so to their doorbells."""
+    """Wake all readers that wait at the queue, so that they check its state. A number below zero says so."""
     return SQL("ring", (str(-queue_id),))
 
 
 def ring_monitors() -> Statement:
-    """Who runs queue monitors reads anew which there are to be."""
+    """Notify processes that run queue monitors to read their definitions again."""
     return Statement("alter.ring_monitors", f"notify {MONITORS_CHANNEL}", prepared=False)

@@ -39,7 +39,7 @@ def create_remote_service_binding(definer: Definer, operation: CreateRemoteServi
 
 
 def alter_remote_service_binding(definer: Definer, operation: AlterRemoteServiceBinding) -> Steps[None]:
-    """Change what is given."""
+    """Change the given clauses."""
     user, name, anonymous = definer.user, operation.name, operation.anonymous
     yield from rights.authorize(user, operation.permission, rights.remote_service_binding(name))
     names.checked("remote service binding", name)
@@ -66,7 +66,7 @@ def drop_remote_service_binding(definer: Definer, operation: DropRemoteServiceBi
 
 
 def _find_remote(user: User, remote_user: str) -> Steps[int]:
-    """The user of the USER clause. Only who may act as that user can bind a service to it."""
+    """Return the id of the user in the USER clause. Binding a service requires the right to impersonate that user."""
     found = yield from find_principal("find", user.database_id, remote_user)
     if found.is_role or found.principal_id == GUEST:
         raise BrokerError(28083, found.name)

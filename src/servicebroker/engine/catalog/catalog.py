@@ -1,4 +1,4 @@
-"""Contracts, queues and services: creating them; and finding what the catalog knows, by name and by number."""
+"""Create contracts, queues and services; look up objects of the catalog by name and by id, and cache them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SQL = SqlFile(__file__)
 
 
 _CHANNELS_KEPT = 10_000
-_TAKEN_KEPT = 10_000  # conversations of received messages
-_ANSWERS_KEPT = 1_000  # services with a contract
-_USAGES_KEPT = 1_000  # of contracts; every change of permissions makes new versions
+_TAKEN_KEPT = 10_000  # received conversations
+_ANSWERS_KEPT = 1_000  # pairs of service and contract
+_USAGES_KEPT = 1_000  # contracts; every change of permissions makes new versions
 
 
 class Usage(NamedTuple):
-    """What a contract says of one message type, with its id and validation in that database."""
+    """The usage of one message type in a contract, with its id and validation in that database."""
 
     message_type_id: int
     validation: str
@@ -45,7 +45,7 @@ class Usage(NamedTuple):
     schemas: SchemaCollection | None = None
 
     def allows(self, is_initiator: bool) -> bool:
-        """Whether that side may send it."""
+        """Check whether that side may send it."""
         return self.by_initiator if is_initiator else self.by_target
 
 
@@ -53,7 +53,7 @@ Usages = Mapping[str, Usage]
 
 
 class Queue(NamedTuple):
-    """A queue that was found by name."""
+    """A queue that was looked up by name."""
 
     queue_id: int
     database_id: int
@@ -61,9 +61,9 @@ class Queue(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """What a SEND on one conversation handle relies on; its statement finds out when that has changed.
+    """Cached facts for a SEND on one conversation handle; its statement detects a change.
 
-    `far_queue_id` is 0 when the peer is in another instance.
+    `far_queue_id` is 0 if the peer is in another instance.
     """
 
     is_initiator: bool
@@ -75,7 +75,7 @@ class Channel(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What RECEIVE has brought of a conversation, for the verbs that follow on it; none of it changes.
+    """Facts of a received conversation, for the verbs that follow on it; none of them changes.
 
     `has_ended`: EndDialog was received.
     """
@@ -87,19 +87,19 @@ class Taken(NamedTuple):
 
     @property
     def kind(self) -> tuple[int, int]:
-        """Conversations of one service under one contract mostly have one peer."""
+        """The key for facts of the peer: conversations of one service under one contract mostly have one peer."""
         return self.service_id, self.service_contract_id
 
     @property
     def ends(self) -> tuple[int, int]:
-        """What the permission to END is asked for: the queue and the service."""
+        """The key for the permission to END: the queue and the service."""
         return self.queue_id, self.service_id
 
 
 class Answered(NamedTuple):
-    """The way that the last SEND on a conversation of some service and contract went.
+    """The delivery path of the last SEND on a conversation of some service and contract.
 
-    The first SEND on the next one tries it. Its statement finds out whether the peer is the same.
+    The first SEND on the next conversation tries it. Its statement checks that the peer is the same.
     """
 
     channel: Channel
@@ -108,11 +108,11 @@ class Answered(NamedTuple):
 
 
 def _uncounted(priority: int, many: int) -> None:
-    """Nobody wants to know."""
+    """Count nothing: the default of `Catalog.enqueued`."""
 
 
 class Labels(NamedTuple):
-    """Names by number in one database."""
+    """Names by id in one database."""
 
     services: dict[int, str]
     contracts: dict[int, str]
@@ -121,13 +121,13 @@ class Labels(NamedTuple):
 
 @dataclass
 class Catalog:
-    """What one process remembers of the catalog. All of it is immutable in the database, or verified on use.
+    """The catalog cache of one process. Each entry is immutable in the database, or verified on use.
 
-    `user` is the principal that it was looked up for, with its permissions; None for dbo. `receivable` holds the
-    catalog version under which that principal may receive from a queue, by the queue's number; `endable` the one under
-    which it may end conversations, by `Taken.ends`. `enqueued` is told of
-    messages that a SEND has put into a queue: their priority, and how many. `keys` opens what remote service bindings
-    inside the instance need; without it their conversations wait for a process that has it.
+    `user` is the principal whose permissions were checked; None for dbo. `receivable` has the catalog version under
+    which that principal may receive, by queue id; `endable` the one under which it may end conversations, by
+    `Taken.ends`. `enqueued` is called with the priority and the count of messages that a SEND has put into a queue.
+    `keys` opens keys for remote service bindings inside the instance; without it their conversations wait for a process
+    that has it.
     """
 
     user: User | None = None
@@ -142,43 +142,43 @@ class Catalog:
     channels: OrderedDict[UUID, Channel] = field(default_factory=OrderedDict)
     taken: OrderedDict[bytes, Taken] = field(default_factory=OrderedDict)  # by handle
     answered: dict[tuple[int, int], Answered] = field(default_factory=dict)  # by `Taken.kind`
-    told: dict[tuple[int, int], int] = field(default_factory=dict)  # the peer's queue, of the last END, by the same
+    told: dict[tuple[int, int], int] = field(default_factory=dict)  # the peer's queue of the last END, by `Taken.kind`
     routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
     ways: Ways = field(default_factory=Ways)
     fenced_ways: FencedWays = field(default_factory=FencedWays)
 
     def remember(self, handle: UUID, channel: Channel) -> None:
-        """Keep `channel` for the next SEND; the oldest goes when there are too many."""
+        """Cache `channel` for the next SEND; drops the oldest beyond the limit."""
         self.channels[handle] = channel
         if len(self.channels) > _CHANNELS_KEPT:
             self.channels.popitem(last=False)
 
     def took(self, queue_id: int, kinds: Mapping[bytes, tuple[int, int]], ended: Collection[bytes]) -> None:
-        """RECEIVE has brought messages of these conversations, by handle, with the service and contract of each."""
+        """Cache received conversations: by handle, the service and contract of each, and whether it has ended."""
         for handle, kind in kinds.items():
             self.taken[handle] = Taken(queue_id, *kind, handle in ended)
         while len(self.taken) > _TAKEN_KEPT:
             self.taken.popitem(last=False)
 
     def learn_answer(self, kind: tuple[int, int], answered: Answered) -> None:
-        """Keep the way of a SEND for other conversations of the same service and contract."""
+        """Cache the path of a SEND for other conversations of the same service and contract."""
         if len(self.answered) >= _ANSWERS_KEPT:
             self.answered = {}
         self.answered[kind] = answered
 
     def learn_told(self, kind: tuple[int, int], queue_id: int) -> None:
-        """Keep the queue that EndDialog goes to for other conversations of the same service and contract."""
+        """Cache the queue that EndDialog goes to, for other conversations of the same service and contract."""
         if len(self.told) >= _ANSWERS_KEPT:
             self.told = {}
         self.told[kind] = queue_id
 
     def forget_queue(self, queue_id: int) -> None:
-        """The queue was dropped: its names are looked up again."""
+        """Forget names and permissions of a queue, which was dropped."""
         self.queues = {key: queue for key, queue in self.queues.items() if queue.queue_id != queue_id}
         self.receivable.pop(queue_id, None)
 
     def forget(self, handle: UUID) -> None:
-        """The next SEND on `handle` looks everything up; another thread may have said so already."""
+        """Forget what SEND on `handle` has cached. Another thread may have done so already."""
         self.channels.pop(handle, None)
         taken = self.taken.get(handle.bytes)
         if taken is not None:
@@ -186,14 +186,14 @@ class Catalog:
             self.told.pop(taken.kind, None)
 
     def forget_definitions(self) -> None:
-        """What was looked up in a transaction that defined objects was undone with it."""
+        """Forget lookups of a transaction that defined objects and was rolled back."""
         self.queues = {}
         self.channels.clear()
         self.answered = {}
         self.told = {}
 
     def forget_ended(self, handle: UUID) -> None:
-        """The conversation has ended; what is known of others like it stays."""
+        """Forget a conversation that has ended; facts about others of its kind stay."""
         self.channels.pop(handle, None)
         self.taken.pop(handle.bytes, None)
 
@@ -211,15 +211,15 @@ def create_contract(database_id: int, operation: CreateContract, owner: int) -> 
 
 
 def create_queue(database_id: int, operation: CreateQueue, owner: int, *, is_system: bool = False) -> Steps[int]:
-    """Make a table of its own, readable as `<database>_<schema>.<queue>` (docs/reference/rules.md#queues).
+    """Create a queue: a table, readable as `<database>_<schema>.<queue>` (docs/reference/rules.md#queues).
 
     Raises:
-        BrokerError: 2714 when the name is taken, 2760 the schema is the system's, or another database's, 9609 for too
-            many name parts, 15151 for a name with #.
+        BrokerError: 2714 the name is taken, 2760 the schema is the system's, or another database's, 9609 too many name
+            parts, 15151 a name with #.
     """
     schema, queue = names.split_queue_name(operation.name)
     names.checked_queue(queue)
-    # one at a time in a database, so that two queues cannot take the same PostgreSQL name
+    # locks the database's row, so that two queues cannot take the same PostgreSQL name
     rows = yield SQL("create_queue.find_databases", (database_id,))
     postgres_schema = names.postgres_name(rows[0][0], schema)
     yield from check_schema(database_id, schema, postgres_schema)
@@ -227,7 +227,7 @@ def create_queue(database_id: int, operation: CreateQueue, owner: int, *, is_sys
         "create_queue.find_queues",
         (postgres_schema, names.postgres_name(queue), database_id, schema, queue, names.postgres_stem(queue)),
     )
-    if (names.postgres_name(queue), False) in [tuple(row) for row in taken]:  # a table, a view or a procedure
+    if (names.postgres_name(queue), False) in [tuple(row) for row in taken]:  # of a table, a view or a procedure
         raise BrokerError(2714, queue)
     postgres_name = names.postgres_name(queue, taken=frozenset(name for name, _ in taken))
     rows = yield SQL(
@@ -252,9 +252,9 @@ def create_queue(database_id: int, operation: CreateQueue, owner: int, *, is_sys
 
 
 def check_schema(database_id: int, schema: str, postgres_schema: str) -> Steps[None]:
-    """That a database may have something in this schema, and nothing of another one stands in its PostgreSQL schema.
+    """Check that the database may use this schema, and that its PostgreSQL schema has no object of another database.
 
-    The schema `b_dbo` of a database `a` would stand where the schema dbo of a database `a_b` does.
+    The schema `b_dbo` of a database `a` and the schema dbo of a database `a_b` have the same PostgreSQL name.
 
     Raises:
         BrokerError: 2760.
@@ -265,10 +265,10 @@ def check_schema(database_id: int, schema: str, postgres_schema: str) -> Steps[N
 
 
 def create_service(database_id: int, operation: CreateService, queue_id: int, owner: int) -> Steps[None]:
-    """Insert a service on a queue; its contracts are those it can be a target of (docs/reference/rules.md#services)."""
+    """Insert a service on a queue; it can be a target under the given contracts (docs/reference/rules.md#services)."""
     name = names.checked("service", operation.name)
     given = checked_contracts(operation.contracts)
-    # first, see lock_service in opening.py
+    # before any other lock, see lock_service in opening.py
     yield lock_service_alone(name)
     ids = yield from contract_ids(database_id, given)
     rows = yield SQL("create_service.insert_services", (database_id, name, queue_id, owner))
@@ -277,12 +277,12 @@ def create_service(database_id: int, operation: CreateService, queue_id: int, ow
 
 
 def contract_ids(database_id: int, contracts: Iterable[str]) -> Steps[dict[str, int]]:
-    """The numbers of these contracts, by name."""
+    """Return the ids of these contracts, by name."""
     return _ids("service contract", database_id, checked_contracts(contracts))
 
 
 def lock_service_alone(name: str) -> Statement:
-    """Against everyone who may make messages wait for a service of that name, see `lock_service` in opening.py."""
+    """Exclude all transactions that may park messages for a service of that name, see `lock_service` in opening.py."""
     return SQL("lock_service_alone", (locks.DELIVERY, locks.SERVICE, name))
 
 
@@ -290,10 +290,10 @@ def lock_service_alone(name: str) -> Statement:
 
 
 def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
-    """The queue of that name, compared without case.
+    """Return the queue of that name, compared without case, from the cache if possible.
 
     Raises:
-        BrokerError: 15151 when it does not exist.
+        BrokerError: 15151 it does not exist.
     """
     known = catalog.queues.get((database_id, name)) if isinstance(name, str) else None
     if known is not None:
@@ -303,10 +303,10 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
 
 
 def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
-    """The queue of that name as it is, not as somebody remembers it.
+    """Return the queue of that name from the database, without the cache.
 
     Raises:
-        BrokerError: 15151, cannot `action`, when it does not exist.
+        BrokerError: 15151, cannot `action`: it does not exist.
     """
     schema, queue = names.split_queue_name(name)
     rows = yield SQL("find_queue_now", (database_id, schema, queue))
@@ -316,10 +316,10 @@ def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
 
 
 def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: int = 0) -> Steps[Usages]:
-    """What a contract allows, by message type name. A contract never changes, but validation may.
+    """Return the usages of a contract, by message type name. A contract never changes, but validation may.
 
-    `version` is the catalog version of the queue whose validation is wanted; without it the letters may be old, and
-    there are no schemas.
+    `version` is the catalog version of the queue whose validation applies; without it the letters may be old, and
+    schemas are missing.
     """
     known = catalog.usages.get((database_id, contract_id, version))
     if known is not None:
@@ -338,7 +338,7 @@ def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: i
 
 
 def _find_schemas(catalog: Catalog, collection_id: int, version: int) -> Steps[SchemaCollection]:
-    """The collection in this version, compiled once in a process."""
+    """Return the collection in this version, compiled once in a process."""
     known = catalog.schemas.get(collection_id)
     if known is not None and known[0] == version:
         return known[1]
@@ -348,13 +348,13 @@ def _find_schemas(catalog: Catalog, collection_id: int, version: int) -> Steps[S
 
 
 def schema_documents(collection_id: int) -> Steps[list[SchemaDocument]]:
-    """The documents of an XML schema collection, in the order in which they were added."""
+    """Return the documents of an XML schema collection, in the order in which they were added."""
     rows = yield SQL("schema_documents", (collection_id,))
     return [SchemaDocument(namespace, document.encode()) for namespace, document in rows]
 
 
 def find_labels(catalog: Catalog, database_id: int, *, anew: bool = False) -> Steps[Labels]:
-    """Names by number of a database's services, contracts and message types."""
+    """Return names by id of a database's services, contracts and message types."""
     known = catalog.labels.get(database_id)
     if known is not None and not anew:
         return known
@@ -370,7 +370,7 @@ def find_labels(catalog: Catalog, database_id: int, *, anew: bool = False) -> St
 
 
 def find_routes(catalog: Catalog, database_id: int, version: int) -> Steps[RoutingTable]:
-    """The routes of a database, read again when `version`, as the database's row has it, is new to this process."""
+    """Return the routes of a database. Reads them again if the cached ones have another `version`."""
     known = catalog.routes.get(database_id)
     if known is not None and known[0] == version:
         return known[1]
@@ -401,10 +401,10 @@ def _ids(kind: str, database_id: int, wanted: list[str]) -> Steps[dict[str, int]
 
 
 def find_user_object(action: str, kind: str, database_id: int, name: str) -> Steps[int]:
-    """The number of a message type or contract that may be changed.
+    """Return the id of a message type or contract that may be changed.
 
     Raises:
-        BrokerError: 15151 when it does not exist, 9663 when it is built in.
+        BrokerError: 15151 it does not exist, 9663 it is built in.
     """
     table, column = _TABLES[kind]
     rows = yield Statement(
@@ -420,7 +420,7 @@ def find_user_object(action: str, kind: str, database_id: int, name: str) -> Ste
 
 
 def insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str]) -> Statement:
-    """What a new contract says of each of its message types, by number."""
+    """Return the statement that inserts the usages of a new contract, by message type id."""
     sides = [SENT_BY[side] for side in usages.values()]
     return SQL(
         "insert_usages",
@@ -435,7 +435,7 @@ def insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str])
 
 
 def created(rows: Rows, name: str) -> int:
-    """The number of what was inserted; none came back when the name is taken."""
+    """Return the id of an inserted row; without one the name is taken."""
     if not rows:
         raise BrokerError(2714, name)
     return int(rows[0][0])

@@ -1,4 +1,4 @@
-"""ALTER DATABASE ... SET, what concerns the broker (docs/reference/rules.md#databases)."""
+"""ALTER DATABASE ... SET, the options for the broker (docs/reference/rules.md#databases)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SQL = SqlFile(__file__)
 
 
 def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
-    """ENABLE_BROKER: what waited is delivered. Returns what `deliver_everything` has left over.
+    """ENABLE_BROKER: deliver parked messages. Returns the handles that `deliver_everything` leaves over.
 
     Raises:
-        BrokerError: 9772 when an enabled database has the same identifier.
+        BrokerError: 9772 an enabled database has the same identifier.
     """
     yield lock_delivery()
     rows = yield SQL("enable_broker", (database_id,))
@@ -35,18 +35,18 @@ def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[li
 
 
 def disable_broker(database_id: int) -> Steps[None]:
-    """DISABLE_BROKER: what its services send, and what is sent to them, waits in the transmission queue."""
+    """DISABLE_BROKER: messages from and to its services wait in the transmission queue from now on."""
     yield from _switch(database_id, False)
 
 
 def new_broker(database_id: int) -> Steps[None]:
-    """NEW_BROKER: another identifier; every conversation is removed, and no peer is told.
+    """NEW_BROKER: set a new identifier and remove every conversation, without telling the peers.
 
-    A peer in another database finds out at its next SEND, by the Error -8462. ENABLE_BROKER is to follow.
+    A peer in another database learns it at its next SEND, by the Error -8462. The caller runs ENABLE_BROKER afterwards.
     """
     rows = yield SQL("new_broker.find_queues", (database_id,))
     queues = [queue_id for (queue_id,) in rows]
-    for queue_id in queues:  # first, so that we wait for readers before we hold what they may want
+    for queue_id in queues:  # first, so that we wait for readers before we hold rows they may want
         yield from purge_queue(queue_id, "true")
     handles = yield from lock_conversations("database_id = $1", database_id)
     rows = yield SQL("new_broker.find_endpoints", (database_id,))
@@ -64,7 +64,7 @@ def new_broker(database_id: int) -> Steps[None]:
 def error_broker_conversations(database_id: int) -> Steps[None]:
     """ERROR_BROKER_CONVERSATIONS: every conversation gets the Error -9719 here, and -9720 in other databases.
 
-    ENABLE_BROKER is to follow.
+    The caller runs ENABLE_BROKER afterwards.
     """
     handles = yield from lock_conversations("database_id = $1", database_id)
     rows = yield SQL("error_broker_conversations", (database_id,))
@@ -75,15 +75,15 @@ def error_broker_conversations(database_id: int) -> Steps[None]:
 
 
 def honor_broker_priority(database_id: int, honor: bool) -> Steps[None]:
-    """HONOR_BROKER_PRIORITY: whether transmission to other instances follows the priorities."""
+    """HONOR_BROKER_PRIORITY: set whether transmission to other instances follows the priorities."""
     yield SQL("honor_broker_priority", (database_id, honor))
 
 
 def set_trustworthy(database_id: int, trustworthy: bool) -> Steps[None]:
-    """TRUSTWORTHY: whether who works as a user of the database is more than guest in others, see `api/database.py`.
+    """TRUSTWORTHY: set whether users of the database may be more than guest in other databases, see `api/database.py`.
 
     Raises:
-        BrokerError: 15247 for whom is no administrator.
+        BrokerError: 15247 the caller is no administrator.
     """
     yield from demand_administrator()
     yield SQL("set_trustworthy", (database_id, trustworthy))
@@ -93,4 +93,4 @@ def _switch(database_id: int, enabled: bool) -> Steps[None]:
     yield from check_writable(database_id)
     yield SQL("switch", (database_id, enabled))
     yield renew_versions()
-    yield renew_routes(database_id)  # what waited for its services may have a way to another instance
+    yield renew_routes(database_id)  # messages parked for its services may have a route to another instance

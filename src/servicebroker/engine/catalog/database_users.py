@@ -1,4 +1,4 @@
-"""The transactions that use a broker database: those with a lock on a table of its queues, or on beginning dialogs."""
+"""Transactions that use a broker database: they hold locks on its queue tables, or on beginning dialogs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-# milliseconds that we wait for the tables, one attempt after the other: well below the server's deadlock_timeout, so
-# that we give up before anybody is chosen as a victim
+# ms to wait for the tables, one attempt after the other. Well below the server's deadlock_timeout, so that we give up
+# before PostgreSQL chooses a victim.
 _LOCK_TIMEOUTS = (20, 20, 50, 50, 100, 100, 200, 200)
 
 
 class User(NamedTuple):
-    """A running transaction."""
+    """A running transaction that uses a database."""
 
     pid: int
     xact_start: datetime
 
 
 def users(database_id: int) -> Steps[list[User]]:
-    """Those that have begun a dialog, sent or received there, and not ended yet. Who only reads is no user."""
+    """Return transactions that have begun a dialog, sent or received there. Readers of tables do not count."""
     rows = yield SQL("users", (database_id, locks.BEGIN_IN))
     return [User(*row) for row in rows]
 
 
 def lock_database(database_id: int, attempt: int) -> Steps[None]:
-    """Have the queues of the database for ourselves until the transaction ends; definitions, deliveries and begins too.
+    """Lock the queues of the database until the transaction ends; also definitions, deliveries and new dialogs.
 
-    The server raises `lock_not_available` when that takes longer than a moment. Whether it does depends on the order
-    in which the others go from queue to queue, so every other attempt goes the other way round.
+    The server raises `lock_not_available` after a short timeout. Success depends on the order in which other sessions
+    go from queue to queue, so every other attempt uses the opposite order.
     """
     order = "desc" if attempt % 2 else "asc"
     rows = yield Statement(
@@ -58,5 +58,5 @@ def lock_database(database_id: int, attempt: int) -> Steps[None]:
 
 
 def end_users(there: list[User]) -> Steps[None]:
-    """ROLLBACK: end the sessions of these transactions, as far as they are still the same."""
+    """ROLLBACK: end the sessions of these transactions, unless they have started another one."""
     yield SQL("end_users", ([user.pid for user in there], [user.xact_start for user in there]))

@@ -1,4 +1,4 @@
-"""CREATE and DROP DATABASE, and finding one by name."""
+"""CREATE and DROP DATABASE, and looking up a database by name."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SQL = SqlFile(__file__)
 T = TypeVar("T")
 
 SYSTEM_DATABASE = "msdb"
-_FOR_EVERYBODY = frozenset({"master", "tempdb"})  # where guest may connect
+_FOR_EVERYBODY = frozenset({"master", "tempdb"})  # databases in which guest may connect
 
 
 def create_database(name: str) -> Steps[int]:
-    """CREATE DATABASE: a broker identifier, the built-in objects, the route AutoCreatedLocal. Returns its id.
+    """CREATE DATABASE: add a broker identifier, the built-in objects, the route AutoCreatedLocal. Returns its id.
 
     Raises:
-        BrokerError: 1801 when the name is taken.
+        BrokerError: 1801 the name is taken.
     """
     names.checked("database", name)
     rows = yield Statement(
@@ -72,7 +72,7 @@ def create_database(name: str) -> Steps[int]:
 
 
 def ensure_database(name: str) -> Steps[int]:
-    """The id of a database, which is made when it is missing. Who may make none finds those that are there."""
+    """Return the id of a database; a missing one is created. A caller without that right still finds existing ones."""
     try:
         return (yield from find_database(name))
     except BrokerError as refused:
@@ -87,7 +87,7 @@ def ensure_database(name: str) -> Steps[int]:
 
 
 def _create_system_services(database_id: int) -> Steps[None]:
-    """The services that every database has, each on a queue of its own."""
+    """Create the services that every database has, each on a queue of its own."""
     for name, queue in names.SYSTEM_SERVICES:
         queue_id = yield from create_queue(database_id, CreateQueue(queue), DBO, is_system=True)
         yield SQL("create_system_services", (database_id, name, queue_id))
@@ -96,7 +96,7 @@ def _create_system_services(database_id: int) -> Steps[None]:
 
 
 def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
-    """The service takes its contracts, and who answers hears of each message (`engine/built_in/echo_and_query.py`)."""
+    """Let the service take its contracts, and notify the answering process of each message (engine/built_in)."""
     yield SQL(
         "make_answering.insert_contracts_used",
         (database_id, name, [names.SERVICE_ECHO_ID, names.SERVICE_DIAGNOSTIC_ID]),
@@ -110,10 +110,10 @@ def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
 
 
 def find_database(name: str) -> Steps[int]:
-    """The id of a database, by name without regard to case.
+    """Return the id of a database, by name without regard to case.
 
     Raises:
-        BrokerError: 911 when there is none.
+        BrokerError: 911 no such database.
     """
     rows = yield SQL("find_database", (names.checked("database", name),))
     if not rows:
@@ -122,19 +122,19 @@ def find_database(name: str) -> Steps[int]:
 
 
 def is_trustworthy(database_id: int) -> Steps[bool]:
-    """Whether TRUSTWORTHY is ON."""
+    """Check whether TRUSTWORTHY is ON."""
     rows = yield SQL("is_trustworthy", (database_id,))
     return bool(rows)
 
 
 def drop_database(database_id: int) -> Steps[None]:
-    """DROP DATABASE: its conversations as NEW_BROKER removes them, and every object. The caller has it for itself.
+    """DROP DATABASE: remove its conversations as NEW_BROKER does, and every object. The caller has locked it.
 
-    The tables of its queues are left to `remove_dropped_queue`, and a PostgreSQL schema that holds anything else to its
-    owner. Peers in other databases are not told; their next SEND gets them the Error -8462.
+    The tables of its queues are left to `remove_dropped_queue`. A PostgreSQL schema with other objects stays with its
+    owner. Peers in other databases are not told; their next SEND gets the Error -8462.
 
     Raises:
-        BrokerError: 3708 for the system database.
+        BrokerError: 3708 the system database.
     """
     yield from check_database(database_id)
     rows = yield SQL("drop_database.find_databases", (database_id,))
@@ -146,7 +146,7 @@ def drop_database(database_id: int) -> Steps[None]:
     for _, schema, view in queues:
         yield Statement(
             "databases.drop_database.drop_view",
-            f"drop view if exists {quoted(schema)}.{quoted(view)} cascade",  # and the views over it
+            f"drop view if exists {quoted(schema)}.{quoted(view)} cascade",  # with the views over it
             prepared=False,
         )
     for table in _OBJECTS:
@@ -163,10 +163,10 @@ def drop_database(database_id: int) -> Steps[None]:
             )
     for queue_id, _, _ in queues:
         yield ring(queue_id)
-    yield renew_routes()  # what waited for its services may have a way to another instance
+    yield renew_routes()  # messages parked for its services may have a route to another instance
 
 
-# what belongs to a database, in the order in which it can go
+# tables with rows of a database, in the order in which rows can be deleted
 _OBJECTS = (
     "event_notifications",
     "broker_priorities",
@@ -189,7 +189,7 @@ _OBJECTS = (
 
 
 def check_database(database_id: int) -> Steps[None]:
-    """Refuse what is asked of a database that was dropped.
+    """Raise an error if the database was dropped.
 
     Raises:
         BrokerError: 8442.

@@ -1,4 +1,4 @@
-"""Who runs a definition, and with what."""
+"""The user who runs a definition, with the cache and the clock."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Definer(NamedTuple):
     """A user of a database, whose permissions count.
 
     Attributes:
-        user: the database and who works there.
-        catalog: what this process remembers for that user.
-        clock: gives the time.
+        user: the database and its user.
+        catalog: the cache of this process for that user.
+        clock: returns the time.
     """
 
     user: User
@@ -25,5 +25,5 @@ class Definer(NamedTuple):
 
     @property
     def database_id(self) -> int:
-        """The number of the database."""
+        """The id of the database."""
         return self.user.database_id

@@ -59,7 +59,7 @@ class _Notification(NamedTuple):
 
 
 def create_event_notification(definer: Definer, operation: CreateEventNotification) -> Steps[None]:
-    """Insert the notification, and tell the monitors of queues."""
+    """Insert the notification, and notify the monitors of queues."""
     user, name, scope, on_queue = definer.user, operation.name, operation.scope, operation.on_queue
     names.checked("event notification", name)
     names.checked("service", operation.to_service, names.MAXIMUM_SERVICE_NAME)
@@ -90,7 +90,7 @@ def create_event_notification(definer: Definer, operation: CreateEventNotificati
 
 
 def _find_notified(user: User, queue: str, wanted: Sequence[str]) -> Steps[int]:
-    """The queue that is to be told of."""
+    """Return the queue whose events are wanted."""
     try:
         queue_id = (yield from find_user_queue("alter", user.database_id, queue)).queue_id
     except BrokerError as refused:
@@ -103,7 +103,7 @@ def _find_notified(user: User, queue: str, wanted: Sequence[str]) -> Steps[int]:
 
 
 def drop_event_notification(definer: Definer, operation: DropEventNotification) -> Steps[None]:
-    """Delete the notification; its conversation ends."""
+    """Delete the notification and end its conversation."""
     user, name = definer.user, names.checked("event notification", operation.name)
     if operation.on_queue is not None:
         yield from rights.authorize(user, "ALTER QUEUE", rights.queue(operation.on_queue))
@@ -126,7 +126,7 @@ def drop_event_notification(definer: Definer, operation: DropEventNotification) 
 
 
 def drop_notifications_on(database_id: int, queue: str, now: datetime) -> Steps[None]:
-    """Before DROP QUEUE: those on the queue go with it."""
+    """Drop the notifications on a queue that is about to be dropped."""
     queue_id = (yield from find_queue_now("drop", database_id, queue)).queue_id
     rows = yield SQL("drop_notifications_on", (queue_id,))
     for (object_id,) in rows:
@@ -134,7 +134,7 @@ def drop_notifications_on(database_id: int, queue: str, now: datetime) -> Steps[
 
 
 def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
-    """Send the event of a queue to every notification that names it. Returns what is to be logged."""
+    """Send the event of a queue to every notification that names it. Returns errors for the log."""
     found = yield from _notifications(
         "$2 = any (n.events) and (n.queue_id = $1 or n.is_of_server or n.queue_id is null and n.database_id = "
         "(select database_id from servicebroker.queues where queue_id = $1))",
@@ -148,7 +148,7 @@ def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
 
 
 def is_told_of(database_id: int, event: str) -> Steps[bool]:
-    """Whether somebody wants to know of this DDL in the database."""
+    """Check whether a notification wants this DDL event of the database."""
     rows = yield Statement(
         "event_notifications.is_told_of",
         f"select from servicebroker.event_notifications n where {_OF_DDL} limit 1",
@@ -160,7 +160,7 @@ def is_told_of(database_id: int, event: str) -> Steps[bool]:
 def post_ddl(
     database_id: int, happened: EventInstance, more: Sequence[Element], now: datetime
 ) -> Steps[list[BrokerError]]:
-    """Send what T-SQL has defined in the database, or beside it. Returns what is to be logged.
+    """Send a DDL event of the database or the server, caused by T-SQL. Returns errors for the log.
 
     `happened` lacks the time and the server; `more` are elements of this type of event.
     """
@@ -174,7 +174,7 @@ _OF_DDL = "$2 = any (n.events) and (n.is_of_server or n.queue_id is null and n.d
 
 
 def _tell(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[list[BrokerError]]:
-    """One message to each; of those made WITH FAN_IN by the same login for the same service, one goes out."""
+    """Send one message to each; of those made WITH FAN_IN by the same login for the same service, only one is sent."""
     said = []
     told: set[tuple[str, str, str]] = set()
     for notification in found:
@@ -188,7 +188,7 @@ def _tell(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[l
 
 
 def post_left(now: datetime) -> Steps[list[BrokerError]]:
-    """Post the events that a restricted role has caused, which may not post them. Returns what is to be logged."""
+    """Post the events that a restricted role has caused but may not post. Returns errors for the log."""
     said: list[BrokerError] = []
     if (yield SQL("post_left.find_events_to_post")):
         left = yield SQL("post_left.take_events")
@@ -198,7 +198,7 @@ def post_left(now: datetime) -> Steps[list[BrokerError]]:
 
 
 def drop_broken(now: datetime) -> Steps[list[BrokerError]]:
-    """Drop the notifications whose conversation has ended. Returns what is to be logged."""
+    """Drop the notifications whose conversation has ended. Returns errors for the log."""
     broken = yield from _notifications(
         "n.conversation_handle is not null and (e.state is null or e.state not in ('SO', 'SI', 'CO'))"
     )
@@ -228,7 +228,7 @@ def _notifications(condition: str, *parameters: object) -> Steps[list[_Notificat
 
 
 def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[BrokerError | None]:
-    if notification.conversation_handle is None:  # of two first events one begins the conversation
+    if notification.conversation_handle is None:  # of two first events only one begins the conversation
         locked = yield from _locked(notification.object_id)
         if locked is None:  # dropped meanwhile
             return None
@@ -258,7 +258,7 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
 
 
 def _locked(object_id: int) -> Steps[_Notification | None]:
-    """The notification as it is now that nobody else sends its first event."""
+    """Lock and return the notification, after waiting for another session's first event; None if it was dropped."""
     yield SQL("locked", (object_id,))
     found = yield from _notifications("n.object_id = $1", object_id)
     return found[0] if found else None

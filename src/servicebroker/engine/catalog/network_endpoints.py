@@ -1,6 +1,6 @@
 """CREATE, ALTER and DROP ENDPOINT ... FOR SERVICE_BROKER (docs/reference/rules.md#endpoints-and-logins).
 
-An instance has at most one, and none at first. The daemon of the instance obeys it within a second.
+An instance has at most one, and none at first. The daemon of the instance applies it within a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SQL = SqlFile(__file__)
 
 
 STARTED, STOPPED, DISABLED = "STARTED", "STOPPED", "DISABLED"
-STATES = (STARTED, STOPPED, DISABLED)  # in the order of their numbers in sys.endpoints
+STATES = (STARTED, STOPPED, DISABLED)  # in the order of their ids in sys.endpoints
 SUPPORTED, REQUIRED = "SUPPORTED", "REQUIRED"
 ALL = "ALL"
 LOWEST_PORT, HIGHEST_PORT = 1024, 32767
@@ -32,7 +32,7 @@ FORWARD_SIZE = 10  # MB
 
 
 class NetworkEndpoint(NamedTuple):
-    """The endpoint as it is stored. `host` is '' for every address; `certificate_id` None for the oldest valid one."""
+    """The stored endpoint. `host` is '' for every address; `certificate_id` None for the oldest valid one."""
 
     state: str
     host: str
@@ -45,12 +45,12 @@ class NetworkEndpoint(NamedTuple):
 
     @property
     def warning(self) -> str | None:
-        """What is to be known of an encryption that lets in peers which prove nothing."""
+        """The warning about an encryption that admits unauthenticated peers."""
         return None if self.encryption == REQUIRED else WITHOUT_PROOF.format(self.encryption)
 
 
 def create_endpoint(operation: CreateEndpoint, now: datetime, *, in_domain: bool) -> Steps[str | None]:
-    """Insert the endpoint. Returns what to know of it, if its encryption lets in peers that prove nothing."""
+    """Insert the endpoint. Returns the warning if its encryption admits unauthenticated peers."""
     name = names.checked("endpoint", operation.name)
     if operation.listener_port is None:
         raise BrokerError(5837)
@@ -65,7 +65,7 @@ def create_endpoint(operation: CreateEndpoint, now: datetime, *, in_domain: bool
 
 
 def alter_endpoint(operation: AlterEndpoint, now: datetime) -> Steps[str | None]:
-    """Change what is given. Returns what `create_endpoint` does."""
+    """Change the given clauses. Returns the same warning as `create_endpoint`."""
     name = names.checked("endpoint", operation.name)
     if operation == AlterEndpoint(name):
         raise BrokerError(402, "ALTER ENDPOINT", "empty", "at least one clause")
@@ -88,7 +88,7 @@ def drop_endpoint(operation: DropEndpoint, now: datetime) -> Steps[None]:
 
 
 def find_endpoint() -> Steps[NetworkEndpoint | None]:
-    """The endpoint of the instance, None when it has none."""
+    """Return the endpoint of the instance, None without one."""
     rows = yield Statement("network_endpoints.find_endpoint", _SELECT)
     return _endpoint(rows[0]) if rows else None
 
@@ -110,7 +110,7 @@ def _row(endpoint: NetworkEndpoint) -> tuple[object, ...]:
 
 
 def _checked(clauses: CreateEndpoint | AlterEndpoint, before: NetworkEndpoint, now: datetime) -> Steps[NetworkEndpoint]:
-    """The endpoint that the clauses make of `before`, when the rules allow it."""
+    """Return the endpoint with the clauses applied to `before`, if the rules allow it."""
     found = before._replace(
         state=_one_of("STATE", clauses.state, STATES) or before.state,
         host=before.host if clauses.listener_ip is None else _host(clauses.listener_ip),

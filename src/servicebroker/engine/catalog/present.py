@@ -1,4 +1,4 @@
-"""What a broker database has, as the definition of an application."""
+"""The objects of a broker database, as the definition of an application."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SIDES = {(True, False): "INITIATOR", (False, True): "TARGET", (True, True): "AN
 
 
 def find_present(database_id: int, database: str) -> Steps[Application]:
-    """The application of a database, without what every database has; of routes those that never expire."""
+    """Return the application of a database, without built-in objects; of routes only those that never expire."""
     types = yield SQL("find_present.find_message_types", (database_id, FIRST_USER_ID))
     usages = yield SQL("find_present.find_contracts", (database_id, FIRST_USER_ID))
     contracts: dict[str, dict[str, Any]] = {}
@@ -69,7 +69,7 @@ def _queues(database_id: int, database: str) -> Steps[dict[str, QueuePart]]:
 
 
 def _shortest(procedure: str, database: str) -> str:
-    """Its name without what is so in any case: the database's own name, and dbo."""
+    """Return its name without the parts that are implied: the database's own name, and dbo."""
     parts = names.name_parts("activation procedure", procedure, 3)
     if parts[0].lower() == database.lower():
         parts = parts[2:] if parts[1].lower() == "dbo" else parts[1:]
@@ -87,7 +87,7 @@ def _roles(database_id: int) -> Steps[dict[str, list[str]]]:
 
 
 def _rights(database_id: int) -> Steps[tuple[dict[str, list[str]], dict[str, list[str]]]]:
-    """What was granted and what was denied, to each, on objects that a definition names and on the database."""
+    """Return grants and denials by grantee, on objects that a definition can name and on the database."""
     rows = yield SQL(
         "rights",
         (

@@ -20,7 +20,7 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-# The level of an endpoint, drawn once when it is made. To be filled in with expressions for the four.
+# The level of an endpoint, decided when it is created. To be formatted with expressions for the four.
 # The function costs a quarter of a SEND, so it is called only in a database that has priorities.
 PRIORITY = (
     "case when exists (select from servicebroker.broker_priorities where database_id = {database}) "
@@ -40,7 +40,7 @@ def create_broker_priority(definer: Definer, operation: CreateBrokerPriority) ->
 
 
 def alter_broker_priority(definer: Definer, operation: AlterBrokerPriority) -> Steps[None]:
-    """Change what is given."""
+    """Change the given clauses."""
     yield from authorize(definer.user, operation.permission)
     database_id = definer.database_id
     priority_id, old_contract, old_service, old_remote = yield from _find("alter", database_id, operation.name)
@@ -67,7 +67,7 @@ def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int | No
 
 
 def _resolved(database_id: int, wanted: Criteria) -> Steps[tuple[int | None, int | None, str | None, int | None]]:
-    """The criteria as numbers; None for ANY and for what was not given."""
+    """Return the criteria as ids; None for ANY and for a criterion that was not given."""
     contract, service, remote, level = wanted
     rows = yield SQL("resolved", (database_id, contract, service))
     contract_id, service_id = rows[0]

@@ -1,7 +1,7 @@
-"""ALTER DATABASE SET READ_ONLY and READ_WRITE: nobody writes into the database, whoever asks and however.
+"""ALTER DATABASE SET READ_ONLY and READ_WRITE: no session can write into the database, by any means.
 
-Triggers say so (3906), which are there only as long as the database is READ_ONLY: on its tables, on the tables of its
-queues, and on its rows of those that databases share. Its broker is off meanwhile: what is sent to it waits.
+Triggers raise 3906. They exist only while the database is READ_ONLY: on its tables, on the tables of its queues, and
+for its rows of shared tables. Its broker is off meanwhile: messages for it wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-# of the tables that hold rows of every database, those that its definitions and its conversations write
+# tables with rows of every database that definitions and conversations write
 _SHARED = (
     *("conversation_endpoints", "event_notifications", "broker_priorities", "routes", "services", "queues"),
     *("service_contracts", "message_types", "xml_schema_collections", "remote_service_bindings", "certificates"),
@@ -24,23 +24,23 @@ _SHARED = (
 
 
 def set_read_only(database_id: int, name: str) -> Steps[None]:
-    """READ_ONLY. The caller has the database for itself."""
+    """READ_ONLY. The caller has locked the database."""
     rows = yield SQL("set_read_only", (database_id,))
     if rows:
         yield renew_versions()
-        yield renew_routes(database_id)  # what waited for its services may have a way to another instance
+        yield renew_routes(database_id)  # messages parked for its services may have a route to another instance
         yield _guard(database_id, name, True)
 
 
 def set_read_write(database_id: int, name: str) -> Steps[bool]:
-    """READ_WRITE. Returns whether the broker is to be enabled again, as it was before."""
+    """READ_WRITE. Returns whether the broker has to be enabled again, as it was before."""
     yield _guard(database_id, name, False)
     rows = yield SQL("set_read_write", (database_id,))
     return bool(rows and rows[0][0])
 
 
 def check_writable(database_id: int) -> Steps[None]:
-    """Refuse what would write into a database that is READ_ONLY.
+    """Raise an error if the database is READ_ONLY.
 
     Raises:
         BrokerError: 3906.

@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP ROUTE (docs/reference/rules.md#routes). What already waits is matched again at once."""
+"""CREATE, ALTER and DROP ROUTE (docs/reference/rules.md#routes). Parked messages are routed again at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAXIMUM_TEXT = 256  # characters of an address, a service name and a broker iden
 def create_route(definer: Definer, operation: CreateRoute) -> Steps[list[UUID]]:
     """Insert the route.
 
-    Returns the conversations that somebody else is at, each for a `deliver_conversation` of its own.
+    Returns the conversations that another session holds, each for a `deliver_conversation` of its own.
     """
     yield from authorize(definer.user, operation.permission)
     owner = yield from find_owner(definer.user, operation.authorization)
@@ -54,7 +54,7 @@ def create_route(definer: Definer, operation: CreateRoute) -> Steps[list[UUID]]:
 
 
 def alter_route(definer: Definer, operation: AlterRoute) -> Steps[list[UUID]]:
-    """Change what is given; returned is what `create_route` returns."""
+    """Change the given clauses. Returns the same as `create_route`."""
     database_id, name, now = definer.database_id, operation.name, definer.clock()
     yield from authorize(definer.user, operation.permission, route_named(name))
     yield lock_delivery()
@@ -89,7 +89,7 @@ def alter_route(definer: Definer, operation: AlterRoute) -> Steps[list[UUID]]:
 
 
 def drop_route(definer: Definer, operation: DropRoute) -> Steps[list[UUID]]:
-    """Delete the route; returned is what `create_route` returns."""
+    """Delete the route. Returns the same as `create_route`."""
     database_id, name = definer.database_id, operation.name
     yield from authorize(definer.user, operation.permission, route_named(name))
     names.checked("route", name)
@@ -108,7 +108,7 @@ def explain_route(
     broker_instance: str | UUID | None,
     now: datetime,
 ) -> Steps[Explanation]:
-    """What routing decides about a conversation that begins in that database, or with None arrives from outside.
+    """Return routing's decision about a conversation that begins in that database, or with None arrives from outside.
 
     Raises:
         BrokerError: 1093 no broker identifier, 402 no name of a service.
@@ -131,14 +131,14 @@ def _changed(definer: Definer, now: datetime) -> Steps[list[UUID]]:
     database_id = definer.database_id
     yield renew_routes(database_id)
     yield forget_unused()
-    yield SQL(  # whoever finds no route now may ask again
+    yield SQL(  # services without a route may be asked for again
         "changed.delete_route_requests", (database_id,)
     )
     return (yield from match_again(definer.catalog, database_id, now))
 
 
 def _checked(clauses: CreateRoute, now: datetime) -> Route:
-    """The route that the clauses describe, when the rules allow it."""
+    """Return the route that the clauses describe, if the rules allow it."""
     name = clauses.name
     service = _text(name, "SERVICE_NAME", clauses.service_name)
     instance = _identifier(name, clauses.broker_instance)
@@ -181,7 +181,7 @@ def _text(name: str, clause: str, given: object) -> str | None:
 
 
 def _identifier(name: str, given: str | UUID | None) -> str | None:
-    """A broker identifier in its usual spelling."""
+    """Return a broker identifier in its usual spelling."""
     text = _text(name, "BROKER_INSTANCE", str(given) if isinstance(given, UUID) else given)
     if text is None:
         return None

@@ -44,7 +44,7 @@ def create_xml_schema_collection(definer: Definer, operation: CreateXmlSchemaCol
 
 
 def alter_xml_schema_collection(definer: Definer, operation: AlterXmlSchemaCollection) -> Steps[None]:
-    """Add schemas, which compile together with those that are there."""
+    """Add schemas, which compile together with the existing ones."""
     user = definer.user
     texts = _documents(operation.add)
     yield from demand(user, operation.permission, KIND, operation.name)
@@ -68,10 +68,10 @@ def drop_xml_schema_collection(definer: Definer, operation: DropXmlSchemaCollect
 
 
 def find_collection(action: str, database_id: int, name: str) -> Steps[int]:
-    """The number of a collection, by name without regard to case.
+    """Return the id of a collection, by name without regard to case.
 
     Raises:
-        BrokerError: 15151 when it does not exist.
+        BrokerError: 15151 it does not exist.
     """
     schema, collection = names.split_name(KIND, name)
     rows = yield SQL("find_collection", (database_id, schema, collection))
@@ -81,7 +81,7 @@ def find_collection(action: str, database_id: int, name: str) -> Steps[int]:
 
 
 def find_for_validation(user: User, name: str | None) -> Steps[int | None]:
-    """The number of the collection that VALID_XML names.
+    """Return the id of the collection that VALID_XML names.
 
     Raises:
         BrokerError: 15151 it does not exist, or the user may not refer to it.
@@ -105,7 +105,7 @@ def _insert(collection_id: int, documents: list[SchemaDocument], present: int) -
 
 
 def _documents(schemas: object) -> list[SchemaDocument]:
-    """The documents that were given, each read by itself."""
+    """Return the given documents, each parsed by itself."""
     given = [schemas] if isinstance(schemas, str | bytes) else list(schemas) if isinstance(schemas, Iterable) else []
     if not given or not all(isinstance(text, str | bytes) for text in given):
         raise BrokerError(

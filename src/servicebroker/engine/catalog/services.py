@@ -26,7 +26,7 @@ SQL = SqlFile(__file__)
 def alter_service(definer: Definer, operation: AlterService) -> Steps[None]:
     """Change queue and contracts.
 
-    To another queue its messages move with it; what waited for the old one is for `deliver_free`.
+    Messages move along to another queue; messages that waited beside the old one are for `deliver_free`.
     """
     database_id, queue = definer.database_id, operation.queue
     needed = [rights.service(operation.name), rights.contracts(operation.add_contracts)]
@@ -49,7 +49,7 @@ def alter_service(definer: Definer, operation: AlterService) -> Steps[None]:
         yield from _drop_contract(service_id, contract, contract_id)
     if new_queue != old_queue:
         yield from _move(service_id, old_queue, new_queue)
-        yield renew_versions()  # who may send on its conversations depends on the queue
+        yield renew_versions()  # the permission to send on its conversations depends on the queue
     yield _tell_readers(old_queue)
     yield ring(old_queue)
 
@@ -64,7 +64,7 @@ def drop_service(definer: Definer, operation: DropService) -> Steps[None]:
     if named:
         raise BrokerError(3716, "service", name, "conversation priorities")
     yield lock_begins(service_id)
-    yield from _purge(queue_id, service_id)  # first, so that we wait for readers before we hold what they may want
+    yield from _purge(queue_id, service_id)  # first, so that we wait for readers before we hold rows they may want
     yield from _end_all("service_id = $1", service_id, error=BrokerError(8470))
     yield from _purge(queue_id, service_id)
     yield SQL("drop_service.delete_groups", (service_id,))
@@ -72,11 +72,11 @@ def drop_service(definer: Definer, operation: DropService) -> Steps[None]:
     yield SQL("drop_service.delete_services", (service_id,))
     yield _tell_readers(queue_id)
     yield ring(queue_id)
-    yield renew_routes(database_id)  # what waited for it may have a way to another instance
+    yield renew_routes(database_id)  # messages parked for it may have a route to another instance
 
 
 def _end_all(condition: str, number: int, *, error: BrokerError) -> Steps[list[UUID]]:
-    """Remove every endpoint that meets the condition; those of their peers that stay get the error."""
+    """Remove every endpoint that meets the condition; peers that stay get the error."""
     handles = yield from lock_conversations(condition, number)
     rows = yield Statement(
         "services.end_all",
@@ -113,14 +113,14 @@ def _drop_contract(service_id: int, contract: str, contract_id: int) -> Steps[No
 
 
 def _move(service_id: int, old: int, new: int) -> Steps[None]:
-    """The service's endpoints and messages, to another queue.
+    """Move the service's endpoints and messages to another queue.
 
-    Stamps and the order of arrival are drawn again, under the senders' locks, so that what a sender sends next
-    comes after, and no reader's mark lies above.
+    Stamps and the order of arrival are drawn again under the senders' locks. So later messages come after, and no
+    reader's mark lies above.
     """
     yield from keep_off_pipelines(old)
     yield lock_begins(service_id)
-    yield Statement(  # first, so that we wait for readers before we hold the endpoints that they answer on
+    yield Statement(  # first, so that we wait for readers before we lock the endpoints that they answer on
         "services.move.lock_messages",
         f"select count(*) from (select from servicebroker.queue_{old} where service_id = $1 for update) as messages",
         (service_id,),

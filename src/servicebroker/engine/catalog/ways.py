@@ -1,9 +1,8 @@
-"""What a process remembers of new conversations inside the instance: both sides, as they were when one was delivered.
+"""The cache of delivery paths inside the instance: both sides of a new conversation, as found for an earlier one.
 
-The first conversation looks up service, contract, permissions, routes and target, each by a statement of its own. From
-what that has found, the next ones begin and send in one statement: `begin_and_send` in
-`engine/conversation/enqueue.py`. There `hold_way` (`store/verbs.sql`) looks whether all of it still holds, behind the
-locks that keep it so until COMMIT.
+The first conversation looks up service, contract, permissions, routes and target, each with its own statement. With
+these facts the next ones begin and send in one statement: `begin_and_send` in `engine/conversation/enqueue.py`. In it
+`hold_way` (`store/verbs.sql`) checks that all of them still hold, under locks that keep them so until COMMIT.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _WAYS_KEPT = 10_000
 
 
 class OwnSide(NamedTuple):
-    """What BEGIN DIALOG has found of a service and a contract of the own database.
+    """The initiator's side: service and contract of the own database, as BEGIN DIALOG found them.
 
     `catalog_version` is that of the service's queue, under which the principal was allowed to begin dialogs.
     """
@@ -35,10 +34,10 @@ class OwnSide(NamedTuple):
 
 
 class TargetSide(NamedTuple):
-    """Where the routes lead conversations that an own side begins.
+    """The target's side: the destination of the routes for conversations of an own side.
 
-    `near` and `far` are what both contracts allow. `far`, and the permission to send, hold for `catalog_version`, that
-    of the target's queue.
+    `near` and `far` are the usages of both contracts. `far`, and the permission to send, hold for `catalog_version`,
+    that of the target's queue.
     """
 
     routes_version: int
@@ -74,7 +73,7 @@ class Way(NamedTuple):
 
 
 class FencedKey(NamedTuple):
-    """What a restricted role names when it begins a conversation."""
+    """The names that a restricted role gives when it begins a conversation."""
 
     from_service: str
     to_service: str
@@ -84,19 +83,19 @@ class FencedKey(NamedTuple):
 
 @dataclass
 class FencedWays:
-    """What a restricted role has done before, so that it is likely to be allowed again: the fence itself looks."""
+    """Conversations that a restricted role was allowed before, and so probably again: the server's function decides."""
 
-    _types: dict[FencedKey, set[str]] = field(default_factory=dict)  # which were sent first
+    _types: dict[FencedKey, set[str]] = field(default_factory=dict)  # the types of first messages
     _begun: OrderedDict[UUID, FencedKey] = field(default_factory=OrderedDict)
 
     def note_begun(self, handle: UUID, key: FencedKey) -> None:
-        """A conversation has begun."""
+        """Note a conversation that has begun."""
         self._begun[handle] = key
         if len(self._begun) > _WAYS_KEPT:
             self._begun.popitem(last=False)
 
     def note_sent(self, handle: UUID, message_type: str) -> None:
-        """A message was sent, perhaps on a conversation that was begun here."""
+        """Note a sent message, perhaps on a conversation that began here."""
         key = self._begun.get(handle)
         if key is not None:
             if len(self._types) >= _WAYS_KEPT:
@@ -104,17 +103,17 @@ class FencedWays:
             self._types.setdefault(key, set()).add(message_type)
 
     def find(self, key: FencedKey) -> set[str] | None:
-        """Return the message types that were sent on such conversations; None: none was."""
+        """Return the message types sent on such conversations; None if none was."""
         return self._types.get(key)
 
     def forget(self, key: FencedKey) -> None:
-        """Such a conversation was refused."""
+        """Forget the key, because such a conversation was refused."""
         self._types.pop(key, None)
 
 
 @dataclass
 class Ways:
-    """What is remembered for one principal."""
+    """The cached delivery paths of one principal."""
 
     _own_sides: dict[tuple[int, str, str], OwnSide] = field(default_factory=dict)
     _targets: dict[tuple[int, int, str, str | None], TargetSide] = field(default_factory=dict)
@@ -123,7 +122,7 @@ class Ways:
     def find(
         self, database_id: int, from_service: str, to_service: str, contract: str, broker: str | None
     ) -> Way | None:
-        """Return both sides if they are remembered; `broker` is the one that BEGIN DIALOG names."""
+        """Return both sides if they are cached; `broker` is the one that BEGIN DIALOG names."""
         own = self.find_own_side(database_id, from_service, contract)
         if own is None:
             return None
@@ -133,12 +132,12 @@ class Ways:
         return None if target is None else Way(from_service, to_service, database_id, own, target)
 
     def find_own_side(self, database_id: int, from_service: str, contract: str) -> OwnSide | None:
-        """Return the own side alone. What is no name is not remembered."""
+        """Return the own side alone, None if it is not cached or an argument is no string."""
         is_name = isinstance(from_service, str) and isinstance(contract, str)
         return self._own_sides.get((database_id, from_service, contract)) if is_name else None
 
     def remember_own_side(self, database_id: int, from_service: str, contract: str, own: OwnSide) -> None:
-        """Keep what BEGIN DIALOG has found."""
+        """Cache the own side that BEGIN DIALOG found."""
         if len(self._own_sides) >= _WAYS_KEPT:
             self._own_sides = {}
         self._own_sides[database_id, from_service, contract] = own
@@ -146,22 +145,22 @@ class Ways:
     def remember_target(
         self, service_id: int, contract_id: int, to_service: str, broker: str | None, target: TargetSide
     ) -> None:
-        """Keep where the first message of a conversation has gone: of this own side, to the broker that it names."""
+        """Cache the target of a conversation's first message, for this own side and the broker that it names."""
         if len(self._targets) >= _WAYS_KEPT:
             self._targets = {}
         self._targets[service_id, contract_id, to_service, broker] = target
 
     def note_begun(self, handle: UUID, way: Way) -> None:
-        """Keep the way of a conversation that has begun and not sent."""
+        """Keep the path of a conversation that has begun and not sent."""
         self._begun[handle] = way
         if len(self._begun) > _WAYS_KEPT:
             self._begun.popitem(last=False)
 
     def take_begun(self, handle: UUID) -> Way | None:
-        """Return the way of a conversation that has begun and not sent, once."""
+        """Remove and return the path of a conversation that has begun and not sent."""
         return self._begun.pop(handle, None)
 
     def forget(self, way: Way) -> None:
-        """Look both sides up anew: `hold_way` says that one of them has changed."""
+        """Forget both sides: `hold_way` found that one of them has changed."""
         self._own_sides = {key: own for key, own in self._own_sides.items() if own is not way.own}
         self._targets = {key: target for key, target in self._targets.items() if target is not way.target}

@@ -1,4 +1,4 @@
-"""What a restored instance needs before it is used: numbers of transactions that its new server knows (decision 67)."""
+"""Adoption of a restored instance: transaction ids that its new server knows (decision 67)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SQL = SqlFile(__file__)
 
 
 def adopt(*, beside: bool) -> Steps[int]:
-    """Give everything stored stamps of this server, and make this database the home of the instance.
+    """Replace all stored transaction ids by one of this server, and make this database the home of the instance.
 
     With `beside` the original lives on: this becomes another instance, and its endpoint stops, since address and port
-    are the original's. Returns how many rows had a stamp. Nobody else may use the instance: see `check_alone`.
+    are the original's. Returns the number of changed rows. No other session may use the instance: see `check_alone`.
     """
     stamps = yield SQL("adopt.find_columns")
     changed = 0
@@ -29,7 +29,7 @@ def adopt(*, beside: bool) -> Steps[int]:
         )
         changed += rows[0][0]
     unlogged = yield SQL("adopt.find_unlogged")
-    for (table,) in unlogged:  # what processes of the original have noted of themselves
+    for (table,) in unlogged:  # state of processes of the original
         yield Statement("adopting.adopt.truncate", f"truncate servicebroker.{quoted(table)}", prepared=False)
     yield _catch_up_sequences()
     if beside:
@@ -40,9 +40,9 @@ def adopt(*, beside: bool) -> Steps[int]:
 
 
 def _catch_up_sequences() -> Statement:
-    """Set each sequence to the last number in the columns that it fills, where it is behind.
+    """Set each sequence to the highest number in the columns that it fills, if it is behind.
 
-    Logical replication copies rows, and no sequences.
+    Logical replication copies rows, but no sequences.
     """
     return Statement(
         "adopting.catch_up_sequences",
@@ -60,7 +60,7 @@ def _catch_up_sequences() -> Statement:
         "execute format('select max(number) from (%s) c', one.columns) into last; "
         "perform setval(one.oid, last) where last > coalesce(pg_sequence_last_value(one.oid), 0); "
         "end loop; "
-        # those of the objects that every database has are in no default
+        # sequences for built-in objects are in no default
         "select max(number) into last from (select queue_id as number from servicebroker.queues union all "
         "select service_id from servicebroker.services) c "
         f"where number < {names.FIRST_USER_ID}; "
@@ -71,10 +71,10 @@ def _catch_up_sequences() -> Statement:
 
 
 def check_alone() -> Steps[None]:
-    """Refuse when other sessions use the instance; those that are just leaving have two seconds.
+    """Raise if other sessions use the instance; sessions that are ending get two seconds.
 
     Raises:
-        InstanceError: somebody does.
+        InstanceError: other sessions use it.
     """
     count = 0
     for _ in range(20):
@@ -90,6 +90,6 @@ def check_alone() -> Steps[None]:
 
 
 def databases() -> Steps[list[str]]:
-    """The broker databases, by name."""
+    """Return the broker databases, by name."""
     rows = yield SQL("databases")
     return [name for (name,) in rows]

@@ -1,4 +1,4 @@
-"""Who has defined what, and what operators have done. Triggers of the catalog note definitions (`store/audit.sql`)."""
+"""The audit: who changed definitions, and what operators did. Triggers record definitions (`store/audit.sql`)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_AT_ONCE = 1000  # rows that go in one transaction
+_AT_ONCE = 1000  # rows deleted in one transaction
 
 
 class Act(NamedTuple):
-    """Something that was done; what was done in one transaction has one `transaction`.
+    """An audited act; all acts of one transaction have the same `transaction`.
 
-    `before` and `after` are the object, or of a change what differs, without secrets and bodies.
+    `before` and `after` are the object, or the differences of a change, without secrets and bodies.
     """
 
     number: int
@@ -40,9 +40,9 @@ class Act(NamedTuple):
 
 
 def note(act: str, database: str, subject: str, after: Mapping[str, object], principal: str = "") -> Steps[None]:
-    """Note what an operator does that changes no definition. `after` has no body and no secret.
+    """Record an operator's act that changes no definition. `after` has no body and no secret.
 
-    `principal` is who works; '' is who has taken the lock of definitions in this transaction.
+    `principal` is the acting one; '' stands for the one that has taken the lock of definitions in this transaction.
     """
     yield SQL(
         "note", (principal, face(), act, database, subject, list(after), [str(value) for value in after.values()])
@@ -50,16 +50,16 @@ def note(act: str, database: str, subject: str, after: Mapping[str, object], pri
 
 
 def find_acts(since: datetime | None = None, who: str = "", text: str = "", most: int = 100) -> Steps[list[Act]]:
-    """What was done since then, the latest first. `who` is a part of a role's or principal's name.
+    """Return acts since then, latest first. `who` is a part of a role's or principal's name.
 
-    `text` is a part of the act, its database, its subject or what it has changed; '' is any, compared without case.
+    `text` is a part of the act, its database, its subject or its changes, compared without case; '' matches all.
     """
     rows = yield SQL("find_acts", (since, who, text, most))
     return [Act(*row[:-2], *(known and json.loads(known) for known in row[-2:])) for row in rows]
 
 
 def forget_old(now: datetime) -> Steps[int]:
-    """Remove what is older than it is kept, some of it. Returns how many."""
+    """Remove some of the rows beyond the retention time. Returns their number."""
     rows = yield Statement(
         "audit.forget_old",
         "delete from servicebroker.audit where audit_id = any (array(select audit_id from servicebroker.audit "

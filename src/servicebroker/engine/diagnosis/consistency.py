@@ -1,9 +1,9 @@
-"""Whether what is stored holds together, as DBCC CHECKDB says of a broker. It only reads.
+"""Consistency checks of stored data, like DBCC CHECKDB. They only read.
 
-And whether what guards an instance in PostgreSQL guards it: its owner or a superuser can have changed that. How our
-objects are defined is compared by `store/expected_objects.py`.
+They also check the protection of an instance in PostgreSQL, which its owner or a superuser can have changed.
+`store/expected_objects.py` compares the definitions of our objects.
 
-Every check is one statement, so it sees one moment, and a running instance gives no false alarm.
+Every check is one statement, so it sees one snapshot, and a running instance gives no false alarm.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ SQL = SqlFile(__file__)
 
 
 MOST = 100  # findings of one kind, of one queue
-_AGES = {28021: timedelta(minutes=1)}  # so long may the background leave lying what could be delivered
+_AGES = {28021: timedelta(minutes=1)}  # age at which the background should have delivered a deliverable message
 
 
 class Inconsistency(NamedTuple):
-    """What is wrong: a number of the list of errors, and its text."""
+    """A fault: an error number, and its text."""
 
     number: int
     text: str
 
 
 class Report(NamedTuple):
-    """What was looked at, counted by kind, and what is wrong: nothing, when all is well. At most MOST of a kind."""
+    """The number of checked objects by kind, and the faults: none if all is well. At most MOST of a kind."""
 
     analyzed: dict[str, int]
     findings: list[Inconsistency]
 
 
-# number of the error, and a statement for the values in its text
+# the number of the error, and a statement that returns the values in its text
 _CHECKS = {
     9680: (
         "select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints e "
@@ -71,7 +71,7 @@ _CHECKS = {
         "select distinct conversation_handle from servicebroker.transmission_queue t where not exists "
         "(select from servicebroker.conversation_endpoints e where e.conversation_handle = t.conversation_handle)"
     ),
-    # where SEND would deliver to somewhere else than to the peer, or draw a number that is in use
+    # SEND would deliver to another endpoint than the peer, or draw a number that is in use
     9715: (
         "select e.conversation_id, e.is_initiator::int from servicebroker.conversation_endpoints e "
         "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
@@ -97,7 +97,7 @@ _CHECKS = {
 }
 
 _OF_A_QUEUE = {
-    # a body that several messages share has gone before one of them
+    # a shared body was removed before a message that refers to it
     8444: (
         "select distinct {id} from (select is_shared, message_body from servicebroker.queue_{id} "
         "union all select is_shared, message_body from servicebroker.retained_{id}) m where is_shared and not exists "
@@ -134,7 +134,7 @@ _COUNTS = {
 
 
 def check(now: datetime) -> Steps[Report]:
-    """Look at everything in the instance."""
+    """Check the whole instance."""
     counts = ", ".join(f"(select count(*) from servicebroker.{table})" for table in _COUNTS.values())
     rows = yield Statement("consistency.check.count", f"select {counts}", prepared=False)
     analyzed = dict(zip(_COUNTS, rows[0], strict=True))
@@ -159,7 +159,7 @@ def check(now: datetime) -> Steps[Report]:
 
 
 def changes_of(kind: str, name: str, is_there: bool) -> str:
-    """What somebody has done to an object of the broker's, past the broker."""
+    """Describe a change that was made to an object of the broker, bypassing the broker."""
     return f"the {kind} {name} {'has another definition' if is_there else 'is missing'}"
 
 
@@ -167,7 +167,7 @@ def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Inconsisten
     return [Inconsistency(number, BrokerError(number, *values).text) for values in rows]
 
 
-_OPEN = ("rows_here", "readers_here", "approximate_count", "shown_number")  # for who reads views
+_OPEN = ("rows_here", "readers_here", "approximate_count", "shown_number")  # functions for readers of views
 _OURS = "('servicebroker', 'servicebroker_fence', 'sys', 'tsql')"
 
 _FAULTS = (
@@ -188,7 +188,7 @@ _FAULTS = (
 
 
 def tampered() -> Steps[list[str]]:
-    """What is not as we have made it, in words; nothing, when all is."""
+    """Return, in words, changes of ownership and rights of our objects; none if all is well."""
     said: list[str] = []
     for text in _FAULTS:
         rows = yield Statement("consistency.tampered", text, prepared=False)

@@ -1,7 +1,7 @@
-"""What PostgreSQL holds of the broker's counters, for `servicebroker serve --metrics`. It only reads.
+"""The broker's counters in PostgreSQL, for `servicebroker serve --metrics`. It only reads.
 
-Names and meanings are those of the objects Broker Statistics, Broker Activation and Broker/DBM Transport, where there
-is such a counter (docs/reference/metrics.md).
+Names and meanings are those of the objects Broker Statistics, Broker Activation and Broker/DBM Transport, if such a
+counter exists there (docs/reference/metrics.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SQL = SqlFile(__file__)
 
 
 class Counter(NamedTuple):
-    """One counter: what it is, and a value for each combination of labels. `rises`: it only ever rises."""
+    """One counter: its meaning, and a value for each combination of labels. `rises`: it never falls."""
 
     name: str
     meaning: str
@@ -30,7 +30,7 @@ class Counter(NamedTuple):
 
 
 def counters() -> Steps[list[Counter]]:
-    """All of them."""
+    """Return all counters."""
     return [
         *(yield from _verbs()),
         *(yield from message_flows()),
@@ -43,7 +43,7 @@ def counters() -> Steps[list[Counter]]:
 
 
 def _verbs() -> Steps[list[Counter]]:
-    """What the processes of applications have counted, and told some seconds ago at the latest."""
+    """Counters of the processes of applications, which report every few seconds."""
     found = yield from totals()
     named = (("sql_sends", SENDS), ("sql_receives", RECEIVES), ("broker_transaction_rollbacks", ROLLBACKS))
     return [
@@ -59,7 +59,7 @@ def _verbs() -> Steps[list[Counter]]:
 
 
 def message_flows() -> Steps[list[Counter]]:
-    """What came into queues and left them, of every process, also in transactions that were rolled back."""
+    """Messages that entered and left queues, of all processes, including rolled-back transactions."""
     flows = yield Statement(
         "counters.message_flows",
         "select d.name, q.schema_name || '.' || q.name, f.arrived, f.departed "
@@ -159,7 +159,7 @@ def _activation() -> Steps[list[Counter]]:
 
 
 def _certificates() -> Steps[list[Counter]]:
-    """How long those in use are good: the ones of 7 days of a domain only when they are not renewed."""
+    """The remaining validity of certificates in use; those of a domain only if they are not renewed."""
     rows = yield SQL("certificates")
     now = rows[0][0]
     found = yield from certificates_in_use(now)

@@ -1,4 +1,4 @@
-"""What `servicebroker doctor` looks at, at a bounded cost. It only reads."""
+"""The facts that `servicebroker doctor` judges, read at a bounded cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SQL = SqlFile(__file__)
 
 
 _MOST = 100
-_OLD = 10_000  # transactions that a snapshot is behind
+_OLD = 10_000  # transactions between a snapshot and now
 _HERE = "l.database = (select oid from pg_database where datname = current_database())"
 _WITH_READERS = "with readers as materialized (select * from servicebroker.readers_here())"
 _SESSIONS = (
@@ -64,7 +64,7 @@ _SESSIONS = (
 
 
 def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
-    """The facts about an instance; `at_a_glance` as for `queue_facts`."""
+    """Return the facts about an instance; `at_a_glance` as for `queue_facts`."""
     disabled = yield SQL("gather.find_databases")
     queues = yield from queue_facts(at_a_glance=at_a_glance)
     waits = yield Statement(
@@ -90,7 +90,7 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         "select m.owner, m.claim, m.times, m.last_time, m.last_detail, (select c.name "
         "from servicebroker.transport_certificates c where c.owner = m.owner and not c.is_own "
         "order by c.certificate_id desc limit 1) from servicebroker.mistrusted m "
-        # not of a peer whose certificate was dropped: it is let in no more
+        # not of a peer whose certificate was dropped, since it is no longer admitted
         "where m.owner !~ '^(certificate|login) ' or exists (select from servicebroker.transport_certificates c "
         f"where c.owner = m.owner and not c.is_own) order by m.last_time desc limit {_MOST}",
     )
@@ -147,13 +147,13 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
 
 
 def find_reports(pid: int) -> Steps[list[DaemonReport]]:
-    """What the daemon of this session tells of itself."""
+    """Return the reports of the daemon with this session."""
     rows = yield SQL("find_reports", (pid,))
     return [DaemonReport(*row) for row in rows]
 
 
 def find_timeouts() -> Steps[dict[str, int]]:
-    """The timeouts of this session, in milliseconds."""
+    """Return the timeouts of this session, in milliseconds."""
     rows = yield SQL("find_timeouts", (list(TIMEOUTS),))
     return dict(rows)
 
@@ -170,7 +170,7 @@ _LOCK_WORDS = {
     locks.MIGRATION: "the schema",
     locks.ROUTE_REQUEST: "a request for a route",
 }
-_ALL_LOCK_WORDS = _LOCK_WORDS | {  # those for which nobody waits, or T-SQL does by its own rules
+_ALL_LOCK_WORDS = _LOCK_WORDS | {  # locks without waiters, or with rules of T-SQL
     locks.BROKER: "the daemon",
     locks.ACTIVATION: "a queue monitor",
     locks.TSQL_KEY: "a key of a T-SQL table",
@@ -178,7 +178,7 @@ _ALL_LOCK_WORDS = _LOCK_WORDS | {  # those for which nobody waits, or T-SQL does
     locks.TSQL_IDENTITY: "an IDENTITY",
     locks.TSQL_SESSION: "a T-SQL session",
 }
-# what our functions take for a session of any role that calls them: exclusive locks, and shared ones
+# locks that our functions take for a session of any role: exclusive ones, and shared ones
 _EXCLUSIVE_IN_VERBS = (locks.GROUP, locks.MOVE)
 _SHARED_IN_VERBS = (locks.DELIVERY, locks.SERVICE, locks.PIPELINE, locks.BEGIN, locks.BEGIN_IN)
 _IS_STRANGER = f"not r.rolsuper and not {is_owner('r.oid')} and not {has_tables('r.oid')}"
@@ -224,10 +224,10 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
 
 
 def _find_holders() -> Steps[list[HolderFacts]]:
-    """Find who holds a lock of ours, or waits for one so that others wait behind, and has it from no function of ours.
+    """Find sessions that hold or wait for a lock of ours without having taken it through a function of ours.
 
-    Those lock our tables, too, which a role cannot that has no rights on them. A restricted role may have rolled that
-    back to a savepoint, and keeps the lock of a group.
+    Our functions lock our tables, too, which a role without rights on them cannot. A restricted role may have rolled
+    that back to a savepoint, and keeps the lock of a group.
     """
     words = ", ".join(f"({number}, '{word}')" for number, word in _ALL_LOCK_WORDS.items())
     exclusive, shared = (", ".join(map(str, numbers)) for numbers in (_EXCLUSIVE_IN_VERBS, _SHARED_IN_VERBS))
@@ -254,13 +254,13 @@ def _find_holders() -> Steps[list[HolderFacts]]:
 
 
 def _find_hoarders() -> Steps[list[HoarderFacts]]:
-    """Find the sessions that have taken most of the server's room for locks; those of the fast path have their own."""
+    """Find sessions that hold much of the server's shared lock table; fast-path locks do not count."""
     rows = yield SQL("find_hoarders", (MUCH,))
     return [HoarderFacts(*row) for row in rows]
 
 
 def _find_able() -> Steps[list[str]]:
-    """Find the roles that can connect and take a lock of ours, though nothing they do with us needs that."""
+    """Find roles that can connect and take a lock of ours, though they need none."""
     rows = yield Statement(
         "facts.find_able",
         f"select r.rolname::text from pg_roles r where r.rolcanlogin and {_IS_STRANGER} "
@@ -271,7 +271,7 @@ def _find_able() -> Steps[list[str]]:
 
 
 def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[ConversationFacts]:
-    """The facts about one endpoint.
+    """Return the facts about one endpoint.
 
     Raises:
         BrokerError: 8426 no such conversation in the database.
@@ -354,7 +354,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
 
 
 def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUID | None) -> Statement:
-    """How many messages of a conversation lie in a queue, up to COUNT_LIMIT, and since when."""
+    """Count messages of a conversation in a queue, up to COUNT_LIMIT, with the time of the oldest."""
     if queue_id is None:
         return SQL("queued.nowhere")
     return Statement(
@@ -367,7 +367,7 @@ def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUI
 
 
 def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[list[QueueFacts]]:
-    """The queues of applications, or one: depth, readers, activation. `at_a_glance`: for who looks every second."""
+    """Return depth, readers and activation of application queues, or of one. `at_a_glance`: for polls every second."""
     rows = yield Statement(
         "facts.queue_facts",
         f"{_WITH_READERS}, "
@@ -375,7 +375,7 @@ def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[
         f"l.objid::bigint as number from pg_locks l where l.granted and {_HERE} and (l.mode = 'RowExclusiveLock' "
         f"or l.locktype = 'advisory' and l.classid::bigint in ({locks.ACTIVATION}, {locks.PIPELINE}, {locks.GROUP}))), "
         "takers as materialized (select relation, count(distinct pid) as many from locked "
-        "where locktype = 'relation' and mode = 'RowExclusiveLock' "  # who has none of these has only brought something
+        "where locktype = 'relation' and mode = 'RowExclusiveLock' "  # a session without a group lock has only sent
         f"and pid in (select pid from locked where locktype = 'advisory' and kind = {locks.GROUP}) group by 1), "
         "monitors as materialized (select * from servicebroker.rows_here(null::servicebroker.queue_monitors)), "
         "tasks as materialized (select t.queue_id from servicebroker.rows_here(null::servicebroker.activated_tasks) t "

@@ -1,4 +1,4 @@
-"""The judgement of `servicebroker doctor`: what facts mean, in words, and what to do. Pure functions."""
+"""The judgement of `servicebroker doctor`: the meaning of facts, in words, and advice. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ from servicebroker.model.wording import counted
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.store.lock_functions import COMMAND, LockRights
 
-RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
-LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
-IDLE = timedelta(seconds=LIMITS.unfinished_idle_full)  # without a fragment of a message: a sender has tried often
+RECENTLY = timedelta(days=1)  # older incidents with peers are not reported
+LONG = timedelta(minutes=1)  # age from which an open transaction or an unread message is reported
+IDLE = timedelta(seconds=LIMITS.unfinished_idle_full)  # time without a fragment, in which a sender retries often
 
-HOUR = timedelta(hours=1)  # so long a refusal is told
-MUCH = 0.5  # part of the server's room for locks, by one session, or for notifications that is worth a word
-ENOUGH = 2**30  # bytes that a disk has left; a twentieth of a small one
-REASONLESS = timedelta(seconds=10)  # messages that wait longer, and nobody says why, are worth one too
-OFTEN = 3  # times that connections with a peer break, lately within LONG, until the network is worth one; or that a
-# process of the daemon is replaced, lately within HOUR
-SHORT = 1_000  # milliseconds: a timeout of applications that is no longer cuts what they do
+HOUR = timedelta(hours=1)  # age up to which refusals are reported
+MUCH = 0.5  # share of the server's room for locks, by one session, or for notifications, from which it is reported
+ENOUGH = 2**30  # free bytes of a disk; a twentieth of a small one is enough, too
+REASONLESS = timedelta(seconds=10)  # wait without a known reason, from which it is reported
+OFTEN = 3  # broken connections with a peer, or replaced processes of the daemon, from which they are reported
+SHORT = 1_000  # ms; a longer timeout of applications interrupts no verb
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
 _NO_CONNECTION = ("too many clients", "remaining connection slots", "too many connections")
-# what a server that is up says to a URL that is wrong
+# messages of a running server about a wrong URL
 _NO_ENTRANCE = re.compile(
     r"pg_hba\.conf|authentication failed|no password supplied|not permitted to log in"
     r'|(role|database) ".*" does not exist|permission denied for database'
@@ -47,7 +46,7 @@ NO_REASON = "nobody has said why."
 
 
 class Finding(NamedTuple):
-    """Something is wrong, or may be: about what, in words, and what to do."""
+    """A problem, or a possible one: its subject, its description, and advice."""
 
     subject: str
     problem: str
@@ -55,29 +54,29 @@ class Finding(NamedTuple):
 
 
 class QueueFacts(NamedTuple):
-    """A queue of the application's. `oldest` is when its first message came; `hosted`: a monitor runs somewhere."""
+    """A queue of an application. `oldest` is the time of its first message; `hosted`: some process runs its monitor."""
 
     name: str
     is_on: bool
     messages: int
     oldest: datetime | None
     readers: int  # sessions that wait in a RECEIVE
-    holders: int  # sessions that have taken from it in a transaction that is open
+    holders: int  # sessions with received messages in an open transaction
     is_activated: bool
     procedure: str | None
     max_readers: int | None
     hosted: bool
     is_piped: bool  # a pipeline reads it
     failing: int
-    notifies: bool = False  # event notifications for QUEUE_ACTIVATION stand for a procedure
+    notifies: bool = False  # event notifications for QUEUE_ACTIVATION take the place of a procedure
     monitor: str | None = None  # the state of its monitor
-    activated_at: datetime | None = None  # when a reader was last asked for
-    tasks: int = 0  # activated procedures that run
+    activated_at: datetime | None = None  # time of the last request for a reader
+    tasks: int = 0  # running activated procedures
     is_for_callers: bool = False  # all its messages are answers to requests
 
 
 class DaemonFacts(NamedTuple):
-    """The session of the daemon that serves the instance: since when it is `active` or idle, if we may see that."""
+    """The session of the serving daemon; `since` is the time since which it is active or idle, if visible."""
 
     pid: int
     state: str | None
@@ -86,7 +85,7 @@ class DaemonFacts(NamedTuple):
 
 
 class WaitFacts(NamedTuple):
-    """What waits in the transmission queue for one reason: to which service, how many messages, since when."""
+    """Messages in the transmission queue to one service for one reason: their number, and the oldest time."""
 
     to_service: str
     status: str
@@ -95,7 +94,7 @@ class WaitFacts(NamedTuple):
 
 
 class SessionFacts(NamedTuple):
-    """A session whose transaction is open, and how many conversation groups it has locked."""
+    """A session with an open transaction, and the number of conversation groups it has locked."""
 
     pid: int
     application: str
@@ -107,7 +106,7 @@ class SessionFacts(NamedTuple):
 
 
 class BlockerFacts(NamedTuple):
-    """A session that holds a lock of ours for which others have been waiting for a while, and what the lock is of."""
+    """A session with a lock of ours for which others have been waiting, and the meaning of the lock."""
 
     pid: int
     role: str
@@ -118,10 +117,10 @@ class BlockerFacts(NamedTuple):
 
 
 class HolderFacts(NamedTuple):
-    """A session of a role that has nothing to do with our locks and holds some, or waits for them.
+    """A session of an unrelated role that holds some of our locks, or waits for them.
 
-    With `prepared` no session has them, but the prepared transaction of that name. `since`, if we may see it, is when
-    the session began, or the transaction was prepared: PostgreSQL does not know when a lock was taken.
+    With `prepared` the holder is a prepared transaction of that name. `since`, if visible, is the start of the session
+    or the time of PREPARE: PostgreSQL does not know when a lock was taken.
     """
 
     pid: int
@@ -134,7 +133,7 @@ class HolderFacts(NamedTuple):
 
 
 class HoarderFacts(NamedTuple):
-    """A session that has taken much of the room for locks, which all databases of the server share: both in locks."""
+    """A session that holds much of the lock table, which all databases of the server share; both numbers are locks."""
 
     pid: int
     role: str
@@ -144,7 +143,7 @@ class HoarderFacts(NamedTuple):
 
 
 class SnapshotFacts(NamedTuple):
-    """A session whose transaction is old, by the number of transactions since; since when it is, we may not see."""
+    """A session with an old snapshot, `age` transactions behind; its start is not visible to us."""
 
     pid: int
     role: str
@@ -153,9 +152,9 @@ class SnapshotFacts(NamedTuple):
 
 
 class ConnectionFacts(NamedTuple):
-    """How many connections the server has and can have, and the role with the most.
+    """The server's connections, their limit, and the role with the most.
 
-    `notifications` is the part of the room for notifications that is taken, of all databases.
+    `notifications` is the used share of the notification queue, which all databases share.
     """
 
     used: int = 0
@@ -166,10 +165,10 @@ class ConnectionFacts(NamedTuple):
 
 
 class NeighbourFacts(NamedTuple):
-    """What other roles and sessions of the PostgreSQL server do to the instance.
+    """Effects of other roles and sessions of the PostgreSQL server on the instance.
 
     `trespassers` are the roles with rights on our tables, each with some of them and their number. `able` are roles
-    that can take our locks and need not, as `lock_rights` tells.
+    that can take our locks without need, as `lock_rights` tells.
     """
 
     trespassers: Sequence[tuple[str, str, int]] = ()
@@ -183,10 +182,9 @@ class NeighbourFacts(NamedTuple):
 
 
 class PeerFacts(NamedTuple):
-    """What a peer has claimed or brought that is not its own (model/security/peers.py, `Mistrust`), how often, and
-    lately what.
+    """Claims of a peer to what is not its own (model/security/peers.py, `Mistrust`): count, and latest detail.
 
-    `certificate` is the name of one of its owner's.
+    `certificate` is the name of one of its owner's certificates.
     """
 
     owner: str
@@ -198,14 +196,14 @@ class PeerFacts(NamedTuple):
 
 
 class DisputeFacts(NamedTuple):
-    """Several claim to be this instance, and none of them was accepted: the names of their certificates."""
+    """Several peers claim to be this instance, and none was accepted: the names of their certificates."""
 
     instance: UUID
     certificates: list[str]
 
 
 class OldCopyFacts(NamedTuple):
-    """The two sides of conversations were found to disagree, since one database was restored: ours when `is_here`."""
+    """Two sides of conversations that disagree, since one database was restored: ours if `is_here`."""
 
     database: str
     own_broker: UUID
@@ -218,10 +216,10 @@ class OldCopyFacts(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What the configuration of an instance is, and what happens there now."""
+    """The configuration of an instance, and its current state."""
 
     now: datetime
-    disabled: list[str]  # databases whose broker is
+    disabled: list[str]  # databases with a disabled broker
     queues: list[QueueFacts]
     waits: list[WaitFacts]
     sessions: list[SessionFacts]
@@ -234,8 +232,8 @@ class Facts(NamedTuple):
     is_public: bool = False  # CONNECT on the endpoint is granted to public
     membership: ToldMembership | None = None
     neighbours: NeighbourFacts = NeighbourFacts()
-    changed: tuple[str, ...] = ()  # objects of the broker that somebody has changed past it
-    is_foreign: bool = False  # whether they cannot be compared: another PostgreSQL has made them
+    changed: tuple[str, ...] = ()  # objects of the broker that were changed, bypassing the broker
+    is_foreign: bool = False  # True if another PostgreSQL has created the objects, so that they cannot be compared
     encryption: str | None = None  # of the endpoint
     peers: Sequence[PeerFacts] = ()
     disputes: Sequence[DisputeFacts] = ()
@@ -249,7 +247,7 @@ class Facts(NamedTuple):
 
 
 class ConversationFacts(NamedTuple):
-    """One endpoint of a conversation and what surrounds it."""
+    """One endpoint of a conversation and its surroundings."""
 
     now: datetime
     handle: UUID
@@ -260,25 +258,25 @@ class ConversationFacts(NamedTuple):
     is_on: bool
     messages: int  # of this conversation, in its own queue
     oldest: datetime | None
-    waits: int  # sent, and not delivered
+    waits: int  # sent, but not delivered
     status: str
-    peer_queue: str  # '' when the other side is not in this instance
+    peer_queue: str  # '' if the other side is not in this instance
     peer_messages: int
     holders: list[SessionFacts]  # of its group's lock
     failures: int
     last_error: str
     held_until: datetime | None
-    error: tuple[int, str] | None  # of an Error message that nobody has received
+    error: tuple[int, str] | None  # of an unread Error message
     readers: int
     is_activated: bool
-    sent: datetime | None = None  # the oldest of what waits
+    sent: datetime | None = None  # the time of the oldest undelivered message
     peer_is_on: bool = True
     peer_readers: int = 0
     peer_is_activated: bool = False
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """What is wrong with the instance; nothing when all is well."""
+    """Return what is wrong with the instance; nothing if all is well."""
     return [
         *_servers(facts),
         *_definitions(facts),
@@ -305,7 +303,7 @@ def judge(facts: Facts) -> list[Finding]:
 
 
 def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: datetime) -> list[Finding]:
-    """What can be said while the database is down: that it is, and what lies in files."""
+    """Return what can be said while the database is down: its failure, and findings from files."""
     said = f"It is down, so that most cannot be known: {problem}"
     advice = "Start the server; what waits goes on by itself then. Ask doctor again."
     if any(words in problem for words in _NO_CONNECTION):
@@ -320,7 +318,7 @@ def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: date
 
 
 def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
-    """Whether the disk of a data folder has room, in bytes: a full one stores nothing and acknowledges nothing."""
+    """Check the free room on a data folder's disk, in bytes: with a full disk nothing is stored or acknowledged."""
     if free >= min(size // 20, ENOUGH):
         return []
     said = f"Its disk is full but for {free // 2**20} MB."
@@ -330,7 +328,7 @@ def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
 
 
 def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
-    """Timeouts of the role, in milliseconds, that cut what applications do; sessions of the broker's own have none."""
+    """Judge the role's timeouts, in milliseconds, that interrupt applications; sessions of the broker have none."""
     return [
         Finding(
             "PostgreSQL",
@@ -343,12 +341,12 @@ def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
 
 
 def judge_conversation(facts: ConversationFacts) -> list[Finding]:
-    """Why a conversation does not go on; nothing when it does."""
+    """Return the reasons why a conversation does not go on; nothing if it does."""
     return [Finding(f"conversation {facts.handle}", *said) for said in _conversation(facts)]
 
 
 def say_why_unanswered(facts: ConversationFacts) -> str:
-    """Say why a request has no answer: what is wrong with its conversation and what to do, or how far it has come."""
+    """Return why a request has no answer: a fault of its conversation with advice, or its progress."""
     if found := judge_conversation(facts):
         return " ".join(f"{finding.problem} {finding.advice}" for finding in found)
     if facts.waits:
@@ -378,12 +376,12 @@ def _disabled(name: str) -> Finding:
     )
 
 
-_WITHOUT_RECEIVE = ("NOTIFIED", "INACTIVE")  # states of a monitor: nobody has executed RECEIVE for its last reader
+_WITHOUT_RECEIVE = ("NOTIFIED", "INACTIVE")  # monitor states: the last reader has not executed RECEIVE
 _AGAIN = " Then start it again: ALTER QUEUE ... ACTIVATION (STATUS = OFF), and ON."
 
 
 def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
-    """What is wrong with one queue."""
+    """Return the findings about one queue."""
     subject = f"queue {queue.name}"
     if not queue.is_on:
         yield Finding(
@@ -425,7 +423,7 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
 
 
 def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
-    """Say why nobody takes what waits in a queue."""
+    """Report why the messages of a queue are not received."""
     subject = f"queue {queue.name}"
     if queue.readers:
         yield Finding(
@@ -456,7 +454,7 @@ def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
 
 
 def _late(late: LateAnswersOfQueue) -> Finding:
-    """Say that nobody takes late answers to requests, and who would."""
+    """Report late answers to requests that no program takes."""
     answers = counted(late.answers, "late answer to a request", "late answers to requests")
     if late.is_to_be_dropped:
         return Finding(
@@ -482,7 +480,7 @@ def _waiting(wait: WaitFacts) -> Finding:
 
 
 def _refusal(one: Refused) -> Finding:
-    """A connection or a message that one of both sides has refused."""
+    """Report a connection or a message that one of both sides has refused."""
     what = "Refused here" if one.is_ours else "It refuses us"
     return Finding(
         f"peer {one.peer}",
@@ -496,12 +494,12 @@ def _often(one: Refused) -> str:
 
 
 def _failed(one: Refused) -> Finding:
-    """The daemon itself has failed, and has begun anew."""
+    """Report a failure of the daemon itself, which has restarted its work."""
     return Finding(one.peer, f"It has failed {_often(one)}: {one.number} {one.text}", REMEDIES[one.number])
 
 
 def _clock(one: WrongClock) -> Finding:
-    """Nothing goes by it, but somebody reads logs."""
+    """Report a wrong clock. The broker ignores it, but logs carry its times."""
     where = f"machine {one.host}" if one.host else "machine of the PostgreSQL server"
     off = f"{abs(one.seconds_ahead):,} s {'ahead of' if one.seconds_ahead > 0 else 'behind'}"
     return Finding(
@@ -512,7 +510,7 @@ def _clock(one: WrongClock) -> Finding:
 
 
 def _lasts(one: Refused, now: datetime) -> bool:
-    """Whether connections with a peer break again and again; one alone is what every restart of a machine does."""
+    """Check whether connections with a peer break repeatedly; every restart of a machine breaks one."""
     return one.times >= OFTEN and abs(now - one.last) < LONG
 
 
@@ -525,7 +523,7 @@ def _broken(one: Refused) -> Finding:
 
 
 def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
-    """One that lives looks into its database every second."""
+    """Report a daemon that is stuck. A live one queries its database every second."""
     for report in daemon.reports if daemon is not None else ():
         if report.subject in TROUBLE_REMEDIES:
             said = f"{report.report} So it is since {report.since:%Y-%m-%d %H:%M:%S} UTC."
@@ -543,7 +541,7 @@ def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
 
 
 def _replaced(processes: Sequence[ProcessStatus], now: datetime) -> Iterator[Finding]:
-    """One that is killed now and then harms nobody."""
+    """Report processes that are replaced repeatedly; a single kill does no harm."""
     for one in processes:
         if one.replaced >= OFTEN and one.last_time is not None and now - one.last_time < HOUR:
             yield Finding(
@@ -610,11 +608,11 @@ _ROUTE = (
 
 
 def _peer(one: PeerFacts) -> Finding:
-    """What a peer has done that is not its own: nothing of it had any effect."""
+    """Report a peer's wrong claims, none of which had any effect."""
     said = _SAID[one.claim].format(f"{counted(one.times, 'time')} until {one.last:%Y-%m-%d %H:%M:%S} UTC", one.detail)
     if one.claim == TWINS:
         return Finding(f"peer {one.owner}".rstrip(), said, _COPY)
-    if one.certificate is None and one.owner != NOBODY:  # a member of the domain, or a stranger let in by public
+    if one.certificate is None and one.owner != NOBODY:  # a member of the domain, or an unknown peer that public admits
         advice = "servicebroker domain revoke, or DENY CONNECT ON ENDPOINT to its login or to public."
         return Finding(f"peer {one.owner}", said, advice)
     if one.certificate is None:
@@ -639,12 +637,12 @@ def _dispute(one: DisputeFacts) -> Finding:
 
 
 def is_much(one: UnfinishedOfPeer) -> bool:
-    """Whether a peer has used up its quota."""
+    """Check whether a peer has used up its quota."""
     return one.bytes >= LIMITS.unfinished_bytes
 
 
 def _unfinished(one: UnfinishedOfPeer) -> Finding:
-    """Messages that a peer has begun to send."""
+    """Report messages that a peer has begun to send and not completed."""
     begun = (
         f"{counted(one.messages, 'message')} of {counted(one.conversations, 'conversation')} began to come and "
         f"{'is' if one.messages == 1 else 'are'} not complete, {megabytes(one.bytes)} MB, the last of it at "
@@ -803,7 +801,7 @@ _MOST_NAMED = 5  # roles in one finding
 
 
 def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
-    """Say who takes our locks that need not, who can, and who cannot though it must."""
+    """Report sessions that take our locks without need, roles that could, and roles that need them but cannot."""
     rights = facts.lock_rights
     close = f"{COMMAND} takes the functions from others."
     if not rights.may_close:
@@ -919,7 +917,7 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
 
 
 def _unread_by_peer(facts: ConversationFacts) -> tuple[str, str]:
-    """Say why the other side has not received what was delivered to it."""
+    """Return why the other side has not received its delivered messages."""
     waits = counted(facts.peer_messages, "message")
     if not facts.peer_is_on:
         return (

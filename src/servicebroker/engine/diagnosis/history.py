@@ -1,7 +1,7 @@
-"""What happened in the queues of an instance in the last hour, day and month: samples of what PostgreSQL counts anyway.
+"""The rates of an instance's queues in the last hour, day and month: samples of PostgreSQL's own counters.
 
-A sample has one row for each queue that has changed, with what came and what left since PostgreSQL has counted, so that
-a lost sample loses no message and idle queues cost nothing. No queue is read for it.
+A sample has one row for each queue that has changed, with the totals of messages in and out. So a lost sample loses no
+message, and idle queues cost nothing. Sampling reads no queue table.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ SQL = SqlFile(__file__)
 
 SAMPLED = 10.0  # seconds between two samples
 KEPT: Final = {10: timedelta(hours=1), 60: timedelta(days=1), 600: timedelta(days=30)}  # by step, in seconds
-PARTS = 60  # that a course has, if it is longer than as many samples
-_AT_ONCE = 1000  # queues that one sample takes, those that have changed most; the others have their turn later
+PARTS = 60  # of a course that is longer than as many samples
+_AT_ONCE = 1000  # queues of one sample, those with the most changes; the others follow later
 
 
 class Course(NamedTuple):
-    """What happened in a queue, from `since` on, in equal parts of `width` seconds.
+    """The rates of a queue, from `since` on, in equal parts of `width` seconds.
 
-    `came` and `left` are messages a second in each part; None in one that nobody has watched. `depths` is the most that
-    was there in each.
+    `came` and `left` are messages per second in each part; None in a part without samples. `depths` is the highest
+    depth in each.
     """
 
     since: datetime
@@ -38,7 +38,7 @@ class Course(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What has changed in a part: messages that came and left, the most that were there, and those there at its end."""
+    """The changes in one part: messages in and out, the highest depth, and the depth at its end."""
 
     part: int
     came: int
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 
 def sample() -> Steps[None]:
-    """Take a sample, if it is time and nobody else has; remove what is too old once a minute."""
+    """Take a sample, if due and not taken by another session; remove old ones once a minute."""
     rows = yield SQL("sample.begin")
     if not rows:
         return
@@ -76,9 +76,9 @@ def sample() -> Steps[None]:
 
 
 def courses(now: datetime, span: timedelta, queue_id: int | None = None) -> Steps[dict[tuple[str, str], Course]]:
-    """What happened in the last `span`, by database and `schema.name`; of those where anything is known.
+    """Return the rates of the last `span`, by database and `schema.name`, of all queues with samples.
 
-    Of the transmission queue too, under two empty names; with `queue_id` only of that queue.
+    The transmission queue has two empty names; with `queue_id` only that queue is returned.
     """
     period = _Period.of(now, span)
     rows = yield Statement(
@@ -98,7 +98,7 @@ def courses(now: datetime, span: timedelta, queue_id: int | None = None) -> Step
 
 
 def whole_course(now: datetime, span: timedelta) -> Steps[Course]:
-    """The same of all queues of applications together."""
+    """Return the rates of all queues of applications together."""
     period = _Period.of(now, span)
     rows = yield Statement(
         "history.whole_course",
@@ -114,9 +114,9 @@ def whole_course(now: datetime, span: timedelta) -> Steps[Course]:
     return course(period.since, period.width, period.parts, watched, [Change(*row) for row in rows])
 
 
-# A row for each sample of a queue with what had changed since the one before; part -1 is what was there before $1.
-# Counters that have fallen have begun anew. Of what is finer than the step only the latest is read: it is not over.
-# A peak is that of the step which is read: a row of a longer step has one that may have been before.
+# One row per sample of a queue, with the changes since the sample before; part -1 is the state before $1.
+# Falling counters were reset. Of samples finer than the step only the latest are read: their step is not over.
+# A peak is that of the step that is read: a row of a longer step may have an earlier peak.
 _CHANGES = (
     "with known as (select * from servicebroker.history h "
     "  where h.at > $1 and (h.step >= $2 or h.at > $3) and ($5::int is null or h.queue_id = $5) "
@@ -152,21 +152,21 @@ class _Period(NamedTuple):
 
     @property
     def read(self) -> tuple[datetime, int, datetime, float]:
-        """What the statement takes; the last is the moment since which finer samples are read too."""
+        """The parameters of the statement; the last but one is the time from which finer samples are read, too."""
         recent = self.since + timedelta(seconds=self.width * self.parts - 2 * self.step)
         return self.since, self.step, recent, self.width
 
 
 def _watched(period: _Period) -> Steps[frozenset[int]]:
-    """The parts of which there are samples."""
+    """Return the parts that have samples."""
     rows = yield SQL("watched", period.read)
-    # a sample tells of the time since the one before: of several parts, where those are shorter than the step
+    # a sample covers the time since the one before: several parts, if those are shorter than the step
     reach = max(1, round(period.step / period.width))
     return frozenset(part - back for (part,) in rows for back in range(reach))
 
 
 def course(since: datetime, width: float, parts: int, watched: Collection[int], changes: Iterable[Change]) -> Course:
-    """The course that these changes make; `watched` are the parts that samples tell of."""
+    """Return the course of these changes; `watched` are the parts that have samples."""
     by_part = {change.part: change for change in changes}
     there = by_part[-1].messages if -1 in by_part else None
     came: list[float | None] = []

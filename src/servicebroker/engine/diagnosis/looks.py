@@ -1,6 +1,6 @@
-"""What the dashboard looks at beside what status and doctor ask, at a bounded cost. It reads, and waits for nobody.
+"""Queries of the dashboard that status and doctor lack, at a bounded cost. They read, and wait for no lock.
 
-Of a body only its beginning is fetched, cut by the server: what is shown may be half a gigabyte.
+Only the beginning of a body is fetched, cut by the server: a body may have half a gigabyte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SQL = SqlFile(__file__)
 
 SHOWN = 4000  # bytes of a body
 SEARCHED = 1000  # messages of a queue, from its head
-MOST = 50  # rows of anything else
+MOST = 50  # rows of any other list
 
 _HERE = "l.database = (select oid from pg_database where datname = current_database())"
 _BODY = (
@@ -32,7 +32,7 @@ _BODY = (
 
 
 class QueueLook(NamedTuple):
-    """A queue: its switches, and what poison handling has of it."""
+    """A queue with its switches, and the counts of poison handling."""
 
     queue_id: int
     database: str
@@ -44,7 +44,7 @@ class QueueLook(NamedTuple):
     max_readers: int | None
     is_retention_on: bool
     is_poison_handling_on: bool
-    monitor: str | None  # the state of its queue monitor; None where nobody runs one
+    monitor: str | None  # the state of its queue monitor; None if no process runs it
     failing: int
     set_aside: int
 
@@ -62,7 +62,7 @@ class GroupLock(NamedTuple):
 
 
 class MessageHead(NamedTuple):
-    """A message with the beginning of its body, and how many bytes that has in all."""
+    """A message with the beginning of its body, and the size of the whole body in bytes."""
 
     conversation_handle: UUID
     conversation_group_id: UUID
@@ -77,7 +77,7 @@ class MessageHead(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """One side of a conversation. `far_handle`: the other side, where that is in this instance."""
+    """One side of a conversation. `far_handle`: the other side, if it is in this instance."""
 
     database: str
     handle: UUID
@@ -112,7 +112,7 @@ class EndpointLine(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Messages that are sent and not delivered, to one service for one reason; `head` is one of the conversations."""
+    """Undelivered messages to one service for one reason; `head` is the conversation of the oldest."""
 
     far_service: str
     far_broker_instance: str
@@ -124,7 +124,7 @@ class Waiting(NamedTuple):
 
 
 class RouteLook(NamedTuple):
-    """A route, and whether its lifetime is over."""
+    """A route, and whether it has expired."""
 
     database: str
     name: str
@@ -151,7 +151,7 @@ class Link(NamedTuple):
 
 
 class SetAside(NamedTuple):
-    """A message that a policy has set aside, with the beginning of its body."""
+    """A dead letter, with the beginning of its body."""
 
     number: int
     database: str
@@ -172,10 +172,10 @@ class SetAside(NamedTuple):
 
 
 def queue_look(database: str, queue: str) -> Steps[QueueLook]:
-    """The queue of that name, as `schema.name`.
+    """Return the queue of that name, as `schema.name`.
 
     Raises:
-        BrokerError: 15151 there is none.
+        BrokerError: 15151 no such queue.
     """
     rows = yield SQL("queue_look", (database, queue))
     if not rows:
@@ -184,13 +184,13 @@ def queue_look(database: str, queue: str) -> Steps[QueueLook]:
 
 
 def queue_names() -> Steps[dict[str, tuple[str, str, list[str]]]]:
-    """Database, `schema.name` and services of each queue of applications, by the three parts of its name."""
+    """Return database, `schema.name` and services of each application queue, by its three-part name."""
     rows = yield SQL("queue_names", (names.FIRST_USER_ID,))
     return {f"{database}.{queue}": (database, queue, list(services)) for database, queue, services in rows}
 
 
 def conversation_states(queue_id: int) -> Steps[dict[str, int]]:
-    """The endpoints of a queue by state, up to COUNT_LIMIT."""
+    """Return the number of a queue's endpoints by state, up to COUNT_LIMIT."""
     rows = yield Statement(
         "looks.conversation_states",
         "select state, count(*) from (select state from servicebroker.conversation_endpoints where queue_id = $1 "
@@ -201,7 +201,7 @@ def conversation_states(queue_id: int) -> Steps[dict[str, int]]:
 
 
 def group_locks(queue_id: int) -> Steps[list[GroupLock]]:
-    """Who has locked the groups of the first messages of a queue, and since when."""
+    """Return the sessions that have locked groups of a queue's first messages, with their start."""
     rows = yield Statement(
         "looks.group_locks",
         "select array_agg(g.conversation_group_id order by 1), a.pid, coalesce(a.usename::text, ''), "
@@ -219,9 +219,9 @@ def group_locks(queue_id: int) -> Steps[list[GroupLock]]:
 
 
 def message_heads(queue_id: int, message_type: str, text: str) -> Steps[list[MessageHead]]:
-    """The messages at the head of a queue, in the order of arrival; of its first SEARCHED those that match.
+    """Return messages at the head of a queue, in the order of arrival: those of its first SEARCHED that match.
 
-    `message_type` is a part of the type's name, `text` a part of the beginning of a body, in UTF-8; '' is any.
+    `message_type` is a part of the type's name, `text` a part of the beginning of a body, in UTF-8; '' matches all.
     """
     rows = yield Statement(
         "looks.message_heads",
@@ -236,7 +236,7 @@ def message_heads(queue_id: int, message_type: str, text: str) -> Steps[list[Mes
 
 
 def conversation_heads(endpoint: Endpoint) -> Steps[list[MessageHead]]:
-    """The messages of one conversation that are in its queue, in the order of RECEIVE."""
+    """Return the messages of one conversation in its queue, in the order of RECEIVE."""
     rows = yield Statement(
         "looks.conversation_heads",
         f"with m as materialized (select * from servicebroker.queue_{endpoint.queue_id} where priority = $1 "
@@ -248,7 +248,7 @@ def conversation_heads(endpoint: Endpoint) -> Steps[list[MessageHead]]:
 
 
 def _named_heads() -> str:
-    """What makes rows of a queue, `m`, into MessageHead; the body is looked up before it is cut."""
+    """Return SQL that turns rows `m` of a queue into MessageHead; the body is looked up before it is cut."""
     return (
         f"h as (select m.*, {_BODY} from m) select h.conversation_handle, h.conversation_group_id, "
         "h.message_sequence_number, coalesce(s.name, ''), coalesce(t.name, ''), h.validation::text, "
@@ -262,10 +262,10 @@ def _named_heads() -> str:
 
 
 def endpoint(handle: UUID) -> Steps[Endpoint]:
-    """One side of a conversation, of whichever database of the instance.
+    """Return one side of a conversation, in any database of the instance.
 
     Raises:
-        BrokerError: 8426 there is none of that handle.
+        BrokerError: 8426 no such handle.
     """
     rows = yield SQL("endpoint", (handle,))
     if not rows:
@@ -274,7 +274,7 @@ def endpoint(handle: UUID) -> Steps[Endpoint]:
 
 
 def endpoints(service: str, state: str) -> Steps[list[EndpointLine]]:
-    """Some conversations: of services with that in their names, in that state; '' is any."""
+    """Return some conversations by service name, which contains the given text, and by state; '' matches all."""
     rows = yield Statement(
         "looks.endpoints",
         "select d.name, e.conversation_handle, e.state, coalesce(s.name, ''), e.far_service, "
@@ -290,7 +290,7 @@ def endpoints(service: str, state: str) -> Steps[list[EndpointLine]]:
 
 
 def sent_heads(handle: UUID) -> Steps[list[tuple[int, str, str, datetime]]]:
-    """What a conversation has sent that is not delivered: number, type, why it waits, since when."""
+    """Return undelivered messages of a conversation: number, type, transmission status, time."""
     rows = yield Statement(
         "looks.sent_heads",
         "select message_sequence_number, message_type_name, transmission_status, enqueue_time "
@@ -301,7 +301,7 @@ def sent_heads(handle: UUID) -> Steps[list[tuple[int, str, str, datetime]]]:
 
 
 def waiting() -> Steps[list[Waiting]]:
-    """The transmission queue by peer and reason, what has waited longest first."""
+    """Return the transmission queue by peer and reason, the longest wait first."""
     rows = yield Statement(
         "looks.waiting",
         "select e.far_service, coalesce(e.far_broker_instance, ''), t.transmission_status, count(*), "
@@ -314,31 +314,31 @@ def waiting() -> Steps[list[Waiting]]:
 
 
 def routes(now: datetime) -> Steps[list[RouteLook]]:
-    """Every route of the instance."""
+    """Return every route of the instance."""
     rows = yield SQL("routes", (now,))
     return [RouteLook(*row) for row in rows]
 
 
 def brokers() -> Steps[dict[str, str]]:
-    """The databases of the instance by their broker identifiers."""
+    """Return the databases of the instance by their broker identifiers."""
     rows = yield SQL("brokers")
     return dict(rows)
 
 
 def links() -> Steps[list[Link]]:
-    """The connections of the daemon that serves the instance; none while there is no such daemon."""
+    """Return the connections of the serving daemon; none without a daemon."""
     rows = yield SQL("links")
     return [Link(*row) for row in rows]
 
 
 def forwarded() -> Steps[int]:
-    """How many messages are held to be forwarded."""
+    """Return the number of messages that are held to be forwarded."""
     rows = yield SQL("forwarded")
     return int(rows[0][0])
 
 
 def set_aside_heads() -> Steps[list[SetAside]]:
-    """What was set aside, of every database, the latest first."""
+    """Return dead letters of every database, the latest first."""
     rows = yield Statement(
         "looks.set_aside_heads",
         "select a.set_aside_id, d.name, a.queue_name, a.conversation_handle, a.message_sequence_number, "

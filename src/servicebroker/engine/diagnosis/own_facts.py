@@ -1,4 +1,4 @@
-"""What `servicebroker doctor` sees as a restricted role: its own queues and conversations (store/fence.sql)."""
+"""The facts for `servicebroker doctor` as a restricted role: its own queues and conversations (store/fence.sql)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from servicebroker.store.statements import Steps
 
 
 def gather_own(now: datetime) -> Steps[Facts]:
-    """The facts about the queues that the role may receive from, and about what its services have sent."""
+    """Return facts about the queues that the role may receive from, and about undelivered messages of its services."""
     queues, waits = (yield call("own_queues", COUNT_LIMIT)), (yield call("own_waits", COUNT_LIMIT))
     shown = [QueueFacts(*row[:-1])._replace(is_for_callers=row[-1]) for row in queues]
     return Facts(now, [], shown, [WaitFacts(*row) for row in waits], [], [], {}, None, None, 0, False)
 
 
 def gather_own_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[ConversationFacts]:
-    """The facts about an endpoint of the role's own.
+    """Return the facts about an endpoint of the role's own.
 
     Raises:
         BrokerError: 8426 it has no such conversation in the database.
@@ -43,7 +43,7 @@ def gather_own_conversation(database_id: int, handle: UUID, now: datetime) -> St
         oldest,
         waits,
         status,
-        peer_queue="",  # the other side, and sessions, are not the role's to see
+        peer_queue="",  # a restricted role may not see the other side and sessions
         peer_messages=0,
         holders=[],
         failures=failures,

@@ -1,4 +1,4 @@
-"""What an administrator looks at: queues that are off, messages that fail, and what lies in a queue. It only reads."""
+"""The poison report for administrators: queues that are off, failing messages, and messages in a queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SQL = SqlFile(__file__)
 
 
 class OffQueue(NamedTuple):
-    """A queue whose STATUS is OFF, and how many messages it holds (up to COUNT_LIMIT), since when (UTC)."""
+    """A queue whose STATUS is OFF, its number of messages (up to COUNT_LIMIT), and the time of the oldest (UTC)."""
 
     database: str
     queue: str
@@ -26,7 +26,7 @@ class OffQueue(NamedTuple):
 
 
 class FailingMessage(NamedTuple):
-    """A message that has failed and is to be tried again; times are UTC."""
+    """A message that has failed and will be retried; times are UTC."""
 
     database: str
     queue: str
@@ -40,7 +40,7 @@ class FailingMessage(NamedTuple):
 
 
 class QueuedMessage(NamedTuple):
-    """A message in a queue, as a SELECT shows it."""
+    """A message in a queue, with the columns of a SELECT."""
 
     status: int
     conversation_handle: UUID
@@ -54,7 +54,7 @@ class QueuedMessage(NamedTuple):
 
 
 def off_queues() -> Steps[list[OffQueue]]:
-    """The queues that nobody can receive from."""
+    """Return the queues that are off for RECEIVE."""
     rows = yield SQL("off_queues.find_queues")
     found = []
     for database, queue, queue_id in rows:
@@ -68,13 +68,13 @@ def off_queues() -> Steps[list[OffQueue]]:
 
 
 def failing_messages() -> Steps[list[FailingMessage]]:
-    """What policies have counted failures of, the longest first."""
+    """Return the messages with failures that policies have counted, the oldest first."""
     rows = yield SQL("failing_messages")
     return [FailingMessage(*row) for row in rows]
 
 
 def queued_messages(queue_id: int, handle: UUID | None, top: int) -> Steps[list[QueuedMessage]]:
-    """What lies in a queue, also while it is off, in the order of RECEIVE within each conversation."""
+    """Return messages of a queue, also while it is off, by priority and order of arrival."""
     named = yield SQL("queued_messages.find_view", (queue_id,))
     if not named:
         return []
@@ -93,7 +93,7 @@ def queued_messages(queue_id: int, handle: UUID | None, top: int) -> Steps[list[
 
 
 def queue_of_conversation(database_id: int, handle: UUID) -> Steps[str]:
-    """The queue that a conversation's messages come into, as schema and name.
+    """Return the queue of a conversation's messages, as schema and name.
 
     Raises:
         BrokerError: 8426 no such conversation in the database.
@@ -105,7 +105,7 @@ def queue_of_conversation(database_id: int, handle: UUID) -> Steps[str]:
 
 
 def forget_failures(queue_id: int) -> Steps[int]:
-    """All messages of the queue are tried again at once, as if they had never failed. How many those are."""
+    """Retry all failed messages of the queue at once, as if they had never failed. Returns their number."""
     rows = yield SQL("forget_failures.delete_failed_messages", (queue_id,))
     queues = yield SQL("forget_failures.update_queues", (queue_id,))
     for database, queue in queues:

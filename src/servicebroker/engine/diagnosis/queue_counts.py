@@ -1,4 +1,4 @@
-"""What is in the queues, at a bounded cost: a count stops at a limit instead of reading millions of rows."""
+"""Queue depths at a bounded cost: a count stops at a limit instead of reading millions of rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SQL = SqlFile(__file__)
 
 
 COUNT_LIMIT = COUNTED_AT_MOST
-TRANSMISSION_QUEUE = 0  # its number among the queues, where it is shown beside them
-AT_ONCE = 100  # queues that one statement reads
+TRANSMISSION_QUEUE = 0  # its id among the queues, in lists that include it
+AT_ONCE = 100  # queues read by one statement
 
 
 class QueueStatus(NamedTuple):
@@ -33,7 +33,7 @@ class QueueStatus(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """The transmission queue: how many messages (up to COUNT_LIMIT), since when, and why the oldest waits."""
+    """The transmission queue: its messages (up to COUNT_LIMIT), the time of the oldest, and its reason to wait."""
 
     messages: int
     oldest: datetime | None
@@ -41,7 +41,7 @@ class Backlog(NamedTuple):
 
 
 def transmission_status() -> Steps[Backlog]:
-    """What is sent and not delivered."""
+    """Return the state of the transmission queue."""
     rows = yield Statement(
         "queue_counts.transmission_status",
         "select count(*), min(enqueue_time), "
@@ -52,7 +52,7 @@ def transmission_status() -> Steps[Backlog]:
 
 
 def queue_statuses() -> Steps[list[QueueStatus]]:
-    """Every queue of the instance, by database and name; of the built-in ones those that hold something."""
+    """Return every queue of the instance, by database and name; built-in ones only with messages."""
     queues = yield SQL("queue_statuses.find_queues")
     depths = yield from queue_depths(queue_id for _, _, queue_id, _ in queues)
     states = yield SQL("queue_statuses.count_endpoints")
@@ -67,9 +67,9 @@ def queue_statuses() -> Steps[list[QueueStatus]]:
 
 
 class Depth(NamedTuple):
-    """How many messages a queue has, up to COUNT_LIMIT, and since when it has the oldest.
+    """The number of a queue's messages, up to COUNT_LIMIT, and the time of the oldest.
 
-    `is_for_callers`: all of them are answers to requests, whose callers may ask for them.
+    `is_for_callers`: all of them are answers to requests, whose callers may fetch them.
     """
 
     messages: int
@@ -78,14 +78,14 @@ class Depth(NamedTuple):
 
 
 def share_of(queues: int) -> int:
-    """How far each of so many queues is counted by who looks at all of them every second."""
+    """Return the count limit for each of so many queues, for a poll of all of them every second."""
     return max(100, COUNT_LIMIT // max(1, queues))
 
 
 def queue_depths(queue_ids: Iterable[int], counted: int = COUNT_LIMIT) -> Steps[dict[int, Depth]]:
-    """The depth of each of these queues: one statement for many of them, and none for those that have no file.
+    """Return the depth of each of these queues: one statement for many, none for queues without a file.
 
-    Where a count stops at `counted`, before COUNT_LIMIT, it goes on with what PostgreSQL's statistics say.
+    A count that stops at `counted`, before COUNT_LIMIT, is replaced by the estimate of PostgreSQL's statistics.
     """
     depths = dict.fromkeys(queue_ids, Depth(0, None))
     lowest, highest = all_groups()
@@ -110,7 +110,7 @@ def _many(queue_id: int, counted: int) -> str:
 
 
 def stored_queues(queue_ids: Iterable[int], table: str = "queue") -> Steps[list[int]]:
-    """Those of the queues whose table has anything in its file: many queues are empty, and need no look."""
+    """Return those of the queues whose table file is not empty: many queues are empty, and need no query."""
     rows = yield Statement(
         "queue_counts.stored_queues",
         f"select q from unnest($1::int[]) as q where pg_relation_size(to_regclass('servicebroker.{table}_' || q)) > 0",
@@ -119,8 +119,8 @@ def stored_queues(queue_ids: Iterable[int], table: str = "queue") -> Steps[list[
     return [queue_id for (queue_id,) in rows]
 
 
-FLOWS = (  # of each queue of applications what came and what left since PostgreSQL counts, and what is there; and of 0,
-    # which is the transmission queue
+FLOWS = (  # per application queue: messages in and out since PostgreSQL counts, and the depth; id 0 is the
+    # transmission queue
     "select q.queue_id, coalesce(pg_stat_get_tuples_inserted(r.place), 0) as arrived, "
     "coalesce(pg_stat_get_tuples_deleted(r.place), 0) as departed, "
     "coalesce(pg_stat_get_live_tuples(r.place), 0) as messages "
@@ -132,7 +132,7 @@ FLOWS = (  # of each queue of applications what came and what left since Postgre
 
 
 def in_parts(queue_ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """So many at a time as one statement is to read: it locks the table and the indexes of each."""
+    """Split the queues into parts for one statement each, which locks the table and the indexes of each queue."""
     return (queue_ids[start : start + AT_ONCE] for start in range(0, len(queue_ids), AT_ONCE))
 
 
@@ -146,9 +146,9 @@ class ConnectionStatus(NamedTuple):
 
 
 class ProcessStatus(NamedTuple):
-    """A process of the daemon. `memory`: bytes that are resident, None where the system does not tell.
+    """A process of the daemon. `memory`: resident bytes, None if the system does not tell.
 
-    `replaced`: how often one in its place was killed, lately when and how.
+    `replaced`: how often its predecessors were killed, with the time and the manner of the last time.
     """
 
     number: int
@@ -160,7 +160,7 @@ class ProcessStatus(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """How many peers the daemon has refused with an error's number, which one lately, and in which words."""
+    """The number of refused peers by error number, with the latest peer and text."""
 
     number: int
     times: int
@@ -169,19 +169,19 @@ class Refusal(NamedTuple):
 
 
 def is_standby() -> Steps[bool]:
-    """Whether the server only shows what its primary has: nothing runs on it."""
+    """Check whether the server is a standby, which runs nothing."""
     rows = yield SQL("is_standby")
     return bool(rows[0][0])
 
 
 def connections() -> Steps[list[ConnectionStatus]]:
-    """The connections of the daemon that serves the instance; none while there is no such daemon."""
+    """Return the connections of the serving daemon; none without a daemon."""
     rows = yield SQL("connections")
     return [ConnectionStatus(*row) for row in rows]
 
 
 def processes() -> Steps[list[ProcessStatus]]:
-    """Those that serve the instance; none while there is no daemon."""
+    """Return the processes of the serving daemon; none without a daemon."""
     rows = yield Statement(
         "queue_counts.processes",
         "select number, process_id, memory, replaced, last_time, ending "
@@ -193,6 +193,6 @@ def processes() -> Steps[list[ProcessStatus]]:
 
 
 def refusals() -> Steps[list[Refusal]]:
-    """The peers that were refused."""
+    """Return the refusals of peers."""
     rows = yield SQL("refusals")
     return [Refusal(*row) for row in rows]

@@ -1,6 +1,6 @@
-"""Counters of the object Broker Statistics that only the processes of applications know (docs/reference/metrics.md).
+"""Counters of the object Broker Statistics that only application processes know (docs/reference/metrics.md).
 
-Each process counts for itself and adds what it has counted to a row now and then, so that no verb pays a statement.
+Each process counts for itself and adds its counts to a row now and then, so that no verb pays a statement.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _RECEIVED_IN_SQL = "coalesce(pg_sequence_last_value('servicebroker.received_in_s
 
 
 def add_totals(counts: Mapping[str, int]) -> Steps[None]:
-    """Add these, in one statement; everybody takes the rows in the same order."""
+    """Add these counts, in one statement; all sessions lock the rows in the same order."""
     yield SQL("add_totals", (list(counts), list(counts.values())))
 
 
 def totals() -> Steps[dict[str, int]]:
-    """All of them; 0 for what has never happened."""
+    """Return all totals; 0 for a counter without a row."""
     rows = yield Statement(
         "diagnosis.totals",
         "select counter, sum(value)::bigint from (select counter, value from servicebroker.totals "
@@ -39,7 +39,7 @@ def totals() -> Steps[dict[str, int]]:
 
 
 class StatementTotal(NamedTuple):
-    """What all processes have spent on one statement, by its name."""
+    """The calls and the time of one named statement, over all processes."""
 
     name: str
     calls: int
@@ -47,7 +47,7 @@ class StatementTotal(NamedTuple):
 
 
 def add_statements(totals: Sequence[StatementTotal]) -> Steps[None]:
-    """Add these, as `add_totals` does."""
+    """Add these totals, as `add_totals` does."""
     yield SQL(
         "add_statements",
         ([one.name for one in totals], [one.calls for one in totals], [one.microseconds for one in totals]),
@@ -55,6 +55,6 @@ def add_statements(totals: Sequence[StatementTotal]) -> Steps[None]:
 
 
 def statement_totals() -> Steps[list[StatementTotal]]:
-    """All of them, what took most in all first."""
+    """Return the totals of all statements, the most time first."""
     rows = yield SQL("statement_totals")
     return [StatementTotal(*row) for row in rows]

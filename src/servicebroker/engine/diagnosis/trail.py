@@ -1,7 +1,7 @@
-"""The life of conversations: a trail of what happens to them, off unless somebody asks for it.
+"""The trail of conversations: a log of their events, off by default.
 
-Triggers write it (`store/trail.sql`), in the transaction and the round trip of whichever verb does something.
-They are there only while the trail is on, on the queues that it is on for: without them nothing is looked at.
+Triggers write it (`store/trail.sql`), in the transaction and the round trip of the verb. They exist only while the
+trail is on, on the queues for which it is on. Without them it costs nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SQL = SqlFile(__file__)
 
 
 KEPT = timedelta(days=7)
-_AHEAD = 2  # days for which there are partitions before anything comes
-_SHARES = 10_000  # a share is so many parts of all conversations
+_AHEAD = 2  # days ahead for which partitions are created
+_SHARES = 10_000  # units of a share of all conversations
 _TABLE = "<table>"
-_MOST = 500  # events of a conversation that are shown
+_MOST = 500  # shown events of a conversation
 
 HAPPENED: Final = {
     "B": "began",
@@ -43,7 +43,7 @@ HAPPENED: Final = {
 
 
 class TrailSettings(NamedTuple):
-    """For which conversations there is a trail: a share of those of these services (none: of all), and these ones."""
+    """The traced conversations: a share of those of these services (none: all services), and these single ones."""
 
     is_on: bool
     share: float
@@ -52,9 +52,9 @@ class TrailSettings(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened to one side of a conversation: to a run of messages, or to the endpoint itself.
+    """An event on one side of a conversation: of a run of messages, or of the endpoint itself.
 
-    `what` is a key of `HAPPENED`; numbers are of messages, and None where it was none.
+    `what` is a key of `HAPPENED`; the numbers are of messages, None for an event of the endpoint.
     """
 
     at: datetime
@@ -69,24 +69,24 @@ class Event(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The triggers of a table that are to be made and dropped, in one statement."""
+    """A statement that creates and drops triggers of one table."""
 
     table: str
     statement: Statement
 
 
 def settings() -> Steps[TrailSettings]:
-    """For what the trail is on."""
+    """Return the settings of the trail."""
     rows = yield SQL("settings")
     is_on, share, services, conversations = rows[0]
     return TrailSettings(is_on, share / _SHARES, list(services), list(conversations))
 
 
 def switch(wanted: TrailSettings) -> Steps[None]:
-    """Have the trail as that; `changes` says what is to be done for it.
+    """Store the settings of the trail; `changes` returns the statements that apply them.
 
     Raises:
-        BrokerError: 15151 there is no such service, 8426 no such conversation, 402 the share is none.
+        BrokerError: 15151 no such service, 8426 no such conversation, 402 the share is not from 0 to 1.
     """
     if not 0 <= wanted.share <= 1:
         raise BrokerError(402, "the share", wanted.share, "from 0 to 1")
@@ -106,7 +106,7 @@ def switch(wanted: TrailSettings) -> Steps[None]:
 
 
 def changes() -> Steps[list[Change]]:
-    """What is to be done so that the triggers are as the settings want them; each is a transaction of its own."""
+    """Return the changes that make the triggers match the settings; each needs a transaction of its own."""
     kept = yield from settings()
     wanted: dict[str, dict[str, str]] = {}
     if kept.is_on:
@@ -139,13 +139,13 @@ def changes() -> Steps[list[Change]]:
 
 
 def briefly(statement: Statement) -> Steps[None]:
-    """A change of a table, which waits for who writes there for a moment only: others wait behind it."""
+    """Run a change of a table with a short lock timeout, since other sessions queue up behind its lock."""
     yield SQL("briefly", prepared=False)
     yield statement
 
 
 def _followed(kept: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]:
-    """The arguments of the triggers, and the queues that are to have them."""
+    """Return the arguments of the triggers, and the queues that need them."""
     rows = yield SQL(
         "followed", (kept.services, kept.conversations, names.FIRST_USER_ID, not kept.services and kept.share > 0)
     )
@@ -157,7 +157,7 @@ def _followed(kept: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]:
 
 
 def _of_messages(function: str, letters: tuple[str, str], arguments: tuple[str, ...]) -> dict[str, str]:
-    """The triggers that see runs of messages come into a table and leave it."""
+    """Return the triggers that see runs of messages enter and leave a table."""
     return {
         _name(letter, arguments): f"after {event} on {_TABLE} referencing {rows} table as moved for each statement "
         f"execute function servicebroker.{function}({_listed((letter, *arguments))})"
@@ -166,12 +166,12 @@ def _of_messages(function: str, letters: tuple[str, str], arguments: tuple[str, 
 
 
 def _name(letter: str, arguments: Sequence[str]) -> str:
-    """The name of a trigger, another one for other arguments."""
+    """Return the name of a trigger, which depends on its arguments."""
     return f"trailed_{letter.lower()}_{hashlib.sha256(' '.join(arguments).encode()).hexdigest()[:12]}"
 
 
 def _listed(arguments: Sequence[str]) -> str:
-    return ", ".join(f"'{argument}'" for argument in arguments)  # numbers and identifiers, and nothing that was typed
+    return ", ".join(f"'{argument}'" for argument in arguments)  # numbers and identifiers only, so that quoting is safe
 
 
 def _remade(table: str, wanted: dict[str, str], there: set[str]) -> Statement:
@@ -184,7 +184,7 @@ def _remade(table: str, wanted: dict[str, str], there: set[str]) -> Statement:
 
 
 def partitions(now: datetime) -> Steps[list[Statement]]:
-    """What is to be done so that there are partitions for the next days, and none that are too old."""
+    """Return statements that create partitions for the next days and drop old ones."""
     kept = yield from settings()
     rows = yield SQL("partitions.find")
     there = {name for (name,) in rows}
@@ -198,7 +198,7 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
             text = f"for values from ('{day} 00:00:00+00') to ('{after} 00:00:00+00')"
             todo.append(
                 f"do $make$ begin create table servicebroker.{name} partition of servicebroker.trail {text}; "
-                # a partition does not take over its parent's
+                # a partition does not inherit its parent's
                 f"alter table servicebroker.{name} replica identity full; end $make$"
             )
     oldest = f"trail_d{(now - KEPT).date():%Y%m%d}"
@@ -210,7 +210,7 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
 
 
 def life(handle: UUID) -> Steps[list[Event]]:
-    """What is known of both sides of a conversation, in the order in which it happened; the latest, if it is much."""
+    """Return the recorded events of both sides of a conversation in their order; only the latest, if there are many."""
     rows = yield Statement(
         "trail.life",
         "with sides as (select conversation_handle, conversation_id from servicebroker.trail "
@@ -233,7 +233,7 @@ def life(handle: UUID) -> Steps[list[Event]]:
 
 
 def merged(events: Sequence[Event]) -> list[Event]:
-    """The events, with what one transaction does to consecutive messages as one."""
+    """Merge events of one transaction about consecutive messages."""
     found: list[Event] = []
     for one in events:
         last = found[-1] if found else None

@@ -1,4 +1,4 @@
-"""Machines whose clock is not the server's: kept for doctor, since only who runs there can know."""
+"""Machines whose clock differs from the server's: recorded for doctor, since only their programs can know."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT = timedelta(days=1)
 
 
 class WrongClock(NamedTuple):
-    """By what a program on a host has found; the host is '' where it is the server's own."""
+    """A wrong clock as a program on a host has found it; the host is '' for the server's own."""
 
     program: str
     host: str
@@ -24,13 +24,13 @@ class WrongClock(NamedTuple):
 
 
 def note_wrong_clock(ahead: timedelta, now: datetime) -> Steps[None]:
-    """Keep how far the clock of this session's machine is ahead of the server's."""
+    """Record how far the clock of this session's machine is ahead of the server's."""
     yield SQL("note_wrong_clock", (round(ahead.total_seconds()), now))
     yield SQL("note_wrong_clock.forget", (now - _KEPT, now + _KEPT))
 
 
 def find_wrong_clocks(most: int) -> Steps[list[WrongClock]]:
-    """Those that were noted, the latest first."""
+    """Return the recorded clocks, latest first."""
     rows = yield Statement(
         "wrong_clocks.find_wrong_clocks",
         f"select program, host, seconds_ahead, last_time from servicebroker.wrong_clocks order by 4 desc limit {most}",

@@ -1,8 +1,8 @@
-"""Whether a principal may do what a statement asks for: what `model/security/permissions.py` decides by, read and
-refused.
+"""Authorization: read the permissions of a principal and refuse a statement that it may not run.
 
-dbo costs nothing: no statement is yielded. What is checked here may be revoked a moment later; who remembers the
-answer compares the catalog version of the queue, which every change of principals, owners and permissions renews.
+The rules are in `model/security/permissions.py`. For dbo no statement is yielded. A permission may be revoked right
+after the check. A cached answer is therefore compared with the catalog version of the queue, which every change of
+principals, owners and permissions renews.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ _QUEUE = "select queue_id, owner_id, name, schema_id, schema_name from servicebr
 
 
 class Rights(NamedTuple):
-    """What decides for one principal: who it is, with its roles, and what they were granted and denied."""
+    """The rights of one principal: its id and those of its roles, and what they were granted and denied."""
 
     identities: frozenset[int]
     entries: list[Entry]
 
     def has(self, need: Need, on: Securable) -> bool:
-        """Whether the need is met."""
+        """Check whether the need is met."""
         if is_allowed(self.identities, need.permission, on, self.entries):
             return True
         if need.or_else is None:
             return False
         kind, permission = need.or_else
         around = Securable(kind, on.schema_id if kind is Kind.SCHEMA else 0, DBO, "", on.schema_id)
-        # it brings ALTER on the object, unless that was denied
+        # CREATE on the schema or database brings ALTER on the object, unless that was denied
         return is_allowed(self.identities, permission, around, self.entries) and is_allowed(
             self.identities, "ALTER", on, self.entries
         )
 
 
 def authorize(user: User, statement: str, *objects: Lookup, subject: tuple[object, ...] = ()) -> Steps[None]:
-    """Refuse a statement that the user may not do with these objects. One that does not exist is left to the statement.
+    """Refuse a statement that the user may not run on these objects. The statement itself reports missing objects.
 
-    `subject` is what the refusal names, where that is none of the objects.
+    `subject` names the refused object if it is none of `objects`.
 
     Raises:
-        BrokerError: the refusal that `NEEDS` names, 15517 when the user was dropped.
+        BrokerError: the refusal that `NEEDS` names, 15517 the user was dropped.
     """
     if user.is_dbo:
         return
@@ -89,7 +89,7 @@ def authorize(user: User, statement: str, *objects: Lookup, subject: tuple[objec
 
 
 def authorize_all(user: User, wanted: Iterable[tuple[str, Securable]]) -> Steps[None]:
-    """`authorize` for several statements, each with the object that it is done with.
+    """Run `authorize` for several statements, each with its object.
 
     Raises:
         BrokerError: as `authorize`.
@@ -106,9 +106,9 @@ def authorize_all(user: User, wanted: Iterable[tuple[str, Securable]]) -> Steps[
 
 
 def authorize_login(login: Login, statement: str, *subject: object, on: Securable | None = None) -> Steps[None]:
-    """Refuse what somebody may not do with the instance, or with the login `on`. Administrators are asked for nothing.
+    """Refuse a statement that a login may not run on the instance, or on the login `on`. Administrators may run all.
 
-    `subject` is what the refusal names.
+    `subject` is the object that the refusal names.
 
     Raises:
         BrokerError: the refusal that `NEEDS` names.
@@ -123,7 +123,7 @@ def authorize_login(login: Login, statement: str, *subject: object, on: Securabl
 
 
 def authorize_on_login(login: Login, statement: str, name: str) -> Steps[None]:
-    """`authorize_login` for a statement about another login, by its name.
+    """Run `authorize_login` for a statement about another login, given by name.
 
     Raises:
         BrokerError: the refusal that `NEEDS` names, 15151 there is no such login.
@@ -137,7 +137,7 @@ INSTANCE = Securable(Kind.SERVER, 0, NOBODY, "")
 
 
 def find_login_rights(login: Login) -> Steps[Rights]:
-    """What is known of somebody in the instance; an administrator needs none of it."""
+    """Return the rights of a login in the instance, with those of public."""
     rows = yield SQL("find_login_rights", (PUBLIC_LOGIN, login.login_id))
     return Rights(
         frozenset({PUBLIC_LOGIN} if login.login_id is None else {PUBLIC_LOGIN, login.login_id}),
@@ -146,13 +146,13 @@ def find_login_rights(login: Login) -> Steps[Rights]:
 
 
 def authorized(steps: Steps[T], user: User, statement: str, *objects: Lookup) -> Steps[T]:
-    """The steps of a verb, after `authorize`."""
+    """Run the steps of a verb after `authorize`."""
     yield from authorize(user, statement, *objects)
     return (yield from steps)
 
 
 def authorize_end(user: User, operation: EndConversation) -> Steps[None]:
-    """`authorize` for END CONVERSATION. WITH CLEANUP, a conversation that has ended is for db_owner alone."""
+    """Run `authorize` for END CONVERSATION. WITH CLEANUP on an ended conversation is for db_owner alone."""
     if user.is_dbo:
         return
     handle = operation.handle
@@ -165,7 +165,7 @@ def authorize_end(user: User, operation: EndConversation) -> Steps[None]:
 
 
 def demand(user: User, statement: str, *subject: object) -> Steps[None]:
-    """Refuse what needs a permission on the database, naming the subject of the statement."""
+    """Refuse a statement that needs a permission on the database, naming its subject."""
     if user.is_dbo:
         return
     (need,) = NEEDS[statement]
@@ -176,10 +176,11 @@ def demand(user: User, statement: str, *subject: object) -> Steps[None]:
 
 
 def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError | None]:
-    """Why the owner of the initiating service may not send to this target service; None when it may.
+    """Return the reason why the owner of the initiating service may not send to this service; None if it may.
 
-    In another database that is who a remote service binding has proved it to be (`engine/delivery/acting.py`); without
-    one the principal of the same PostgreSQL role, or guest, and dbo is dbo everywhere.
+    In another database that owner is the principal that a remote service binding has proved
+    (`engine/delivery/acting.py`). Without a binding it is the principal with the same PostgreSQL role, or guest; dbo is
+    dbo everywhere.
     """
     if initiator.owner_id == DBO and initiator.acts_as is None:
         return None
@@ -194,12 +195,12 @@ def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError |
         (service_id, initiator.owner_id, initiator.database_id, initiator.acts_as),
     )
     if not rows:
-        return None  # dropped: the statement that asks finds out
+        return None  # dropped: the calling statement reports it
     database_id, owner_id, name, principal_id = rows[0]
     (need,) = NEEDS["ARRIVE"]
     try:
         rights = yield from find_rights(database_id, principal_id, initiator.far_service)
-    except BrokerError:  # who it was proved to be was dropped
+    except BrokerError:  # the proved principal was dropped
         return BrokerError(need.number, name)
     if rights.has(need, Securable(Kind.SERVICE, service_id, owner_id, name)):
         return None
@@ -207,10 +208,10 @@ def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError |
 
 
 def find_rights(database_id: int, principal_id: int, name: str, also: Sequence[int] = ()) -> Steps[Rights]:
-    """What is known of a principal, and of others that count beside it. A role's members have what the role has.
+    """Return the rights of a principal, with those of its roles and of the principals in `also`.
 
     Raises:
-        BrokerError: 15517 when there is no such principal any more.
+        BrokerError: 15517 the principal was dropped.
     """
     rows = yield Statement(
         "authorization.find_rights",
@@ -236,7 +237,7 @@ def find_rights(database_id: int, principal_id: int, name: str, also: Sequence[i
 
 
 def forget_permissions(database_id: int, kind: Kind, major_id: int) -> Statement:
-    """What was granted and denied on an object goes with it, or with its owner."""
+    """Return the statement that deletes the permissions on an object, which is dropped or gets another owner."""
     return SQL("forget_permissions", (database_id, kind.value, major_id))
 
 
@@ -244,32 +245,32 @@ def forget_permissions(database_id: int, kind: Kind, major_id: int) -> Statement
 
 
 def message_types(names: object) -> Lookup:
-    """The message types of these names."""
+    """Look up the message types of these names."""
     return _named(Kind.MESSAGE_TYPE, "message_types", "message_type_id", names)
 
 
 def contracts(names: object) -> Lookup:
-    """The contracts of these names."""
+    """Look up the contracts of these names."""
     return _named(Kind.CONTRACT, "service_contracts", "service_contract_id", names)
 
 
 def service(name: object) -> Lookup:
-    """The service of this name."""
+    """Look up the service of this name."""
     return _named(Kind.SERVICE, "services", "service_id", [name])
 
 
 def route(name: object) -> Lookup:
-    """The route of this name, compared without case."""
+    """Look up the route of this name, compared without case."""
     return _without_case(Kind.ROUTE, "routes", "route_id", name)
 
 
 def remote_service_binding(name: object) -> Lookup:
-    """The remote service binding of this name, compared without case."""
+    """Look up the remote service binding of this name, compared without case."""
     return _without_case(Kind.REMOTE_SERVICE_BINDING, "remote_service_bindings", "remote_service_binding_id", name)
 
 
 def certificate(name: object) -> Lookup:
-    """The certificate of this name, compared without case."""
+    """Look up the certificate of this name, compared without case."""
     return _without_case(Kind.CERTIFICATE, "certificates", "certificate_id", name)
 
 
@@ -289,7 +290,7 @@ def _without_case(kind: Kind, table: str, column: str, name: object) -> Lookup:
 
 
 def queue(name: object) -> Lookup:
-    """The queue of this name."""
+    """Look up the queue of this name."""
 
     def look(user: User) -> Steps[list[Securable]]:
         rows = yield Statement(
@@ -303,7 +304,7 @@ def queue(name: object) -> Lookup:
 
 
 def queue_number(queue_id: int) -> Lookup:
-    """The queue that was found already."""
+    """Look up the queue of this id."""
 
     def look(user: User) -> Steps[list[Securable]]:
         rows = yield Statement("authorization.queue_number", f"{_QUEUE} where queue_id = $1", (queue_id,))
@@ -313,7 +314,7 @@ def queue_number(queue_id: int) -> Lookup:
 
 
 def user_named(name: object) -> Lookup:
-    """The user of this name, compared without case."""
+    """Look up the user of this name, compared without case."""
 
     def look(user: User) -> Steps[list[Securable]]:
         if not _can_be_a_name(name):
@@ -325,7 +326,7 @@ def user_named(name: object) -> Lookup:
 
 
 def schema(name: object) -> Lookup:
-    """The schema of T-SQL of this name, compared without case."""
+    """Look up the T-SQL schema of this name, compared without case."""
 
     def look(user: User) -> Steps[list[Securable]]:
         if not _can_be_a_name(name):
@@ -342,7 +343,7 @@ def schema(name: object) -> Lookup:
 
 
 def queue_of(service_name: object) -> Lookup:
-    """The queue of the service of this name; a refusal names the service."""
+    """Look up the queue of the service of this name; a refusal names the service."""
 
     def look(user: User) -> Steps[list[Securable]]:
         if not _can_be_a_name(service_name):
@@ -354,9 +355,9 @@ def queue_of(service_name: object) -> Lookup:
 
 
 def conversation(*handles: UUID) -> Lookup:
-    """Service and queue of this side of each conversation; a refusal names the service.
+    """Look up service and queue of this side of each conversation; a refusal names the service.
 
-    Its look raises 8426 for the first handle that is none of this database: others are for who works there.
+    The lookup raises 8426 for the first handle that does not exist in the user's database.
     """
 
     def look(user: User) -> Steps[list[Securable]]:
@@ -377,7 +378,7 @@ def conversation(*handles: UUID) -> Lookup:
 
 
 def _named(kind: Kind, table: str, column: str, names: object) -> Lookup:
-    """Those that exist; what is no name is left to the statement, which says so."""
+    """Look up existing objects; the statement itself reports arguments that are no names."""
 
     def look(user: User) -> Steps[list[Securable]]:
         given = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else []

@@ -1,8 +1,7 @@
-"""When the certificates that are in use expire: one list, for doctor, status and the metrics.
+"""Expiry of the certificates in use: one list for doctor, status and the metrics.
 
-In use are the one that the endpoint shows, of each peer the latest one, and of each user who has to do with
-conversations the latest one. Those of a domain live for days and are renewed by themselves: they are listed when that
-fails.
+In use are the endpoint's own certificate, the latest one of each peer, and the latest one of each user in
+conversations. Those of a domain live for days and are renewed automatically: they are listed if that fails.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-WARNING = timedelta(days=30)  # so long before it expires everybody is warned
-RENEWED = timedelta(days=1)  # a certificate of a domain has been renewed long before this is left
+WARNING = timedelta(days=30)  # time before the expiry at which everybody is warned
+RENEWED = timedelta(days=1)  # the renewal of a domain's certificate happens long before this is left
 
 
 class InUse(NamedTuple):
-    """A certificate that is in use. `database` and `user` are '' for one of the transport.
+    """A certificate in use. `database` and `user` are '' for one of the transport.
 
-    `problem` says of one of a domain why it is not renewed; '' for every other one.
+    `problem` is the reason why a domain's certificate is not renewed; '' for all others.
     """
 
     database: str
@@ -39,12 +38,12 @@ class InUse(NamedTuple):
     problem: str = ""
 
     def is_expiring(self, now: datetime) -> bool:
-        """Whether it is time to do something."""
+        """Check whether the certificate expires soon or has expired."""
         return self.expires <= now + WARNING
 
 
 def certificates_in_use(now: datetime) -> Steps[list[InUse]]:
-    """Those of the transport, those of users by database, that of the domain when it is not renewed."""
+    """Return those of the transport, those of users by database, and that of the domain if it is not renewed."""
     endpoint, certificates = (yield from find_endpoint()), (yield from all_certificates())
     takes_certificates = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
     found = _of_the_transport(endpoint, certificates, now) if takes_certificates else []
@@ -67,7 +66,7 @@ def certificates_in_use(now: datetime) -> Steps[list[InUse]]:
 def _of_the_transport(
     endpoint: NetworkEndpoint | None, certificates: Sequence[TransportCertificate], now: datetime
 ) -> list[InUse]:
-    """The one that is shown, or would be if it was valid; the latest of each owner among the peers."""
+    """Return the certificate that is used, or would be if valid, and the latest of each peer's owner."""
     own = [one for one in certificates if one.is_own and not one.by_password]
     if endpoint is not None and endpoint.certificate_id is not None:
         own = [one for one in own if one.certificate_id == endpoint.certificate_id]

@@ -1,6 +1,6 @@
 """GRANT, DENY, REVOKE and ALTER AUTHORIZATION. The caller holds the lock of `lock_catalog`.
 
-Each of them renews the catalog version of every queue: what clients remember of being allowed is looked up again.
+Each statement renews the catalog version of every queue, so that clients check cached permissions again.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ SQL = SqlFile(__file__)
 
 _FIXED_ROLES = {one.principal_id for one in FIXED_PRINCIPALS if one.is_role and one.principal_id != PUBLIC}
 
-# whom it echoes for, and who may read and name what is built in, is up to who looks after the database
+# an administrator may decide who sends to built-in services, reads their queues and refers to built-in contracts
 _ON_BUILT_IN = frozenset({"SEND", "RECEIVE", "REFERENCES"})
 
 
 class _Target(NamedTuple):
-    """What a statement is about: an object that was named, or the database, which has no lookup."""
+    """The target of a statement: a named object, or the database, which has no lookup."""
 
     kind: Kind
     name: str
@@ -67,7 +67,7 @@ _LOOKUPS: dict[str, tuple[Kind, Callable[[str], Lookup]]] = {
 
 
 def _find_target(operation: OwnedObject) -> _Target:
-    """Return what the statement names, or the database.
+    """Return the named object, or the database.
 
     Raises:
         BrokerError: 402 more than one object.
@@ -83,7 +83,7 @@ def _find_target(operation: OwnedObject) -> _Target:
 
 
 def grant(definer: Definer, operation: Grant) -> Steps[None]:
-    """Insert what is granted, and delete a DENY."""
+    """Insert the grant, and delete a DENY."""
     given = yield from _prepare(definer.user, operation)
     yield _delete(given, f"state = '{DENY}'", [given.grantee_id])
     yield SQL(
@@ -100,7 +100,7 @@ def grant(definer: Definer, operation: Grant) -> Steps[None]:
 
 
 def deny(definer: Definer, operation: Deny) -> Steps[None]:
-    """Insert what is denied instead of what was granted."""
+    """Insert the denial, and delete the grants."""
     given = yield from _prepare(definer.user, operation)
     holders = yield from _holders(given, operation.cascade)
     yield _delete(given, "true", holders)
@@ -109,7 +109,7 @@ def deny(definer: Definer, operation: Deny) -> Steps[None]:
 
 
 def revoke(definer: Definer, operation: Revoke) -> Steps[None]:
-    """Delete what was granted or denied."""
+    """Delete grants or denials."""
     given = yield from _prepare(definer.user, operation)
     holders = yield from _holders(given, operation.cascade)
     if operation.grant_option_for:
@@ -141,7 +141,7 @@ def alter_authorization(definer: Definer, operation: AlterAuthorization) -> Step
 
 
 class _Given(NamedTuple):
-    """The permission of a statement by `user_id`. `only_by`: whose grants it may take back, None for everybody's."""
+    """The permission of a statement by `user_id`. `only_by`: the grantor whose grants it may revoke, None for all."""
 
     database_id: int
     kind: Kind
@@ -157,7 +157,7 @@ class _Given(NamedTuple):
 
 
 def _prepare(user: User, operation: Grant | Deny | Revoke) -> Steps[_Given]:
-    """Refuse what cannot be granted, to whom, or by whom."""
+    """Refuse permissions, grantees and grantors that are not possible or allowed."""
     operation.check()
     permission, target = operation.permission, _find_target(operation)
     securable = yield from _find(user, target, takes_built_in=permission in _ON_BUILT_IN)
@@ -202,10 +202,10 @@ def _find(user: User, target: _Target, *, takes_built_in: bool = False) -> Steps
 
 
 def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
-    """The grantee, and with CASCADE all to whom it has granted or denied the permission, and they to others.
+    """Return the grantee, and with CASCADE all principals that got the permission through it.
 
     Raises:
-        BrokerError: 4611 when there may be others and CASCADE was not given.
+        BrokerError: 4611 others may hold it, and CASCADE was not given.
     """
     rows = yield SQL(
         "holders", (*given.key, given.grantee_id, given.permission, GRANT_WITH_GRANT_OPTION, cascade, given.user_id)
@@ -216,7 +216,7 @@ def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
 
 
 def _delete(given: _Given, condition: str, grantees: list[int]) -> Statement:
-    """What these were granted and denied; of the grantee itself only what the user may take back."""
+    """Delete grants and denials of these; of the grantee itself only those that the user may revoke."""
     return Statement(
         "grants.delete",
         "delete from servicebroker.permissions where database_id = $1 and class = $2 and major_id = $3 "

@@ -1,8 +1,8 @@
-"""Logins: names of an instance for those who are not of it, above all its peers; their permissions.
+"""Logins: server-level names for peers, and their permissions.
 
 The rules: docs/reference/rules.md#endpoints-and-logins.
 
-Nobody opens a session as one; that is done as a role of PostgreSQL. A login has no password.
+Nobody opens a session as a login: sessions use PostgreSQL roles. A login has no password.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STATES: Mapping[type[Definition[Any]], str | None] = {
 
 
 def demand_administrator() -> Steps[None]:
-    """Refuse what concerns the whole instance to those who have not the rights of the schema's owner.
+    """Refuse a statement about the whole instance unless the caller has the rights of the schema's owner.
 
     Raises:
         BrokerError: 15247.
@@ -90,9 +90,9 @@ def drop_login(operation: DropLogin, now: datetime) -> Steps[None]:
 
 
 class Connect(NamedTuple):
-    """CONNECT ON ENDPOINT: for everybody, and for the logins FROM WINDOWS by their names in lower case.
+    """CONNECT ON ENDPOINT: the state for public, and for logins FROM WINDOWS by name in lower case.
 
-    None is neither granted nor denied.
+    None means neither granted nor denied.
     """
 
     public: str | None
@@ -100,17 +100,17 @@ class Connect(NamedTuple):
 
     @property
     def is_public(self) -> bool:
-        """Whether certificates are let in that nobody has imported."""
+        """True if certificates are admitted that nobody has imported."""
         return self.public == GRANT
 
     def of_member(self, account: str, *, is_ours: bool) -> bool:
-        """Whether a member of the domain is let in; one that this instance is too needs no GRANT."""
+        """Check whether a member of the domain is admitted; one that this instance is itself needs no GRANT."""
         states = (self.public, self.members.get(account.lower()))
         return DENY not in states and (is_ours or GRANT in states)
 
 
 def find_connect() -> Steps[Connect]:
-    """Whom the endpoint lets in, beside those whose certificates were imported."""
+    """Return the CONNECT states of public and of logins FROM WINDOWS, for peers without an imported certificate."""
     rows = yield Statement(
         "logins.find_connect",
         f"select l.login_id, lower(l.name), case when l.is_disabled then '{DENY}' else p.state::text end "
@@ -123,7 +123,7 @@ def find_connect() -> Steps[Connect]:
 
 
 def set_connect(operation: GrantConnect | DenyConnect | RevokeConnect, now: datetime) -> Steps[None]:
-    """Insert or delete who is let in."""
+    """Insert or delete a CONNECT state."""
     endpoint, state = operation.endpoint, _STATES[type(operation)]
     login_id = yield from find_login("find", operation.login)
     rows = yield SQL("set_connect.find_endpoints", (names.checked("endpoint", endpoint),))
@@ -137,7 +137,7 @@ def set_connect(operation: GrantConnect | DenyConnect | RevokeConnect, now: date
 
 
 def switch_login(name: str, *, is_disabled: bool, who: str) -> Steps[None]:
-    """ALTER LOGIN name ENABLE or DISABLE: while it is disabled, no peer is let in that is this login.
+    """ALTER LOGIN name ENABLE or DISABLE: a disabled login admits no peer.
 
     Raises:
         BrokerError: 15151 no such login, or public.
@@ -150,10 +150,10 @@ def switch_login(name: str, *, is_disabled: bool, who: str) -> Steps[None]:
 
 
 def find_login(action: str, name: str) -> Steps[int]:
-    """The number of the login of that name, compared without case.
+    """Return the id of the login of that name, compared without case.
 
     Raises:
-        BrokerError: 15151 when there is none.
+        BrokerError: 15151 no such login.
     """
     rows = yield SQL("find_login", (names.checked("login", name),))
     if not rows:
@@ -162,7 +162,7 @@ def find_login(action: str, name: str) -> Steps[int]:
 
 
 def _find_own(action: str, name: str) -> Steps[int]:
-    """As `find_login`, of a login that somebody has made: public is none."""
+    """Return the id of a created login, as `find_login`; public is not one."""
     login_id = yield from find_login(action, name)
     if login_id == PUBLIC:
         raise BrokerError(15151, action, "login", name)

@@ -1,6 +1,6 @@
-"""CREATE, ALTER and DROP MASTER KEY: the key of a database under which its private keys and session keys are kept.
+"""CREATE, ALTER and DROP MASTER KEY: the key of a database that encrypts its private keys and session keys.
 
-Here it is always encrypted; who opens it has the password, or the service master key of the instance
+The table holds it encrypted. A password or the service master key of the instance opens it
 (`api/aio/master_keys.py`, `store/keys/opened_keys.py`).
 """
 
@@ -20,7 +20,7 @@ SQL = SqlFile(__file__)
 
 
 class MasterKey(NamedTuple):
-    """The key of a database, encrypted; `by_service_master_key` is None when only passwords open it."""
+    """The key of a database, encrypted; `by_service_master_key` is None if only passwords open it."""
 
     by_password: bytes
     by_service_master_key: bytes | None
@@ -28,7 +28,7 @@ class MasterKey(NamedTuple):
 
     @property
     def by_passwords(self) -> tuple[bytes, ...]:
-        """As each of its passwords opens it."""
+        """The key as encrypted by each of its passwords."""
         return self.by_password, *self.more_passwords
 
 
@@ -36,7 +36,7 @@ def create_master_key(user: User, key: MasterKey) -> Steps[None]:
     """CREATE MASTER KEY ENCRYPTION BY PASSWORD.
 
     Raises:
-        BrokerError: 15578 there is one already, 15247.
+        BrokerError: 15578 the database has one already, 15247.
     """
     yield from demand(user, "MASTER KEY")
     rows = yield SQL("create_master_key", (user.database_id, key.by_password, key.by_service_master_key))
@@ -45,16 +45,16 @@ def create_master_key(user: User, key: MasterKey) -> Steps[None]:
 
 
 def find_master_key(database_id: int) -> Steps[MasterKey | None]:
-    """The master key of a database, None when it has none."""
+    """Return the master key of a database, None without one."""
     rows = yield SQL("find_master_key", (database_id,))
     return MasterKey(rows[0][0], rows[0][1], tuple(rows[0][2])) if rows else None
 
 
 def require_master_key(user: User) -> Steps[MasterKey]:
-    """The master key of the database where the user works.
+    """Return the master key of the user's database.
 
     Raises:
-        BrokerError: 15581 there is none, 15247.
+        BrokerError: 15581 it has none, 15247.
     """
     yield from demand(user, "MASTER KEY")
     found = yield from find_master_key(user.database_id)
@@ -69,7 +69,7 @@ def set_service_encryption(user: User, by_service_master_key: bytes | None) -> S
 
 
 def set_password_encryption(user: User, by_passwords: Sequence[bytes]) -> Steps[None]:
-    """ALTER MASTER KEY ADD or DROP ENCRYPTION BY PASSWORD: those that are left."""
+    """ALTER MASTER KEY ADD or DROP ENCRYPTION BY PASSWORD: store the remaining encryptions."""
     yield SQL("set_password_encryption", (user.database_id, by_passwords[0], list(by_passwords[1:])))
 
 
@@ -77,10 +77,10 @@ Renew = Callable[[bytes, str], bytes | None]
 
 
 def regenerate_master_key(user: User, key: MasterKey, renew: Renew) -> Steps[None]:
-    """ALTER MASTER KEY REGENERATE: the key, and all that the one before has encrypted, which `renew` encrypts anew.
+    """ALTER MASTER KEY REGENERATE: store the new key, and the keys under the old one, encrypted anew by `renew`.
 
-    What that cannot, it returns None for: with FORCE a private key is removed then, and a session key too, for which
-    its conversation waits.
+    `renew` returns None for a key that it cannot open (FORCE). Then a private key is removed, and a session key too,
+    whose conversation waits from then on.
     """
     yield SQL(
         "regenerate_master_key.update_master_keys", (user.database_id, key.by_password, key.by_service_master_key)
@@ -103,7 +103,7 @@ def _renew_session_keys(database_id: int, renew: Renew) -> Steps[None]:
 
 
 def drop_master_key(user: User) -> Steps[None]:
-    """DROP MASTER KEY. Conversations that are under way with a session key lose it, and wait.
+    """DROP MASTER KEY. Open conversations lose their session keys, and wait.
 
     Raises:
         BrokerError: 15151 there is none, 15580 a certificate's private key is encrypted by it, 15247.

@@ -1,4 +1,4 @@
-"""ADD and DROP SIGNATURE: modules that certificates have signed may what the users of those certificates may, too.
+"""ADD and DROP SIGNATURE: a signed module has the permissions of the users of the signing certificates, too.
 
 The rules: docs/reference/permissions.md#signatures.
 """
@@ -19,7 +19,7 @@ SQL = SqlFile(__file__)
 def add_signature(
     module_id: int, module: str, certificate: str, thumbprint: bytes, signature: bytes, *, is_counter: bool
 ) -> Steps[None]:
-    """Keep the signature of a module.
+    """Store the signature of a module.
 
     Raises:
         BrokerError: 15557 the certificate has signed it already.
@@ -32,7 +32,7 @@ def add_signature(
 def drop_signature(
     module_id: int, module: str, certificate: str, thumbprint: bytes, *, is_counter: bool
 ) -> Steps[None]:
-    """Forget the signature of a module.
+    """Delete the signature of a module.
 
     Raises:
         BrokerError: 15558 the certificate has not signed it.
@@ -43,24 +43,24 @@ def drop_signature(
 
 
 def forget_signatures(module_id: int) -> Steps[None]:
-    """The module was altered: what was signed is not there any more."""
+    """Delete the signatures of an altered module, which were made for its old text."""
     yield SQL("forget_signatures", (module_id,))
 
 
 def users_of(database_id: int, signers: Iterable[bytes]) -> Steps[tuple[int, ...]]:
-    """The users of a database that these certificates, by their thumbprints, stand for."""
+    """Return the users of a database that are mapped to these certificates, given by their thumbprints."""
     rows = yield SQL("users_of", (database_id, list(signers)))
     return tuple(principal_id for (principal_id,) in rows)
 
 
 def logins_of(signers: Iterable[bytes]) -> Steps[list[Login]]:
-    """The logins that these certificates stand for."""
+    """Return the logins that are mapped to these certificates."""
     rows = yield SQL("logins_of", (list(signers),))
     return [Login(name, login_id) for name, login_id in rows]
 
 
 def are_believed(database_id: int, database: str, signers: Iterable[bytes]) -> Steps[bool]:
-    """Whether a database believes who a module of another one says it works as: AUTHENTICATE is granted to a signer."""
+    """Check whether a database trusts the principal of another database's module: a signer needs AUTHENTICATE."""
     given = list(signers)
     (need,) = NEEDS["AUTHENTICATE"]
     for principal_id in (yield from users_of(database_id, given)):

@@ -1,4 +1,4 @@
-"""What who works may do with something, asked by itself: HAS_PERMS_BY_NAME and fn_my_permissions of T-SQL."""
+"""The permissions of the current principal on an object: HAS_PERMS_BY_NAME and fn_my_permissions of T-SQL."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _LOOKUPS: dict[str, Callable[[str], Lookup]] = {
 
 
 def permissions_on(user: User, login: Login, name: str | None, kind: str) -> Steps[list[str] | None]:
-    """What `user`, in the instance `login`, may do with the thing of that kind and name, in the order of names.
+    """Return, by name, the permissions of `user` and, in the instance, of `login` on the object of that kind and name.
 
-    Without a name it is the instance, or the database. None: there is no such thing.
+    Without a name the object is the instance or the database. None if no such object exists.
     """
     if kind in ("", "SERVER"):
         if name is not None:
@@ -58,7 +58,7 @@ def permissions_on(user: User, login: Login, name: str | None, kind: str) -> Ste
     elif kind in _LOOKUPS and name is not None:
         try:
             found = yield from _LOOKUPS[kind](name)(user)
-        except BrokerError:  # which is no name
+        except BrokerError:  # the name is no name
             return None
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Users and roles of a broker database, and who works there. The caller of DDL holds the lock of `lock_catalog`."""
+"""Users and roles of a broker database, and the current user. The caller of DDL holds the lock of `lock_catalog`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Principal(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What an error calls it."""
+        """The word for it in errors."""
         return "role" if self.is_role else "user"
 
 
@@ -67,12 +67,12 @@ class Principal(NamedTuple):
 
 
 def find_user(database_id: int, name: str | None = None) -> Steps[User]:
-    """Who works in the database: the user of that name, or the one that the connection's PostgreSQL role stands for.
+    """Return the database user of that name, or the one for the connection's PostgreSQL role.
 
-    That is the user which is mapped to the role, else dbo for a role with the rights of the schema's owner, else guest.
+    The latter is the user mapped to the role, else dbo for a role with the rights of the schema's owner, else guest.
 
     Raises:
-        BrokerError: 916 without CONNECT, 15517 no such user, or one that the connection's own may not act as.
+        BrokerError: 916 without CONNECT, 15517 no such user, or the connection's user may not impersonate it.
     """
     user = yield from _mapped(
         database_id,
@@ -86,10 +86,10 @@ def find_user(database_id: int, name: str | None = None) -> Steps[User]:
 
 
 def find_impersonated(user: User, name: str) -> Steps[User]:
-    """The user of that name, whom another one wants to act as.
+    """Return the user of that name, whom `user` wants to impersonate.
 
     Raises:
-        BrokerError: 15517 no such user, or one that the other may not act as, 916 without CONNECT.
+        BrokerError: 15517 no such user, or `user` may not impersonate it, 916 without CONNECT.
     """
     found = yield from _find(user.database_id, name)
     if found is None or found.is_role:
@@ -102,10 +102,10 @@ def find_impersonated(user: User, name: str) -> Steps[User]:
 
 
 def check_execute_as(user: User, name: str) -> Steps[None]:
-    """Whether a module that the user makes may work as the user of that name.
+    """Check whether a module that the user creates may run as the user of that name.
 
     Raises:
-        BrokerError: 15151 there is no such user, or this one may not act as it.
+        BrokerError: 15151 no such user, or this one may not impersonate it.
     """
     found = yield from _find(user.database_id, name)
     if found is None or found.is_role:
@@ -115,10 +115,10 @@ def check_execute_as(user: User, name: str) -> Steps[None]:
 
 
 def find_module_user(database_id: int, database: str, name: str) -> Steps[User]:
-    """The user that a module says it works as; its author was asked for the permission.
+    """Return the user of a module's EXECUTE AS clause; its author's permission was checked before.
 
     Raises:
-        BrokerError: 15517 there is no such user any more.
+        BrokerError: 15517 that user was dropped.
     """
     found = yield from _find(database_id, name)
     if found is None or found.is_role:
@@ -127,7 +127,7 @@ def find_module_user(database_id: int, database: str, name: str) -> Steps[User]:
 
 
 def find_user_of(database_id: int, login: Login) -> Steps[User]:
-    """Who somebody is in a database: the user of its login or its PostgreSQL role, for administrators dbo, else guest.
+    """Return a login's user in a database: that of the login or its PostgreSQL role, dbo for administrators, or guest.
 
     Raises:
         BrokerError: 916 without CONNECT.
@@ -143,9 +143,9 @@ def find_user_of(database_id: int, login: Login) -> Steps[User]:
 
 
 def find_login_of(user: User, *, everywhere: bool) -> Steps[Login]:
-    """Who a user of a database is for the instance: whoever the login or the PostgreSQL role of the user is.
+    """Return the login of a database user: the one that the user's login or PostgreSQL role stands for.
 
-    Unless it counts `everywhere`, it is nobody outside of the database.
+    Unless it counts `everywhere`, the login has no rights outside of the database.
     """
     rows = yield SQL("find_login_of", (user.database_id, user.principal_id))
     name, login_id, role = rows[0] if rows else (None, None, None)
@@ -155,10 +155,10 @@ def find_login_of(user: User, *, everywhere: bool) -> Steps[Login]:
 
 
 def find_impersonated_login(person: Login, name: str) -> Steps[Login]:
-    """The login of that name, which somebody wants to act as; sa and dbo stand for an administrator.
+    """Return the login of that name, which `person` wants to impersonate; sa and dbo stand for an administrator.
 
     Raises:
-        BrokerError: 15406 no such login, or none that the other may act as.
+        BrokerError: 15406 no such login, or `person` may not impersonate it.
     """
     if name.lower() in ADMINISTRATORS:
         if not person.is_administrator:
@@ -174,10 +174,10 @@ def find_impersonated_login(person: Login, name: str) -> Steps[Login]:
 
 
 def find_owning_login(person: Login, name: str) -> Steps[None]:
-    """Check the login that AUTHORIZATION names: one that somebody may act as.
+    """Check the login that AUTHORIZATION names: `person` must be allowed to impersonate it.
 
     Raises:
-        BrokerError: 15151 no such login, or none that the other may act as.
+        BrokerError: 15151 no such login, or `person` may not impersonate it.
     """
     if name.lower() == person.name.lower():
         return
@@ -202,10 +202,10 @@ def _mapped(database_id: int, is_own: str, is_administrator: str, values: tuple[
 
 
 def find_owner(user: User, authorization: str | None) -> Steps[int]:
-    """The principal that AUTHORIZATION names; the user itself when it names nobody.
+    """Return the id of the principal that AUTHORIZATION names; the user itself without the clause.
 
     Raises:
-        BrokerError: 15151 no such principal, or one for which the user may not act, 15405 public or guest.
+        BrokerError: 15151 no such principal, or the user may not impersonate it, 15405 public or guest.
     """
     if authorization is None:
         return user.principal_id
@@ -224,10 +224,10 @@ def find_owner(user: User, authorization: str | None) -> Steps[int]:
 
 
 def find_principal(action: str, database_id: int, name: str, kind: str = "user") -> Steps[Principal]:
-    """The user or role of that name, compared without case.
+    """Return the user or role of that name, compared without case.
 
     Raises:
-        BrokerError: 15151 when there is none.
+        BrokerError: 15151 no such principal.
     """
     found = yield from _find(database_id, name)
     if found is None:
@@ -265,7 +265,7 @@ def create_user(definer: Definer, operation: CreateUser) -> Steps[None]:
 
 
 def _login(database_id: int, name: str) -> Steps[int]:
-    """A login that has no user in the database."""
+    """Return the id of a login that has no user in the database."""
     rows = yield SQL("login", (database_id, names.checked("login", name), PUBLIC_LOGIN))
     if not rows:
         raise BrokerError(15007, name)
@@ -344,7 +344,7 @@ def find_role(action: str, database_id: int, name: str) -> Steps[Principal]:
     """Return the role of that name, compared without case.
 
     Raises:
-        BrokerError: 15151 when there is none.
+        BrokerError: 15151 no such role.
     """
     role = yield from find_principal(action, database_id, name, "role")
     if not role.is_role:

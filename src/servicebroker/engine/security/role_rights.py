@@ -1,6 +1,6 @@
-"""The rights of PostgreSQL roles: giving one the verbs and nothing else, taking them back, and what each can really do.
+"""The rights of PostgreSQL roles: grant a role the verbs and nothing else, revoke them, and list effective rights.
 
-What is granted and revoked are plain statements, so that they can be shown instead of run.
+Grants and revokes are plain statements, so that they can be printed instead of run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SQL = SqlFile(__file__)
 
 
 class Wanted(NamedTuple):
-    """What a role is to be able to do in one broker database, or not any more."""
+    """The rights to give to, or take from, a role in one broker database."""
 
     database: str | None = None
     send: Sequence[str] = ()
@@ -33,11 +33,11 @@ class Wanted(NamedTuple):
 
 
 class RoleRights(NamedTuple):
-    """What a PostgreSQL role can do with an instance.
+    """The rights of a PostgreSQL role in an instance.
 
-    `as_owner` is why it can do everything, '' when it cannot. `has_verbs`: it may call the functions of the fence.
-    `direct` are rights past the verbs: on tables and sequences of ours, and on functions that ask for no permission.
-    `users` are the principals that it is in the broker databases, with what they were granted and denied.
+    `as_owner` is the reason why it can do everything, '' if it cannot. `has_verbs`: it may call the functions for
+    restricted roles. `direct` are rights past the verbs: on our tables and sequences, and on functions that check no
+    permission. `users` are its principals in the broker databases, with what they were granted and denied.
     """
 
     role: str
@@ -51,14 +51,15 @@ class RoleRights(NamedTuple):
 
 
 def granting(role: str, wanted: Wanted) -> Steps[list[Statement]]:
-    """The statements that let a role do the verbs, as a user of the database, and take any right past them from it.
+    """Return the statements that give a role the verbs, as a user of the database, and revoke all rights past them.
 
-    RECEIVE on the queues; SEND on the services, and REFERENCES on their contracts and those that are named.
+    RECEIVE on the queues; SEND on the services; REFERENCES on the contracts of those services and on the named
+    contracts.
 
     Raises:
         BrokerError: 15007 no such role, 911, 15151 unknown names, 15023 the user's name is taken, 402 names without a
             database.
-        InstanceError: the role has the rights of the schema's owner, or we have not.
+        InstanceError: the role has the rights of the schema's owner, or the caller has not.
     """
     check_wanted(wanted)
     yield from _check_role(role)
@@ -87,13 +88,13 @@ def granting(role: str, wanted: Wanted) -> Steps[list[Statement]]:
 
 
 def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
-    """Return the statements that take these permissions back; without names all in the database.
+    """Return the statements that revoke these permissions; without names all in the database.
 
-    Without a database they take every right of the role, and what it was granted in every database. A DENY stays.
+    Without a database they revoke every right of the role, and its grants in every database. A DENY stays.
 
     Raises:
         BrokerError: 15007 no such role, 911, 15151 unknown names, 402 names without a database.
-        InstanceError: we have not the rights of the schema's owner.
+        InstanceError: the caller has not the rights of the schema's owner.
     """
     check_wanted(wanted)
     yield from _check_owner(role)
@@ -136,15 +137,15 @@ def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
 
 
 def closing_locks() -> Steps[list[Statement]]:
-    """The statements that leave our locks to those that run the verbs on our tables."""
+    """Return the statements that restrict our lock functions to roles that run the verbs on our tables."""
     return closing((yield from find_lock_rights()), for_all=True)
 
 
 def close_locks() -> Steps[None]:
-    """Run these statements; they wait for no lock of ours, since a stranger may hold all of them.
+    """Run these statements without waiting for a lock of ours, since a stranger may hold all of them.
 
     Raises:
-        InstanceError: only a superuser may.
+        InstanceError: the caller is no superuser.
     """
     rights = yield from find_lock_rights()
     if not rights.may_close:
@@ -152,7 +153,7 @@ def close_locks() -> Steps[None]:
             "Only a superuser takes functions of PostgreSQL from everybody: let one run, in this database, what "
             f"{COMMAND} --sql prints."
         )
-    for statement in closing(rights, for_all=True):  # noqa: UP028 # a list takes no rows
+    for statement in closing(rights, for_all=True):  # noqa: UP028 # `yield from` a list returns no rows
         yield statement
 
 
@@ -163,7 +164,7 @@ _OF_ROLE = (
 
 
 def _check_owner(role: str) -> Steps[None]:
-    """Refuse who may not grant, and a role that is none."""
+    """Refuse a caller that may not grant, and a role that does not exist."""
     rows = yield Statement(
         "role_rights.check_owner",
         f"select pg_has_role({OWNER}, 'usage'), exists (select from pg_roles where rolname = $1)",
@@ -210,7 +211,7 @@ def _letting_in(role: str) -> list[Statement]:
 
 
 def _taking_direct(role: str) -> Steps[list[Statement]]:
-    """What the role was granted by its name in our own schemas, if anything."""
+    """Return statements that revoke the role's direct rights in our own schemas, if it has any."""
     rows = yield SQL("taking_direct.find_rights", (role,))
     if not rows[0][0]:
         return []
@@ -226,7 +227,7 @@ def _taking_direct(role: str) -> Steps[list[Statement]]:
 
 
 def _making_user(role: str, database_id: int) -> Steps[list[Statement]]:
-    """A user of the role's name, where it is none yet. It may connect."""
+    """Return statements that create a user of the role's name, if missing, and let it connect."""
     rows = yield SQL("making_user.find_principals", (database_id, role))
     is_user, is_taken = rows[0]
     if is_taken and not is_user:
@@ -242,7 +243,7 @@ def _making_user(role: str, database_id: int) -> Steps[list[Statement]]:
 
 
 def _permissions(database_id: int, wanted: Wanted) -> Steps[list[tuple[Kind, int, str]]]:
-    """The objects by number, each with the permission."""
+    """Return the objects by id, each with the permission."""
     found = []
     for queue in wanted.receive:
         there = yield from find_queue_now("find", database_id, queue)
@@ -264,15 +265,15 @@ def _permissions(database_id: int, wanted: Wanted) -> Steps[list[tuple[Kind, int
 
 
 def apply(plan: Steps[list[Statement]]) -> Steps[None]:
-    """Find out the statements, and run them; definitions wait meanwhile."""
+    """Build the statements and run them, while definitions wait."""
     yield lock_catalog()
     statements = yield from plan
-    for statement in statements:  # noqa: UP028 # a list takes no rows
+    for statement in statements:  # noqa: UP028 # `yield from` a list returns no rows
         yield statement
 
 
 def check_wanted(wanted: Wanted) -> None:
-    """Names belong into a database.
+    """Check that names are given with a database only.
 
     Raises:
         BrokerError: 402.
@@ -285,9 +286,9 @@ def check_wanted(wanted: Wanted) -> None:
 
 
 def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
-    """What one role can do, or every role that has anything to do with the instance, as PostgreSQL's catalogs say.
+    """Return the rights of one role, or of every role with rights in the instance, from PostgreSQL's catalogs.
 
-    Rights that a role has through others, or as everybody, count as its own.
+    Rights through other roles, or through public, count as its own.
 
     Raises:
         BrokerError: 15007 no such role, 15151 no name of one.
@@ -325,7 +326,7 @@ def _direct(roles: list[str]) -> Steps[dict[str, list[str]]]:
 
 
 def _users() -> Steps[dict[str, dict[str, list[str]]]]:
-    """By role: who it is in each database, and what that principal, with its roles, was granted and denied."""
+    """Return by role its principal in each database, and the grants and denials of that principal and its roles."""
     words = ", ".join(f"({kind.value}, '{word}')" for kind, word in KIND_WORDS.items())
     rows = yield Statement(
         "role_rights.users",

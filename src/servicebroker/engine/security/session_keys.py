@@ -1,7 +1,7 @@
-"""The security of conversations, as it is stored: who has which certificates, session keys.
+"""The stored security of conversations: certificates of both sides, and session keys.
 
-What follows from it is decided by `model/security/dialog_security.py`; keys are opened and used by
-`broker/dialog_security.py`, and between databases of this instance by `engine/delivery/acting.py`.
+`model/security/dialog_security.py` decides by them; `broker/dialog_security.py` opens and uses keys, and between
+databases of this instance `engine/delivery/acting.py` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SQL = SqlFile(__file__)
 
 
 class Keys(NamedTuple):
-    """The session keys of a conversation, encrypted by the master key of the database; see the table."""
+    """The session keys of a conversation, encrypted by the master key of the database."""
 
     principal_id: int
     far_principal_id: int
@@ -34,7 +34,7 @@ class Keys(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """What decides on the security of a conversation that begins here.
+    """The facts that decide on the security of a conversation that begins here.
 
     `owner_id` owns the initiating service; `remote_id` is the user of the binding, None without one.
     """
@@ -50,7 +50,7 @@ class Beginning(NamedTuple):
 
 
 def find_beginnings(handles: Sequence[UUID]) -> Steps[list[Beginning]]:
-    """Those of these endpoints that are initiators and whose security is not decided."""
+    """Return those of these endpoints that are initiators with undecided security."""
     rows = yield SQL("find_beginnings", (list(handles),))
     return [
         Beginning._make([*row[:4], _BINDINGS[row[4]], *row[5:7], MasterKey(*row[7:]) if row[7] else None])
@@ -62,7 +62,7 @@ _BINDINGS = {None: Binding.NO_BINDING, True: Binding.ANONYMOUS_ON, False: Bindin
 
 
 def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[int, int], list[UserCertificate]]]:
-    """The certificates of these users, each given by database and number."""
+    """Return the certificates of these users, each given by database and user id."""
     wanted = list(dict.fromkeys(owners))
     rows = yield Statement(
         "session_keys.find_certificates_of",
@@ -77,7 +77,7 @@ def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[
 
 
 def chosen(certificates: Sequence[UserCertificate], owner_id: int | None, now: datetime) -> UserCertificate:
-    """The certificate of a user that a conversation uses which begins.
+    """Return the certificate of a user for a conversation that begins.
 
     Raises:
         BrokerError: 9731, 9767 there is none.
@@ -89,10 +89,10 @@ def chosen(certificates: Sequence[UserCertificate], owner_id: int | None, now: d
 
 
 def signer(certificates: Sequence[UserCertificate], owner_id: int, now: datetime) -> UserCertificate:
-    """The same, where its private key is needed.
+    """Return the certificate of a user whose private key is needed.
 
     Raises:
-        BrokerError: as `chosen`, 9733 it has no private key, 9737 that is under a password.
+        BrokerError: as `chosen`, 9733 it has no private key, 9737 the key is encrypted by a password.
     """
     found = chosen(certificates, owner_id, now)
     if found.key.encryption != BY_MASTER_KEY:
@@ -101,7 +101,7 @@ def signer(certificates: Sequence[UserCertificate], owner_id: int, now: datetime
 
 
 def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[dict[bytes, UserCertificate]]:
-    """The certificates of a database with these thumbprints."""
+    """Return the certificates of a database with these thumbprints."""
     rows = yield Statement(
         "session_keys.find_certificates",
         SELECT + " where database_id = $1 and thumbprint = any ($2::bytea[])",
@@ -112,7 +112,7 @@ def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[d
 
 
 def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
-    """Keep the session keys of conversations that have none yet."""
+    """Store the session keys of conversations that have none yet."""
     if not keys:
         return
     owners, far_owners, ids, firsts, second_ids, seconds, exchanges = zip(*keys.values(), strict=True)
@@ -126,10 +126,10 @@ def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
 
 
 def save_exchange(handle: UUID, exchange: bytes) -> Statement:
-    """Our session key, wrapped and signed by other certificates than before."""
+    """Store our session key, wrapped and signed by other certificates than before."""
     return SQL("save_exchange", (handle, exchange))
 
 
 def save_second_key(handle: UUID, key_id: UUID, key: bytes) -> Statement:
-    """The key of the target, which the initiator has learned."""
+    """Store the key of the target, which the initiator has learned."""
     return SQL("save_second_key", (handle, key_id, key))

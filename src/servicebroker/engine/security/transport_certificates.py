@@ -1,4 +1,4 @@
-"""The certificates of the transport: those of this instance, and those of the peers that it lets in.
+"""The certificates of the transport: those of this instance, and those of the peers that it admits.
 
 They belong to the instance, not to a database. The tables hold no private key.
 """
@@ -24,12 +24,12 @@ SQL = SqlFile(__file__)
 
 
 class TransportCertificate(NamedTuple):
-    """A certificate of the instance; `is_own` when this instance has its private key.
+    """A certificate of the instance; `is_own` if this instance has its private key.
 
-    `login` is who a peer with it is, None for one that is let in without; `may_connect`: it has CONNECT there.
-    `proved` is what it stands for; `claims` are the instances that an administrator has accepted to be its owner's, and
-    `accepted` says when that was last.
-    `by_password`: the private key lies under a password, so that the endpoint cannot use it.
+    `login` is that of a peer with it, None if a peer is admitted without; `may_connect`: the login has CONNECT.
+    `proved` is the identity that it proves. `claims` are the instances that an administrator has accepted for its
+    owner, `accepted` is the time of the last acceptance. `by_password`: a password encrypts the private key, so the
+    endpoint cannot use it.
     """
 
     certificate_id: int
@@ -44,7 +44,7 @@ class TransportCertificate(NamedTuple):
     by_password: bool = False
 
     def is_usable(self, now: datetime) -> bool:
-        """Whether the endpoint can show it."""
+        """Check whether the endpoint can use it."""
         return self.is_own and not self.by_password and self.facts.is_valid(now)
 
 
@@ -64,12 +64,12 @@ _SELECT = (
 def add_certificate(
     name: str, facts: Facts, *, is_own: bool, login: str | None = None, by_password: bool = False
 ) -> Steps[None]:
-    """CREATE CERTIFICATE: keep one under a name. `login`: who a peer with it is, and then needs CONNECT.
+    """CREATE CERTIFICATE: store one under a name. `login`: that of a peer with it, which then needs CONNECT.
 
-    One that takes the place of a peer's certificate, and says so with that one's key, has the same owner.
+    A successor of a peer's certificate, signed with that one's key, has the same owner.
 
     Raises:
-        BrokerError: 15232 when the name is taken, or the same certificate is there already, 15151 no such login.
+        BrokerError: 15232 the name is taken, or the same certificate is stored already, 15151 no such login.
     """
     names.checked("certificate", name)
     login_id = None if login is None else (yield from find_login("find", login))
@@ -83,21 +83,21 @@ def add_certificate(
 
 
 def set_by_password(certificate: TransportCertificate, by_password: bool) -> Steps[None]:
-    """ALTER CERTIFICATE ... WITH PRIVATE KEY: what its key lies under from now on."""
+    """ALTER CERTIFICATE ... WITH PRIVATE KEY: store whether a password encrypts its key."""
     yield SQL("set_by_password", (certificate.certificate_id, by_password))
 
 
 def drop_certificate(name: str) -> Steps[TransportCertificate]:
-    """DROP CERTIFICATE; returns what it was. Connections that rest on it are closed by the daemon.
+    """DROP CERTIFICATE. Returns the dropped one. The daemon closes connections that rely on it.
 
     Raises:
-        BrokerError: 15151 when there is none of that name, 3716 when the endpoint names it.
+        BrokerError: 15151 no such certificate, 3716 the endpoint names it.
     """
     found = yield from find_certificate("drop", name)
     rows = yield SQL("drop_certificate.delete_certificates", (found.certificate_id,))
     if not rows:
         raise BrokerError(3716, "certificate", name, "endpoints")
-    for table in ("peers", "accepted_peers", "mistrusted"):  # what is known of an owner goes with its last certificate
+    for table in ("peers", "accepted_peers", "mistrusted"):  # deleted with the owner's last certificate
         yield Statement(
             "transport_certificates.drop_certificate.delete_known",
             f"delete from servicebroker.{table} t where t.owner = $1 and not exists (select from "
@@ -108,10 +108,10 @@ def drop_certificate(name: str) -> Steps[TransportCertificate]:
 
 
 def find_certificate(action: str, name: str) -> Steps[TransportCertificate]:
-    """The certificate of that name, compared without case.
+    """Return the certificate of that name, compared without case.
 
     Raises:
-        BrokerError: 15151 when there is none.
+        BrokerError: 15151 no such certificate.
     """
     rows = yield Statement(
         "transport_certificates.find_certificate",
@@ -124,13 +124,13 @@ def find_certificate(action: str, name: str) -> Steps[TransportCertificate]:
 
 
 def all_certificates() -> Steps[list[TransportCertificate]]:
-    """Every certificate of the instance, by name."""
+    """Return every certificate of the instance, by name."""
     rows = yield Statement("transport_certificates.all_certificates", _SELECT + " order by c.name")
     return [_certificate(row) for row in rows]
 
 
 class Myself(NamedTuple):
-    """What a new certificate of ours has to know: who we are, and which one is shown now."""
+    """The facts that a new certificate of ours needs: the instance, its endpoint and its certificates."""
 
     instance: UUID
     endpoint: NetworkEndpoint | None
@@ -138,7 +138,7 @@ class Myself(NamedTuple):
 
 
 def myself() -> Steps[Myself]:
-    """Who this instance is to others."""
+    """Return the identity of this instance."""
     rows = yield SQL("myself")
     return Myself(rows[0][0], (yield from find_endpoint()), (yield from all_certificates()))
 
@@ -146,7 +146,7 @@ def myself() -> Steps[Myself]:
 def shown(
     endpoint: NetworkEndpoint | None, certificates: Sequence[TransportCertificate], now: datetime
 ) -> TransportCertificate | None:
-    """Our certificate: the one that the endpoint names, else the oldest, as long as it can be used."""
+    """Return our certificate: the one that the endpoint names, else the oldest, if it can be used."""
     usable = [one for one in certificates if one.is_usable(now)]
     if endpoint is not None and endpoint.certificate_id is not None:
         usable = [one for one in usable if one.certificate_id == endpoint.certificate_id]

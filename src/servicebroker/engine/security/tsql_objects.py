@@ -1,6 +1,6 @@
-"""What T-SQL has in the schemas of a database, and who may what with it: tables, views, procedures and the like.
+"""Objects of T-SQL in the schemas of a database, and permissions on them: tables, views, procedures and the like.
 
-dbo owns all of it. PostgreSQL knows tables by its own names, which is why permissions go by them.
+dbo owns all of them. Permissions use PostgreSQL's names of tables.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-ENTER = "USE"  # instead of a statement of `NEEDS`: what everybody may see who may be in the database
+ENTER = "USE"  # stands for a statement of `NEEDS`: whatever any user of the database may see
 
 
 class Use(NamedTuple):
-    """What a statement, one of `NEEDS`, does with something in a schema.
+    """The use of an object in a schema by a statement, one of `NEEDS`.
 
-    `database` is '' for the current one, `shown` what a refusal calls it where that is not `name`.
+    `database` is '' for the current one, `shown` is the name in a refusal if it is not `name`.
     """
 
     statement: str
@@ -37,23 +37,23 @@ class Use(NamedTuple):
 
     @property
     def defines(self) -> bool:
-        """Whether it makes, changes or drops the thing itself, as CREATE TABLE does."""
+        """True if the statement creates, alters or drops the object itself, as CREATE TABLE does."""
         return " " in self.statement
 
 
 class _Found(NamedTuple):
     is_queue: bool
-    module: str | None  # its kind in sys.objects, None for what is no module
-    is_known: bool  # its schema
+    module: str | None  # its kind in sys.objects, None for an object that is no module
+    is_known: bool  # its schema exists
     is_there: bool
     securable: Securable
 
 
 def authorize_uses(user: User, uses: Sequence[Use]) -> Steps[None]:
-    """Refuse what the user may not do with these things of its database. What does not exist is left to the statement.
+    """Refuse uses of objects that the user has no permission for. The statement itself reports missing objects.
 
     Raises:
-        BrokerError: the refusal that `NEEDS` names, 208 or 2760 for a schema that the database has not.
+        BrokerError: the refusal that `NEEDS` names, 208 or 2760 the database has no such schema.
     """
     if user.is_dbo or not uses:
         return
@@ -66,7 +66,7 @@ def authorize_uses(user: User, uses: Sequence[Use]) -> Steps[None]:
 
 
 def authorize_queues(user: User, uses: Sequence[Use]) -> Steps[None]:
-    """Refuse what the user may not do with queues that dbo does not own; dbo's modules use what else there is.
+    """Refuse uses of queues that dbo does not own; modules of dbo may use everything else.
 
     Raises:
         BrokerError: the refusal that `NEEDS` names.
@@ -81,11 +81,12 @@ def authorize_queues(user: User, uses: Sequence[Use]) -> Steps[None]:
 
 
 def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
-    """Refuse to define, change or drop what belongs to the broker, and to take its name: to everybody, dbo too.
+    """Refuse to create, alter or drop objects of the broker, or to take their names: for all users, dbo too.
 
     Raises:
-        BrokerError: 2760, 3701 or 1088 in a schema of the system, 2760 there is no such schema; 2714, 3705, 4909, 2010,
-            1914, 4708 or 8197 of a queue or a synonym; 2714 of a module, 208 of a view to alter that is not there.
+        BrokerError: 2760, 3701 or 1088 in a schema of the system, 2760 no such schema; 2714, 3705, 4909, 2010, 1914,
+        4708 or
+            8197 for a queue or a synonym; 2714 for a module, 208 for a missing view to alter.
     """
     check_schemas(uses)
     found = yield from _find(user, uses)
@@ -103,10 +104,10 @@ def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
 
 
 def create_schema(user: User, name: str) -> Steps[str]:
-    """CREATE SCHEMA; returns the PostgreSQL schema, which the caller makes.
+    """CREATE SCHEMA. Returns the PostgreSQL schema, which the caller creates.
 
     Raises:
-        BrokerError: 15247 the user may not, 2714 the name is taken, 2760 another database stands there.
+        BrokerError: 15247 the user may not, 2714 the name is taken, 2760 it collides with another database.
     """
     names.checked("schema", name)
     yield from authorize(user, "CREATE SCHEMA")
@@ -127,10 +128,10 @@ def create_schema(user: User, name: str) -> Steps[str]:
 
 
 def schema_to_drop(user: User, name: str) -> Steps[str]:
-    """The PostgreSQL schema of DROP SCHEMA, which the caller drops, unless something is in it; then `forget_schema`.
+    """Return the PostgreSQL schema of DROP SCHEMA, which the caller drops if it is empty; then `forget_schema`.
 
     Raises:
-        BrokerError: 15151 there is none, or the user may not.
+        BrokerError: 15151 no such schema, or the user may not.
     """
     yield from authorize(user, "DROP SCHEMA", schema(name))
     rows = yield SQL("schema_to_drop", (user.database_id, name))
@@ -140,7 +141,7 @@ def schema_to_drop(user: User, name: str) -> Steps[str]:
 
 
 def forget_schema(user: User, name: str) -> Steps[None]:
-    """DROP SCHEMA, with what was granted and denied on it."""
+    """Delete the row of a dropped schema, and the permissions on it."""
     rows = yield Statement(
         "tsql_objects.forget_schema",
         "delete from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) "
@@ -151,7 +152,7 @@ def forget_schema(user: User, name: str) -> Steps[None]:
 
 
 def authorize_type(user: User, statement: str, schema_name: str, shown: str) -> Steps[None]:
-    """Refuse CREATE TYPE and DROP TYPE, whose names are none of tables and the like.
+    """Refuse CREATE TYPE and DROP TYPE without permission. Types have names apart from tables and the like.
 
     Raises:
         BrokerError: 2760 the schema is the system's; 262, 2760 or 218 the user may not.
@@ -162,7 +163,7 @@ def authorize_type(user: User, statement: str, schema_name: str, shown: str) -> 
 
 
 def present(name: object) -> Lookup:
-    """What has this name in the database, `name` or `schema.name`, a queue too, as it is."""
+    """Look up the object of this name in the database, `name` or `schema.name`, queues included."""
 
     def look(user: User) -> Steps[list[Securable]]:
         ((is_queue, _, is_known, is_there, found),) = yield from _find(
@@ -174,7 +175,7 @@ def present(name: object) -> Lookup:
 
 
 def registered(name: object) -> Lookup:
-    """What has this name in the database, `name` or `schema.name`, to grant permissions on it."""
+    """Look up the object of this name, `name` or `schema.name`, to grant permissions on it; register it if needed."""
 
     def look(user: User) -> Steps[list[Securable]]:
         schema, own = names.split_name("object", name)
@@ -192,7 +193,7 @@ def registered(name: object) -> Lookup:
 
 
 def forget(user: User, schema: str, name: str) -> Steps[None]:
-    """Something was dropped: what was granted and denied on it goes too."""
+    """Delete the permissions on a dropped object."""
     rows = yield SQL(
         "forget", (user.database_id, names.postgres_name(user.database, schema or "dbo"), names.postgres_name(name))
     )
@@ -201,7 +202,7 @@ def forget(user: User, schema: str, name: str) -> Steps[None]:
 
 
 def check_schemas(uses: Iterable[Use]) -> None:
-    """Refuse to define, change or drop anything in a schema of the system.
+    """Refuse to create, alter or drop an object in a schema of the system.
 
     Raises:
         BrokerError: 2760, 3701 or 1088.
@@ -246,13 +247,13 @@ def _find(user: User, uses: Sequence[Use]) -> Steps[list[_Found]]:
     for use, (is_queue, module, is_known, is_there, major_id, owner_id, name, *place) in zip(uses, rows, strict=True):
         kind = Kind.QUEUE if is_queue else Kind.OBJECT
         securable = Securable(kind, major_id, owner_id, use.shown or name, *place)
-        # a queue may stand in a schema that CREATE SCHEMA has not made
+  # a queue may be in a schema that CREATE SCHEMA has not created
         found.append(_Found(is_queue, module, is_known or is_queue, is_there, securable))
     return found
 
 
 def _settled(use: Use, found: _Found) -> str:
-    """The statement; CREATE OR ALTER is one of the two."""
+    """Return the statement, with CREATE OR ALTER resolved to one of the two."""
     return use.statement.replace("CREATE OR ALTER", "ALTER" if found.is_there else "CREATE")
 
 
@@ -270,7 +271,7 @@ def _of_the_system(use: Use) -> BrokerError:
 
 
 def _of_no_table(use: Use, what: str, instead: str) -> BrokerError:
-    """As something else it cannot be made, changed or dropped."""
+    """Return the error for a queue or synonym that is treated as another kind of object."""
     if _creates(use) and not use.statement.startswith("CREATE OR ALTER"):
         return BrokerError(2714, use.name)
     if use.statement == "DROP INDEX":

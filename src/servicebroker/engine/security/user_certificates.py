@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP CERTIFICATE in a broker database: who its users are in conversations with other instances."""
+"""CREATE, ALTER and DROP CERTIFICATE in a broker database: the identity of its users in remote conversations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NONE, BY_MASTER_KEY, BY_PASSWORD = "N", "M", "P"
 
 
 class KeptKey(NamedTuple):
-    """A private key as it is stored: `encryption` is one of the letters above."""
+    """A stored private key: `encryption` is one of the letters above."""
 
     encryption: str = NONE
     private_key: bytes | None = None
@@ -47,14 +47,14 @@ SELECT = (
 
 
 def certificate_of(row: tuple[object, ...]) -> UserCertificate:
-    """A row of `SELECT`."""
+    """Return the certificate in a row of `SELECT`."""
     return UserCertificate._make([*row[:4], KeptKey._make(row[4:6]), Facts._make(row[6:13])])
 
 
 def create_certificate(
     database_id: int, operation: CreateCertificate, owner_id: int, facts: Facts, key: KeptKey
 ) -> Steps[None]:
-    """Keep a certificate that was made or read.
+    """Store a certificate that was created or read.
 
     Raises:
         BrokerError: 15232 the name is taken, or the database has the same certificate already.
@@ -69,10 +69,10 @@ def create_certificate(
 
 
 def find_certificate(action: str, database_id: int, name: str) -> Steps[UserCertificate]:
-    """The certificate of that name, compared without case.
+    """Return the certificate of that name, compared without case.
 
     Raises:
-        BrokerError: 15151 when there is none.
+        BrokerError: 15151 no such certificate.
     """
     rows = yield Statement(
         "user_certificates.find_certificate",
@@ -85,7 +85,7 @@ def find_certificate(action: str, database_id: int, name: str) -> Steps[UserCert
 
 
 def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[UserCertificate]]]:
-    """The certificates of a database, by the name of their owner."""
+    """Return the certificates of a database, by the name of their owner."""
     rows = yield Statement(
         "user_certificates.find_certificates_by_user",
         SELECT.replace(" from ", ", (select p.name from servicebroker.principals p where p.database_id = "
@@ -100,7 +100,7 @@ def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[UserCert
 
 
 def alter_certificate(user: User, operation: AlterCertificate, key: KeptKey | None) -> Steps[None]:
-    """Change what is given; `key` is None for the private key as it is."""
+    """Change the given clauses; `key` is None to keep the private key."""
     name, is_active = operation.name, operation.active_for_begin_dialog
     yield from authorize(user, operation.permission, certificate(name))
     found = yield from find_certificate("alter", user.database_id, name)
@@ -117,7 +117,7 @@ def alter_certificate(user: User, operation: AlterCertificate, key: KeptKey | No
 
 
 def drop_certificate(definer: Definer, operation: DropCertificate) -> Steps[None]:
-    """Delete a certificate that nothing needs."""
+    """Delete an unused certificate."""
     user, name = definer.user, operation.name
     yield from authorize(user, operation.permission, certificate(name))
     found = yield from find_certificate("drop", user.database_id, name)
@@ -127,7 +127,7 @@ def drop_certificate(definer: Definer, operation: DropCertificate) -> Steps[None
 
 
 def _check_unused(database_id: int, certificate: UserCertificate) -> Steps[None]:
-    """Refuse to drop a certificate that a user stands for, or that has signed a module.
+    """Refuse to drop a certificate that is mapped to a user, or that has signed a module.
 
     Raises:
         BrokerError: 15559, 15352.
