@@ -1,4 +1,4 @@
-"""What a verb or a definition refuses by its arguments alone, whatever the catalog and the conversations hold."""
+"""Checks of the arguments of verbs and definitions, without the catalog or any conversation."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ VALID_XML = "VALID_XML"
 VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X", VALID_XML: "X"}
 SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, True)}
 
-MAXIMUM_BODY = 512 * 1024 * 1024  # bytes, of a message's body, unless the instance was opened with another limit
-HIGHEST_MAXIMUM = 900 * 1024 * 1024  # PostgreSQL itself breaks at 1 GB, with the rest of the row
+MAXIMUM_BODY = 512 * 1024 * 1024  # bytes of a message body, unless the instance was opened with another limit
+HIGHEST_MAXIMUM = 900 * 1024 * 1024  # bytes; PostgreSQL fails at 1 GB, with the rest of the row
 MAXIMUM_DESCRIPTION = 3000  # characters
-MAXIMUM_GROUPS = 60  # in a transaction: a subtransaction each, of which PostgreSQL keeps 64 of a backend in memory
-MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock of its own, and the server's room for those is bounded
+MAXIMUM_GROUPS = 60  # in a transaction: one subtransaction each; PostgreSQL keeps 64 of a backend in memory
+MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock, and the server's lock table is bounded
 CURRENT_DATABASE = "CURRENT DATABASE"
 NAME_TAKEN = 2714
-ANY = "ANY"  # a criterion of a broker priority
-DEFAULT_LEVEL = 5  # of a conversation that no broker priority names
+ANY = "ANY"  # stands for no criterion in a broker priority
+DEFAULT_LEVEL = 5  # of a conversation without a broker priority
 
 Body = bytes | bytearray | memoryview | str
 Given = TypeVar("Given")
 
 
 class Omitted:
-    """Stands for a body that was not given, which is not the same as NULL."""
+    """The value of a body that was not given, which is not the same as NULL."""
 
     def __repr__(self) -> str:
         return "OMITTED"
@@ -44,10 +44,10 @@ OMITTED = Omitted()
 
 
 def check_handle(handle: object) -> None:
-    """Refuse what cannot be a conversation handle, before anything is asked of the database.
+    """Refuse a value that cannot be a conversation handle, before any query.
 
     Raises:
-        BrokerError: 8418 when it is missing, 402 for another type.
+        BrokerError: 8418 it is missing, 402 another type.
     """
     if handle is None:
         raise BrokerError(8418)
@@ -56,10 +56,10 @@ def check_handle(handle: object) -> None:
 
 
 def check_handles(handles: object) -> None:
-    """Refuse what cannot be a list of conversation handles.
+    """Refuse a value that cannot be a list of conversation handles.
 
     Raises:
-        BrokerError: 402 no list, none or too many, or one of them twice; 8418 one is missing.
+        BrokerError: 402 no list, none or too many handles, or one twice; 8418 one is missing.
     """
     if not isinstance(handles, Sequence) or isinstance(handles, str | bytes | bytearray):
         raise BrokerError(402, "the conversation handle", type(handles).__name__, "uuid.UUID or a list of them")
@@ -74,10 +74,10 @@ def check_handles(handles: object) -> None:
 
 
 def stored_body(body: Body | Omitted | None, maximum: int = MAXIMUM_BODY) -> bytes | None:
-    """The bytes to store: None for an omitted or empty body; a str is sent as UTF-8.
+    """Return the bytes to store: None for an omitted or empty body; a str as UTF-8.
 
     Raises:
-        BrokerError: 8433 for NULL, 8459 more than `maximum` bytes, 402 for another type.
+        BrokerError: 8433 NULL, 8459 more than `maximum` bytes, 402 another type.
     """
     if type(body) is bytes and len(body) <= maximum:  # nearly every one, and a loop of SENDs feels each check
         return body or None
@@ -91,20 +91,20 @@ def stored_body(body: Body | Omitted | None, maximum: int = MAXIMUM_BODY) -> byt
         body = body.encode()
     elif not isinstance(body, (bytes, bytearray, memoryview)):
         raise BrokerError(402, "the message body", type(body).__name__, "bytes or str")
-    if memoryview(body).nbytes > maximum:  # before it is copied
+    if memoryview(body).nbytes > maximum:  # before copying it
         raise BrokerError(8459, maximum)
     return bytes(body) or None
 
 
 def checked_maximum(maximum: object) -> int:
-    """The limit of bodies that an instance may be opened with, in bytes."""
+    """Check and return the limit of bodies for opening an instance, in bytes."""
     if not isinstance(maximum, int) or isinstance(maximum, bool) or not 0 < maximum <= HIGHEST_MAXIMUM:
         raise BrokerError(402, "maximum_body", shown(maximum), f"bytes, 1 to {HIGHEST_MAXIMUM}")
     return maximum
 
 
 def stored_bodies(bodies: Iterable[Body], maximum: int = MAXIMUM_BODY) -> list[bytes | None]:
-    """The bodies of a batch, at least one."""
+    """Return the bodies of a batch, at least one."""
     if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
         raise BrokerError(402, "the batch", type(bodies).__name__, "a list of bodies")
     contents = [stored_body(body, maximum) for body in bodies]
@@ -114,7 +114,7 @@ def stored_bodies(bodies: Iterable[Body], maximum: int = MAXIMUM_BODY) -> list[b
 
 
 def check_script(script: object, parameters: object) -> None:
-    """T-SQL and the variables that it is given."""
+    """Refuse T-SQL that is no str, and variables that are no mapping of names to values."""
     if not isinstance(script, str):
         raise BrokerError(402, "the script", type(script).__name__, "str")
     if parameters is not None and not (isinstance(parameters, Mapping) and all(isinstance(p, str) for p in parameters)):
@@ -122,13 +122,13 @@ def check_script(script: object, parameters: object) -> None:
 
 
 def check_wait(wait: object) -> None:
-    """The seconds of WAITFOR."""
+    """Refuse a value that is no number of seconds for WAITFOR."""
     if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
         raise BrokerError(402, "wait", shown(wait), "seconds, 0 or more")
 
 
 def check_seconds(name: str, seconds: object) -> None:
-    """Refuse what is no time to wait, or one without an end.
+    """Refuse a value that is no finite number of seconds.
 
     Raises:
         BrokerError: 402.
@@ -139,7 +139,7 @@ def check_seconds(name: str, seconds: object) -> None:
 
 
 def check_procedure(procedure: object, *, may_be_async: bool) -> None:
-    """Refuse what `process` cannot run.
+    """Refuse a function that `process` cannot run.
 
     Raises:
         BrokerError: 402 no function of a transaction and its messages, or one whose call runs nothing.
@@ -151,7 +151,7 @@ def check_procedure(procedure: object, *, may_be_async: bool) -> None:
 
 
 def check_policy(policy: object) -> None:
-    """Refuse what cannot judge failures.
+    """Refuse a policy that cannot judge failures.
 
     Raises:
         BrokerError: 402 no function of a Failure, or one whose call runs nothing.
@@ -165,26 +165,26 @@ def check_policy(policy: object) -> None:
 
 
 def check_count(name: str, count: object) -> None:
-    """A number of things, at least one."""
+    """Refuse a value that is no count of at least one."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2_147_483_647:
         raise BrokerError(402, name, shown(count), "an int of 1 or more")
 
 
 def check_groups(groups: object) -> None:
-    """A number of conversation groups that a procedure is run on in one transaction."""
+    """Refuse a value that is no valid number of conversation groups for one transaction."""
     check_count("groups", groups)
     if groups > MAXIMUM_GROUPS:  # type: ignore[operator]
         raise BrokerError(402, "groups", shown(groups), f"at most {MAXIMUM_GROUPS}: each costs a subtransaction")
 
 
 def check_error_code(code: object) -> None:
-    """The code of END CONVERSATION WITH ERROR."""
+    """Refuse a value that is no valid code of END CONVERSATION WITH ERROR."""
     if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
         raise BrokerError(402, "the error code", shown(code), "a positive int")
 
 
 def broker_instance(given: object) -> str | None:
-    """The identifier in its usual spelling, CURRENT_DATABASE, or None when none was given.
+    """Return the identifier in its usual spelling, CURRENT_DATABASE, or None if none was given.
 
     Raises:
         BrokerError: 1093 no identifier, 8413 too long, 402 another type.
@@ -207,7 +207,7 @@ def broker_instance(given: object) -> str | None:
 
 
 def validation_letter(validation: object, schema_collection: object = None) -> str:
-    """The catalog letter of a message type's VALIDATION; VALID_XML, and nothing else, names a schema collection.
+    """Return the catalog letter of a message type's VALIDATION; only VALID_XML takes a schema collection.
 
     Raises:
         BrokerError: 402 an unknown validation, VALID_XML without a collection or a collection without it.
@@ -222,10 +222,10 @@ def validation_letter(validation: object, schema_collection: object = None) -> s
 
 
 def checked_sent_by(contract: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The message types of a contract with their senders.
+    """Return the message types of a contract with their senders.
 
     Raises:
-        BrokerError: 8403 for a type given twice, 8492 when the initiator may send nothing, 402 for wrong types.
+        BrokerError: 8403 a type is given twice, 8492 the initiator may send nothing, 402 wrong types.
     """
     pairs = _pairs(sent_by)
     given = [names.checked("message type", message_type) for message_type, _ in pairs]
@@ -241,7 +241,7 @@ def checked_sent_by(contract: str, sent_by: Mapping[str, str] | Iterable[tuple[s
 
 
 def _pairs(sent_by: object) -> list[tuple[str, str]]:
-    """Message types with their senders, from a mapping or from pairs."""
+    """Return message types with their senders, from a mapping or from pairs."""
     given = list(sent_by.items() if isinstance(sent_by, Mapping) else sent_by if isinstance(sent_by, Iterable) else [0])
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
         raise BrokerError(402, "the message types", type(sent_by).__name__, "a mapping or pairs of type and sender")
@@ -249,7 +249,7 @@ def _pairs(sent_by: object) -> list[tuple[str, str]]:
 
 
 def checked_contracts(contracts: Iterable[str]) -> list[str]:
-    """A list of contract names, none twice."""
+    """Return a list of contract names, none of them twice."""
     if isinstance(contracts, str) or not isinstance(contracts, Iterable):
         raise BrokerError(402, "the contracts", type(contracts).__name__, "a list of names")
     given = [names.checked("service contract", contract) for contract in contracts]
@@ -260,14 +260,14 @@ def checked_contracts(contracts: Iterable[str]) -> list[str]:
 
 
 def check_switch(option: str, given: object) -> None:
-    """An option that is ON or OFF: nothing else is taken for one of them."""
+    """Refuse a value for an option that is neither True (ON) nor False (OFF)."""
     if not isinstance(given, bool):
         raise BrokerError(402, option, shown(given), "True for ON, False for OFF")
 
 
 @contextmanager
 def may_exist(allowed: bool) -> Iterator[None]:
-    """A definition, whose name may be taken already when that is allowed: then nothing is done."""
+    """Run a definition; if `allowed`, ignore that its name is taken."""
     check_switch("exist_ok", allowed)
     try:
         yield
@@ -277,14 +277,14 @@ def may_exist(allowed: bool) -> Iterator[None]:
 
 
 def check_changes(**options: object) -> None:
-    """Options of an ALTER: each is ON, OFF, or not given and stays as it is."""
+    """Refuse options of an ALTER that are neither ON, OFF nor None; None means unchanged."""
     for option, given in options.items():
         if given is not None:
             check_switch(option, given)
 
 
 def check_broker_options(*chosen: bool) -> None:
-    """At most one of ENABLE_BROKER, DISABLE_BROKER, NEW_BROKER and ERROR_BROKER_CONVERSATIONS."""
+    """Refuse more than one of ENABLE_BROKER, DISABLE_BROKER, NEW_BROKER and ERROR_BROKER_CONVERSATIONS."""
     for one in chosen:
         check_switch("SET", one)
     if sum(chosen) > 1:
@@ -292,9 +292,9 @@ def check_broker_options(*chosen: bool) -> None:
 
 
 class Termination(NamedTuple):
-    """What becomes of those who use a database: they are ended after so many seconds, or they win at once.
+    """The treatment of sessions that use a database: end them after a number of seconds, or give up at once.
 
-    Neither given: they are waited for.
+    Without either, the statement waits for them.
     """
 
     rollback_after: float | None = None
@@ -302,10 +302,10 @@ class Termination(NamedTuple):
 
 
 def checked_termination(no_wait: bool, rollback_after: object) -> Termination:
-    """What WITH says: NO_WAIT, ROLLBACK AFTER seconds, or neither.
+    """Return the termination of WITH: NO_WAIT, ROLLBACK AFTER seconds, or neither.
 
     Raises:
-        BrokerError: 402 for both, no number of seconds, or another type.
+        BrokerError: 402 both, no number of seconds, or another type.
     """
     check_switch("NO_WAIT", no_wait)
     if rollback_after is None:
@@ -318,7 +318,7 @@ def checked_termination(no_wait: bool, rollback_after: object) -> Termination:
 
 
 def criterion(priority: str, clause: str, given: object, maximum: int) -> str | None:
-    """A name in SET (...) of a broker priority; None for ANY and for what was not given.
+    """Return a name in SET (...) of a broker priority; None for ANY and for an omitted clause.
 
     Raises:
         BrokerError: 33301 empty or longer than `maximum` characters, 402 another type.
@@ -333,7 +333,7 @@ def criterion(priority: str, clause: str, given: object, maximum: int) -> str | 
 
 
 def priority_level(priority: str, given: object) -> int | None:
-    """PRIORITY_LEVEL of a broker priority, None when it was not given.
+    """Return PRIORITY_LEVEL of a broker priority, None if it was not given.
 
     Raises:
         BrokerError: 33302 not from 1 to 10, 402 another type.
@@ -357,10 +357,10 @@ LONGEST_PASSWORD = 1_023  # bytes in UTF-8: the most that OpenSSL takes
 
 
 def checked_password(clause: str, password: object, *, is_new: bool = False) -> str:
-    """A password, which must not be too short when something is to be encrypted by it.
+    """Check and return a password, which must not be too short if it is new.
 
     Raises:
-        BrokerError: 402 no text that UTF-8 can carry, or too long; 15116 too short.
+        BrokerError: 402 no text that UTF-8 can encode, or too long; 15116 too short.
     """
     if not isinstance(password, str) or not names.is_encodable(password):
         raise BrokerError(402, clause, type(password).__name__, "str")
@@ -372,5 +372,5 @@ def checked_password(clause: str, password: object, *, is_new: bool = False) -> 
 
 
 def read_once(given: Given) -> Given | list[Any]:
-    """What an iterator gives, kept, since it is read more than once."""
+    """Return the items of an iterator as a list, since it is read more than once."""
     return list(given) if isinstance(given, Iterator) else given

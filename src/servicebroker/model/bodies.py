@@ -1,6 +1,6 @@
-"""Bodies that are not bytes: which objects a message type carries, and how those become bytes and are read again.
+"""Bodies as objects: the codec of each message type, which turns objects into bytes and back.
 
-Codecs are of this process: nothing of them is stored, and what is sent are the same bytes as ever.
+Codecs are registered per process: nothing of them is stored, and the sent bytes are plain bodies.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class Codec(Protocol):
-    """Turns objects into bodies and back. What it raises says that they are wrong."""
+    """A codec turns objects into bodies and back. An exception that it raises means that the value is wrong."""
 
     def encode(self, value: Any) -> bytes:
-        """The body of an object."""
+        """Return the body of an object."""
         ...
 
     def decode(self, body: bytes) -> Any:
-        """The object of a body."""
+        """Return the object of a body."""
         ...
 
 
@@ -38,7 +38,7 @@ _codecs: dict[str, Codec] = {}
 
 
 def codec(message_type: str, kind: Any = None) -> Any:
-    """What the messages of a type carry, in this process: `send` takes such objects, `message.body` is one.
+    """Register the objects that a message type carries, in this process: `send` takes them, `message.body` is one.
 
         sb.codec("//shop/Order", "json")          # lists, dicts, texts, numbers
         sb.codec("//shop/Note", "text")           # str, as UTF-8
@@ -54,7 +54,7 @@ def codec(message_type: str, kind: Any = None) -> Any:
             `codec` is a decorator of a class.
 
     Raises:
-        BrokerError: 402 nothing of the kind.
+        BrokerError: 402 `kind` is none of these.
     """
     if not isinstance(message_type, str):
         raise BrokerError(402, "the message type", type(message_type).__name__, "str, the name of a message type")
@@ -77,7 +77,7 @@ def _codec_of(kind: Any) -> Codec:
             return _Functions(_text, bytes.decode)
         case "xml":
             return _Functions(_xml, _read_xml)
-    if hasattr(kind, "model_validate_json"):  # of pydantic, which need not be installed
+    if hasattr(kind, "model_validate_json"):  # a model of pydantic, which need not be installed
         return _Functions(lambda value: kind.model_validate(value).model_dump_json().encode(), kind.model_validate_json)
     if not isinstance(kind, type | str) and callable(getattr(kind, "encode", None)):
         return cast(Codec, kind)
@@ -85,7 +85,7 @@ def _codec_of(kind: Any) -> Codec:
 
 
 def _json(kind: Any) -> Codec:
-    import msgspec  # who sends bytes does not load it
+    import msgspec  # programs that send bytes do not load it
 
     try:
         return _Functions(msgspec.json.Encoder().encode, msgspec.json.Decoder(kind).decode)
@@ -107,24 +107,24 @@ def _xml(value: Any) -> bytes:
 
 
 def _read_xml(body: bytes) -> Any:
-    from servicebroker.model.xml import parse  # which knows no entities, DTD or network
+    from servicebroker.model.xml import parse  # without entities, DTD or network
 
     return parse(body)
 
 
 def encoded(message_type: str, body: Any) -> Body | Omitted:
-    """What is sent: bytes as they are, and everything else as the codec of its message type writes it.
+    """Return the bytes to send: bytes as they are, every other value as the codec of its message type writes it.
 
-    What was written is read again at once: who sends a wrong body is told, not who receives it.
+    The written body is read again at once, so that the sender gets the error of a wrong body, not the receiver.
 
     Raises:
-        BodyError: it is not what the message type carries.
+        BodyError: the message type does not carry such a value.
     """
     if type(body) is bytes or isinstance(body, bytearray | memoryview | Omitted):
         return body
     found = _codecs.get(message_type) if isinstance(message_type, str) else None
     if found is None or body is None:
-        return cast(Body, body)  # a str, or what the verb refuses
+        return cast(Body, body)  # a str, or a value that the verb refuses
     try:
         written = found.encode(body)
         found.decode(written)
@@ -134,7 +134,7 @@ def encoded(message_type: str, body: Any) -> Body | Omitted:
 
 
 def encoded_all(message_type: str, bodies: Any) -> Any:
-    """The bodies of a batch, each as `encoded`; what is no list the verb refuses."""
+    """Return the bodies of a batch, each as `encoded`; the verb refuses a value that is no list."""
     is_coded = isinstance(message_type, str) and message_type in _codecs
     if not is_coded or not isinstance(bodies, Sequence) or isinstance(bodies, str | bytes | bytearray):
         return bodies
@@ -142,10 +142,10 @@ def encoded_all(message_type: str, bodies: Any) -> Any:
 
 
 def decoded(message_type: str, body: bytes | None) -> Any:
-    """What a body is in this process: bytes where no codec is registered for its message type.
+    """Return the object of a body; bytes if no codec is registered for its message type.
 
     Raises:
-        BodyError: it is not what the message type carries.
+        BodyError: the codec cannot read it.
     """
     found = _codecs.get(message_type)
     if found is None or body is None:
@@ -157,6 +157,6 @@ def decoded(message_type: str, body: bytes | None) -> Any:
 
 
 def _said(problem: Exception) -> str:
-    """What a codec has raised, as one sentence."""
+    """Return the message of a codec's exception as one sentence."""
     text = " ".join(str(problem).split()) or type(problem).__name__
     return text if text.endswith(".") else f"{text}."

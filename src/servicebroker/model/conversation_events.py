@@ -1,6 +1,6 @@
-"""Broker:Conversation and Broker:Conversation Group: what a verb has done, told by what was there before and after it.
+"""Broker:Conversation and Broker:Conversation Group: events of a verb, derived from snapshots before and after.
 
-The words are those of the trace (docs/reference/metrics.md#events).
+The names are those of the trace (docs/reference/metrics.md#events).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Deed(StrEnum):
 
 
 class Seen(NamedTuple):
-    """An endpoint at one moment. `waits`: something that it has sent was not delivered yet."""
+    """An endpoint at one moment. `waits`: a message that it has sent is not delivered yet."""
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -48,18 +48,18 @@ class Seen(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing comes to it any more."""
+        """True if no messages arrive any more."""
         return self.state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.ERROR, EndpointState.CLOSED)
 
 
 class Look(NamedTuple):
-    """Both sides of some conversations by their handles, and the groups that there are of those asked for."""
+    """Both sides of some conversations by their handles, and those of the given groups that exist."""
 
     endpoints: Mapping[UUID, Seen]
     groups: frozenset[UUID]
 
     def peer(self, endpoint: Seen) -> Seen | None:
-        """The other side, in this instance."""
+        """Return the other side, if it is in this instance."""
         for other in self.endpoints.values():
             if other.conversation_id == endpoint.conversation_id and other.is_initiator != endpoint.is_initiator:
                 return other
@@ -67,14 +67,14 @@ class Look(NamedTuple):
 
 
 class OfConversation(NamedTuple):
-    """One Broker:Conversation event."""
+    """One event of the class Broker:Conversation."""
 
     deed: Deed
     endpoint: Seen
 
 
 class OfGroup(NamedTuple):
-    """One Broker:Conversation Group event."""
+    """One event of the class Broker:Conversation Group."""
 
     subclass: str
     group: UUID
@@ -87,9 +87,9 @@ Happened = OfConversation | OfGroup
 def happened(
     deed: Deed | None, before: Look, after: Look, handles: Sequence[UUID], many: int = 1
 ) -> Iterator[Happened]:
-    """What a verb on these handles has done, in order; None for one that only moves conversations.
+    """Return the events of a verb on these handles, in order; `deed` is None if it only moves conversations.
 
-    `many` is how many messages a SEND has sent on each.
+    `many` is the number of messages that a SEND has sent on each.
     """
     for endpoint in after.endpoints.values():
         if endpoint.conversation_group_id not in before.groups and endpoint.conversation_handle not in before.endpoints:
@@ -148,7 +148,7 @@ def _ended(deed: Deed, own: Seen, before: Look, after: Look) -> Iterator[Happene
 
 
 def described(event: Happened) -> tuple[int, int, str, str, dict[str, str]]:
-    """Number, database, text, subclass and columns of an event, under the names of the trace."""
+    """Return number, database, text, subclass and columns of an event, with the names of the trace."""
     if isinstance(event, OfGroup):
         columns = {"GUID": str(event.group)}
         return CONVERSATION_GROUP, event.database_id, "", event.subclass, columns

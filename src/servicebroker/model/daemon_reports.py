@@ -1,4 +1,4 @@
-"""What a daemon tells of itself: its subjects, and what a person does about those that are a trouble."""
+"""Reports of the daemon about itself: their subjects, and advice for those that mean trouble."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Subject(StrEnum):
-    """What a report of the daemon is about."""
+    """The subject of a report of the daemon."""
 
     LISTENS = "listens"  # at an address: no trouble
     ENDPOINT = "endpoint"
@@ -18,14 +18,14 @@ class Subject(StrEnum):
 
 
 class DaemonReport(NamedTuple):
-    """One row of servicebroker.daemon_reports, without its pid: what is told of a subject, and since when."""
+    """One row of servicebroker.daemon_reports, without its pid: the report on a subject, and its time."""
 
     subject: str
     report: str
     since: datetime
 
 
-TROUBLE_REMEDIES: Mapping[str, str] = {  # by the subjects that are a trouble
+TROUBLE_REMEDIES: Mapping[str, str] = {  # by the subjects that mean trouble
     Subject.ENDPOINT: "See who uses the port (ss -ltnp), and free it; or give the endpoint another one: ALTER ENDPOINT "
     "... AS TCP (LISTENER_PORT = ...), or the option --listen of servicebroker serve.",
     Subject.PRINCIPAL: "See which server of the cluster is the primary. Make the other one its standby, or mend the "

@@ -1,7 +1,7 @@
-"""Every error a verb can raise, with its Service Broker number, severity and text.
+"""Every error that a verb can raise, with its Service Broker number, severity and text.
 
-Two families: a `BrokerError` is the answer of the broker to a statement and carries a number;
-an `InstanceError` says that the instance itself cannot be reached or made (no number exists for that).
+Two families: a `BrokerError` is the answer of the broker to a statement and has a number. An `InstanceError` means that
+the instance itself cannot be reached or created (no number exists for that).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ERROR_NAMESPACE = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
 
 
 class ServiceBrokerError(Exception):
-    """The root of everything this package raises on purpose. A text that holds what somebody has given is cut."""
+    """The base of all errors of this package. Texts with given values are cut to a maximum length."""
 
     def __init__(self, *said: object) -> None:
         super().__init__(*(cut(one, LONGEST_TEXT) if isinstance(one, str) else one for one in said))
@@ -28,42 +28,42 @@ class InstanceError(ServiceBrokerError):
 
 
 class LockTimeout(InstanceError):
-    """PostgreSQL gave up waiting for a lock, as the session's lock_timeout wants."""
+    """PostgreSQL gave up waiting for a lock, because of the session's lock_timeout."""
 
 
 class Unreachable(InstanceError):
-    """Its PostgreSQL cannot be connected to: nothing was asked of it."""
+    """The PostgreSQL server cannot be connected to: no statement was sent."""
 
 
 class NotAdopted(InstanceError):
-    """The place holds a copy of an instance that nobody has adopted."""
+    """The data folder or database holds a copy of an instance that was not adopted."""
 
 
 class JoinError(InstanceError, TypeError):
-    """What was given to `join` has no connection that the verbs can use."""
+    """The argument of `join` has no connection that the verbs can use."""
 
 
 class DomainError(ServiceBrokerError):
-    """A domain, or a membership in one, cannot be made, read or used. The message says what to do."""
+    """A domain, or a membership in one, cannot be created, read or used. The message says what to do."""
 
 
 class BodyError(ServiceBrokerError, ValueError):
-    """A body is not what messages of its type carry (`servicebroker.codec`)."""
+    """A body does not fit the codec of its message type (`servicebroker.codec`)."""
 
 
 class BrokerError(ServiceBrokerError):
-    """A statement was refused. Nothing of it was done.
+    """A statement was refused, and has done nothing.
 
     Attributes:
         number: the Service Broker error number, for example 8429.
         severity: 10 (information) to 25; 16 for almost all.
-        state: tells apart the places that raise the same number.
+        state: distinguishes the places that raise the same number.
         text: the filled-in text, without the hint.
         place: the number of the SEND in its pipeline, from 0; None outside of one.
     """
 
     def __new__(cls, number: int, *values: object, **named: object) -> BrokerError:
-        """A wrong argument is an `ArgumentError`."""
+        """Create an `ArgumentError` for number 402."""
         kind: type[BrokerError] = ArgumentError if cls is BrokerError and number == WRONG_ARGUMENT else cls
         return super().__new__(kind, number, *values)
 
@@ -79,7 +79,7 @@ class BrokerError(ServiceBrokerError):
         super().__init__(f"{message} {hint}" if hint else message)
 
     def of_send(self, place: int, what: str) -> Self:
-        """The same error, of the SEND with that number in a pipeline."""
+        """Return the same error, marked with the number of its SEND in a pipeline."""
         self.place = place
         said = f"This is SEND {place} of the pipeline: {what}."
         self.hint = f"{self.hint} {said}".strip()
@@ -88,11 +88,11 @@ class BrokerError(ServiceBrokerError):
 
 
 class ArgumentError(BrokerError, TypeError, ValueError):
-    """The error 402: a mistake of the program, which may be caught as such too."""
+    """The error 402: a mistake of the program, which is a TypeError and a ValueError too."""
 
 
 class Rule(NamedTuple):
-    """What the list of errors says of one number."""
+    """The text and the severity of one error number."""
 
     text: str
     severity: int = 16

@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeAlias
 
 from servicebroker.model.messages import xml_text
 
-Element: TypeAlias = "tuple[str, str | Sequence[Element]]"  # its name, and its text or what is inside it
+Element: TypeAlias = "tuple[str, str | Sequence[Element]]"  # its name, and its text or its child elements
 
 
 class EventInstance(NamedTuple):
-    """What happened to which object, in the words and order of the message.
+    """An event and its object, with the names and the order of the message.
 
-    An element that the event has not is '': a login has no schema, and only DDL has a command.
+    A missing element is '': a login has no schema, and only DDL has a command.
     """
 
     event_type: str
@@ -45,14 +45,14 @@ _SET_OPTIONS = (
 
 
 def post_time(at: datetime) -> str:
-    """A moment as it stands in the message, to the millisecond."""
+    """Return a time as it is written in the message, to the millisecond."""
     return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03}"
 
 
 def event_body(event: EventInstance, more: Sequence[Element] = ()) -> bytes:
-    """The message body, UTF-16 with a byte order mark. `more` are elements that only events of this type have.
+    """Return the message body, UTF-16 with a byte order mark. `more` are elements of this type of event only.
 
-    Characters that XML cannot carry become U+FFFD: what a statement says must not fail the notification's conversation.
+    Characters that XML cannot represent become U+FFFD: the text of a statement must not fail the conversation.
     """
     known = [(name, str(value)) for name, value in zip(_ELEMENTS, event, strict=False) if value != ""]
     inner = _written([*known, *more])
@@ -72,12 +72,12 @@ def _escaped(text: str) -> str:
 
 
 def read_event(body: bytes | None) -> EventInstance:
-    """The event of a message of the type EventNotification.
+    """Return the event of a message of the type EventNotification.
 
     Raises:
-        ValueError: the body is none.
+        ValueError: the body is no event notification.
     """
-    from lxml import etree  # who reads no XML does not load what parses it
+    from lxml import etree  # programs that read no XML do not load its parser
 
     from servicebroker.model.xml import parse
 

@@ -14,17 +14,17 @@ QUEUE_ACTIVATION = "QUEUE_ACTIVATION"
 BROKER_QUEUE_DISABLED = "BROKER_QUEUE_DISABLED"
 ON_QUEUE = (QUEUE_ACTIVATION, BROKER_QUEUE_DISABLED)  # the events that a notification on a queue may name
 
-QUEUE, DATABASE, SERVER = "QUEUE", "DATABASE", "SERVER"  # where a notification may be
+QUEUE, DATABASE, SERVER = "QUEUE", "DATABASE", "SERVER"  # the scopes of a notification
 
 
 class Group(NamedTuple):
-    """Events, and other groups, that one name stands for."""
+    """A group of events, and of other groups, with one name."""
 
     name: str
     members: tuple[Group | str, ...]
 
     def events(self) -> Iterator[str]:
-        """Those of the group and of the groups in it."""
+        """Iterate over the events of the group and of the groups in it."""
         for member in self.members:
             if isinstance(member, Group):
                 yield from member.events()
@@ -32,7 +32,7 @@ class Group(NamedTuple):
                 yield member
 
     def groups(self) -> Iterator[Group]:
-        """The group and those in it."""
+        """Iterate over the group and those in it."""
         yield self
         for member in self.members:
             if isinstance(member, Group):
@@ -160,7 +160,7 @@ def _trace(name: str, events: str) -> Group:
     return Group(f"TRC_{name}", tuple(events.split()))
 
 
-# what SQL Server's own work is traced by: such a notification is kept, and nothing here raises its events
+# events of SQL Server's own work: a notification for them is stored, but they never occur here
 _TRACE = Group(
     "TRC_ALL_EVENTS",
     (
@@ -218,12 +218,12 @@ _TRACE = Group(
 )
 _GROUPS = {group.name: tuple(group.events()) for root in (_DDL, _TRACE) for group in root.groups()}
 _SERVER_LEVEL = frozenset(_OF_THE_SERVER.events())
-RAISED_BY_NOTHING = frozenset(_TRACE.events())  # by no statement and by no broker
+RAISED_BY_NOTHING = frozenset(_TRACE.events())  # occur neither by a statement nor by a broker
 EVENTS = frozenset({*ON_QUEUE, *_DDL.events(), *RAISED_BY_NOTHING})
 
 
 def parents() -> Iterator[tuple[str, str]]:
-    """Every event and group, each with the group that it is in, "" for none."""
+    """Iterate over every event and group, each with the group that contains it, "" for none."""
     yield from ((event, "") for event in ON_QUEUE)
     for root in (_DDL, _TRACE):
         yield root.name, ""
@@ -232,12 +232,12 @@ def parents() -> Iterator[tuple[str, str]]:
 
 
 def is_of_the_server(event: str) -> bool:
-    """Whether it happens in no database, as CREATE_LOGIN."""
+    """Check whether the event belongs to no database, as CREATE_LOGIN."""
     return event in _SERVER_LEVEL
 
 
 def events_of(named: Iterable[str], scope: str) -> Sequence[str]:
-    """The single events that FOR names for a notification on a queue, a database or the server.
+    """Return the single events that FOR names, for a notification on a queue, a database or the server.
 
     Args:
         named: events and groups of them, in any case.

@@ -25,7 +25,7 @@ NAMES = {
     ACTIVATION: "Broker:Activation",
 }
 _LEVELS = {ACTIVATION: logging.INFO}  # the others are warnings
-USUAL = frozenset({QUEUE_DISABLED, ACTIVATION})  # the others are told to who names them, and not kept
+USUAL = frozenset({QUEUE_DISABLED, ACTIVATION})  # the others are sent only to handlers that name them, and not kept
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 _KEPT = 1000
@@ -33,11 +33,11 @@ _LOG = logging.getLogger("servicebroker")
 
 
 class BrokerEvent(NamedTuple):
-    """One event: its trace number and name, when (UTC), in which broker database, about which object.
+    """One event: its trace number and name, time (UTC), broker database and object.
 
-    `subclass` is what the event class tells apart: of 163 Started, Ended, Aborted and Not started. `columns` are what
-    the trace has besides, by its names for them: of 124 GUID (the conversation), ObjectName (the handle), MethodName
-    (the group), RoleName; of 136 GUID (the group).
+    `subclass` divides the event class: of 163 Started, Ended, Aborted and Not started. `columns` are further columns of
+    the trace, with its names: of 124 GUID (the conversation), ObjectName (the handle), MethodName (the group),
+    RoleName; of 136 GUID (the group).
     """
 
     number: int
@@ -58,21 +58,21 @@ def _ends_programs(problem: BaseException) -> bool:
 
 
 class Events:
-    """The last events of this process, and who wants to be told of new ones.
+    """The last events of this process, and the handlers that are called for new ones.
 
-    `is_interrupt` says whether what a handler has raised is meant for the program, as Ctrl-C is.
+    `is_interrupt` tells whether an exception of a handler is meant for the program, as Ctrl-C is.
     """
 
     def __init__(self, is_interrupt: Callable[[BaseException], bool] = _ends_programs) -> None:
         self._is_interrupt = is_interrupt
         self._recent: deque[BrokerEvent] = deque(maxlen=_KEPT)
         self._handlers: list[tuple[Handler, frozenset[int]]] = []
-        self.watches_conversations = False  # somebody has subscribed to Broker:Conversation or its groups
+        self.watches_conversations = False  # a handler has subscribed to Broker:Conversation or its groups
 
     def record(
         self, number: int, at: datetime, database_id: int, object_id: int, text: str, subclass: str = ""
     ) -> None:
-        """Keep the event, log it, and tell the handlers; what a handler raises is logged and goes no further."""
+        """Keep the event, log it, and call the handlers; an exception of a handler is only logged."""
         event = BrokerEvent(number, NAMES[number], at, database_id, object_id, text, subclass)
         self._recent.append(event)
         report(_LOG, _LEVELS.get(number, logging.WARNING), "%s: %s", event.name, event.text)
@@ -81,7 +81,7 @@ class Events:
     def tell(
         self, number: int, at: datetime, database_id: int, text: str, subclass: str, columns: Mapping[str, str]
     ) -> None:
-        """An event of those that are neither kept nor logged, to who has asked for them."""
+        """Call the handlers that have asked for an event that is neither kept nor logged."""
         self._tell(BrokerEvent(number, NAMES[number], at, database_id, 0, text, subclass, columns))
 
     def _tell(self, event: BrokerEvent) -> None:
@@ -96,15 +96,15 @@ class Events:
                 report(_LOG, logging.ERROR, "a handler of %s failed: %s", event.name, told(problem), exc_info=problem)
 
     def recent(self, number: int | None = None) -> list[BrokerEvent]:
-        """The last thousand events, oldest first; only those of a number when it is given."""
+        """Return the last thousand events, oldest first; with a number only those of it."""
         return [event for event in tuple(self._recent) if number in (None, event.number)]
 
     def subscribe(self, handler: Handler, *numbers: int) -> None:
-        """Call `handler` with every event from now on, in the thread where it happens; keep it short.
+        """Call `handler` with every event from now on, in the thread where it occurs; it must be fast.
 
-        `numbers` are the event classes that it wants, 143 and 163 when none are named. 124 Broker:Conversation and
-        136 Broker:Conversation Group, of which each message makes some, come to those only who name them; they are
-        told when the verb is done, whether or not its transaction is committed, and cost each verb four statements.
+        `numbers` are the wanted event classes, 143 and 163 if none are named. 124 Broker:Conversation and 136
+        Broker:Conversation Group occur several times for each message, so handlers must name them. They are reported
+        when the verb is done, whether or not its transaction commits, and cost each verb four statements.
 
         Raises:
             BrokerError: 402 a number that is no event of an application's process.

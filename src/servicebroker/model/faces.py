@@ -1,4 +1,4 @@
-"""By which face somebody works: Python, T-SQL, a command or the dashboard. The audit notes it."""
+"""The kind of client that calls: Python, T-SQL, a command or the dashboard. The audit records it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _FACE: ContextVar[str] = ContextVar("servicebroker_face", default="Python")
 
 
 def face() -> str:
-    """The face by which the caller works."""
+    """Return the kind of client of the current context."""
     return _FACE.get()
 
 
 def telling(first: int) -> str:
-    """Values of a select, or of RETURNING, that tell the triggers of the audit who it is; these run behind both.
+    """Return select or RETURNING expressions that give the audit's triggers the principal and the kind of client.
 
-    Their parameters, from that number on, are the principal and `face()`.
+    The triggers run after them. Their parameters, from number `first` on, are the principal and `face()`.
     """
     return (
         f"set_config('servicebroker.principal', ${first}, true), set_config('servicebroker.face', ${first + 1}, true)"
@@ -26,7 +26,7 @@ def telling(first: int) -> str:
 
 @contextmanager
 def working_by(name: str) -> Iterator[None]:
-    """What the block does is done by that face."""
+    """Run the block as that kind of client."""
     before = _FACE.set(name)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Functions that the application gives to be called with messages: what is refused when they are registered.
+"""Handler functions of applications: the checks at their registration and of their results.
 
-A body that is never run must not count as done. Registration refuses what certainly runs nothing: generator functions,
-and coroutine functions where nothing awaits them. A plain function may still return a coroutine, for one a lambda or a
-decorator's wrapper; `check_result` refuses that when it happens, as a failure of the message.
+A body that never runs must not count as done. Registration refuses functions that certainly run nothing: generator
+functions, and coroutine functions where nothing awaits them. A plain function may still return a coroutine, for example
+a lambda or a decorator's wrapper; `check_result` refuses that result, as a failure of the message.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _FLAWS = (
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call returns a coroutine: a coroutine function, or an object whose `__call__` is one."""
+    """Check whether a call returns a coroutine: a coroutine function, or an object whose `__call__` is one."""
     return inspect.iscoroutinefunction(_called(function))
 
 
 def takes(function: Callable[..., Any], arguments: int) -> bool:
-    """Whether a function can be called with this number of positional arguments."""
+    """Check whether a function can be called with this number of positional arguments."""
     try:
         inspect.signature(function).bind(*range(arguments))
     except TypeError:
         return False
-    except ValueError:  # a function of C without a signature
+    except ValueError:  # a C function without a signature
         return True
     return True
 
@@ -64,10 +64,10 @@ def check_parameters(where: str, function: Callable[..., Any], *parameters: str)
 
 
 def check_result(result: object) -> None:
-    """Refuse a result that stands for work not done: an awaitable or a generator.
+    """Refuse a result that means unfinished work: an awaitable or a generator.
 
     Raises:
-        InstanceError: it is one; its body does not run.
+        InstanceError: it is one, so its body does not run.
     """
     if result is None or not (isinstance(result, GeneratorType | AsyncGeneratorType) or inspect.isawaitable(result)):
         return
@@ -80,7 +80,7 @@ def check_result(result: object) -> None:
 
 
 def as_exception(problem: BaseException) -> Exception:
-    """Return what a handler has raised as an `Exception`, which policies and logs can take and raise again."""
+    """Return a handler's exception as an `Exception`, which policies and logs can take and raise again."""
     if isinstance(problem, Exception):
         return problem
     said = "has called sys.exit" if isinstance(problem, SystemExit) else f"has ended by {told(problem).rstrip('.: ')}"
@@ -90,7 +90,7 @@ def as_exception(problem: BaseException) -> Exception:
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that runs when an object is called: of a partial its function, of an instance its `__call__`."""
+    """Return the function that a call runs: a partial's function, an instance's `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     is_code = inspect.isroutine(function) or inspect.isclass(function)

@@ -1,4 +1,4 @@
-"""What RECEIVE returns, and the XML body of an Error message (docs/reference/rules.md#receive)."""
+"""The messages of RECEIVE, and the XML body of an Error message (docs/reference/rules.md#receive)."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ class Message(NamedTuple):
 
     @property
     def body(self) -> Any:
-        """What the body is by the codec of its message type (`servicebroker.codec`); bytes where there is none.
+        """The body as an object of its message type's codec (`servicebroker.codec`); bytes without one.
 
         Raises:
-            BodyError: the body is something else. `message_body` has the bytes in any case.
+            BodyError: the codec cannot read the body. `message_body` always has the bytes.
         """
         return decoded(self.message_type_name, self.message_body)
 
     @property
     def is_end_dialog(self) -> bool:
-        """The peer has ended the conversation; answer with END CONVERSATION."""
+        """True if the peer has ended the conversation; answer with END CONVERSATION."""
         return self.message_type_id == names.END_DIALOG_ID
 
     @property
     def is_error(self) -> bool:
-        """The conversation failed; `read_error(message_body)` says why; answer with END CONVERSATION."""
+        """True if the conversation failed; `read_error(message_body)` tells why; answer with END CONVERSATION."""
         return self.message_type_id == names.ERROR_ID
 
     @property
     def is_timer(self) -> bool:
-        """The conversation timer of this endpoint fired."""
+        """True if the conversation timer of this endpoint fired."""
         return self.message_type_id == names.DIALOG_TIMER_ID
 
 
 def error_body(code: int, description: str) -> bytes:
-    """The body of an Error message, UTF-16 with a byte order mark.
+    """Return the body of an Error message, UTF-16 with a byte order mark.
 
-    Characters that XML cannot carry become U+FFFD, so that every description arrives readable.
+    Characters that XML cannot represent become U+FFFD, so that every description arrives readable.
     """
     return (
         f'<?xml version="1.0"?><Error xmlns="{ERROR_NAMESPACE}">'
@@ -73,17 +73,17 @@ def error_body(code: int, description: str) -> bytes:
 
 
 def xml_text(text: str) -> str:
-    """A text as XML writes it; characters that XML cannot carry become U+FFFD."""
+    """Return a text escaped for XML; characters that XML cannot represent become U+FFFD."""
     return escape("".join(c if _xml_allows(c) else "\ufffd" for c in text), quote=False)
 
 
 def read_error(body: bytes | None) -> tuple[int, str]:
-    """Code and description of an Error message. Positive codes come from END CONVERSATION WITH ERROR.
+    """Return code and description of an Error message. Positive codes come from END CONVERSATION WITH ERROR.
 
     Raises:
         ValueError: the body is not an Error message.
     """
-    from lxml import etree  # who reads no XML does not load what parses it
+    from lxml import etree  # programs that read no XML do not load its parser
 
     from servicebroker.model.xml import parse
 

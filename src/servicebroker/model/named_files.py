@@ -1,7 +1,7 @@
-"""Reading a file that somebody has named: it may be a device, a pipe, as large as a disk, or replaced meanwhile.
+"""Read files that users name: each may be a device, a pipe, as large as a disk, or replaced meanwhile.
 
-Whatever a command, a definition, a script or a folder names is read by these functions (decision 461). A test looks for
-modules that read files in another way.
+All files named by commands, definitions, scripts or folders are read by these functions (decision 461). A test searches
+for modules that read files in another way.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 MEBIBYTE = 1024 * 1024
-MAX_FILE_BYTES = 16 * MEBIBYTE  # of definitions, schemas and configurations: the largest that are known have 1 MiB
+MAX_FILE_BYTES = 16 * MEBIBYTE  # bytes of definitions, schemas and configurations: the largest known have 1 MiB
 
 
 def read_file(path: Path, most: int = MAX_FILE_BYTES, check: Callable[[os.stat_result], object] | None = None) -> bytes:
-    """Return what a regular file holds, without waiting for anybody.
+    """Return the contents of a regular file, without blocking on a pipe.
 
-    `check` judges the file that is read, whatever takes its place meanwhile.
+    `check` gets the status of the opened file, even if its path names another one by now.
 
     Raises:
         OSError: it cannot be read, is a pipe, a socket or a device, or has more than `most` bytes.
@@ -35,7 +35,7 @@ def read_file(path: Path, most: int = MAX_FILE_BYTES, check: Callable[[os.stat_r
 
 
 def read_argument(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Return what an argument of a command names: a file, or a pipe, whose writer is waited for as `cat` does.
+    """Return the contents of a command's file argument, or of a pipe, whose writer is waited for as `cat` does.
 
     Raises:
         OSError: it cannot be read, or has more than `most` bytes.

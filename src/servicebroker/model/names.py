@@ -12,7 +12,7 @@ MAXIMUM_NAME = 128  # characters of a name in DDL
 MAXIMUM_SERVICE_NAME = 256  # characters of a service name given as a literal
 POSTGRES_IDENTIFIER = 63  # bytes
 
-SYSTEM_SCHEMAS = frozenset({"sys", "information_schema"})  # where nobody makes anything
+SYSTEM_SCHEMAS = frozenset({"sys", "information_schema"})  # in which no objects are created
 
 _PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a name, in brackets or plain
 
@@ -46,12 +46,12 @@ class MessageTypeRow(NamedTuple):
 
 CONFIGURATION_NOTICE = _BROKER + "BrokerConfigurationNotice"  # the contract with the dynamic routing service
 MISSING_ROUTE = CONFIGURATION_NOTICE + "/MissingRoute"
-SERVICE_BROKER = _BROKER + "ServiceBroker"  # the service that asks it, and that answers
+SERVICE_BROKER = _BROKER + "ServiceBroker"  # asks the dynamic routing service, and answers Echo and Query
 SERVICE_ECHO_ID = 4
-SERVICE_ECHO = _BROKER + "ServiceEcho"  # the contract of echoes
-ECHO = SERVICE_ECHO + "/Echo"  # what comes back as it was sent
+SERVICE_ECHO = _BROKER + "ServiceEcho"  # the contract for Echo
+ECHO = SERVICE_ECHO + "/Echo"  # a message that is returned as it was sent
 SERVICE_DIAGNOSTIC_ID = 5
-SERVICE_DIAGNOSTIC = _BROKER + "ServiceDiagnostic"  # the contract of questions about a service
+SERVICE_DIAGNOSTIC = _BROKER + "ServiceDiagnostic"  # the contract for Query
 QUERY, STATUS, DESCRIPTION = (f"{SERVICE_DIAGNOSTIC}/{name}" for name in ("Query", "Status", "Description"))
 _NOTICES = ("MissingRoute", "FailedRoute", "MissingRemoteServiceBinding", "FailedRemoteServiceBinding")
 
@@ -88,7 +88,7 @@ SYSTEM_CONTRACTS = (
 )
 
 
-# each with the queue where its errors come; only SERVICE_BROKER is a target, of SERVICE_ECHO and SERVICE_DIAGNOSTIC
+# each with the queue for its errors; only SERVICE_BROKER is a target, of SERVICE_ECHO and SERVICE_DIAGNOSTIC
 SYSTEM_SERVICES = (
     (_NOTIFICATIONS + "QueryNotificationService", "QueryNotificationErrorsQueue"),
     (EVENT_NOTIFICATION_SERVICE, "EventNotificationErrorsQueue"),
@@ -97,11 +97,10 @@ SYSTEM_SERVICES = (
 
 
 def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
-    """`name`, when it can be the name of a `kind` ('queue', 'service', ...).
+    """Return `name` if it is valid for a `kind` ('queue', 'service', ...).
 
     Raises:
-        BrokerError: 402 for another type than str; 15151 for an empty or too long name, or one with a NUL
-            or half of a surrogate pair.
+        BrokerError: 402 it is no str; 15151 an empty or too long name, or one with a NUL or half of a surrogate pair.
     """
     if not isinstance(name, str):
         raise BrokerError(402, f"the {kind} name", type(name).__name__, "str")
@@ -112,10 +111,10 @@ def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
 
 
 def name_parts(kind: str, name: object, most: int) -> list[str]:
-    """The parts of `name`, `schema.name` or `[database].[schema].[name]`, at most so many.
+    """Return the parts of `name`, `schema.name` or `[database].[schema].[name]`, at most `most`.
 
     Raises:
-        BrokerError: 9609 for more parts, 15151 for an empty part or a stray bracket.
+        BrokerError: 9609 more parts, 15151 an empty part or a stray bracket.
     """
     text = checked(kind, name, most * (2 * MAXIMUM_NAME + 3))
     if not re.fullmatch(rf"{_PART}(\.{_PART})*", text):
@@ -127,18 +126,18 @@ def name_parts(kind: str, name: object, most: int) -> list[str]:
 
 
 def split_name(kind: str, name: object) -> tuple[str, str]:
-    """Schema and name of what has no more than these two; the schema is dbo when not given."""
+    """Return schema and name of an object whose name has at most these two parts; the default schema is dbo."""
     *schema, own = name_parts(kind, name, 2)
     return (schema or ["dbo"])[0], own
 
 
 def split_queue_name(name: object) -> tuple[str, str]:
-    """`split_name` of a queue."""
+    """Return schema and name of a queue."""
     return split_name("queue", name)
 
 
 def is_encodable(text: str) -> bool:
-    """Whether UTF-8 can carry `text`: a lone half of a surrogate pair it cannot."""
+    """Check whether UTF-8 can encode `text`, which has no lone half of a surrogate pair then."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -147,7 +146,7 @@ def is_encodable(text: str) -> bool:
 
 
 def checked_queue(name: object) -> str:
-    """A queue's name: as `checked`, and it may not begin with # (docs/reference/rules.md#names)."""
+    """Return a queue's name if it is valid: as `checked`, and without a leading # (docs/reference/rules.md#names)."""
     text = checked("queue", name)
     if text.startswith("#"):
         raise BrokerError(15151, "use", "queue", text, hint="A queue name may not begin with #.")
@@ -155,15 +154,15 @@ def checked_queue(name: object) -> str:
 
 
 def postgres_stem(name: str) -> str:
-    """What every PostgreSQL name that an object of this name may get begins with."""
+    """Return the common prefix of all PostgreSQL names that an object of this name may get."""
     return postgres_name(name).encode()[: POSTGRES_IDENTIFIER - 9].decode(errors="ignore")
 
 
 def postgres_name(*parts: str, taken: frozenset[str] = frozenset()) -> str:
-    """The PostgreSQL name of an object: its parts joined by _, in lower case, at most 63 bytes.
+    """Return the PostgreSQL name of an object: its parts joined by _, in lower case, at most 63 bytes.
 
-    A name that had to be cut, or that is already `taken`, ends in eight hex digits of its hash. The names that
-    PostgreSQL keeps for itself get a _ in front.
+    A name that had to be cut, or that is already `taken`, ends in eight hex digits of its hash. Names that PostgreSQL
+    reserves get a leading _.
     """
     full = "_".join(parts)
     name = full.lower()

@@ -1,4 +1,4 @@
-"""The least and the most of the numbers of T-SQL that have bounds: Python judges by them, PostgreSQL by tsql.bounds."""
+"""The bounds of T-SQL's bounded numeric types: Python checks by them, PostgreSQL by tsql.bounds."""
 
 from __future__ import annotations
 

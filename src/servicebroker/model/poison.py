@@ -1,7 +1,7 @@
-"""Poison messages as plain values: when a queue is switched off by itself, and what a policy says of a failed message.
+"""Poison messages as plain values: when a queue is switched off, and the verdicts of policies on failed messages.
 
-Five rollbacks in a row of transactions that received from a queue switch it off; who asks says which transactions have
-ended and how.
+Five rollbacks in a row of transactions that received from a queue switch it off. The caller reports the transactions
+that have ended, and how.
 
 The rules: docs/reference/rules.md#automatic-poison-detection.
 """
@@ -29,51 +29,51 @@ from servicebroker.model.wording import safe_text, shown
 
 LIMIT = 5  # rollbacks
 LONGEST_PAUSE = 60.0  # seconds between two tries that come ever later
-_PENDING_KEPT = 10_000
-_DOUBLINGS = 60  # of a pause: more would only be a larger number
+_PENDING_KEPT = 10_000  # transactions
+_DOUBLINGS = 60  # of a pause; more would only be a larger number
 MAXIMUM_PAUSE_S = 3_155_760_000.0  # between two tries: a hundred years
 
 
 class Rollbacks:
-    """The rollbacks of each queue, and the transactions that have received and whose end is not known yet."""
+    """The rollbacks of each queue, and receiving transactions whose outcome is not known yet."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self._pending: dict[int, set[int]] = {}
 
     def received(self, transaction: int, queues: Iterable[int]) -> None:
-        """A transaction has taken messages from these queues; how it ends will be asked for."""
+        """Note a transaction that has received from these queues; its outcome is looked up later."""
         self._pending.setdefault(transaction, set()).update(queues)
         while len(self._pending) > _PENDING_KEPT:
             del self._pending[next(iter(self._pending))]
 
     def committed(self, queues: Iterable[int]) -> None:
-        """A transaction that took messages from these queues was committed."""
+        """Reset the counts of queues from which a committed transaction received."""
         for queue in queues:
             self._counts.pop(queue, None)
 
     def rolled_back(self, queues: Iterable[int]) -> list[int]:
-        """A transaction that took messages from these queues was rolled back. Returns the queues to switch off."""
+        """Count a rolled-back transaction that received from these queues. Returns the queues to switch off."""
         reached = []
         for queue in queues:
             self._counts[queue] = self._counts.get(queue, 0) + 1
             if self._counts[queue] >= LIMIT:
-                del self._counts[queue]  # it begins again when the queue is switched on
+                del self._counts[queue]  # counted anew once the queue is switched on
                 reached.append(queue)
         return reached
 
     def is_due(self, queue: int) -> bool:
-        """Whether the queue may have reached the limit: time to ask how the pending transactions have ended."""
+        """Check whether the queue may have reached the limit, so that outcomes of pending transactions are needed."""
         if not self._pending:
             return False
         return self._counts.get(queue, 0) + sum(queue in queues for queues in self._pending.values()) >= LIMIT
 
     def pending(self) -> list[int]:
-        """The transactions to ask for."""
+        """Return the transactions whose outcome is not known."""
         return list(self._pending)
 
     def ended(self, outcomes: Mapping[int, str | None]) -> list[int]:
-        """How transactions have ended: 'committed', 'aborted', 'in progress', None when too long ago to know.
+        """Count outcomes of transactions: 'committed', 'aborted', 'in progress', or None if too old to know.
 
         Returns the queues to switch off.
         """
@@ -90,7 +90,7 @@ class Rollbacks:
 
 
 def reason(queue: str) -> str:
-    """What the event says of a queue that was switched off."""
+    """Return the text of the event of a queue that was switched off."""
     return f"The queue '{queue}' was switched off after five rollbacks of transactions that received."
 
 
@@ -102,12 +102,12 @@ class Failure:
     """A message whose processing has failed.
 
     Attributes:
-        message: as RECEIVE took it.
-        error: what the procedure raised. What is no `Exception`, such as KeyboardInterrupt, is the `__cause__` of an
-            InstanceError here.
-        count: how often this message has failed in a row, this time included.
-        first_failed_at: when it failed first (UTC).
-        first_error: what it failed with then, as text.
+        message: as RECEIVE returned it.
+        error: the exception of the procedure. One that is no `Exception`, such as KeyboardInterrupt, is the `__cause__`
+            of an InstanceError here.
+        count: the number of failures of this message in a row, with this one.
+        first_failed_at: the time of the first failure (UTC).
+        first_error: the text of the first failure.
         now: the time of this failure (UTC).
     """
 
@@ -121,7 +121,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Retry:
-    """The message is in its queue again. Nobody receives from its conversation group for `after` seconds.
+    """The verdict that puts the message back. No reader receives from its conversation group for `after` seconds.
 
     Raises:
         BrokerError: 402 that is no number of seconds from 0 to a hundred years.
@@ -137,9 +137,9 @@ class Retry:
 
 @dataclass(frozen=True)
 class EndWithError:
-    """END CONVERSATION WITH ERROR: the other side is told, and the conversation's messages go.
+    """The verdict END CONVERSATION WITH ERROR: the other side is told, and the conversation's messages are removed.
 
-    A description that is no str, for one the exception itself, becomes its text. A long one is cut to 3,000 characters.
+    A description that is no str, such as the exception itself, becomes its text. A long one is cut to 3,000 characters.
 
     Raises:
         BrokerError: 402 the code is no positive int, 8422 there is no description.
@@ -157,19 +157,19 @@ class EndWithError:
 
 @dataclass(frozen=True)
 class SetAside:
-    """The message is kept for an operator, and the conversation goes on."""
+    """The verdict that keeps the message as a dead letter for an operator; the conversation goes on."""
 
 
 @dataclass(frozen=True)
 class Ignore:
-    """RECEIVE is committed, and nothing is done with the message."""
+    """The verdict that commits RECEIVE and does nothing with the message."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """RECEIVE is committed, this message is sent back, and the conversation goes on.
+    """The verdict that commits RECEIVE and sends this message back; the conversation goes on.
 
-    When the conversation has ended or failed, nothing is sent.
+    If the conversation has ended or failed, nothing is sent.
 
     Raises:
         BrokerError: 402 the message type is no str.
@@ -184,7 +184,7 @@ class Reply:
 
 
 class SetAsideMessage(NamedTuple):
-    """A message that an operator is to look at. Times are UTC; `far_service` and `far_broker_instance` sent it."""
+    """A dead letter for an operator. Times are UTC; `far_service` and `far_broker_instance` sent it."""
 
     set_aside_id: int
     queue: str
@@ -213,10 +213,10 @@ Policy: TypeAlias = Callable[[Failure], Verdict]
 
 
 def give_up_after(failures: int = 3, verdict: Verdict | None = None, *, pause: float = 0.0) -> Policy:
-    """The policy that tries a message again and, when it has failed more than so many times, gives `verdict`.
+    """Return the policy that retries a message and, after more than `failures` failures, returns `verdict`.
 
-    Without one that is END CONVERSATION WITH ERROR 500. The first try comes after `pause` seconds, each further one
-    after twice as many, at most a minute; 0 is at once.
+    The default verdict is END CONVERSATION WITH ERROR 500. The first retry comes after `pause` seconds, each further
+    one after twice as many, at most a minute; 0 retries at once.
     """
     check_count("failures", failures)
     check_wait(pause)
@@ -231,7 +231,7 @@ def give_up_after(failures: int = 3, verdict: Verdict | None = None, *, pause: f
 
 
 def checked_verdict(verdict: object) -> Verdict:
-    """What a policy has answered.
+    """Return the verdict of a policy, checked.
 
     Raises:
         BrokerError: 402 it is no verdict.

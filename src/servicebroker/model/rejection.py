@@ -1,4 +1,4 @@
-"""What the receiver says of a message that it does not take (docs/reference/rules.md#validation)."""
+"""Refusals of a message by its receiver (docs/reference/rules.md#validation)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from servicebroker.model.xml import SchemaCollection, validation_failure
 
 
 class Rejection(NamedTuple):
-    """The Error that each side gets."""
+    """The Errors for both sides of the conversation."""
 
     to_sender: BrokerError
     to_receiver: BrokerError
 
 
 def on_both_sides(error: BrokerError) -> Rejection:
-    """The same Error for both."""
+    """Return the same Error for both sides."""
     return Rejection(error, error)
 
 
 def unknown_type(message_type: str, *, is_known: bool) -> Rejection:
-    """The receiver's contract has no such message type; whether its database has."""
+    """Refuse a message type that the receiver's contract lacks; `is_known`: its database has the type."""
     return on_both_sides(BrokerError(8498 if is_known else 8428, message_type))
 
 
 def wrong_direction(message_type: str, *, from_initiator: bool) -> Rejection:
-    """The receiver's contract lets only the other side send it."""
+    """Refuse a message type that the receiver's contract lets only the other side send."""
     return on_both_sides(BrokerError(8457 if from_initiator else 8437, message_type))
 
 
@@ -41,7 +41,7 @@ def invalid_body(
     from_initiator: bool,
     schemas: SchemaCollection | None = None,
 ) -> Rejection | None:
-    """What breaks the receiver's VALIDATION, None when the body holds."""
+    """Return the refusal of a body that fails the receiver's VALIDATION, None if it passes."""
     problem = validation_failure(validation, body, schemas)
     if problem is None:
         return None

@@ -1,7 +1,7 @@
-"""What mends what the broker refuses, or waits for, by the number of the text that says so (model/errors.py).
+"""Advice for each error or transmission status, by the number of its text (model/errors.py).
 
-Log, events and `transmission_status` show the texts; doctor shows them with what is written here. A number that is not
-here asks nobody to do anything.
+Log, events and `transmission_status` show the texts; doctor adds the advice. A number without an entry needs no
+action.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ONE_BEGINS_PLAIN = (
 )
 
 REMEDIES: dict[int, str] = {
-    # conversations that have failed, on either side
+    # conversations that failed, on either side
     8408: "The target does not accept the contract: ALTER SERVICE ... ADD CONTRACT at the target, then begin anew.",
     8428: "The receiver does not know the message type: create it there under the same name.",
     8462: "The other side has gone without saying so: begin anew.",
@@ -84,7 +84,7 @@ REMEDIES: dict[int, str] = {
     28036: "Make a certificate: servicebroker certificate create NAME, export it, and import it at each peer.",
     28038: _EXCHANGE,
     28080: "CREATE ENDPOINT, or servicebroker serve --listen.",
-    # messages that are not taken
+    # messages that are refused
     8401: "GRANT RECEIVE on the queue TO the owner of the target service, or take back its DENY.",
     11210: _SERVICE,
     11214: "ALTER SERVICE ... ADD CONTRACT at the target, with a contract of the same name; then begin anew.",
@@ -111,7 +111,7 @@ _EITHER_SIDE = (_EXCHANGE, _BROKEN, REMEDIES[9758], REMEDIES[28027], REMEDIES[28
 
 
 def after_refusal(number: int, *, is_ours: bool) -> str:
-    """What mends a refusal, to the side that has refused, or to the one that was refused."""
+    """Return advice about a refusal, for the side that refused or the one that was refused."""
     if number == 28035 and not is_ours:
         return _EXCHANGE
     remedy = REMEDIES[number]
@@ -130,7 +130,7 @@ _ELSE = "servicebroker route explain says where it should go; servicebroker doct
 
 
 def after_status(text: str) -> str:
-    """What mends what a `transmission_status` says, or that it says nothing."""
+    """Return advice about a `transmission_status`, which may be empty."""
     if text.startswith(NO_ACKNOWLEDGEMENT):
         return _UNANSWERED
     if text == CLOCK_DIFFERS:

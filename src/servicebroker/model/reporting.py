@@ -1,4 +1,4 @@
-"""Log records of failures. The application's own handlers and filters run in a logger, and may fail themselves."""
+"""Log records of failures. A logger runs handlers and filters of the application, which may fail themselves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def report(
     exc_info: object = None,
     extra: Mapping[str, object] | None = None,
 ) -> None:
-    """Log a record. What a handler or filter of the logger raises ends nobody's work."""
+    """Log a record. Exceptions of the logger's handlers or filters are ignored."""
     with contextlib.suppress(Exception):
         log.log(level, text, *values, exc_info=exc_info, extra=extra)  # type: ignore[arg-type] # whatever logging takes

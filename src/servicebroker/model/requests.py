@@ -1,11 +1,11 @@
-"""Requests: a conversation of one message and its answer. How one is recognized, and how it fails.
+"""Requests: conversations of one message and its answer. How one is recognized, and how it fails.
 
-**The problem.** A caller gives up or crashes, and the answer comes nevertheless. Somebody has to take it, and has to
-know that it belongs to a request: the queue may also hold conversations that are no requests.
+**The problem.** A caller gives up or crashes, and the answer still arrives. Some program has to take it, and to know
+that it belongs to a request: the queue may also hold other conversations.
 
-**The mark.** The conversation group of a request is a UUID of version 8, whose layout is ours (RFC 9562). Three bytes
-say what becomes of a late answer, and 36 bits say until when the answer is its caller's, in seconds. Random UUIDs have
-version 4. PostgreSQL compares UUIDs byte by byte, so the late requests are one range of an index.
+**The mark.** The conversation group of a request is a UUID of version 8, with a layout of ours (RFC 9562). Three bytes
+tell the treatment of a late answer. 36 bits are the time, in seconds, until which the answer is reserved for its
+caller. Random UUIDs have version 4. PostgreSQL compares UUIDs byte by byte, so late requests are one index range.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from servicebroker.model.errors import ServiceBrokerError
 
 
 class LateAnswers(StrEnum):
-    """What becomes of an answer when its time has passed."""
+    """The treatment of an answer that comes after its time."""
 
     DROP = "drop"
     HANDLE = "handle"
@@ -27,7 +27,7 @@ class LateAnswers(StrEnum):
 
 _MARKS = {LateAnswers.DROP: 0x534244, LateAnswers.HANDLE: 0x534248}  # SBD and SBH in ASCII
 _MARK_SHIFT, _HIGH_SHIFT, _VERSION_SHIFT, _LOW_SHIFT = 104, 80, 76, 64  # bits: the layout above
-_LOW_BITS = 12  # of the seconds, behind the version
+_LOW_BITS = 12  # of the seconds, after the version
 _VARIANT = 0b10 << 62
 _REST = (1 << 62) - 1  # the random bits
 
@@ -37,8 +37,8 @@ class RequestError(ServiceBrokerError):
 
     Attributes:
         handle: the conversation, which has ended on this side too.
-        code: as in END CONVERSATION WITH ERROR; below 0 where the broker has ended it, 0 where there was no answer.
-        description: what the error says.
+        code: as in END CONVERSATION WITH ERROR; below 0 if the broker ended it, 0 without an answer.
+        description: the text of the error.
     """
 
     def __init__(self, handle: UUID, code: int, description: str) -> None:
@@ -47,11 +47,11 @@ class RequestError(ServiceBrokerError):
 
 
 class RequestTimeout(ServiceBrokerError, TimeoutError):
-    """No answer has come in time. The request stays: what the other side does is not undone.
+    """No answer has come in time. The request stays: the work of the other side is not undone.
 
     Attributes:
         handle: the conversation. `wait_for_answer(handle)` waits on.
-        reason: why there is no answer, as far as that is known here.
+        reason: the reason why there is no answer, if known here.
     """
 
     def __init__(self, handle: UUID, seconds: float, reason: str) -> None:
@@ -63,12 +63,12 @@ class RequestTimeout(ServiceBrokerError, TimeoutError):
 
 
 def request_group(until: datetime, late: LateAnswers, random: UUID) -> UUID:
-    """Return the conversation group of a request whose answer is its caller's until that time."""
+    """Return the conversation group of a request whose answer is reserved for its caller until that time."""
     return _group(math.ceil(until.timestamp()), late, random.int & _REST)
 
 
 def late_groups(now: datetime, late: LateAnswers) -> tuple[UUID, UUID]:
-    """Return the lowest and the highest group of the requests whose time has passed.
+    """Return the lowest and the highest group of requests whose time has passed.
 
     Other groups may lie between them: see `is_request`.
     """
@@ -76,7 +76,7 @@ def late_groups(now: datetime, late: LateAnswers) -> tuple[UUID, UUID]:
 
 
 def is_request(group: UUID) -> bool:
-    """Tell whether a conversation group is that of a request."""
+    """Check whether a conversation group is that of a request."""
     return group.version == 8 and group.int >> _MARK_SHIFT in _MARKS.values()
 
 

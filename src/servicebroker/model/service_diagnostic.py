@@ -1,4 +1,4 @@
-"""The bodies of ServiceDiagnostic, in the form that BrokerConfigurationNotice has (decision 137)."""
+"""The bodies of ServiceDiagnostic messages, similar to BrokerConfigurationNotice (decision 137)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servicebroker.model.xml import parse
 
 
 class ServiceState(Enum):
-    """What a Status says of a service: a message would get in, would wait, or would find nothing."""
+    """The state of a service in a Status: a message would be delivered, would wait, or would find no service."""
 
     READY = "READY"
     DISABLED = "DISABLED"
@@ -21,10 +21,10 @@ class ServiceState(Enum):
 
 
 def asked_service(body: bytes) -> str:
-    """The service that a Query asks about.
+    """Return the service that a Query asks about.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the body is no Query.
     """
     try:
         root = parse(body)
@@ -39,12 +39,12 @@ def asked_service(body: bytes) -> str:
 
 
 def status_body(service: str, broker: str, state: ServiceState) -> bytes:
-    """How the service stands now, at the broker of that identifier."""
+    """Return the body of a Status about the service, at the broker of that identifier."""
     return _body(STATUS, [("SERVICE_NAME", service), ("BROKER_INSTANCE", broker), ("STATE", state.value)])
 
 
 def description_body(service: str, contracts: Iterable[str]) -> bytes:
-    """What the service is a target of."""
+    """Return the body of a Description: the contracts under which the service is a target."""
     return _body(DESCRIPTION, [("SERVICE_NAME", service), *(("CONTRACT", contract) for contract in contracts)])
 
 

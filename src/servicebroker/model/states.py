@@ -1,6 +1,6 @@
-"""The life of a conversation endpoint: every transition (docs/reference/rules.md#states), in one table.
+"""The states of a conversation endpoint, with every transition (docs/reference/rules.md#states) in one table.
 
-`TRANSITIONS[state, event]` is the next state; a pair that is missing is refused with `REFUSALS[event]`.
+`TRANSITIONS[state, event]` is the next state; a missing pair is refused with `REFUSALS[event]`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class EndpointState(StrEnum):
 
 
 class Event(StrEnum):
-    """What can happen to an endpoint, by a local verb or by its peer."""
+    """An event of an endpoint, by a local verb or by its peer."""
 
     SEND = "SEND"
     END = "END CONVERSATION"
@@ -35,8 +35,8 @@ class Event(StrEnum):
     ACKNOWLEDGED = "receive message acknowledgement"
 
 
-REMOVED = None  # the endpoint is gone
-REPLAY_PROTECTION = timedelta(minutes=30)  # a closed endpoint stays (docs/reference/rules.md#replay-protection)
+REMOVED = None  # the endpoint is deleted
+REPLAY_PROTECTION = timedelta(minutes=30)  # of a closed endpoint (docs/reference/rules.md#replay-protection)
 
 _OPEN = (EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING)
 
@@ -63,10 +63,10 @@ REFUSALS = {Event.SEND: 8429, Event.END: 8427, Event.TIMER: 8458, Event.MOVE: 84
 
 
 def after(state: EndpointState, event: Event) -> EndpointState | None:
-    """The state after `event`, None when the endpoint is removed.
+    """Return the state after `event`, None if the endpoint is removed.
 
     Raises:
-        BrokerError: the refusal of the verb (8427, 8429, 8438, 8458), naming the state.
+        BrokerError: the error of the verb (8427, 8429, 8438, 8458), naming the state.
         KeyError: an arrival that this state does not take; the caller discards the message.
     """
     try:
@@ -78,7 +78,7 @@ def after(state: EndpointState, event: Event) -> EndpointState | None:
 
 
 def at(state: EndpointState, lifetime: datetime, now: datetime) -> EndpointState:
-    """The state at `now`, also when the lifetime has run out and nobody has looked yet."""
+    """Return the state at `now`, counting a lifetime that has run out although no statement has recorded it."""
     if lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is EndpointState.ERROR:
         return EndpointState.ERROR
     return state

@@ -1,4 +1,4 @@
-"""TOML of files that people write, with one kind of error for all that may be wrong in them."""
+"""TOML of files that people write, with one kind of error for everything that may be wrong in them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return what a TOML text says.
+    """Return the contents of a TOML text.
 
     Raises:
-        ValueError: it is no TOML, or holds what Python does not read; the message says what.
+        ValueError: it is no TOML, or has values that Python does not read; the message says which.
     """
     try:
         return tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""Why a message waits in the transmission queue: the texts of `transmission_status`."""
+"""The reasons why messages wait in the transmission queue: the texts of `transmission_status`."""
 
 from __future__ import annotations
 

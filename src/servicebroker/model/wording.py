@@ -1,20 +1,20 @@
-"""How things are said to a person: how many of something, and what somebody else has said."""
+"""Wording for users: counts with plurals, and safe text of values and exceptions."""
 
 from __future__ import annotations
 
 import traceback
 
 LONGEST_SHOWN = 300  # characters of a value in an error
-MAXIMUM_TRACEBACK = 200_000  # characters, of the end: the text of an exception may be as long as a body
+MAXIMUM_TRACEBACK = 200_000  # characters, of the end: an exception's text may be as long as a body
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """`1 message`, `2,000 messages`; `many` where it is not `one` with an s, as in `messages wait`."""
+    """Return `1 message` or `2,000 messages`; `many` is needed if it is not `one` with an s, as in `messages wait`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def cleaned(text: str, most: int | None = 500, *, keep: str = "") -> str:
-    """Return text from outside, to be stored, logged or shown: one line that steers nothing, and not too long.
+    """Return text from outside for storing, logging or showing: one line without control characters, not too long.
 
     Control characters, line ends, direction marks and all else that cannot be printed become U+FFFD, except the
     characters in `keep`. `most` is the number of characters; None keeps all.
@@ -26,36 +26,36 @@ def cleaned(text: str, most: int | None = 500, *, keep: str = "") -> str:
 
 
 def safe_text(value: object) -> str:
-    """Return `str(value)`, or where that fails a text that says so. It never raises."""
+    """Return `str(value)`, or a text about its failure. Never raises."""
     try:
         return str(value)
-    except BaseException:  # whatever it is: the failure that is being reported counts, not this one
+    except BaseException:  # of any kind: the failure that is being reported counts, not this one
         return f"<{type(value).__name__}, whose text cannot be had>"
 
 
 def shown(value: object) -> str:
-    """Return `repr(value)` for an error: one line, and not too long. It never raises."""
+    """Return `repr(value)` for an error: one line, and not too long. Never raises."""
     if isinstance(value, str | bytes) and len(value) > LONGEST_SHOWN:
         value = value[:LONGEST_SHOWN]  # the repr of a body may be four times as long
     try:
         text = repr(value)
-    except Exception:  # an int of 5,000 digits, lists within lists, and whatever an object does
+    except Exception:  # an int of 5,000 digits, nested lists, or a failing __repr__
         text = f"<{type(value).__name__}, whose text cannot be had>"
     return cut(cleaned(text, None), LONGEST_SHOWN)
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text of at most so many characters, and a mark where it went on."""
+    """Return a text of at most `most` characters, with a mark if it was longer."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def told(problem: BaseException) -> str:
-    """Return an exception on one line, as `ValueError: no such item`. It never raises."""
+    """Return an exception on one line, as `ValueError: no such item`. Never raises."""
     return storable(" ".join(f"{type(problem).__name__}: {safe_text(problem)}".split()))
 
 
 def traceback_of(problem: BaseException) -> str:
-    """Return an exception with its traceback, as Python prints it. It never raises."""
+    """Return an exception with its traceback, as Python prints it. Never raises."""
     try:
         text = "".join(traceback.format_exception(problem))
     except BaseException:  # as above
@@ -64,5 +64,5 @@ def traceback_of(problem: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    """Return a text that PostgreSQL takes: NUL and halves of surrogate pairs become replacement characters."""
+    """Return a text that PostgreSQL can store: NUL and halves of surrogate pairs become replacement characters."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""What a worker is: a queue, the handlers of its messages by their types, and a policy for those that fail."""
+"""Workers as values: a queue, the handlers of its messages by type, and a policy for failed messages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from servicebroker.model.wording import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NOBODY_TO_ANSWER = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
+NOBODY_TO_ANSWER = {8426, 8429}  # the conversation is gone, was ended by the other side, or has failed
 
-_OTHERS = ""  # the key of the handler of all types that no other one has
+_OTHERS = ""  # the key of the handler of all other types
 
 
 def by_default(failure: Failure) -> Verdict:
-    """Tried again five times, after 1, 2, 4, 8 and 16 seconds, then set aside; at once where no retry can help."""
+    """Retry five times, after 1, 2, 4, 8 and 16 seconds, then keep a dead letter; at once if no retry can help."""
     error = failure.error
     cannot_be_answered = isinstance(error, BrokerError) and error.number in NOBODY_TO_ANSWER
     return SetAside() if cannot_be_answered or isinstance(error, BodyError) else _patient(failure)
@@ -32,7 +32,7 @@ _patient = give_up_after(5, SetAside(), pause=1.0)
 
 
 class Worker:
-    """Reads a queue for as long as it runs. However a handler ends, only its message has failed.
+    """A reader of a queue. A failure of a handler affects its message only.
 
         stock = sb.Worker("StockQueue")
 
@@ -41,18 +41,18 @@ class Worker:
             tx.send(message.conversation_handle, "//shop/Confirmation", b"...")
 
     It is run by `servicebroker worker module:stock`, or by `with database.working(stock): ...`. Each call of a handler
-    has a transaction of its own, in which its message was received, but for those of `groups`. EndDialog is answered
-    with END CONVERSATION, and an Error too, which is logged; handlers of these types are called first.
+    has a transaction of its own, in which its message was received, except with `groups`. EndDialog is answered with
+    END CONVERSATION, and an Error too, which is logged; handlers of these types are called first.
 
     Attributes:
         queue: its name.
         batch: None, and handlers get (transaction, message); or a number, and they get (transaction, messages): at most
-            so many that follow each other in one conversation group.
-        groups: so many conversation groups, 60 at most, share a transaction, which makes conversations of few messages
-            several times as fast. What a handler raises undoes what was done for its group, and no more.
+            that many consecutive messages of one conversation group.
+        groups: the number of conversation groups, at most 60, that share a transaction. This makes conversations of few
+            messages several times as fast. An exception of a handler undoes only the work for its group.
         answers_ends: EndDialog is answered without a handler, for many conversations at a time; needs more than one of
             `groups`. An Error still reaches its handler, or is logged.
-        poison: says what becomes of a message whose handler raises an exception.
+        poison: the policy for a message whose handler raises an exception.
     """
 
     def __init__(
@@ -81,12 +81,13 @@ class Worker:
         self._handlers: dict[str, Callable[..., Any]] = {}
 
     def on(self, *message_types: str) -> Callable[[F], F]:
-        """The function is the handler of these message types; without any, of all that have no other one.
+        """Register the function as handler of these message types; without any, of all types without another handler.
 
         `sb.DIALOG_TIMER`, `sb.END_DIALOG` and `sb.ERROR` are types as well.
 
         Raises:
-            BrokerError: 402 what is no name, a type that has a handler, END_DIALOG with `answers_ends`, a coroutine
+            BrokerError: 402 an argument that is no name, a type that has a handler, END_DIALOG with `answers_ends`, a
+            coroutine
                 function beside a plain one, a generator function, or one that does not take two arguments.
         """
         for given in message_types:
@@ -113,14 +114,14 @@ class Worker:
 
     @property
     def is_async(self) -> bool:
-        """Whether its handlers are coroutine functions."""
+        """True if its handlers are coroutine functions."""
         return any(handlers.is_async(handler) for handler in self._handlers.values())
 
     def check(self, *, is_async: bool) -> None:
-        """Refuse what cannot be run here.
+        """Refuse a worker that cannot run here.
 
         Raises:
-            BrokerError: 402 there is no handler, or those are of the other kind.
+            BrokerError: 402 it has no handler, or handlers of the other kind.
         """
         if not self._handlers:
             raise BrokerError(402, "worker", "one without handlers", 'given one: @worker.on("//shop/Order")')
@@ -129,10 +130,10 @@ class Worker:
             raise BrokerError(402, "worker", f"one of {kinds[self.is_async]}", f"one of {kinds[is_async]} here")
 
     def handler_of(self, message: Message) -> Callable[..., Any] | None:
-        """What is called with a message; None for an EndDialog or Error that nobody has asked for.
+        """Return the handler of a message; None for an EndDialog or Error without a handler.
 
         Raises:
-            InstanceError: nobody is there for its type.
+            InstanceError: its type has no handler.
         """
         given = self._handlers.get(message.message_type_name)
         if given is not None or message.is_end_dialog or message.is_error:

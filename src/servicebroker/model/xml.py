@@ -1,5 +1,6 @@
-"""XML from outside is hostile: parsed without entities, DTD or network, and validated against nothing but the
-documents of an XML schema collection."""
+"""XML from outside is hostile: parsed without entities, DTD or network, and validated by known schemas only.
+
+The schemas are the documents of an XML schema collection."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from servicebroker.model.wording import cleaned
 XSD = "http://www.w3.org/2001/XMLSchema"
 XML_NAMESPACE = "http://www.w3.org/XML/1998/namespace"
 
-# every collection may import the attributes that any XML document has
+# attributes of any XML document, which every collection may import
 _XML_ATTRIBUTES = "".join(
     f'<xs:attribute name="{name}" type="xs:{kind}"/>'
     for name, kind in (("lang", "string"), ("space", "NCName"), ("base", "anyURI"), ("id", "ID"))
@@ -24,18 +25,18 @@ _XML_ATTRIBUTES = "".join(
 _SCHEMA = '<xs:schema xmlns:xs="{xsd}"{target}>{content}</xs:schema>'
 
 MAXIMUM_DEPTH = 128  # of elements in the type xml
-MAX_XML_BYTES = 128 * 1024 * 1024  # of what is validated; a type without validation takes more
-MAX_TAGS = 2_000_000  # start and end tags of what is validated; their depth takes two seconds to find
-MAX_TREE_PARTS = 2_000_000  # tags and attributes of what becomes a tree, some 200 bytes each
-STREAMED_FROM_BYTES = 1024 * 1024  # a smaller body becomes a tree: it costs little
-_CHUNK_BYTES = 64 * 1024  # that the streaming parser is given at a time
-_LONGEST_FAILURE = 1_000  # characters: it may quote a value as long as the body
-_CONTENT = "body"  # what surrounds content while it is parsed; the parser's messages name it
+MAX_XML_BYTES = 128 * 1024 * 1024  # of validated bodies; a type without validation takes more
+MAX_TAGS = 2_000_000  # start and end tags of validated bodies; finding the depth takes two seconds
+MAX_TREE_PARTS = 2_000_000  # tags and attributes of a parsed tree, about 200 bytes each
+STREAMED_FROM_BYTES = 1024 * 1024  # a smaller body is parsed to a tree, which costs little
+_CHUNK_BYTES = 64 * 1024  # given to the streaming parser at a time
+_LONGEST_FAILURE = 1_000  # characters: a failure may quote a value as long as the body
+_CONTENT = "body"  # the element around content while it is parsed; messages of the parser name it
 _DTD = re.compile(
     r"\ufeff?(?:\s|<!--.*?-->|<\?.*?\?>)*+<!DOCTYPE", re.DOTALL
-)  # what was passed once is not tried again
-# markup of a document that is known to be well-formed: no element, an end tag (1), a start tag or an empty one (2);
-# what is not closed goes to the end, so that no text is passed twice
+)  # possessive: no backtracking
+# markup of a well-formed document: no element, an end tag (1), a start tag or an empty one (2); unclosed markup extends
+# to the end, so that no text is scanned twice
 _MARKUP = re.compile(
     rb"""<(?:!--.*?(?:-->|\Z)|!\[CDATA\[.*?(?:\]\]>|\Z)|\?.*?(?:\?>|\Z)|(/)[^>]*+>?|"""
     rb"""([^!?/>"'][^>"']*+(?:"[^"]*+"?[^>"']*+|'[^']*+'?[^>"']*+)*+)>?)""",
@@ -46,7 +47,7 @@ _ASCII = bytes(range(128))
 
 
 def parse(content: bytes) -> etree._Element:
-    """The root of a document. Its encoding is what its mark or declaration says; UTF-16 is known without either.
+    """Return the root of a document. Its mark or declaration gives the encoding; UTF-16 is recognized without either.
 
     Raises:
         etree.XMLSyntaxError: it is not well-formed, or too large or deep for libxml2's usual limits.
@@ -55,10 +56,10 @@ def parse(content: bytes) -> etree._Element:
 
 
 class NotXml(ValueError):
-    """What the type xml does not take.
+    """A body that the type xml refuses.
 
-    `number` is its error: 9400, 9402 for an encoding, 9420 for a character that XML has not, 6359 for a DTD, 6335
-    nested too deeply, 6365 too large.
+    `number` is its error: 9400, 9402 an encoding, 9420 a character that XML has not, 6359 a DTD, 6335 nested too
+    deeply, 6365 too large.
     """
 
     def __init__(self, number: int, problem: str) -> None:
@@ -67,12 +68,12 @@ class NotXml(ValueError):
 
 
 def parse_content(body: bytes) -> etree._Element:
-    """What the type xml of the server takes as content: one root, several, text between them, or nothing.
+    """Parse content as the type xml of the server does: one root, several, text between them, or nothing.
 
-    The encoding is found as by `parse`. Returns an element that has the content inside.
+    The encoding is found as by `parse`. Returns an element that contains the content.
 
     Raises:
-        NotXml: it is not well-formed, has a DTD or another encoding than `check_size` takes, is too large, or elements
+        NotXml: it is not well-formed, has a DTD or an encoding that `check_size` refuses, is too large, or elements
             are nested more than 128 deep.
     """
     coding = _coding(body)
@@ -88,7 +89,7 @@ def parse_content(body: bytes) -> etree._Element:
 
 
 def check_content(body: bytes) -> None:
-    """Refuse what the type xml does not take, as `parse_content`; a large body is read in pieces, without a tree.
+    """Refuse content that the type xml refuses, as `parse_content`; a large body is read in pieces, without a tree.
 
     Raises:
         NotXml: as `parse_content`.
@@ -114,7 +115,7 @@ def check_content(body: bytes) -> None:
 
 
 class _Nothing:
-    """What the streaming parser makes of a document."""
+    """The parser target of the streaming parser, which ignores all events."""
 
     def close(self) -> None:
         """See lxml's parser targets."""
@@ -125,11 +126,12 @@ def _surrounding(coding: _Coding) -> tuple[bytes, bytes]:
 
 
 def check_size(body: bytes, *, attributes: bool) -> None:
-    """Refuse what would cost too much memory or time, by counting bytes. `attributes`: those of a tree cost memory too.
+    """Refuse a body that would cost too much memory or time, by counting bytes. `attributes`: count those, too.
 
     Raises:
-        NotXml: 6365 it has too many bytes, tags, or attributes; 9402 it declares an encoding in which they are not
-            counted so, as UTF-7, where other bytes than < begin a tag.
+        NotXml: 6365 it has too many bytes, tags, or attributes; 9402 it declares an encoding whose tags cannot be
+        counted in
+            bytes, such as UTF-7.
     """
     if len(body) > MAX_XML_BYTES:
         raise NotXml(6365, f"It has more than {MAX_XML_BYTES:,} bytes, the most that is validated.")
@@ -146,7 +148,7 @@ def check_size(body: bytes, *, attributes: bool) -> None:
 
 
 def _check_depth(body: bytes, coding: _Coding) -> None:
-    """Refuse a document, known to be well-formed, whose elements are too deep in each other.
+    """Refuse a well-formed document whose elements are nested too deeply.
 
     Raises:
         NotXml: 6335.
@@ -172,18 +174,18 @@ def _not_well_formed(problem: etree.XMLSyntaxError, body: bytes, start: int, cod
 
 
 def content_text(content: etree._Element) -> str:
-    """What `parse_content` has returned, as text without a declaration."""
+    """Return the content of an element from `parse_content`, as text without a declaration."""
     return etree.tostring(content, encoding="unicode")[len(f"<{_CONTENT}>") : -len(f"</{_CONTENT}>")]
 
 
 def validation_failure(validation: str, body: bytes | None, schemas: SchemaCollection | None = None) -> str | None:
-    """Why `body` breaks its message type's validation letter, None when it holds.
+    """Return why `body` fails its message type's validation, None if it passes.
 
-    N takes anything, E only an empty body, X what the type xml takes, with `schemas` only roots that are valid by them.
+    N takes anything, E only an empty body, X content of the type xml, with `schemas` only roots that are valid by them.
     """
     try:
         return _failure(validation, body, schemas)
-    except Exception as problem:  # whatever it is: a body that cannot be judged must not stop those beside it
+    except Exception as problem:  # of any kind: a body that cannot be judged must not stop others
         return cleaned(f"The body cannot be judged: {type(problem).__name__} {problem}")
 
 
@@ -204,17 +206,17 @@ def _failure(validation: str, body: bytes | None, schemas: SchemaCollection | No
 
 
 class SchemaDocument(NamedTuple):
-    """One schema as it is kept: its target namespace, '' for none, and its text in UTF-8 without a DTD."""
+    """One stored schema: its target namespace, '' for none, and its text in UTF-8 without a DTD."""
 
     target_namespace: str
     content: bytes
 
 
 def read_schema(text: str | bytes) -> SchemaDocument:
-    """A schema as it was given.
+    """Return a given schema as a document.
 
     Raises:
-        ValueError: it is no XML schema, has a DTD, or reaches outside of its collection.
+        ValueError: it is no XML schema, has a DTD, or refers to documents outside of its collection.
     """
     try:
         root = parse(text) if isinstance(text, bytes) else etree.fromstring(text.encode(), _parser("utf-8"))
@@ -231,13 +233,13 @@ def read_schema(text: str | bytes) -> SchemaDocument:
 
 
 class SchemaCollection:
-    """Schemas that import each other and nothing else. Compiled when it is first used."""
+    """Schemas that import only each other. Compiled at the first use."""
 
     def __init__(self, documents: Sequence[SchemaDocument]) -> None:
         self._documents = documents
 
     def failure(self, root: etree._Element) -> str | None:
-        """Why a root, of what has no DTD, is not valid by any of the schemas; None when it is."""
+        """Return why a root, of a document without a DTD, is not valid by any of the schemas; None if it is."""
         try:
             self._compiled.assertValid(root)
         except etree.DocumentInvalid as problem:
@@ -245,7 +247,7 @@ class SchemaCollection:
         return None
 
     def check(self) -> None:
-        """Compile.
+        """Compile the schemas.
 
         Raises:
             ValueError: the schemas break the rules of XML Schema, or import a namespace that is not in the collection.
@@ -272,18 +274,18 @@ class SchemaCollection:
 
 
 class _OnlyThese(etree.Resolver):
-    """Finds the documents of a collection. Anything else is an empty document, which is no schema."""
+    """Finds the documents of a collection. Every other place is an empty document, which is no schema."""
 
     def __init__(self, texts: dict[str, bytes]) -> None:
         self._texts = texts
 
     def resolve(self, system_url: str, public_id: str, context: Any) -> Any:  # type: ignore[override] # as it is called
-        """The document at a place, looked for nowhere else."""
+        """Return the document at a place, from the collection only."""
         return self.resolve_string(self._texts.get(system_url, b""), context, base_url=system_url)
 
 
 def _places(documents: Sequence[SchemaDocument]) -> tuple[dict[str, str], dict[str, list[SchemaDocument]]]:
-    """Where each namespace is found by an import, and its documents."""
+    """Return the place of each namespace for imports, and its documents."""
     members: dict[str, list[SchemaDocument]] = {}
     for document in documents:
         members.setdefault(document.target_namespace, []).append(document)
@@ -293,10 +295,10 @@ def _places(documents: Sequence[SchemaDocument]) -> tuple[dict[str, str], dict[s
 
 
 def _with_places(content: bytes, places: dict[str, str]) -> bytes:
-    """A schema whose imports lead to the other schemas of its collection, wherever they led before.
+    """Return a schema whose imports lead to the schemas of its collection, in place of other locations.
 
     Raises:
-        ValueError: it imports what is not there.
+        ValueError: it imports a namespace that the collection lacks.
     """
     root = parse(content)
     for element in root.iter(f"{{{XSD}}}import"):
@@ -317,7 +319,7 @@ def _import(namespace: str, place: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    from xml.sax.saxutils import quoteattr  # here, since it loads an HTTP client, 40 ms for every process of ours
+    from xml.sax.saxutils import quoteattr  # a lazy import: it loads an HTTP client, 40 ms for every process of ours
 
     return quoteattr(value)
 
@@ -327,9 +329,9 @@ def _has_dtd(root: etree._Element) -> bool:
 
 
 class _Coding(NamedTuple):
-    """How a body writes ASCII: the codec, the length of its byte order mark, and what tells the parser without one.
+    """The encoding of a body: the codec, the length of its byte order mark, and the parser's name for it without one.
 
-    `unsupported`: the encoding that the body declares, where its tags cannot be counted in its bytes.
+    `unsupported`: the declared encoding, if tags cannot be counted in the body's bytes.
     """
 
     codec: str
@@ -339,7 +341,7 @@ class _Coding(NamedTuple):
 
     @property
     def is_ascii(self) -> bool:
-        """Whether each byte of ASCII is that character, and not a part of another one."""
+        """True if each ASCII byte is that character, and not part of another one."""
         return self.codec in ("utf-8", "latin-1", "ascii") or self.codec.startswith(("iso8859", "cp125"))
 
 
@@ -352,7 +354,7 @@ _MARKED = {
 
 
 def _coding(body: bytes) -> _Coding:
-    """XML has no NUL: where one of the first two bytes is, each character has two."""
+    """Return the encoding of a body. XML has no NUL, so a NUL in the first two bytes means two bytes per character."""
     for mark, coding in _MARKED.items():
         if body.startswith(mark):
             return coding
@@ -370,7 +372,7 @@ def _coding(body: bytes) -> _Coding:
 
 @functools.lru_cache(maxsize=100)
 def _codec(encoding: str) -> str | None:
-    """Python's name of an encoding that writes ASCII in its bytes, at any place; None for others."""
+    """Return Python's name of an encoding in which ASCII bytes always mean ASCII; None for others."""
     try:
         codec = codecs.lookup(re.sub("^windows-", "cp", encoding.lower())).name
         is_extended = _ASCII.decode(codec) == _ASCII.decode("ascii") and not codec.startswith("iso2022")
@@ -380,7 +382,7 @@ def _codec(encoding: str) -> str | None:
 
 
 def _begin(body: bytes, coding: _Coding) -> int:
-    """Where content begins: behind the mark, and behind a declaration."""
+    """Return the position where content begins: after the mark and the declaration."""
     codec, mark = coding.codec, coding.mark
     declaration, end = "<?xml".encode(codec), "?>".encode(codec)
     behind = mark + len(declaration)
@@ -391,7 +393,7 @@ def _begin(body: bytes, coding: _Coding) -> int:
 
 
 def _in_body(problem: etree.XMLSyntaxError, before: str) -> str:
-    """What the parser says, at its place in the body, without the tag that we have put behind `before`."""
+    """Return the parser's message with its position in the body, without the tag that we have put after `before`."""
     line, column = problem.position
     said = (problem.msg or "").removesuffix(f", line {line}, column {column}").strip()
     *lines, last = before.split("\n")

@@ -1,8 +1,8 @@
-"""The character U+0000, which T-SQL strings may hold and a text of PostgreSQL cannot (decision 405).
+"""The character U+0000, which T-SQL strings may have and a text of PostgreSQL cannot (decision 405).
 
 Python and messages have the character itself. A text in PostgreSQL has `ZERO` in its place: the last code point of
-Unicode, a noncharacter that no text is to interchange and no NCHAR can make. Every string of T-SQL that enters or
-leaves PostgreSQL passes `to_postgres` or `from_postgres`; in PostgreSQL, `tsql.zero()` is made of the same constant.
+Unicode, a noncharacter that texts do not exchange and NCHAR cannot make. Every string of T-SQL that enters or leaves
+PostgreSQL passes `to_postgres` or `from_postgres`; in PostgreSQL, `tsql.zero()` has the same constant.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ ZERO = "\U0010ffff"
 
 
 def to_postgres(text: str) -> str:
-    """Return the text as PostgreSQL can hold it.
+    """Return the text as PostgreSQL can store it.
 
-    A `ZERO` of the text's own becomes U+FFFD, as half of a surrogate pair in bytes does.
+    A `ZERO` in the text itself becomes U+FFFD, as half of a surrogate pair in bytes does.
     """
     if "\0" not in text and ZERO not in text:
         return text
@@ -21,5 +21,5 @@ def to_postgres(text: str) -> str:
 
 
 def from_postgres(text: str) -> str:
-    """Return the text that PostgreSQL holds, with U+0000 where it has `ZERO`."""
+    """Return the text of PostgreSQL, with U+0000 in place of `ZERO`."""
     return text.replace(ZERO, "\0")

@@ -1,4 +1,4 @@
-"""AUTHENTICATION of an endpoint: how it knows its peers, and in which order it offers to."""
+"""AUTHENTICATION of an endpoint: the methods to authenticate peers, and their order."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from servicebroker.model.errors import BrokerError
 
 
 class Method(StrEnum):
-    """How a peer is known: by the domain that it and this instance are in, or by a certificate that was imported."""
+    """A method to authenticate a peer: the domain of both instances, or an imported certificate."""
 
     WINDOWS = "WINDOWS"
     CERTIFICATE = "CERTIFICATE"
 
 
-PROTOCOLS = ("NTLM", "KERBEROS", "NEGOTIATE")  # of WINDOWS: SQL Server's words, which mean the same here
+PROTOCOLS = ("NTLM", "KERBEROS", "NEGOTIATE")  # of WINDOWS: SQL Server's names, which all mean the same here
 
 
 class Authentication(NamedTuple):
-    """What the clause says. `protocol` is that of WINDOWS, shown and nothing more."""
+    """The AUTHENTICATION clause. `protocol` is that of WINDOWS, for display only."""
 
     methods: tuple[Method, ...] = (Method.CERTIFICATE,)
     protocol: str = ""
 
     @property
     def description(self) -> str:
-        """As connection_auth_desc of sys.service_broker_endpoints has it."""
+        """The value of connection_auth_desc in sys.service_broker_endpoints."""
         return ", ".join(self.protocol if method is Method.WINDOWS else method.value for method in self.methods)
 
     @property
     def number(self) -> int:
-        """As connection_auth of sys.service_broker_endpoints has it: 1 to 10."""
+        """The value of connection_auth in sys.service_broker_endpoints: 1 to 10."""
         return _ALL.index(self) + 1
 
     @classmethod
     def numbered(cls, number: int) -> Authentication:
-        """The one of that number."""
+        """Return the authentication of that number."""
         return _ALL[number - 1]
 
 
@@ -58,9 +58,9 @@ _CLAUSE = re.compile(
 
 
 def parse_authentication(given: object) -> tuple[Authentication, str | None]:
-    """What AUTHENTICATION = ... says, and the name of the certificate; None for any own one.
+    """Parse AUTHENTICATION = ..., and return the name of the certificate too; None for any own one.
 
-    A name may stand in brackets.
+    A name may be in brackets.
 
     Raises:
         BrokerError: 5838.

@@ -1,15 +1,15 @@
-"""What a certificate says of itself; and what keys are sealed for."""
+"""The contents of a certificate; and the purposes for which keys are sealed."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import NamedTuple
 
-MASTER_KEY, PRIVATE_KEY, SESSION_KEY = "master key", "private key", "session key"  # each opens in no other's place
+MASTER_KEY, PRIVATE_KEY, SESSION_KEY = "master key", "private key", "session key"  # each opens for its own purpose only
 
 
 class Facts(NamedTuple):
-    """A certificate as it was read. `thumbprint` is the SHA-256 of `der`; dates are UTC."""
+    """The contents of a certificate. `thumbprint` is the SHA-256 of `der`; dates are UTC."""
 
     der: bytes
     thumbprint: bytes
@@ -20,5 +20,5 @@ class Facts(NamedTuple):
     expiry_date: datetime
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether its time has come and is not over."""
+        """Check whether `now` is within its validity."""
         return self.start_date <= now < self.expiry_date

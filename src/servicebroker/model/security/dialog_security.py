@@ -1,8 +1,8 @@
-"""How a conversation with another instance is secured, as the table of docs/reference/rules.md#dialog-security.
+"""The security of a conversation with another instance: the table of docs/reference/rules.md#dialog-security.
 
-Inside an instance nothing is encrypted, and a binding says only who acts (`engine/delivery/acting.py`). The
-reference says of some cells that the conversation fails, and elsewhere that its messages wait; here they wait, and
-transmission_status says for what (docs/decisions/086).
+Inside an instance nothing is encrypted, and a binding only decides which principal acts (`engine/delivery/acting.py`).
+For some cells the reference says both that the conversation fails and that its messages wait. Here they wait, with the
+reason in transmission_status (docs/decisions/086).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from servicebroker.model.security.certificates import Facts
 
 
 class Security(StrEnum):
-    """What protects a conversation: nothing, a session key of somebody unknown, or of somebody who is known."""
+    """The protection of a conversation: none, or a session key of an unknown or a known peer."""
 
     NONE = "N"
     ANONYMOUS = "A"
@@ -24,14 +24,14 @@ class Security(StrEnum):
 
 
 class Binding(StrEnum):
-    """What the remote service binding for the target service says."""
+    """The kind of the remote service binding for the target service."""
 
     NO_BINDING = "no binding"
     ANONYMOUS_ON = "ANONYMOUS = ON"
     ANONYMOUS_OFF = "ANONYMOUS = OFF"
 
 
-NO_BINDING, NO_CERTIFICATE = 9727, 9731  # of the reasons why messages wait
+NO_BINDING, NO_CERTIFICATE = 9727, 9731  # two of the reasons why messages wait
 NO_SERVICE_MASTER_KEY = 32  # the code that 28054 shows
 
 # (whether the owner of the initiating service has a certificate, ENCRYPTION, binding)
@@ -56,12 +56,12 @@ class Candidate(Protocol):
 
     @property
     def is_active_for_begin_dialog(self) -> bool:
-        """Whether conversations that begin may use it."""
+        """True if new conversations may use it."""
         ...
 
     @property
     def facts(self) -> Facts:
-        """What it says of itself."""
+        """The contents of the certificate."""
         ...
 
 
@@ -69,9 +69,9 @@ C = TypeVar("C", bound=Candidate)
 
 
 def choose(certificates: Sequence[C], now: datetime) -> C | int:
-    """Of the certificates of a user that with the latest expiry among those that are valid and active.
+    """Return the valid and active certificate of a user with the latest expiry.
 
-    Otherwise the number of the reason why there is none: 9731, or 9767 when those that are valid are not active.
+    If there is none, return the error number: 9731, or 9767 if the valid ones are not active.
     """
     valid = [one for one in certificates if one.facts.is_valid(now)]
     active = [one for one in valid if one.is_active_for_begin_dialog]

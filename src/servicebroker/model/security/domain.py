@@ -1,4 +1,4 @@
-"""The names of a domain and of its members, and the tokens by which it invites them (docs/decisions/155)."""
+"""The names of a domain and of its members, and the tokens that invite members (docs/decisions/155)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBER, _SECRET, _THUMBPRINT = 8, 24, 16  # bytes of the parts of a token
 
 
 class Member(NamedTuple):
-    """Who a certificate of a domain stands for; names are compared without case."""
+    """The member that a certificate of a domain stands for; names are compared without case."""
 
     domain: str
     name: str
@@ -26,10 +26,10 @@ class Member(NamedTuple):
 
 
 class Token(NamedTuple):
-    """What an invited member is given: the number of the invitation, its secret, and whose it is.
+    """The token for an invited member: number and secret of the invitation, and the domain.
 
-    `thumbprint` is the beginning of that of the authority. So the holder knows the domain when it sees it, and can
-    prove to have the token without showing it.
+    `thumbprint` is the beginning of the authority's thumbprint. So the holder recognizes the domain, and can prove to
+    have the token without showing it.
     """
 
     number: bytes
@@ -38,12 +38,12 @@ class Token(NamedTuple):
 
     @classmethod
     def make(cls, random: bytes, thumbprint: bytes) -> Self:
-        """Out of `_NUMBER` + `_SECRET` random bytes."""
+        """Return a token made of `_NUMBER` + `_SECRET` random bytes."""
         return cls(random[:_NUMBER], random[_NUMBER : _NUMBER + _SECRET], thumbprint[:_THUMBPRINT])
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """What was printed.
+        """Return the token in a printed text.
 
         Raises:
             DomainError: it is no token.
@@ -57,23 +57,23 @@ class Token(NamedTuple):
         return cls.make(data, data[_NUMBER + _SECRET :])
 
     def is_of(self, thumbprint: bytes) -> bool:
-        """Whether the domain with this authority has made it."""
+        """Check whether the domain with this authority has made the token."""
         return thumbprint.startswith(self.thumbprint)
 
     def __str__(self) -> str:
         return b"".join(self).hex()
 
 
-RANDOM = _NUMBER + _SECRET  # bytes that a token is made of
+RANDOM = _NUMBER + _SECRET  # random bytes in a token
 
 
 def account(domain: str, member: str) -> str:
-    """DOMAIN\\member."""
+    """Return DOMAIN\\member."""
     return f"{domain}\\{member}"
 
 
 def check_account(name: str) -> None:
-    """That a login FROM WINDOWS can name a member.
+    """Refuse a login name FROM WINDOWS that cannot name a member.
 
     Raises:
         BrokerError: 15407.
@@ -84,10 +84,10 @@ def check_account(name: str) -> None:
 
 
 def checked_name(what: str, name: str) -> str:
-    """The name of a domain or a member.
+    """Check and return the name of a domain or a member.
 
     Raises:
-        DomainError: it cannot be one.
+        DomainError: it is not valid.
     """
     if not _NAME.fullmatch(name):
         raise DomainError(
@@ -98,5 +98,5 @@ def checked_name(what: str, name: str) -> str:
 
 
 def usable_name(name: str) -> str:
-    """A name of the machine or the operating system as one of a domain or a member."""
+    """Return a machine's or user's name, changed to a valid name of a domain or a member."""
     return re.sub(r"[^A-Za-z0-9._$-]", "-", name).lstrip("._$-")[:63] or "unnamed"

@@ -1,9 +1,9 @@
-"""Principals and permissions: who may do what with which object, decided over plain values.
+"""Principals and permissions, decided by plain values.
 
 The rules: docs/reference/permissions.md.
 
-`IMPLIED_BY` says which permission brings which other, `UNASKED` which ones of SQL Server nothing here asks for; `NEEDS`
-says what each statement asks for.
+`IMPLIED_BY` lists the permissions that imply each permission. `UNASKED` are permissions of SQL Server that no statement
+here needs. `NEEDS` lists the needs of each statement.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import FIRST_USER_ID
 
 PUBLIC, DBO, GUEST, DB_OWNER, DB_DDLADMIN = 0, 1, 2, 16384, 16387
-DBO_SCHEMA = 1  # the number of the schema dbo
-NOBODY = -1  # owns what no principal of a database owns
+DBO_SCHEMA = 1  # the id of the schema dbo
+NOBODY = -1  # owner of objects without an owner in the database
 
 
 class Kind(IntEnum):
-    """What a permission can be on; the numbers are the classes of sys.database_permissions and sys.server_permissions.
+    """The classes of securables; the numbers are those of sys.database_permissions and sys.server_permissions.
 
-    But for OBJECT, a table, view, sequence, procedure or function of T-SQL: they are of class 1, as queues are.
+    Except OBJECT, a table, view, sequence, procedure or function of T-SQL: these are of class 1, as queues are.
     """
 
     DATABASE = 0
@@ -56,11 +56,11 @@ KIND_WORDS = {
     Kind.LOGIN: "login",
     Kind.OBJECT: "object",
 }
-_EVERYWHERE = (Kind.DATABASE, Kind.SERVER)  # what is granted on them holds for all that is in them
+_EVERYWHERE = (Kind.DATABASE, Kind.SERVER)  # a grant on them holds for everything in them
 
 
 class FixedPrincipal(NamedTuple):
-    """One that every database has; what a fixed role has, and is denied, is on the database."""
+    """A principal that every database has; grants and denials of a fixed role are on the database."""
 
     principal_id: int
     name: str
@@ -101,9 +101,9 @@ _OF_FIXED_ROLE = {principal.principal_id: principal for principal in FIXED_PRINC
 
 
 class User(NamedTuple):
-    """Who works in a broker database.
+    """A user of a broker database.
 
-    `also` are the users of certificates that have signed the module which runs: what they may, it may.
+    `also` are the users of certificates that have signed the running module: their permissions count, too.
     """
 
     database_id: int
@@ -114,14 +114,14 @@ class User(NamedTuple):
 
     @property
     def is_dbo(self) -> bool:
-        """Nothing is ever refused to dbo."""
+        """True for dbo, who may do everything."""
         return self.principal_id == DBO
 
 
 class Login(NamedTuple):
-    """Who works in an instance, as far as that matters for its databases: whose user somebody is in each of them.
+    """A login of an instance, which decides its users in the databases.
 
-    Without `login_id` and `postgres_role` it is nobody's, and guest everywhere; an administrator is dbo everywhere.
+    Without `login_id` and `postgres_role` it is unknown, and guest everywhere; an administrator is dbo everywhere.
     """
 
     name: str
@@ -131,9 +131,9 @@ class Login(NamedTuple):
 
 
 class Securable(NamedTuple):
-    """An object that permissions can be on; `name` is what a refusal calls it.
+    """An object that permissions can be on; `name` is its name in a refusal.
 
-    `schema_id` is that of the schema it is in, or is; 0 for what is in none.
+    `schema_id` is that of its schema, or its own for a schema; 0 without one.
     """
 
     kind: Kind
@@ -145,12 +145,12 @@ class Securable(NamedTuple):
 
     @property
     def is_built_in(self) -> bool:
-        """Every database has it, and everybody may refer to it."""
+        """True if every database has it, and all may refer to it."""
         return self.kind in _BROKERS and self.major_id < FIRST_USER_ID
 
 
 class Entry(NamedTuple):
-    """One row of what was granted or denied; `state` is one of the letters below."""
+    """One grant or denial; `state` is one of the letters below."""
 
     kind: Kind
     major_id: int
@@ -192,7 +192,7 @@ def _on_databases() -> dict[Right, tuple[Right, ...]]:
 
 
 def _on_schemas() -> dict[Right, tuple[Right, ...]]:
-    """On a schema, and on what is in one: tables and the like, and queues."""
+    """Return the permissions on a schema, and on objects in one: tables and the like, and queues."""
     database, schema = Kind.DATABASE, Kind.SCHEMA
     lattice: dict[Right, tuple[Right, ...]] = {
         (schema, "CONTROL"): ((database, "CONTROL"),),
@@ -253,7 +253,7 @@ def _on_servers() -> dict[Right, tuple[Right, ...]]:
     }
 
 
-# the permission on the database to alter, and to drop, any object of the broker's kinds
+# the permission on the database that allows ALTER and DROP of all objects of the kind
 ALTER_ANY = {
     Kind.QUEUE: "ALTER ANY SCHEMA",
     Kind.MESSAGE_TYPE: "ALTER ANY MESSAGE TYPE",
@@ -264,7 +264,7 @@ ALTER_ANY = {
     Kind.CERTIFICATE: "ALTER ANY CERTIFICATE",
 }
 _BROKERS = frozenset(ALTER_ANY)
-IMPLIED_BY = _lattice()  # every permission that exists, with those that imply it in one step
+IMPLIED_BY = _lattice()  # every permission, with those that imply it in one step
 
 
 def _unasked() -> frozenset[Right]:
@@ -302,14 +302,14 @@ def _unasked() -> frozenset[Right]:
     return frozenset((kind, name) for kind, listed in names.items() for name in listed)
 
 
-UNASKED = _unasked()  # permissions of SQL Server that nothing here asks for
+UNASKED = _unasked()  # permissions of SQL Server that no statement here needs
 
 
 def bringing(kind: Kind, permission: str) -> frozenset[Right]:
-    """The permission itself and all that imply it.
+    """Return the permission itself and all that imply it.
 
     Raises:
-        BrokerError: 4606 when objects of this kind have no such permission.
+        BrokerError: 4606 objects of this kind have no such permission.
     """
     if (kind, permission) not in IMPLIED_BY:
         raise BrokerError(4606, permission)
@@ -324,7 +324,7 @@ def bringing(kind: Kind, permission: str) -> frozenset[Right]:
 
 
 def fixed_roles_with(rights: frozenset[Right]) -> tuple[list[int], list[int]]:
-    """The fixed roles that have one of these rights, on the database, and those that are denied one."""
+    """Return the ids of fixed roles that have one of these rights on the database, and of those that are denied one."""
     on_database = {name for kind, name in rights if kind is Kind.DATABASE}
     roles = FIXED_PRINCIPALS
     return (
@@ -334,10 +334,10 @@ def fixed_roles_with(rights: frozenset[Right]) -> tuple[list[int], list[int]]:
 
 
 def is_allowed(identities: frozenset[int], permission: str, on: Securable, entries: Iterable[Entry]) -> bool:
-    """Whether somebody has a permission on an object.
+    """Check whether a principal has a permission on an object.
 
-    `identities` are the principal, the roles that it is in, directly or not, and public. dbo and the owner have
-    every permission; else a DENY to any of the identities counts more than what was granted to any of them.
+    `identities` are the principal, its direct and indirect roles, and public. dbo and the owner have every permission.
+    For others a DENY to any of the identities outweighs every grant.
     """
     if _owns(identities, on):
         return True
@@ -353,9 +353,9 @@ def is_allowed(identities: frozenset[int], permission: str, on: Securable, entri
 
 
 def is_denied(identities: frozenset[int], permission: str, on: Securable, entries: Iterable[Entry]) -> bool:
-    """Whether a permission on an object, or one that brings it, was denied to somebody; dbo and the owner never are.
+    """Check whether a permission on an object, or one that implies it, was denied; dbo and the owner never are.
 
-    Who was not denied it need not have it: `is_allowed`.
+    A principal without a denial need not have the permission: see `is_allowed`.
     """
     rights = bringing(on.kind, permission)
     return not _owns(identities, on) and any(
@@ -364,7 +364,7 @@ def is_denied(identities: frozenset[int], permission: str, on: Securable, entrie
 
 
 def may_grant(identities: frozenset[int], permission: str, on: Securable, entries: Iterable[Entry]) -> bool:
-    """Whether somebody may grant, deny and revoke: with CONTROL, or with the permission and its GRANT OPTION."""
+    """Check whether a principal may grant, deny and revoke: with CONTROL, or the permission with its GRANT OPTION."""
     entries = list(entries)
     rights = bringing(on.kind, permission)
     return is_allowed(identities, "CONTROL", on, entries) or (
@@ -384,9 +384,9 @@ def _concerns(entry: Entry, identities: frozenset[int], rights: frozenset[Right]
 
 
 class Need(NamedTuple):
-    """A permission that a statement asks for, on each of its objects of that kind; `number` refuses it.
+    """A permission that a statement needs, on each of its objects of that kind; `number` is the error without it.
 
-    `or_else`: a permission on the schema or the database of the object that does as well.
+    `or_else`: a permission on the schema or the database of the object that suffices, too.
     """
 
     kind: Kind
@@ -429,7 +429,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "BEGIN CONVERSATION TIMER": (Need(Kind.SERVICE, "SEND", 8494),),
     "RECEIVE": (Need(Kind.QUEUE, "RECEIVE", 229),),
     "GET CONVERSATION GROUP": (Need(Kind.QUEUE, "RECEIVE", 229),),
-    # of the owner of the initiating service, at the target
+    # checked for the owner of the initiating service, at the target
     "ARRIVE": (Need(Kind.SERVICE, "SEND", 8494),),
     "CREATE MESSAGE TYPE": _create("MESSAGE TYPE"),
     "CREATE CONTRACT": _create("CONTRACT", Kind.MESSAGE_TYPE),
@@ -457,7 +457,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "DROP ROUTE": _drop(Kind.ROUTE),
     "DROP CERTIFICATE": _drop(Kind.CERTIFICATE),
     "ALTER AUTHORIZATION": tuple(Need(kind, "TAKE OWNERSHIP", 15151) for kind in ALTER_ANY),
-    # of a collection that a message type names; on the database, where the permissions of a schema stand
+    # of a collection that a message type names; checked on the database, in place of the schema
     "FIND XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "REFERENCES", 15151),),
     "CREATE XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "CREATE XML SCHEMA COLLECTION", 262),),
     "ALTER XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "ALTER ANY SCHEMA", 15151),),
@@ -477,19 +477,19 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "ALTER ROLE": (Need(Kind.DATABASE, "ALTER ANY ROLE", 15151),),
     "ALTER FIXED ROLE": (Need(Kind.DATABASE, "CONTROL", 15151),),
     "DROP ROLE": (Need(Kind.DATABASE, "ALTER ANY ROLE", 15151),),
-    # for other users than oneself, and for roles that one is not in
+    # for other users than the current one, and for roles that it is not in
     "AUTHORIZATION": (Need(Kind.USER, "IMPERSONATE", 15151),),
     "AUTHORIZATION OF A ROLE": (Need(Kind.DATABASE, "CONTROL", 15151),),
     "ALTER AUTHORIZATION ON DATABASE": (Need(Kind.DATABASE, "CONTROL", 15151),),
-    # of other users than oneself
+    # for other users than the current one
     "EXECUTE AS USER": (Need(Kind.USER, "IMPERSONATE", 15517),),
     "WITH EXECUTE AS": (Need(Kind.USER, "IMPERSONATE", 15151),),
-    # of a signer, where a module of another database works as somebody
+    # of a signer, if a module of another database runs as its user
     "AUTHENTICATE": (Need(Kind.DATABASE, "AUTHENTICATE", 916),),
     "ADD SIGNATURE": (Need(Kind.OBJECT, "ALTER", 15151), Need(Kind.CERTIFICATE, "CONTROL", 15151)),
     "DROP SIGNATURE": (Need(Kind.OBJECT, "ALTER", 15151),),
     "CONNECT": (Need(Kind.DATABASE, "CONNECT", 916),),
-    # T-SQL: tables and the like; a queue can be read as one
+    # T-SQL: tables and the like; a queue can be selected from like a table
     "SELECT": (*_with_tables("SELECT"), Need(Kind.QUEUE, "SELECT", 229)),
     "INSERT": _with_tables("INSERT"),
     "UPDATE": _with_tables("UPDATE"),
@@ -504,7 +504,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "CREATE SYNONYM": _create_in_schema("SYNONYM"),
     "CREATE SEQUENCE": (Need(Kind.SCHEMA, "ALTER", 15247),),
     "CREATE SCHEMA": (Need(Kind.DATABASE, "CREATE SCHEMA", 15247),),
-    # and CONTROL on what goes there
+    # and CONTROL on the moved object
     "ALTER SCHEMA": (Need(Kind.SCHEMA, "ALTER", 15151),),
     "CREATE INDEX": _ALTER_TABLE,
     "CREATE TRIGGER": (Need(Kind.OBJECT, "ALTER", 2104),),
@@ -527,7 +527,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "DROP TRIGGER": _ALTER_MODULE,
     "DROP TYPE": (Need(Kind.SCHEMA, "ALTER", 218),),
     "DROP SCHEMA": (Need(Kind.SCHEMA, "CONTROL", 15151, (Kind.DATABASE, "ALTER ANY SCHEMA")),),
-    # the instance, in T-SQL: of logins; administrators are asked for nothing
+    # the instance, in T-SQL: permissions of logins; administrators need none
     "EXECUTE AS LOGIN": (Need(Kind.LOGIN, "IMPERSONATE", 15406),),
     "CREATE DATABASE": (Need(Kind.SERVER, "CREATE ANY DATABASE", 262),),
     "SET TRUSTWORTHY": (Need(Kind.SERVER, "CONTROL SERVER", 15247),),
@@ -551,7 +551,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
 
 
 def refusal(statement: str, need: Need, on: Securable, user: User, subject: tuple[object, ...] = ()) -> BrokerError:
-    """The error of a statement whose need is not met. `subject` is what it names, where that is not `on`."""
+    """Return the error of a statement whose need is not met. `subject` is the object it names, if that is not `on`."""
     word, _, kind = statement.partition(" ")
     action = word.lower() if word in ("ALTER", "DROP") and need.permission != "REFERENCES" else "find"
     if statement == "WITH EXECUTE AS":
