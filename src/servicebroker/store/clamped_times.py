@@ -1,8 +1,8 @@
 """Load times that Python cannot represent, infinity and years outside 1 to 9999, as a time at the end of its range.
 
-psycopg refuses the whole result for one such value, so a single row would hide all others from who looks after an
-instance. Such a time becomes EARLIEST or LATEST. These are a day within Python's range, so that they can be shown in
-any time zone. All other times are loaded as they are.
+psycopg refuses the whole result for one such value, so a single row would hide all others from an administrator. Such
+a time becomes EARLIEST or LATEST. These are a day within Python's range, so that they can be shown in any time zone.
+All other times are loaded as they are.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from psycopg.adapt import AdaptersMap, Loader
 from psycopg.pq import Format
 
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)  # of PostgreSQL
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)  # PostgreSQL's
 _MICROSECOND, _DAY = timedelta(microseconds=1), timedelta(days=1)
 _LONG, _INTEGER = struct.Struct("!q"), struct.Struct("!i")
 
 
 class ClampedContext(NamedTuple):
-    """What a psycopg Transformer is made with, so that it clamps times; `clamped_context` makes it."""
+    """The constructor argument of a psycopg Transformer that clamps times; `clamped_context` makes it."""
 
     adapters: AdaptersMap
     connection: psycopg.Connection[object] | psycopg.AsyncConnection[object] | None
@@ -63,7 +63,7 @@ class _DateLoader(Loader):
 
 
 def _time(units: int, unit: timedelta) -> datetime:
-    """Return the time so many units after PostgreSQL's epoch, or the nearer bound."""
+    """Return the time `units` after PostgreSQL's epoch, or the nearer bound."""
     try:
         return _EPOCH + units * unit
     except OverflowError:

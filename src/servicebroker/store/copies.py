@@ -1,7 +1,7 @@
-"""A copy of an instance in a file, and an instance from it, by PostgreSQL's own programs of the embedded server.
+"""Dump an instance into a file, and restore it, with PostgreSQL's own programs of the embedded server.
 
-What they write for one version of PostgreSQL another one takes: pg_restore's script goes to psql without the setting
-that servers before 17 do not know. All of it is one transaction.
+A dump works for other versions of PostgreSQL: pg_restore's script goes to psql without the setting that servers before
+17 do not know. A restore is one transaction.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from servicebroker.store.cluster import programs
 
 _GRANTS = re.compile(r"\d+; \d+ \d+ (DEFAULT )?ACL ")
 _STATEMENT = re.compile(r"GRANT |REVOKE |ALTER DEFAULT PRIVILEGES |(SET|RESET) SESSION AUTHORIZATION\b")
-# who may take our locks is a matter of the place: `store/lock_functions.py` sees to it when the copy is adopted
+# lock functions depend on the database: `store/lock_functions.py` grants them when the copy is adopted
 _LOCK_FUNCTION = re.compile(r" ON FUNCTION pg_catalog\.pg_(try_)?advisory_\w+\(integer, integer\) ")
 _NAME = r'("(?:[^"]|"")+"|[^\s";]+)'
 _ROLES = re.compile(
     rf"\b(?:TO|FROM|FOR ROLE|SESSION AUTHORIZATION) {_NAME}(?=;$| WITH GRANT| IN SCHEMA| GRANT| REVOKE)"
 )
 _UNKNOWN_BEFORE_17 = b"SET transaction_timeout = 0;\n"
-_HEADER = 40  # lines in which it stands
+_HEADER = 40  # lines that may contain the setting
 
 
 class Archive(NamedTuple):
-    """What pg_dump has written.
+    """A dump that pg_dump has written.
 
     Attributes:
-        migrations: the numbers of the schema's steps.
-        grants: statements that give and take rights, one in each line.
+        migrations: the numbers of the schema's migrations.
+        grants: statements that grant and revoke rights, one in each line.
     """
 
     file: Path
@@ -44,15 +44,15 @@ class Archive(NamedTuple):
 
     @property
     def roles(self) -> list[str]:
-        """Those that rights were granted to."""
+        """The roles that rights were granted to."""
         return sorted({role for grant in self.grants for role in _roles(grant)})
 
 
 def dump(url: str, file: Path) -> None:
-    """Copy all that a PostgreSQL database holds at one moment into a new file.
+    """Dump a snapshot of a whole PostgreSQL database into a new file.
 
     Raises:
-        InstanceError: pg_dump failed; there is no file.
+        InstanceError: pg_dump failed; no file is left.
     """
     try:
         _run("pg_dump", "--format=custom", f"--file={file}", url)
@@ -63,10 +63,10 @@ def dump(url: str, file: Path) -> None:
 
 
 def read(file: Path) -> Archive:
-    """Look into a copy.
+    """Read the contents of a dump.
 
     Raises:
-        InstanceError: it is none that pg_dump has made, or none of an instance.
+        InstanceError: it is no dump of pg_dump, or has no instance.
     """
     entries = _run("pg_restore", "--list", str(file)).splitlines()
     migrations = [entry for entry in entries if " TABLE DATA servicebroker migrations " in entry]
@@ -80,12 +80,12 @@ def read(file: Path) -> Archive:
 
 
 def restore(archive: Archive, url: str, *, privileges: bool) -> None:
-    """Make all that a copy holds, in an empty PostgreSQL database and in one transaction.
+    """Restore a dump into an empty PostgreSQL database, in one transaction.
 
-    Without `privileges` what was granted to roles is left out; what everybody may do, and may not, is as it was.
+    Without `privileges` grants to roles are left out; the rights of public are restored.
 
     Raises:
-        InstanceError: that failed, and nothing was made.
+        InstanceError: it failed, and nothing was restored.
     """
     grants = [one for one in archive.grants if privileges or not (_roles(one) or one.startswith("RESET SESSION"))]
     quiet = ("--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file=-", f"--dbname={url}")
@@ -100,7 +100,7 @@ def restore(archive: Archive, url: str, *, privileges: bool) -> None:
         with reading, making, suppress(BrokenPipeError), making.stdin as statements:
             statements.write(b"BEGIN;\n")
             _copy(reading.stdout, statements)
-            if not reading.wait():  # a script that was cut is never committed
+            if not reading.wait():  # a truncated script is never committed
                 statements.write("".join(f"{one}\n" for one in (*grants, "COMMIT;")).encode())
         for program, done, errors in (("psql", making, answered), ("pg_restore", reading, said)):
             if done.returncode:
@@ -118,13 +118,13 @@ def _copy(script: IO[bytes], statements: IO[bytes]) -> None:
 
 
 def _roles(grant: str) -> list[str]:
-    """The roles that a statement about rights names, but for PUBLIC."""
+    """Return the roles that a statement about rights names, except PUBLIC."""
     found = _ROLES.findall(grant)
     return [name[1:-1].replace('""', '"') if name.startswith('"') else name for name in found if name != "PUBLIC"]
 
 
 def _script(file: Path, entries: Sequence[str]) -> str:
-    """What these entries of the list of a copy stand for."""
+    """Return the script of these entries of a dump's list."""
     with tempfile.NamedTemporaryFile("w", suffix=".list") as chosen:
         chosen.write("".join(f"{entry}\n" for entry in entries))
         chosen.flush()
@@ -132,7 +132,7 @@ def _script(file: Path, entries: Sequence[str]) -> str:
 
 
 def _run(program: str, *arguments: str) -> str:
-    """What a program of PostgreSQL's puts out.
+    """Run a program of PostgreSQL and return its output.
 
     Raises:
         InstanceError: it failed.

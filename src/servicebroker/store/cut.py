@@ -1,4 +1,4 @@
-"""Ending a connection from another thread, whatever its own thread does with it."""
+"""Terminate a connection from another thread, whatever its own thread does with it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import psycopg
 
 
 def cut(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Cancel its statement, and let the server find that the client has gone: its transaction is undone.
+    """Cancel its statement and shut its socket down, so that the server rolls its transaction back.
 
-    Its own thread gets an error from the driver, and must close it as any connection that was lost.
+    Its own thread gets an error from the driver, and must close it like any lost connection.
     """
     with suppress(psycopg.Error, OSError):
         connection.pgconn.get_cancel().cancel()

@@ -1,7 +1,7 @@
-"""Prepared statements on our own connections, past the driver's cursors, which cost as much as a short statement.
+"""Prepared statements on our own connections, without the driver's cursors, which cost as much as a short statement.
 
-The driver's own protocol steps do the talking, so Ctrl-C and lost connections behave as they do with a cursor. The
-steps are generators: a connection that blocks runs them, and one of asyncio (aio/direct.py) does.
+The driver's own protocol steps do the communication, so Ctrl-C and lost connections behave as with a cursor. The steps
+are generators: a blocking connection runs them, and an asyncio connection (aio/direct.py) does.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from servicebroker.store.statements import Bodies, Row, Statement, Steps, text_o
 T = TypeVar("T")
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
-INTERVAL = 0.1  # seconds, as the driver has it
-_OUT = 60.0  # seconds that a connection goes from hand to hand until its pool sees it, which replaces old ones
+INTERVAL = 0.1  # seconds, the driver's default
+_OUT = 60.0  # seconds that a connection stays at hand before its pool sees it, which replaces old ones
 SPOIL = "do $$ begin raise 'a verb of servicebroker was cancelled'; end $$"
 _PREPARED_KEPT = 500  # on each connection
-_SEEN_KEPT = 5000  # statements, by their hashes, that were run once
+_SEEN_KEPT = 5000  # hashes of statements that were run once
 
 
 class Ahead(NamedTuple):
-    """BEGIN or COMMIT, which travels with the next statement.
+    """A deferred BEGIN or COMMIT, sent with the next statement.
 
-    `done` is told that a COMMIT succeeded, which is sent once. Without it this is a BEGIN: as long as that has not
-    succeeded it goes ahead of what comes next, so that nothing is done outside of the transaction.
+    `done` is called when a COMMIT has succeeded; it is sent only once. Without `done` the command is a BEGIN. It is
+    sent before each next statement until it succeeds, so that no statement runs outside of the transaction.
     """
 
     command: bytes
@@ -56,13 +56,13 @@ class Ahead(NamedTuple):
 
 @dataclass
 class Waiting:
-    """Verbs that were asked for and wait on a connection: they travel before its next statement, whoever runs that."""
+    """Deferred verbs of a connection: they run before its next statement, whoever runs that."""
 
     verbs: Callable[[], Steps[None]] | None = None
 
 
 class Result(NamedTuple):
-    """What a statement returned; `columns` is None when that is no rows. It has returned or changed `touched` rows."""
+    """The result of a statement; `columns` is None if it returns no rows. `touched` rows were returned or changed."""
 
     columns: tuple[str, ...] | None
     rows: list[Row]
@@ -70,7 +70,7 @@ class Result(NamedTuple):
 
 
 class PreparedStatements:
-    """What was prepared on a connection, and how to run it again; behind what is to be sent ahead of it."""
+    """The prepared statements of a connection, run after its deferred commands and verbs."""
 
     def __init__(self, ahead: list[Ahead], waiting: Waiting) -> None:
         self._ahead = ahead
@@ -78,14 +78,14 @@ class PreparedStatements:
         self._names: OrderedDict[tuple[str, tuple[int, ...]], bytes] = OrderedDict()
         self._seen: set[int] = set()
         self._made = 0
-        self._transformer: Any = None  # kept, since it remembers how each type is loaded
+        self._transformer: Any = None  # cached, since it remembers how to load each type
 
     def steps(
         self, connection: AnyConnection, sql: str, parameters: tuple[object, ...], then: bytes = b""
     ) -> PQGen[list[Row]]:
-        """The protocol's steps of a statement with $1, $2, ..., prepared at its first use; they return its rows.
+        """Return protocol steps for a statement with $1, $2, ..., prepared at its first use; they return its rows.
 
-        `then` is a command that follows it at once.
+        `then` is a command that is sent right after it.
         """
         result, transformer = yield from self._result_steps(connection, sql, parameters, then)
         if result.status != ExecStatus.TUPLES_OK:
@@ -93,10 +93,10 @@ class PreparedStatements:
         return _load(connection, result, transformer)
 
     def described_steps(self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]) -> PQGen[Result]:
-        """The same, with the names of the columns and the number of rows; prepared at its second use.
+        """Run a statement that is prepared at its second use; return column names and row count, too.
 
-        Most texts of a long script come once. Times that Python cannot represent are an error here: they are values of
-        the application's.
+        Most statements of a long script occur once. Times that Python cannot represent are an error here: they are
+        values of the application.
         """
         result, transformer = yield from self._result_steps(connection, sql, parameters, is_rare=True)
         count = result.command_tuples or 0
@@ -106,12 +106,12 @@ class PreparedStatements:
         return Result(columns, transformer.load_rows(0, result.ntuples, tuple), count)
 
     def before(self, connection: AnyConnection) -> PQGen[None]:
-        """The protocol's steps of all that is to be done before the next statement."""
+        """Return protocol steps for everything that is deferred until the next statement."""
         yield from self._verbs_that_wait(connection)
         yield from ahead_steps(connection, self._ahead)
 
     def _verbs_that_wait(self, connection: AnyConnection) -> PQGen[None]:
-        """Verbs that wait. Where one is refused, or they are cut, nothing of the transaction can be committed."""
+        """Run deferred verbs. If one is refused, or they are interrupted, the transaction can no longer commit."""
         if self._waiting.verbs is None:
             return
         verbs, self._waiting.verbs, was_cut = self._waiting.verbs(), None, True
@@ -155,7 +155,7 @@ class PreparedStatements:
         begins = bool(self._ahead)
         try:
             result = yield from self._run(connection, sql, types, values, transformer.formats, then, is_rare)
-        except psycopg.errors.InvalidSqlStatementName:  # the application said DISCARD ALL
+        except psycopg.errors.InvalidSqlStatementName:  # the application ran DISCARD ALL
             self._names.clear()
             if begins:
                 yield from command_steps(connection, b"rollback and chain")
@@ -165,7 +165,7 @@ class PreparedStatements:
                     "undone the transaction: begin it again."
                 ) from None
             result = yield from self._run(connection, sql, types, values, transformer.formats, then, is_rare)
-        except psycopg.errors.FeatureNotSupported:  # perhaps its table has other columns now
+        except psycopg.errors.FeatureNotSupported:  # possibly the columns of its table have changed
             self._give_up(sql, types)
             raise
         if result.status == ExecStatus.TUPLES_OK:
@@ -197,7 +197,7 @@ class PreparedStatements:
         return _checked(connection, (yield from generators.execute(pgconn)))
 
     def _give_up(self, sql: str, types: tuple[int, ...]) -> None:
-        """What was prepared is run no more; it is the first to be deallocated when there are too many."""
+        """Stop using a prepared statement; it is the first to be deallocated beyond the limit."""
         name = self._names.pop((sql, types), None)
         if name is not None:
             unused = name.decode(), types
@@ -205,7 +205,7 @@ class PreparedStatements:
             self._names.move_to_end(unused, last=False)
 
     def _is_new(self, sql: str, types: tuple[int, ...]) -> bool:
-        """Whether a statement comes for the first time, as far as it is remembered."""
+        """Check whether a statement occurs for the first time, as far as it is remembered."""
         seen = hash((sql, types))
         if seen in self._seen:
             return False
@@ -215,7 +215,7 @@ class PreparedStatements:
         return True
 
     def _run_between(self, connection: AnyConnection, send: Callable[[], None], then: bytes) -> PQGen[PGresult]:
-        """All of it in one round trip. Where one fails the server skips the rest."""
+        """Send everything in one round trip. After a failure the server skips the rest."""
         ahead = self._ahead.copy()
         self._ahead.clear()
         pgconn = connection.pgconn
@@ -230,7 +230,7 @@ class PreparedStatements:
             results = yield from _replies(pgconn, [done for _, done in ahead])
             self._ahead += _to_begin(ahead[len(results) - 1 :]) if _is_refused(results[-1]) else ()
         finally:
-            with contextlib.suppress(psycopg.Error):  # a lost connection has left it
+            with contextlib.suppress(psycopg.Error):  # a lost connection has left pipeline mode
                 pgconn.exit_pipeline_mode()
         _checked(connection, results)
         return results[len(ahead)]
@@ -248,13 +248,13 @@ class PreparedStatements:
 
 
 class DirectConnection(psycopg.Connection[Row]):
-    """A psycopg connection of ours; it remembers what was prepared on it.
+    """A psycopg connection of ours with a cache of its prepared statements.
 
     Attributes:
-        ahead: what is still to be sent before the next statement, whoever runs that.
-        waiting: verbs that are to be done before it, too.
-        due: the moment at which the pool is to see it again.
-        interval: seconds between two looks, while it waits, whether a signal came; a thread that gets none needs none.
+        ahead: commands to send before the next statement, whoever runs that.
+        waiting: deferred verbs to run before it, too.
+        due: the time at which the pool has to check it again.
+        interval: seconds between two checks for signals during a wait; a thread without signals needs none.
     """
 
     def __init__(self, pgconn: PGconn) -> None:
@@ -268,26 +268,26 @@ class DirectConnection(psycopg.Connection[Row]):
         self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
     def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
-        """Run a statement with $1, $2, ..., prepared at its first use, and return its rows; then that command.
+        """Run a statement with $1, $2, ..., prepared at its first use, then the command `then`. Returns the rows.
 
         Raises:
-            psycopg.Error: as a cursor would.
+            psycopg.Error: as from a cursor.
         """
         with self.lock:
             return super().wait(self.prepared_statements.steps(self, sql, parameters, then))
 
     def run_described(self, sql: str, parameters: tuple[object, ...]) -> Result:
-        """As `run_prepared`, with the names of the columns and the number of rows."""
+        """Run a statement as `run_prepared`, and return column names and row count, too."""
         with self.lock:
             return super().wait(self.prepared_statements.described_steps(self, sql, parameters))
 
     def wait(self, gen: PQGen[T], interval: float | None = None, timeout: float | None = None) -> T:
-        """As the driver's, which runs everything through it; what is to come before is done first."""
+        """Run protocol steps after the deferred ones; the driver runs everything through this method."""
         return super().wait(behind(self, gen), interval or self.interval, timeout)
 
 
 class Due(Protocol):
-    """A connection that says when its pool is to see it again."""
+    """A connection with the time at which its pool has to check it again."""
 
     due: float
     pgconn: PGconn
@@ -297,10 +297,9 @@ C = TypeVar("C", bound=Due)
 
 
 class AtHand(Generic[C]):
-    """The connection that was given back last, for who comes next: to ask the pool costs as much as a third of a SEND.
+    """The last returned connection, for the next caller: asking the pool costs a third of a SEND.
 
-    As long as somebody asks the pool nothing is kept here, so nobody waits there for what lies here. Any thread may
-    use it.
+    While a caller asks the pool, no connection is kept here, so no caller waits in vain. Any thread may use it.
     """
 
     def __init__(self) -> None:
@@ -310,7 +309,7 @@ class AtHand(Generic[C]):
         self._lock = threading.Lock()
 
     def take(self) -> C | None:
-        """The connection. None: the pool is to be asked, and then `asked` to be called."""
+        """Return the connection. None: the caller has to ask the pool and then call `asked`."""
         with self._lock:
             taken, self._connection = self._connection, None
             if taken is None:
@@ -318,14 +317,14 @@ class AtHand(Generic[C]):
         return taken
 
     def asked(self, given: C | None) -> None:
-        """The pool was asked, and has given this one."""
+        """Note the end of a request to the pool, and the connection that it returned."""
         with self._lock:
             self._asking -= 1
         if given is not None:
             given.due = monotonic() + _OUT
 
     def keep(self, connection: C) -> C | None:
-        """Keep it. What is returned the pool is to have: what lay here before, or the connection itself."""
+        """Keep the connection. Returns one for the pool: the earlier connection at hand, or this one."""
         if connection.pgconn.transaction_status != TransactionStatus.IDLE or monotonic() > connection.due:
             return connection
         with self._lock:
@@ -335,7 +334,7 @@ class AtHand(Generic[C]):
         return before
 
     def let_go(self, *, for_good: bool = False) -> C | None:
-        """What lies here, if anything: the pool is to have it. `for_good`: and whatever comes later."""
+        """Return the connection at hand, if any, for the pool. `for_good`: keep no later one either."""
         with self._lock:
             self._is_closed |= for_good
             left, self._connection = self._connection, None
@@ -343,7 +342,7 @@ class AtHand(Generic[C]):
 
 
 class DirectPool(ConnectionPool[DirectConnection]):
-    """A pool of such connections, with the one at hand that was given back last."""
+    """A pool of such connections that keeps the last returned one at hand."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._at_hand: AtHand[DirectConnection] = AtHand()
@@ -351,7 +350,7 @@ class DirectPool(ConnectionPool[DirectConnection]):
         super().__init__(*arguments, **options)
 
     def getconn(self, timeout: float | None = None) -> DirectConnection:
-        """As the driver's, but for the one at hand."""
+        """Take the connection at hand, else one of the pool."""
         if (connection := self._at_hand.take()) is not None:
             return connection
         try:
@@ -361,13 +360,13 @@ class DirectPool(ConnectionPool[DirectConnection]):
         return connection
 
     def check(self) -> None:
-        """As the driver's; the one at hand too."""
+        """Check the pool, including the connection at hand."""
         if (left := self._at_hand.let_go()) is not None:
             self.putconn(left)
         super().check()
 
     def close(self, timeout: float = 5.0) -> None:
-        """As the driver's; the one at hand too."""
+        """Close the pool, including the connection at hand."""
         if (left := self._at_hand.let_go(for_good=True)) is not None:
             self.putconn(left)
         super().close(timeout)
@@ -380,7 +379,7 @@ def run_command(connection: psycopg.Connection[Any], command: bytes) -> None:
 
 
 def send_ahead(connection: DirectConnection) -> None:
-    """Do what would come before the next statement: there is none."""
+    """Run the deferred commands and verbs now, since no statement follows."""
     if connection.ahead or connection.waiting.verbs:
         with connection.lock:
             connection.wait(nothing())
@@ -392,13 +391,13 @@ def run_query(cursor: psycopg.RawCursor[Any], sql: bytes, parameters: tuple[obje
 
 
 def command_steps(connection: AnyConnection, command: bytes) -> PQGen[None]:
-    """The protocol's steps of `run_command`."""
+    """Return the protocol steps of `run_command`."""
     connection.pgconn.send_query(command)
     _checked(connection, (yield from generators.execute(connection.pgconn)))
 
 
 def ahead_steps(connection: AnyConnection, ahead: list[Ahead]) -> PQGen[None]:
-    """What goes ahead, one after the other."""
+    """Run the deferred commands, one after the other."""
     while ahead:
         first = ahead.pop(0)
         try:
@@ -415,7 +414,7 @@ def _to_begin(refused: Sequence[Ahead]) -> list[Ahead]:
 
 
 def behind(connection: AnyConnection, steps: PQGen[T]) -> PQGen[T]:
-    """The steps, after all that is to come before them on a connection of ours."""
+    """Return the steps, after everything that is deferred on a connection of ours."""
     statements: PreparedStatements | None = getattr(connection, "prepared_statements", None)
     if statements is not None:
         yield from statements.before(connection)
@@ -423,31 +422,31 @@ def behind(connection: AnyConnection, steps: PQGen[T]) -> PQGen[T]:
 
 
 def nothing() -> PQGen[None]:
-    """No steps."""
+    """Return no steps."""
     return
     yield
 
 
 def _spoil() -> Steps[None]:
-    """Verbs were cut between two statements: what they have begun must not be committed."""
+    """Fail the transaction of interrupted verbs, so that their first half is not committed."""
     yield Statement("direct.spoil", SPOIL)
 
 
 def is_direct(connection: AnyConnection) -> bool:
-    """Whether prepared statements may go this way now: not in the middle of a pipeline of the application's."""
+    """Check whether statements can be run directly now: not while the application has a pipeline open."""
     return connection.pgconn.pipeline_status == PipelineStatus.OFF
 
 
 def is_idle(connection: AnyConnection) -> bool:
-    """Whether no transaction is open, or about to begin with the next statement."""
+    """Check whether no transaction is open, nor deferred until the next statement."""
     return connection.pgconn.transaction_status == TransactionStatus.IDLE and not getattr(connection, "ahead", ())
 
 
 def _load(connection: AnyConnection, result: PGresult, transformer: Any) -> list[Row]:
-    """Return the rows of a result that the transformer was given; times that Python cannot represent are clamped."""
+    """Return the rows of a result that the transformer has; times that Python cannot represent are clamped."""
     try:
         rows: list[Row] = transformer.load_rows(0, result.ntuples, tuple)
-    except psycopg.DataError:  # only then, because the driver's loaders are several times as fast
+    except psycopg.DataError:  # clamp only now, because the driver's loaders are several times as fast
         clamping: Any = Transformer(clamped_context(connection))
         clamping.set_pgresult(result, set_loaders=True, format=Format.BINARY)
         rows = clamping.load_rows(0, result.ntuples, tuple)
@@ -455,7 +454,7 @@ def _load(connection: AnyConnection, result: PGresult, transformer: Any) -> list
 
 
 def _replies(pgconn: PGconn, ahead: Sequence[Callable[[], None] | None]) -> PQGen[list[PGresult]]:
-    """What the server answers to a pipeline up to its end, or to the first failure; who waits for one is told."""
+    """Return the server's replies to a pipeline, up to the first failure; calls `done` of each successful COMMIT."""
     yield from generators.send(pgconn)
     results: list[PGresult] = []
     while True:
@@ -480,10 +479,10 @@ def _is_refused(result: PGresult) -> bool:
 
 
 def _checked(connection: AnyConnection, results: Sequence[PGresult]) -> PGresult:
-    """The last result.
+    """Return the last result.
 
     Raises:
-        psycopg.Error: what PostgreSQL has refused.
+        psycopg.Error: an error of PostgreSQL.
     """
     result = results[-1]
     if result.status == ExecStatus.FATAL_ERROR:
@@ -492,13 +491,13 @@ def _checked(connection: AnyConnection, results: Sequence[PGresult]) -> PGresult
 
 
 def adapt(adapters: AdaptersMap) -> None:
-    """Our own ways to load a uuid and to send an array of bodies."""
+    """Register our own loader of uuid and dumper of an array of bodies."""
     adapters.register_loader("uuid", _UuidLoader)
     adapters.register_dumper(Bodies, _BodiesDumper)
 
 
 class _BodiesDumper(Dumper):
-    """One dimension from 1, its elements as length and bytes; the length -1 stands for NULL."""
+    """Dumps one dimension from 1, each element as length and bytes; the length -1 means NULL."""
 
     format = Format.BINARY
     oid = 1001  # bytea[]
@@ -515,7 +514,7 @@ _HEAD = struct.Struct("!iiIii")  # dimensions, has NULLs, type of the elements (
 
 
 class _UuidLoader(Loader):
-    """The rows of one RECEIVE name few conversations: build each UUID once."""
+    """Loads a UUID once for equal bytes: the rows of one RECEIVE have few conversations."""
 
     format = Format.BINARY
 

@@ -1,16 +1,16 @@
 """A private PostgreSQL in a data folder, shared by all processes of the folder's owner.
 
-Whoever has it open starts it again when it has died, but for those who stay for a few statements only.
+Every process that has it open for long restarts it if it has died.
 
-What the folder holds:
+Contents of the folder:
 
     lock             held while the server is created, started or stopped
-    home             the path of the folder, by which a copy of it is recognised
-    in-use           held, shared, by everyone who has the server open; a killed process lets go by itself
-    postgresql/      the cluster and, when the path is short enough, its socket
-    postgresql.log   what the server says; begun anew at a start when it has grown large
+    home             the path of the folder, which reveals a copy
+    in-use           locked, shared, by every process that has the server open; a killed process releases it
+    postgresql/      the cluster and, if the path is short enough, its socket
+    postgresql.log   the server's log; begun anew at a start if it is large
 
-What is done to the cluster itself stands in `store/cluster.py`.
+Operations on the cluster itself are in `store/cluster.py`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import Self
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.cluster import HOME, Cluster, server_user, unusable, user_name
 
-LOOK = 0.5  # seconds between two looks whether the server lives
-PAUSE = 5.0  # seconds after an attempt to start it that has failed
+LOOK = 0.5  # seconds between two checks of the server
+PAUSE = 5.0  # seconds after a failed attempt to start it
 _log = logging.getLogger("servicebroker")
 
 
@@ -41,7 +41,7 @@ class EmbeddedServer:
     A forked child shares nothing: it calls `start` for itself, and cannot stop its parent's server.
 
     Attributes:
-        url: where the server is, for libpq (psycopg, ADBC, psql), valid in every process of the same OS user.
+        url: the server's URL for libpq (psycopg, ADBC, psql), valid in every process of the same OS user.
     """
 
     url: str
@@ -58,8 +58,8 @@ class EmbeddedServer:
     def start(cls, folder: Path | str, *, takes_copies: bool = False, watches: bool = True) -> Self:
         """Create the server in `folder`, start it, or join the running one.
 
-        `takes_copies` is for the command that adopts one. Who stays for a few statements, beside others who have the
-        server open for long, needs no thread that `watches` whether it lives.
+        `takes_copies` is for the command that adopts one. A caller that stays for a few statements, beside others who
+        have the server open for long, needs no thread that `watches` the server.
 
         Raises:
             InstanceError: the folder cannot be used or is a copy, the disk is full, or PostgreSQL refused to start.
@@ -85,44 +85,44 @@ class EmbeddedServer:
 
     @classmethod
     def join(cls, folder: Path | str, *, takes_copies: bool = False, watches: bool = True) -> Self:
-        """The same, only where a server has been created: in a mistyped folder a new one would help nobody.
+        """Join a server that has been created before: in a mistyped folder a new one would help nobody.
 
         Raises:
-            InstanceError: none has been; and as `start`.
+            InstanceError: the folder has none; and as `start`.
         """
         cls.must_exist(folder)
         return cls.start(folder, takes_copies=takes_copies, watches=watches)
 
     @staticmethod
     def settle(folder: Path | str) -> None:
-        """Make the folder the home of its instance: a copy was adopted."""
+        """Make the folder, an adopted copy, the home of its instance."""
         place = Path(os.path.realpath(folder))
         with _transition(place):
             Cluster(place, server_user()).settle()
 
     @staticmethod
     def is_copy(folder: Path | str) -> bool:
-        """Whether the folder is a copy of another one, which nobody has adopted."""
+        """Check whether the folder is a copy of another one that was not adopted."""
         return Cluster(Path(os.path.realpath(folder)), server_user()).original() is not None
 
     @classmethod
     def must_exist(cls, folder: Path | str) -> None:
-        """Refuse a folder in which no server has been created.
+        """Raise unless a server has been created in the folder.
 
         Raises:
-            InstanceError: it is one.
+            InstanceError: none has been.
         """
         if not cls.exists(folder):
             raise InstanceError(f"There is no instance in '{folder}': make one with servicebroker init.")
 
     @staticmethod
     def exists(folder: Path | str) -> bool:
-        """Whether a server has been created in `folder`."""
+        """Check whether a server has been created in `folder`."""
         return (Path(folder) / "postgresql").is_dir()
 
     @staticmethod
     def stop_unused(folder: Path) -> None:
-        """Stop the server of a folder unless somebody has it open: who had was killed.
+        """Stop the server of a folder unless a process has it open: the last one was killed.
 
         Raises:
             InstanceError: it does not stop.
@@ -132,7 +132,7 @@ class EmbeddedServer:
     @classmethod
     @contextmanager
     def made(cls, folder: Path | str) -> Iterator[Self]:
-        """A server in a folder that has none, for a `with` block; when that fails, nothing of it is left.
+        """Create a server in a folder without one, for a `with` block; a failure leaves nothing of it.
 
         Raises:
             InstanceError: as `start`.
@@ -158,7 +158,7 @@ class EmbeddedServer:
 
 
 def _watch(cluster: Cluster, left: threading.Event) -> None:
-    """Start the server again whenever it has died, until we have left it; one of those who have it open does."""
+    """Restart the server whenever it has died, until this process leaves it; one of its processes does so."""
     pause = LOOK
     while not left.wait(pause):
         pause = LOOK
@@ -168,7 +168,7 @@ def _watch(cluster: Cluster, left: threading.Event) -> None:
             with _transition(cluster.folder):
                 if left.is_set() or cluster.is_running():
                     continue
-                if not cluster.data.is_dir():  # somebody has deleted it
+                if not cluster.data.is_dir():  # the cluster was deleted
                     return
                 _log.error("%s It is started again.", cluster.obituary())
                 cluster.bring_up()
@@ -196,7 +196,7 @@ def _leave(cluster: Cluster, in_use: int, opener: int, left: threading.Event) ->
 
 
 def _unmake(folder: Path, new: Iterable[Path]) -> None:
-    """Remove a server that nobody else has open, with the folders that were made for it."""
+    """Remove a server that no other process has open, with the folders that were created for it."""
     with suppress(OSError), _transition(folder):
         in_use = _open_lock(folder / "in-use")
         try:
@@ -233,7 +233,7 @@ def _open_lock(path: Path) -> int:
 
 @contextmanager
 def _transition(folder: Path) -> Iterator[None]:
-    """One at a time creates, starts or stops the server of a folder."""
+    """Lock the folder: only one process at a time creates, starts or stops its server."""
     lock = _open_lock(folder / "lock")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

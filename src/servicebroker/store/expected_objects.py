@@ -1,9 +1,9 @@
-"""How tables, views, functions and triggers of the broker are defined: recorded when they are made, compared later.
+"""Definitions of the broker's tables, views, functions and triggers: recorded when created, compared later.
 
-PostgreSQL's own words are compared. Another major version may choose others, and a dump that was restored does: then
-nothing is said, until `servicebroker check --mend` has recorded it again. A queue's
-objects are compared with those of a pattern, a queue that is made for that and dropped again; but for queues whose
-fingerprint (`store/verbs.sql`) is what it was when they were made: nobody has touched them since.
+PostgreSQL's own text of definitions is compared. Another major version may produce other text, and a restored dump
+does. Then nothing is reported until `servicebroker check --mend` has recorded it again. A queue's objects are compared
+with those of a pattern, a queue that is created for that and dropped again. Queues with an unchanged fingerprint
+(`store/verbs.sql`) are skipped: their objects are as created.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_PATTERN = 2_147_483_646  # a number that no queue has, and no text of a template
+_PATTERN = 2_147_483_646  # the id of the pattern queue: no queue has it, and no template contains it
 _VIEW = f"pattern_{_PATTERN}"
 _ID, _SHOWN = "{id}", "{view}"
-# where it was recorded: a major version of PostgreSQL, and not a dump that was restored, which has other numbers
+# the recording server: a major version of PostgreSQL, and not a restored dump, which has other oids
 _VERSION = (
     "hashtext(concat_ws(' ', current_setting('server_version_num')::integer / 10000, "
     "'servicebroker.made'::regclass::oid))"
@@ -34,12 +34,12 @@ _OF_NO_QUEUE, _OF_TOUCHED = "queue_id is null", "queue_id = any ($1::int[])"
 
 @functools.cache
 def _objects(which: str) -> str:
-    """What is there and how it is defined: of no queue, of some, of both."""
+    """Return SQL for the existing objects and their definitions: of no queue, of some, or of both."""
     return (resources.files(__package__) / "definitions.sql").read_text().replace("{which}", which)
 
 
 def record() -> Steps[None]:
-    """Note how everything is defined now; where it was made."""
+    """Record the definitions of all objects, on the server that created them."""
     yield SQL("record.delete_made", prepared=False)
     yield Statement(
         "expected_objects.record.insert_made",
@@ -51,7 +51,7 @@ def record() -> Steps[None]:
     yield _note_pattern(False)
     yield queue_functions(_PATTERN, True)
     yield _note_pattern(True)
-    rows = yield Statement(  # a table uses its sequence
+    rows = yield Statement(  # drop a table before its sequence
         "expected_objects.record.find_pattern",
         "select text from (select 1, format('drop function %s', p.oid::regprocedure) from pg_proc p "
         f"where p.pronamespace = 'servicebroker'::regnamespace and p.proname like '%\\_{_PATTERN}' union all "
@@ -68,7 +68,7 @@ def record() -> Steps[None]:
 
 
 def _note_pattern(retention: bool) -> Statement:
-    """What a queue has; of the functions for RETENTION on or off."""
+    """Return the statement that records the objects of the pattern; functions for RETENTION on or off."""
     return Statement(
         "expected_objects.note_pattern",
         f"{_objects(f'queue_id = {_PATTERN}')} "
@@ -82,7 +82,7 @@ def _note_pattern(retention: bool) -> Statement:
 
 
 def is_foreign() -> Steps[bool]:
-    """Whether another PostgreSQL has recorded it, or this is a restored copy, so that nothing can be compared."""
+    """Check whether another PostgreSQL recorded the definitions, or this is a restored copy; no comparison then."""
     rows = yield Statement(
         "expected_objects.is_foreign",
         f"select from servicebroker.made where server <> {_VERSION} limit 1",
@@ -92,23 +92,23 @@ def is_foreign() -> Steps[bool]:
 
 
 def changed(most: int) -> Steps[list[tuple[str, str, bool]]]:
-    """What is missing, or defined otherwise than it was made: kind, name, whether it is there. At most so many.
+    """Return missing and changed objects: kind, name, and whether the object exists. At most `most`.
 
-    Nothing where it `is_foreign`.
+    Nothing if it `is_foreign`.
     """
     rows = yield _compared((yield from _touched_queues()), f"{_OF_NO_QUEUE} or {_OF_TOUCHED}", most)
     return [(kind, name, is_there) for kind, name, is_there, _ in rows]
 
 
 def trust_queues() -> Steps[None]:
-    """Trust all queues whose objects are defined as they should be, however that came, until somebody touches them."""
+    """Trust all queues whose definitions are as expected, until one of their objects is touched."""
     if touched := (yield from _touched_queues()):
         rows = yield _compared(touched, _OF_TOUCHED, None)
         yield SQL("trust_queues", (touched, sorted({row[-1] for row in rows})), prepared=False)
 
 
 def _compared(touched: list[int], which: str, most: int | None) -> Statement:
-    """Kind, name, whether it is there, and the queue, of what is not as it should be: of these queues, and of none."""
+    """Return the statement that finds deviating objects of these queues, and of none: kind, name, existence, queue."""
     return Statement(
         "expected_objects.compared",
         f"{_objects(which)}, expected as (select * from ("
@@ -124,7 +124,7 @@ def _compared(touched: list[int], which: str, most: int | None) -> Statement:
         "select e.kind, case when q.queue_id is null then e.name "
         f"else replace(e.name, '{_SHOWN}', format('%I.%I', q.postgres_schema, q.postgres_name)) end, "
         "o.kind is not null, e.queue_id from expected e left join objects o on o.kind = e.kind and o.name = e.name "
-        # = and not is: who joins by equality alone does not compare each queue with each other one
+        # = and not is: a join by equality alone does not compare each queue with each other one
         "and coalesce(o.queue_id, 0) = coalesce(e.queue_id, 0) "
         "left join servicebroker.queues q on q.queue_id = e.queue_id "
         "where case when e.queue_id is null then md5(o.definition) else o.definition end "
@@ -135,7 +135,7 @@ def _compared(touched: list[int], which: str, most: int | None) -> Statement:
 
 
 def _touched_queues() -> Steps[list[int]]:
-    """The queues of whose objects one was written since we have made them, though perhaps as it was."""
+    """Return the queues with an object that was written since its creation, though perhaps unchanged."""
     judges = yield Statement(
         "expected_objects.touched_queues.find_judge", f"select to_regprocedure('{_FINGERPRINT}') is not null"
     )

@@ -1,8 +1,8 @@
-"""Connections over a fork: a child must not speak on the sockets of its parent.
+"""Connections after a fork: a child must not speak on the sockets of its parent.
 
-A forked child has copies of its parent's sockets. Whatever it sends there reaches the server as if the parent had sent
-it: the ROLLBACK at the end of a block, or the goodbye of a connection that is closed, would undo the parent's
-transaction. So each socket of ours leads nowhere in a child: writing fails there, and the parent goes on.
+A forked child has copies of its parent's sockets. Everything it sends there reaches the server as if the parent had
+sent it: the ROLLBACK at the end of a block, or the Terminate of a closed connection, would undo the parent's
+transaction. So in a child each socket of ours is replaced by a dead one: writing fails there, and the parent goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CONNECTIONS: WeakSet[Any] = WeakSet()
 
 
 def protect(connection: Any) -> None:
-    """Cut this psycopg connection off in every child that is forked from now on."""
+    """Cut off this psycopg connection in every child that is forked from now on."""
     _CONNECTIONS.add(connection)
 
 
@@ -27,7 +27,7 @@ def _cut_off() -> None:
         other.close()
         with nowhere:
             for connection in list(_CONNECTIONS):
-                with contextlib.suppress(Exception):  # closed already
+                with contextlib.suppress(Exception):  # already closed
                     os.dup2(nowhere.fileno(), connection.fileno(), inheritable=False)
     _CONNECTIONS.clear()
 

@@ -1,4 +1,4 @@
-"""A thread that hears PostgreSQL's notifications, beside one that works."""
+"""A thread that receives PostgreSQL's notifications for another thread."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import psycopg
 from servicebroker.store.connection import connect
 from servicebroker.store.running import execute
 
-_FOREVER = 3600.0  # seconds between two looks at nothing: what ends the block ends the wait
+_FOREVER = 3600.0  # seconds between two polls of the driver; closing the block ends the wait
 
 
 class Ear:
-    """Tells whether notifications still come: the connection that hears may be lost alone."""
+    """The state of a listener: its connection may be lost while others live."""
 
     def __init__(self) -> None:
         self.problem: psycopg.Error | None = None
 
     def check(self) -> None:
-        """To be asked now and then.
+        """Raise if notifications no longer come; call it now and then.
 
         Raises:
-            psycopg.Error: nothing is heard any more, and why.
+            psycopg.Error: the cause.
         """
         if self.problem is not None:
             raise self.problem
@@ -37,9 +37,9 @@ class Ear:
 def hearing(
     url: str, channels: tuple[str, ...], heard: Callable[[psycopg.Notify], object], *, name: str
 ) -> Iterator[Ear]:
-    """Call `heard` for each notification as long as the block runs, on a connection of that application name.
+    """Call `heard` for each notification while the block runs, on a connection with that application name.
 
-    When the connection is lost nothing more is heard, which only the `Ear` tells.
+    If the connection is lost, no more notifications come, which only the `Ear` tells.
 
     Raises:
         InstanceError: the server cannot be reached.
@@ -67,9 +67,9 @@ def hearing(
 
 
 def _hang_up(connection: psycopg.Connection[Any]) -> None:
-    """End what waits on the connection, in another thread."""
+    """End the wait on the connection, in another thread."""
     with (
-        contextlib.suppress(OSError, psycopg.Error),  # it is lost: that has ended it
+        contextlib.suppress(OSError, psycopg.Error),  # a lost connection has ended the wait
         socket.socket(fileno=os.dup(connection.fileno())) as line,
     ):
         line.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
-"""The home of an instance: the PostgreSQL database it was made in or adopted for (decision 350).
+"""The home of an instance: the PostgreSQL database in which it was created or adopted (decision 350).
 
-A dump that was restored, a database made from a template and a subscriber of logical replication have the same rows in
-another database. Such a copy has the identity of the original, so nobody may work with it before it is adopted.
+A restored dump, a database made from a template and a subscriber of logical replication have the same rows in another
+database. Such a copy has the identity of the original, so it must be adopted before any use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import psycopg
 from servicebroker.model.errors import NotAdopted
 from servicebroker.store.running import execute
 
-HERE, UPGRADED, COPY = "here", "upgraded", "copy"  # what servicebroker.home() answers
+HERE, UPGRADED, COPY = "here", "upgraded", "copy"  # results of servicebroker.home()
 
 CURE = (
     "servicebroker instance adopt --identifier new makes it another instance beside the original, keep or error put it "

@@ -1,8 +1,8 @@
 # Made from aio/kept.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Group locks that a session keeps beyond a savepoint, and how they are given back when the transaction has ended.
+"""Group locks that a session keeps beyond a savepoint, and their release after the transaction.
 
-The server takes them (`keep_lock`) and says so in the last column of the statement's first row. What is noted here
-belongs to one connection; a connection that is lost has freed its locks.
+The server takes them (`keep_lock`) and reports them in the last column of the statement's first row. Notes belong to
+one connection; a lost connection has freed its locks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from servicebroker.store import locks
 from servicebroker.store.statements import text_of
 
 _FREE = "select pg_advisory_unlock(%s, key) from unnest(%s::int[]) key"
-# only where no transaction holds group locks: pg_locks does not tell them from those of the session
+# only while no transaction holds group locks: pg_locks does not distinguish them from those of the session
 _FREE_ALL = (
     "select pg_advisory_unlock(%s, (objid::bigint - (objid::bigint >> 31 << 32))::int) from pg_locks "
     "where locktype = 'advisory' and granted and objsubid = 2 and classid = %s and pid = pg_backend_pid() "
@@ -32,24 +32,24 @@ _FREE_ALL = (
 class _Kept:
     keys: list[int] = field(default_factory=list)
     unsure: bool = False  # a statement failed after it may have taken a lock
-    since: datetime | None = None  # when the transaction began that took them; known only when somebody asked
+    since: datetime | None = None  # start of their transaction; known only after `settle` or `note_transaction`
 
 
-_REMEMBERED = "servicebroker_kept"  # by the connection itself, since each verb asks
+_REMEMBERED = "servicebroker_kept"  # an attribute of the connection, since each verb reads it
 
 
 def note(connection: psycopg.Connection[Any], keys: int | list[int]) -> None:
-    """The session keeps this lock, or these."""
+    """Note that the session keeps this lock, or these."""
     _of(connection).keys += keys if isinstance(keys, list) else [keys]
 
 
 def doubt(connection: psycopg.Connection[Any]) -> None:
-    """The session may keep a lock that was not told of."""
+    """Note that the session may keep an unreported lock, since a statement failed."""
     _of(connection).unsure = True
 
 
 def is_kept(connection: psycopg.Connection[Any]) -> bool:
-    """Whether there may be something to release."""
+    """Check whether there may be locks to release."""
     return hasattr(connection, _REMEMBERED)
 
 
@@ -59,7 +59,7 @@ def _of(connection: psycopg.Connection[Any]) -> _Kept:
 
 
 def release(connection: psycopg.Connection[Any]) -> None:
-    """The transaction has ended: the locks go back. Costs nothing when there are none."""
+    """Release the locks after the transaction has ended. Costs nothing without locks."""
     kept: _Kept | None = getattr(connection, _REMEMBERED, None)
     if kept is None:
         return
@@ -70,7 +70,7 @@ def release(connection: psycopg.Connection[Any]) -> None:
 
 
 def settle(connection: psycopg.Connection[Any]) -> None:
-    """Before a verb on a connection whose transactions somebody else ends: give back what an ended one has left."""
+    """Before a verb on a connection with transactions of the application: release locks of an ended transaction."""
     kept: _Kept | None = getattr(connection, _REMEMBERED, None)
     if kept is None or connection.info.transaction_status == TransactionStatus.INERROR:
         return
@@ -85,14 +85,14 @@ def settle(connection: psycopg.Connection[Any]) -> None:
 
 
 def note_transaction(connection: psycopg.Connection[Any]) -> None:
-    """After a verb on such a connection: remember which transaction the locks belong to."""
+    """After a verb on such a connection: note the transaction that the locks belong to."""
     kept: _Kept | None = getattr(connection, _REMEMBERED, None)
     if kept is not None and kept.since is None and connection.info.transaction_status == TransactionStatus.INTRANS:
         kept.since = _began(connection)
 
 
 def _began(connection: psycopg.Connection[Any]) -> datetime:
-    """When the transaction began that is open on the connection."""
+    """Return the start of the connection's open transaction."""
     with connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(text_of("kept.began", "select transaction_timestamp()"))
         ((began,),) = cursor.fetchall()
@@ -106,6 +106,6 @@ def _free(connection: psycopg.Connection[Any], kept: _Kept) -> None:
             cursor.execute(text_of("kept.free", _FREE), (locks.GROUP, kept.keys))
             return
         freed = True
-        while freed:  # a lock that was taken several times is freed as often
+        while freed:  # a lock that was taken several times is released as often
             cursor.execute(text_of("kept.free.all", _FREE_ALL), (locks.GROUP, locks.GROUP))
             freed = any(was for (was,) in cursor.fetchall())

@@ -1,11 +1,11 @@
-"""Who may take our advisory locks: in the database of an instance the functions are not everybody's (decision 425).
+"""Rights on the functions for advisory locks: in the database of an instance they are not public (decision 425).
 
 A lock of ours has two keys (`store/locks.py`), which everybody can compute or read in pg_locks. So EXECUTE on the eight
-functions that take such locks is revoked from PUBLIC, and granted to the owner of the schema and to the roles that have
-our tables. Locks with one key can never be ours: their functions stay everybody's, and so do those that give back.
+functions that take such locks is revoked from PUBLIC, and granted to the owner of the schema and to the roles with
+rights on our tables. Locks with one key are never ours: their functions stay public, and so do those that release.
 
-Only a superuser can revoke it. A superuser who makes, upgrades or mends an instance does it in passing; for another
-owner `servicebroker rights locks --sql` prints the statements, and `servicebroker doctor` asks for them.
+Only a superuser can revoke it. If a superuser creates, upgrades or mends an instance, it is done on the way. For
+another owner `servicebroker rights locks --sql` prints the statements, and `servicebroker doctor` reports it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ _OIDS = "array[" + ", ".join(f"'{function}'" for function in FUNCTIONS) + "]::re
 
 
 class LockRights(NamedTuple):
-    """Who has the functions in this database.
+    """The rights on the lock functions in this database.
 
-    `may_close`: this role may take them from others. `needing` are the roles that take our locks by themselves, and
-    `is_lacking` says that one of these does not have the functions by a name. `strangers` have them by their names, and
-    need them not.
+    `may_close`: this role may revoke them from others. `needing` are the roles that take our locks by themselves, and
+    `is_lacking` tells that one of these lacks a grant of the functions. `strangers` have them by a grant without need.
     """
 
     is_public: bool
@@ -45,12 +44,12 @@ class LockRights(NamedTuple):
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody has them by mistake, and nobody lacks them."""
+        """True if no role has them by default, and no role lacks them."""
         return not (self.is_public or self.is_lacking)
 
 
 def find_lock_rights() -> Steps[LockRights]:
-    """Read from PostgreSQL's catalogs who has the functions, and whether this role may change that."""
+    """Read the rights on the functions, and whether this role may change them, from PostgreSQL's catalogs."""
     rows = yield Statement(
         "lock_functions.find_lock_rights",
         "with functions as materialized (select p.oid as id, p.proowner, a.grantee from pg_proc p "
@@ -72,22 +71,22 @@ def find_lock_rights() -> Steps[LockRights]:
 
 
 def is_owner(role: str) -> str:
-    """The condition that a role has the rights of the schema's owner, or can take them."""
+    """Return the condition that a role has the rights of the schema's owner, or can take them."""
     return f"pg_has_role({role}, {OWNER}, 'member')"
 
 
 def has_tables(role: str) -> str:
-    """The condition that a role runs the verbs on our tables, so that it takes our locks by itself."""
+    """Return the condition that a role runs the verbs on our tables, so that it takes our locks by itself."""
     return f"has_table_privilege({role}, 'servicebroker.conversation_endpoints', 'update')"
 
 
 def is_able(role: str) -> str:
-    """The condition that a role has one of the functions, by whatever way."""
+    """Return the condition that a role has one of the functions, in any way."""
     return f"exists (select from unnest({_OIDS}) f (id) where has_function_privilege({role}, f.id, 'execute'))"
 
 
 def closing(rights: LockRights, *, for_all: bool) -> list[Statement]:
-    """The statements that leave the functions to those that need them; `for_all`: to no stranger's name either."""
+    """Return statements that grant the functions to roles in need and revoke PUBLIC; `for_all`: strangers, too."""
     statements = []
     if rights.needing:
         statements.append(_change("grant", "to", *map(quoted, rights.needing)))
@@ -96,15 +95,15 @@ def closing(rights: LockRights, *, for_all: bool) -> list[Statement]:
 
 
 def close_where_allowed() -> Steps[None]:
-    """Take the functions from everybody where that is still to be done and this role may."""
+    """Revoke the functions from PUBLIC if that is not done yet and this role may."""
     rights = yield from find_lock_rights()
     if rights.may_close and not rights.is_closed:
-        for statement in closing(rights, for_all=False):  # noqa: UP028 # a list takes no rows
+        for statement in closing(rights, for_all=False):  # noqa: UP028 # `yield from` a list returns no rows
             yield statement
 
 
 def taking_from(role: str) -> Steps[list[Statement]]:
-    """The statements that take the functions from a role that was granted them by its name, where we may."""
+    """Return the statements that revoke the functions from a role with a grant, if we may."""
     rights = yield from find_lock_rights()
     is_stranger = role in rights.strangers or role in rights.needing
     return [_change("revoke", "from", quoted(role))] if rights.may_close and is_stranger else []

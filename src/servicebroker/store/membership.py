@@ -1,8 +1,8 @@
-"""An instance as a member of a domain: its key and certificate, and how it comes by them.
+"""An instance as a member of a domain: its key and certificate, and how it gets them.
 
-In the folder `domain` beside the instance's private keys stand `identity.pem`, the key with the certificate, and the
-`revoked.json` that was read last. An instance that has joined a domain also has there `folder`, where that is, and
-`authority.pem`; any other is in the domain of the operating-system user that runs it, which is made at its first use.
+The folder `domain` beside the instance's private keys has `identity.pem`, the key with the certificate, and the last
+`revoked.json`. An instance that has joined a domain also has `folder` there, the domain's place, and `authority.pem`.
+Every other instance is in the domain of the operating-system user that runs it, which is created at its first use.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from servicebroker.store.keys.domain_folder import (
 from servicebroker.store.keys.key_files import KeyFolder, read_private, replace, user_data
 from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
 
-RENEWAL = x509.LIFE / 2  # when this is left of a certificate, the next one is asked for
-OVERDUE = x509.LIFE / 3  # when this is left, something is wrong
+RENEWAL = x509.LIFE / 2  # of a certificate: from then on the next one is requested
+OVERDUE = x509.LIFE / 3  # of a certificate: from then on a missing renewal is reported
 ASK_AGAIN = timedelta(minutes=1)
-RELOOK = timedelta(seconds=10)  # what has not changed is looked at again all the same: stamps of files are coarse
-_PAUSE = 0.05  # seconds between looks for an answer
+RELOOK = timedelta(seconds=10)  # until unchanged files are read again all the same: time stamps of files are coarse
+_PAUSE = 0.05  # seconds between polls for an answer
 
 
 class MemberState(NamedTuple):
-    """How an instance stands in its domain. `identity` is the file with the key and a certificate that is valid now."""
+    """An instance's state in its domain. `identity` is the file with the key and a currently valid certificate."""
 
     domain: str
     authority: Facts
@@ -53,7 +53,7 @@ class MemberState(NamedTuple):
 
 
 class _Identity(NamedTuple):
-    """What `identity.pem` holds."""
+    """The contents of `identity.pem`."""
 
     key: PrivateKey
     facts: Facts
@@ -61,17 +61,17 @@ class _Identity(NamedTuple):
 
 
 def default_folder() -> Path:
-    """Where the domain of the operating-system user is."""
+    """Return the folder of the operating-system user's domain."""
     return user_data() / "domain"
 
 
 def is_in_domain(keys: KeyFolder) -> bool:
-    """Whether the instance with that key folder is in a domain already."""
+    """Check whether the instance with that key folder is in a domain already."""
     return (keys.path / "domain" / "folder").is_file() or (default_folder() / "authority.pem").is_file()
 
 
 class Membership:
-    """The part of one instance."""
+    """The membership of one instance."""
 
     def __init__(self, keys: KeyFolder, instance: UUID) -> None:
         self._place = keys.path / "domain"
@@ -81,7 +81,7 @@ class Membership:
 
     @property
     def folder(self) -> Path:
-        """Where its domain is."""
+        """The folder of its domain."""
         with suppress(FileNotFoundError):
             return Path(read_file(self._place / "folder").decode().rstrip("\n"))
         return default_folder()
@@ -93,12 +93,12 @@ class Membership:
     # ---------------------------------------------------------------- every day
 
     def look(self, now: datetime) -> MemberState:
-        """Renew what is to be renewed, answer others where that is ours to do, and say how it stands.
+        """Renew the certificate if needed, answer others if we hold the key, and return the state.
 
-        What has not changed is not read again.
+        Unchanged files are not read again.
 
         Raises:
-            DomainError: it cannot be told which domain this is.
+            DomainError: the domain cannot be determined.
         """
         signature = self._signature()
         if self._seen is not None:
@@ -147,10 +147,10 @@ class Membership:
         return MemberState(name, authority, found.member, file, found.facts, revoked, problem)
 
     def _domain(self, now: datetime) -> Domain:
-        """That of the instance, made where it is the user's own and not there."""
+        """Return the instance's domain; the user's own one is created if missing."""
         folder = self.folder
         if not self._has_joined and not folder.exists():
-            with suppress(DomainError):  # somebody else makes it at the same time; what is wrong is told next
+            with suppress(DomainError):  # created by another process meanwhile; other problems show next
                 Domain.create(folder, machine_name(), now, is_shared=False)
         found = Domain(folder)
         if self._has_joined and found.authority.thumbprint != self._pinned().thumbprint:
@@ -158,7 +158,7 @@ class Membership:
         return found
 
     def _renew(self, domain: Domain, now: datetime) -> None:
-        """Have a certificate that lasts; what another one has to sign is asked for now and then, and taken later."""
+        """Keep the certificate valid. Another authority is asked for a new one now and then, its answer taken later."""
         found = self._find(domain.authority)
         if found is not None and found.facts.is_valid(now) and found.facts.expiry_date - now > RENEWAL:
             return
@@ -184,13 +184,14 @@ class Membership:
     # ---------------------------------------------------------------- joining
 
     def join(self, folder: Path, token: Token | None, now: datetime, seconds: float) -> MemberState:
-        """Become a member of the domain in a folder, and of no other any more. Waits so long for its answer.
+        """Become a member of the domain in a folder, and of no other any more. Waits up to `seconds` for its answer.
 
-        Whoever holds the key of the domain needs no token.
+        The holder of the domain's key needs no token.
 
         Raises:
-            DomainError: the token is of another domain, was used, or has expired; nobody has answered in time: then it
-                may be tried again with the same token; the folder cannot be used.
+            DomainError: the token is of another domain, was used, or has expired; no answer in time, so that the same
+            token
+                may be tried again; the folder cannot be used.
         """
         domain = Domain(folder.absolute())
         if token is not None and not token.is_of(domain.authority.thumbprint):
@@ -214,7 +215,7 @@ class Membership:
 
     def _be_let_in(self, domain: Domain, token: Token, now: datetime, seconds: float) -> tuple[Facts, PrivateKey]:
         joining = self._place / f"joining-{token.number.hex()}.pem"
-        if not joining.is_file():  # the same key when it is tried again: the token may have let it in already
+        if not joining.is_file():  # the same key for each attempt: the token may have admitted it already
             replace(joining, key_pem(x509.new_key()))
         key = read_identity(read_private(joining))
         asked = x509.request(key)
@@ -254,7 +255,7 @@ class Membership:
         replace(self._file, key_pem(key) + as_pem(facts.der))
 
     def _find(self, authority: Facts) -> _Identity | None:
-        """What is there of this instance by that authority.
+        """Return this instance's identity by that authority.
 
         Raises:
             DomainError: others may read the key, or the file is damaged.
@@ -268,19 +269,19 @@ class Membership:
         except (OSError, ValueError, BrokerError, InstanceError) as problem:
             raise DomainError(f"{self._file} cannot be used: {problem}") from None
         member = x509.member_of(facts.der, authority.der)
-        if member is None or member.instance != self._instance:  # of a domain, or an instance, that was before
+        if member is None or member.instance != self._instance:  # of an earlier domain or instance
             return None
         return _Identity(key, facts, member)
 
     def _pinned(self) -> Facts:
-        """The authority of the domain that the instance has joined, whatever is in its folder now."""
+        """Return the authority of the joined domain, whatever is in its folder now."""
         try:
             return read(read_file(self._place / "authority.pem"))
         except (OSError, BrokerError) as problem:
             raise DomainError(f"The authority in {self._place} cannot be read: {problem} Join again.") from None
 
     def _remember(self, revoked: Revoked) -> None:
-        """Who is no member any more, for when the domain's folder cannot be read."""
+        """Store the revoked members, for times when the domain's folder cannot be read."""
         if frozenset(revoked) != self._known():
             self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace(self._place / "revoked.json", msgspec.json.encode(revoked))

@@ -1,4 +1,4 @@
-"""Saying that the database is lost: when that is news, and then once a minute; who looks for it does so each second."""
+"""Log messages about a lost database: at the loss, then once a minute, though it is retried each second."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from servicebroker.store.connection import one_line
 
-AGAIN = 60.0  # seconds until the same is said again
+AGAIN = 60.0  # seconds until the same message is logged again
 
 
 class Outage:
-    """What one thread says of its database, as warnings that begin with `text`."""
+    """The warnings of one thread about its database, which begin with `text`."""
 
     def __init__(self, log: logging.Logger, text: str, seconds: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -22,12 +22,12 @@ class Outage:
         self._say_at = 0.0
 
     def lost(self, problem: Exception) -> None:
-        """It is lost, or still is."""
+        """Report that it is lost, or still is."""
         said, now = one_line(problem), self._seconds()
         if said != self._said or now >= self._say_at:
             self._log.warning("%s: %s", self._text, said)
             self._said, self._say_at = said, now + AGAIN
 
     def over(self) -> None:
-        """It is there; the next loss is news."""
+        """Note that it is back, so that the next loss is logged at once."""
         self._said = ""

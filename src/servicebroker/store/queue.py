@@ -18,7 +18,7 @@ _COUNTERS = ("receives", "empty_receives")
 
 
 def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> Statement:
-    """The statement that makes a queue: tables, indexes, functions, and the view under its own name."""
+    """Return the statement that creates a queue: tables, indexes, functions, and the view under its own name."""
     text = _together(
         *(_text(part, queue_id) for part in ("sequence", "table", "arrival", "group")),
         f"create schema if not exists {quoted(schema)};",
@@ -29,19 +29,19 @@ def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> Sta
 
 
 def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> Statement:
-    """The statement that makes what can be made again while the queue has messages, as a newer version wants it."""
+    """Return the statement that recreates the objects that may change while the queue has messages."""
     text = _together(*_renewed(queue_id, schema, view, retention))
     return Statement("queue.renewed_objects", text, prepared=False)
 
 
 def queue_functions(queue_id: int, retention: bool) -> Statement:
-    """The statement that makes, or makes anew, the functions of a queue, for RETENTION on or off."""
+    """Return the statement that creates or recreates the functions of a queue, for RETENTION on or off."""
     text = _together(_found_touched(queue_id), *_functions(queue_id, retention), _made(queue_id))
     return Statement("queue.queue_functions", text, prepared=False)
 
 
 def _found_touched(queue_id: int) -> str:
-    """Forget what `store/expected_objects.py` goes by, where it is that no more: what follows mends nothing."""
+    """Return SQL that clears the fingerprint of a touched queue: recreating its functions is no complete repair."""
     return (
         f"update servicebroker.queues set fingerprint = null where queue_id = {queue_id} "
         f"and fingerprint is distinct from servicebroker.fingerprint({queue_id});"
@@ -49,7 +49,7 @@ def _found_touched(queue_id: int) -> str:
 
 
 def _made(queue_id: int) -> str:
-    """What `store/expected_objects.py` goes by from now on."""
+    """Return SQL that updates the fingerprint for `store/expected_objects.py`."""
     return (
         f"update servicebroker.queues set fingerprint = servicebroker.fingerprint({queue_id}) "
         f"where queue_id = {queue_id} and fingerprint is not null;"
@@ -57,7 +57,7 @@ def _made(queue_id: int) -> str:
 
 
 def _together(*texts: str) -> str:
-    """Definitions as one statement: a queue has so many that they would take their time on the way."""
+    """Join definitions into one statement: a queue has many, and round trips take time."""
     return "do $make$ begin\n{}\nend $make$".format("\n".join(texts))
 
 
@@ -92,7 +92,7 @@ def _functions(queue_id: int, retention: bool) -> list[str]:
     slots["kept_body"] = _part("kept_body", queue_id)
     slots["first"] = _part("first", queue_id, **slots)
     return [
-        # what a template says is right or wrong for all queues alike: the server need not look at each
+        # all queues share the templates, so the server need not check each one
         "set local check_function_bodies = off;",
         *(_text(part, queue_id, **slots) for part in _FUNCTIONS),
         "set local check_function_bodies to default;",
@@ -101,17 +101,17 @@ def _functions(queue_id: int, retention: bool) -> list[str]:
 
 
 def retain_gone(queue_id: int) -> str:
-    """A further part of a statement whose part `gone` deletes received rows: RETENTION keeps them."""
+    """Return a further part of a statement whose part `gone` deletes received rows: RETENTION keeps copies."""
     return _part("retain", queue_id)
 
 
 def quoted(name: str) -> str:
-    """A PostgreSQL identifier, quoted."""
+    """Return a quoted PostgreSQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def _text(part: str, queue_id: int, **names: str) -> str:
-    """The definition under that name of the template, for one queue."""
+    """Return the definition of that name in the template, for one queue."""
     values = {
         "id": str(queue_id),
         "group_lock": str(locks.GROUP),
@@ -123,13 +123,13 @@ def _text(part: str, queue_id: int, **names: str) -> str:
 
 
 def _part(name: str, queue_id: int, **names: str) -> str:
-    """A piece of a statement, without its comment."""
+    """Return a piece of a statement, without its comment."""
     return re.sub(r"^--.*\n", "", _text(name, queue_id, **names), flags=re.MULTILINE).rstrip()
 
 
 @functools.cache
 def _expired() -> str:
-    """The body of the Error of a conversation whose lifetime is over."""
+    """Return the body of the Error of a conversation whose lifetime is over, as SQL."""
     expired = BrokerError(8489)
     return f"'\\x{error_body(-expired.number, expired.text).hex()}'::bytea"
 

@@ -1,5 +1,5 @@
 # Made from aio/running.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Driving the engine's verbs on a psycopg connection."""
+"""Run the engine's verbs on a psycopg connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
-    """Drive a verb to its result on `connection`, inside whatever transaction is open there."""
+    """Run a verb to its result on `connection`, inside the open transaction, if any."""
     try:
         statement = next(steps)
         while True:
@@ -31,7 +31,7 @@ def run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
         result: T = done.value
         return result
     except Exception:
-        raise  # a refusal of ours has changed nothing; one of PostgreSQL's has undone the transaction
+        raise  # an error of ours has changed nothing; an error of PostgreSQL has undone the transaction
     except BaseException:
         _spoil(connection)
         raise
@@ -40,10 +40,10 @@ def run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
 
 
 def run_alone(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
-    """Drive a verb as a transaction of its own, on a connection in autocommit mode.
+    """Run a verb as a transaction of its own, on a connection in autocommit mode.
 
-    The first statement of a verb either completes it or only reads, so it needs no BEGIN: the usual SEND and
-    RECEIVE are one round trip. Only a verb that goes on gets a transaction, around the rest.
+    The first statement of a verb either completes it or only reads, so it needs no BEGIN: the usual SEND and RECEIVE
+    are one round trip. Only a verb with further statements gets a transaction, around the rest.
     """
     try:
         statement = steps.send(_rows(connection, next(steps)))
@@ -54,7 +54,7 @@ def run_alone(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
 
 
 def in_transaction(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
-    """Drive a verb between BEGIN and COMMIT, on a connection in autocommit mode."""
+    """Run a verb between BEGIN and COMMIT, on a connection in autocommit mode."""
     run_command(connection, b"begin")
     try:
         result = run(connection, steps)
@@ -72,12 +72,12 @@ def execute(connection: psycopg.Connection[Any], name: str, sql: str, *parameter
 
 
 def fetch(connection: psycopg.Connection[Any], name: str, sql: str, parameters: tuple[object, ...] = ()) -> Rows:
-    """The same with one that comes again and is kept prepared."""
+    """Run one recurring statement, which is kept prepared, and return its rows."""
     return _rows(connection, Statement(name, sql, parameters))
 
 
 def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
-    """Run a statement, count it, and note what it says of a lock that it keeps beyond savepoints."""
+    """Run and count a statement, and note locks that it keeps beyond savepoints."""
     try:
         counts, began = counts_of(connection), perf_counter()
         try:
@@ -96,10 +96,10 @@ def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
 
 
 def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
-    """Its rows; those without columns (`select from ...`) count too.
+    """Run a statement and return its rows, also rows without columns (`select from ...`).
 
     Raises:
-        InstanceError: the application has a pipeline open: what RECEIVE takes would come when nobody looks any more.
+        InstanceError: the application has a pipeline open, so results of RECEIVE would come too late.
     """
     if statement.prepared and isinstance(connection, DirectConnection) and is_direct(connection):
         text = text_of(statement.name, statement.sql)
@@ -120,7 +120,7 @@ def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
 
 
 def _spoil(connection: psycopg.Connection[Any]) -> None:
-    """A verb was cut between two statements: what it has begun must not be committed."""
+    """Fail the transaction of an interrupted verb, so that its first half is not committed."""
     if connection.info.transaction_status == TransactionStatus.INTRANS:
         with contextlib.suppress(psycopg.Error):
             connection.execute(SPOIL)

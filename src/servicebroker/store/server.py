@@ -1,4 +1,4 @@
-"""What a PostgreSQL server must be to hold an instance: reached without shared sessions, and one that keeps commits."""
+"""Requirements on a PostgreSQL server: connections with sessions of their own, and durable commits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _DURABILITY = ("fsync", "full_page_writes", "synchronous_commit")
 
 
 def check_server(connection: psycopg.Connection[Any], url: str) -> None:
-    """Refuse a server that would lose messages or locks; one statement where there is no proxy.
+    """Refuse a server that would lose messages or locks; one statement if there is no proxy.
 
     Raises:
-        InstanceError: a proxy lends its sessions by the transaction, or drops the isolation we ask for; commits do not
-            wait for the disk, and the database does not allow that.
+        InstanceError: a proxy shares sessions between transactions, or drops our isolation level; commits do not wait
+        for
+            the disk, and the database does not allow that.
     """
     ((backend, isolation, allowed, *durable),) = execute(
         connection,
@@ -50,14 +51,14 @@ def check_server(connection: psycopg.Connection[Any], url: str) -> None:
 
 
 def _shares_sessions(connection: psycopg.Connection[Any], url: str) -> bool:
-    """Whether another connection gets our session while we have no transaction open, or we another one meanwhile."""
+    """Check whether a proxy lends our session to another connection between transactions, or gives us another one."""
     sessions = {_session(connection)}
     with connect(url) as other:
         for _ in range(3):
             with other.transaction():
                 if _session(other) in sessions:
                     return True
-                sessions |= {_session(connection), _session(connection)}  # a proxy may lend them in turns
+                sessions |= {_session(connection), _session(connection)}  # a proxy may rotate them
     return len(sessions) > 1
 
 

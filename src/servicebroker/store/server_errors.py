@@ -1,4 +1,4 @@
-"""What PostgreSQL refuses, in our own words: what happened, that nothing was done, and what to do."""
+"""Errors of PostgreSQL explained: what happened, that nothing was done, and what to do."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from servicebroker.store.connection import one_line
 from servicebroker.store.lock_functions import ALL, COMMAND
 from servicebroker.store.queue import quoted
 
-STATEMENT = "Statement: "  # how the note on an error of PostgreSQL begins that says under which statement it came
+STATEMENT = "Statement: "  # prefix of the note on an error of PostgreSQL that names its statement
 
 _UNDONE = "what was not committed is undone"
 _LOST = f"PostgreSQL went away or refused ({{}}): {_UNDONE}; begin the transaction again."
 
-# By SQLSTATE, or by its first two or three characters. `{}` is what PostgreSQL says.
+# By SQLSTATE, or by its first two or three characters. `{}` is PostgreSQL's message.
 _SENTENCES: dict[str, str] = {
     "25P02": "An earlier statement of this transaction failed, so PostgreSQL has undone all of it: begin it again.",
     "25006": "PostgreSQL changes nothing here ({}): the server is a standby, which shows what its primary has, or the "
@@ -40,9 +40,9 @@ _OF_THE_TRANSACTION = ("25P", "25006", "08", "57P")
 
 
 def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = False) -> ServiceBrokerError | None:
-    """The error to raise instead; None for one that has to keep its SQLSTATE, such as 40001.
+    """Return the error to raise instead; None for one that has to keep its SQLSTATE, such as 40001.
 
-    `only_of_the_transaction`: None too for what concerns a single statement, which may be the application's.
+    `only_of_the_transaction`: None also for errors of a single statement, which may be the application's.
     """
     state = problem.sqlstate or ""
     if isinstance(problem, psycopg.errors.DeadlockDetected):
@@ -68,15 +68,15 @@ def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = Fals
     for key in (state, state[:3], state[:2]):
         if key in _SENTENCES:
             return InstanceError(_SENTENCES[key].format(one_line(problem)) + _where(problem))
-    if isinstance(problem, psycopg.OperationalError) and not state:  # the driver's own: the connection is lost
+    if isinstance(problem, psycopg.OperationalError) and not state:  # raised by the driver: the connection is lost
         return InstanceError(_LOST.format(one_line(problem)) + _where(problem))
     return None
 
 
 def explain_lock_refusal(refused: psycopg.Error, role: str = "") -> str | None:
-    """What to do when PostgreSQL refuses a function that takes our locks; None when it refuses something else.
+    """Return advice if PostgreSQL refuses a function that takes our locks; None for other errors.
 
-    `role` is who was refused, where there is no schema yet that could say who needs the functions.
+    `role` is the refused role, if there is no schema yet that could tell who needs the functions.
     """
     problem = refused.diag.message_primary or ""
     if not isinstance(refused, psycopg.errors.InsufficientPrivilege) or not _LOCK_FUNCTION.search(problem):
@@ -89,17 +89,17 @@ def explain_lock_refusal(refused: psycopg.Error, role: str = "") -> str | None:
 
 
 def _where(problem: psycopg.Error) -> str:
-    """Under which of our statements it came, as a sentence; nothing where it was the application's."""
+    """Return a sentence with the name of our statement; '' for one of the application's."""
     notes = (note for note in getattr(problem, "__notes__", ()) if note.startswith(STATEMENT))
     return "".join(f" {note}." for note in notes)
 
 
 def concerns_the_transaction(problem: psycopg.Error) -> bool:
-    """Whether the transaction or its connection is lost, and not a statement refused."""
+    """Check whether the transaction or its connection is lost, not only a statement refused."""
     return not problem.sqlstate or problem.sqlstate.startswith(_OF_THE_TRANSACTION)
 
 
 def _victim(deadlock: psycopg.errors.DeadlockDetected) -> str:
-    """The server's process that gave way: PostgreSQL names it first."""
+    """Return the server process that gave way: PostgreSQL names it first."""
     found = re.search(r"\d+", deadlock.diag.message_detail or "")
     return found[0] if found else "unknown"

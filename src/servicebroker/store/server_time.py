@@ -1,5 +1,5 @@
 # Made from aio/server_time.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Asking the server for its time."""
+"""Read the server's time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from servicebroker.store.server_clock import Clock, ServerClock
 
 
 def follow(clock: Clock, connection: psycopg.Connection[Any]) -> None:
-    """Ask the server for its time, when that is due; a clock that is not the server's is left alone.
+    """Ask the server for its time if that is due; a clock that is not a `ServerClock` is left alone.
 
-    A connection that is lost is found out by who uses it next.
+    A lost connection is ignored here, and reported by its next use.
     """
     if isinstance(clock, ServerClock) and (asked_at := clock.asks()) is not None:
         with contextlib.suppress(psycopg.Error):
@@ -24,7 +24,7 @@ def follow(clock: Clock, connection: psycopg.Connection[Any]) -> None:
 
 
 def server_time(connection: psycopg.Connection[Any]) -> datetime:
-    """What the server's clock shows."""
+    """Return the time of the server's clock."""
     rows = execute(connection, "store.server_time", "select clock_timestamp()")
     now: datetime = rows[0][0]
     return now

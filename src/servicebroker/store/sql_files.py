@@ -15,10 +15,10 @@ _NAME = re.compile(r"^-- name: ([\w.]+)\n", re.MULTILINE)
 
 
 class SqlFile:
-    """Makes the statements of one file; `SQL = SqlFile(__file__)` in the module of its name.
+    """The statements of one file; `SQL = SqlFile(__file__)` in the module of its name.
 
     In the file a line `-- name: alter_route.find_routes` begins a statement. Other lines that begin with `--` are
-    comments, and stay behind.
+    comments, and are left out.
     """
 
     def __init__(self, module: str) -> None:
@@ -36,7 +36,7 @@ class SqlFile:
         takes: bool = False,
         certain: str = "",
     ) -> Statement:
-        """Return the statement of that name; the rest is that of `Statement`."""
+        """Return the statement of that name; the options are those of `Statement`."""
         whole, sql = self._texts[name]
         return Statement(whole, sql, parameters, prepared=prepared, locks=locks, takes=takes, certain=certain)
 
@@ -45,7 +45,7 @@ def named(text: str) -> Mapping[str, str]:
     """Return the parts of a file by their names, each in one line.
 
     Raises:
-        ValueError: two have one name.
+        ValueError: a name occurs twice.
     """
     return {name: _one_line(part) for name, part in named_parts(text).items()}
 
@@ -54,7 +54,7 @@ def named_parts(text: str) -> Mapping[str, str]:
     """Return the parts of a file by their names, as they are written.
 
     Raises:
-        ValueError: two have one name.
+        ValueError: a name occurs twice.
     """
     _, *pieces = _NAME.split(text)
     names, parts = pieces[::2], pieces[1::2]

@@ -20,17 +20,17 @@ from servicebroker.model.waiting import TARGET_QUEUE_OFF
 from servicebroker.model.wording import MAXIMUM_TRACEBACK
 from servicebroker.store import locks
 
-DELIVERY_CHANNEL = "servicebroker_delivery"  # a notification: something was sent that is to be delivered
-MONITORS_CHANNEL = "servicebroker_activation"  # likewise: what queue monitors go by has changed
+DELIVERY_CHANNEL = "servicebroker_delivery"  # notified after SENDs that must be delivered
+MONITORS_CHANNEL = "servicebroker_activation"  # notified after changes for queue monitors
 
-AUDIT_KEPT = timedelta(days=365)  # how long it is known who did what
+AUDIT_KEPT = timedelta(days=365)  # of audit records
 
 TRACE_BYTES = 25  # of a trace context
 ERROR_KEPT = 1000  # characters of the error with which a message failed
-MAXIMUM_FAILURES = 1_000_000_000  # of one message; more would not fit the column after the next ones
-COUNTED_AT_MOST = 100_000  # rows that somebody who looks has counted
+MAXIMUM_FAILURES = 1_000_000_000  # of one message; higher counts would overflow the column
+COUNTED_AT_MOST = 100_000  # rows counted for a user
 
-# the statements of restricted roles, and what is asked of them before each
+# the statements of restricted roles that check permissions
 FENCED = (
     *("CONNECT", "BEGIN DIALOG", "BEGIN CONVERSATION TIMER", "SEND", "RECEIVE", "GET CONVERSATION GROUP"),
     *("MOVE CONVERSATION", "END CONVERSATION", "END ENDED CONVERSATION WITH CLEANUP"),
@@ -38,22 +38,22 @@ FENCED = (
 
 
 def verbs() -> str:
-    """The statements that make, or make anew, the functions that the owner of the schema calls."""
+    """Return the statements that create or recreate the functions for the owner of the schema."""
     return _filled("verbs.sql")
 
 
 def fence() -> str:
-    """The same for the functions that restricted roles call."""
+    """Return the statements that create or recreate the functions for restricted roles."""
     return _filled("fence.sql")
 
 
 def audit() -> str:
-    """The same for the triggers that note definitions."""
+    """Return the statements that create or recreate the triggers that record definitions."""
     return _filled("audit.sql")
 
 
 def trail() -> str:
-    """The same for what the triggers of the trail do."""
+    """Return the statements that create or recreate the functions of the trail's triggers."""
     return _template("trail.sql")
 
 
@@ -126,13 +126,13 @@ def _values() -> dict[str, object]:
         "queue_off": _literal(TARGET_QUEUE_OFF),
         "queue_disabled": BROKER_QUEUE_DISABLED,
         "audit_kept": f"interval '{AUDIT_KEPT.days} days'",
-        # what a caller may have set: names of its own before ours, other rules for the strings in our functions
+        # settings that a caller may have: names of its own before ours, other rules for the strings in our functions
         "pinned": "set search_path = pg_catalog, pg_temp set standard_conforming_strings = on",
     }
 
 
 def _needs() -> Iterable[str]:
-    """The rows of `NEEDS` that are asked here, each with all rights that bring the one it wants."""
+    """Return the rows of `NEEDS` that are checked here, each with all rights that imply the needed one."""
     for statement in FENCED:
         for place, need in enumerate(NEEDS[statement]):
             rights = bringing(need.kind, need.permission)
@@ -154,5 +154,5 @@ def _literal(text: str) -> str:
 
 
 def _for_format(text: str) -> str:
-    """A text with {0} as one with %1$s."""
+    """Turn a text with {0} into one with %1$s."""
     return re.sub(r"\{(\d)\}", lambda slot: f"%{int(slot[1]) + 1}$s", text)

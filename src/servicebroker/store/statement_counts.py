@@ -1,6 +1,6 @@
-"""How often this process has run which statement, and how long that took, by server and database.
+"""Counts and times of statements in this process, by server and database.
 
-What is counted here the background of an instance adds to the totals of all processes (`engine/diagnosis/totals.py`).
+The background of an instance adds them to the totals of all processes (`engine/diagnosis/totals.py`).
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ import psycopg
 class StatementCounts:
     """Calls and seconds by the name of the statement. Any thread may use it.
 
-    Counting takes no lock, since each statement does it: counts only grow, and what was taken of them is kept beside.
+    Counting takes no lock, since each statement does it: counts only grow, and `take` keeps the returned part
+    separately.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, list[float]] = {}
         self._taken: dict[str, tuple[float, float]] = {}
-        self._lock = threading.Lock()  # among those who take
+        self._lock = threading.Lock()  # among callers of `take`
 
     def add_all(self, counts: dict[str, tuple[int, float]]) -> None:
-        """Another process has run these for this one."""
+        """Add statements that another process has run for this one."""
         for name, (calls, seconds) in counts.items():
             count = self._counts.setdefault(name, [0, 0.0])
             count[0] += calls
             count[1] += seconds
 
     def add(self, name: str, seconds: float) -> None:
-        """It was run, and took so long."""
+        """Count one run, which took that long."""
         count = self._counts.get(name) or self._counts.setdefault(name, [0, 0.0])
         count[0] += 1
         count[1] += seconds
 
     def take(self) -> dict[str, tuple[int, float]]:
-        """What was counted since the last time."""
+        """Return the counts since the last call."""
         found = {}
         with self._lock:
             for name, (calls, seconds) in list(self._counts.items()):
@@ -49,7 +50,7 @@ class StatementCounts:
         return found
 
     def put_back(self, counts: dict[str, tuple[int, float]]) -> None:
-        """These could not be written: they count with the next ones."""
+        """Put back counts that could not be written: they are returned with the next ones."""
         with self._lock:
             for name, (calls, seconds) in counts.items():
                 before = self._taken[name]
@@ -60,11 +61,11 @@ Place = tuple[bytes, bytes, bytes]  # host and port of a server, and the databas
 
 _REMEMBERED = "servicebroker_statement_counts"
 _COUNTS: dict[Place, StatementCounts] = defaultdict(StatementCounts)
-os.register_at_fork(after_in_child=_COUNTS.clear)  # the parent writes what it has counted
+os.register_at_fork(after_in_child=_COUNTS.clear)  # the parent writes its own counts
 
 
 def counts_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> StatementCounts:
-    """Of the server and database that this connection goes to; it remembers them, since each statement asks."""
+    """Return the counts for this connection's server and database, cached on the connection for speed."""
     remembered = connection.__dict__
     counts: StatementCounts | None = remembered.get(_REMEMBERED)
     if counts is None:
@@ -73,11 +74,11 @@ def counts_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 
 def place_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Place:
-    """The server and database that it goes to."""
+    """Return the server and database of a connection."""
     server = connection.pgconn
     return server.host, server.port, server.db
 
 
 def counts_at(place: Place) -> StatementCounts:
-    """Of that server and database."""
+    """Return the counts for that server and database."""
     return _COUNTS[place]

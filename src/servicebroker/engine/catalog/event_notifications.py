@@ -273,7 +273,7 @@ def _drop(object_id: int, now: datetime) -> Steps[None]:
     rows = yield SQL("drop", (object_id,))
     for queue_id, handle in rows:
         if handle is not None:
-            with suppress(BrokerError):  # it is gone
+            with suppress(BrokerError):  # the conversation is gone
                 yield from end_conversation(EndConversation(handle), now=now)
         if queue_id is not None:
             yield _tell_monitors(queue_id)

@@ -89,7 +89,7 @@ class Direct:
     catalog: Catalog
     settings: Settings
 
-    has_upkeep = True  # it may run due timers and counts
+    has_upkeep = True  # True if it may run due timers and report counts
     interpreters: ClassVar[Mapping[type[Operation[Any]], Callable[..., Steps[Any]]]]  # of each operation
 
     def forget(self, operation: Operation[Any]) -> None:

@@ -124,7 +124,7 @@ def drop_late(now: datetime) -> Steps[int]:
     for (queue_id,) in rows:
         late = yield from find_late(queue_id, now, LateAnswers.DROP)
         for handle in (yield from _lock_free(late)):
-            with suppress(BrokerError):  # it has ended since the query
+            with suppress(BrokerError):  # ended since the query
                 yield from end_conversation(EndConversation(handle), now=now)
                 dropped += 1
     return dropped

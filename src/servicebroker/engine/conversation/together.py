@@ -166,7 +166,7 @@ def _send_many(
     )
     drawn = {handles[place - 1]: number for place, number, _ in rows}
     for handle in set(handles) - drawn.keys():
-        catalog.forget(handle)  # it has ended, the queue was altered or the like: _send_slowly finds out
+        catalog.forget(handle)  # ended, or its queue was altered: _send_slowly finds out
     for run, first in zip(runs, firsts, strict=True):
         number = drawn.get(run.sends[0].handle)
         if number is not None:

@@ -276,7 +276,7 @@ class ConversationFacts(NamedTuple):
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """Return what is wrong with the instance; nothing if all is well."""
+    """Return the problems of the instance; none if all is well."""
     return [
         *_servers(facts),
         *_definitions(facts),
@@ -303,7 +303,7 @@ def judge(facts: Facts) -> list[Finding]:
 
 
 def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: datetime) -> list[Finding]:
-    """Return what can be said while the database is down: its failure, and findings from files."""
+    """Return findings while the database is down: its failure, and problems found in files."""
     said = f"It is down, so that most cannot be known: {problem}"
     advice = "Start the server; what waits goes on by itself then. Ask doctor again."
     if any(words in problem for words in _NO_CONNECTION):

@@ -1,1 +1,1 @@
-"""The asyncio form of what talks to PostgreSQL. The files beside this folder are made from it (tools/make_sync.py)."""
+"""The asyncio form of the modules that talk to PostgreSQL. The files beside this folder are made from it."""

@@ -1,7 +1,7 @@
-"""What the asyncio form waits with, and how its tasks are cancelled.
+"""Waiting and cancellation in asyncio.
 
-The rule: a statement that PostgreSQL has completed counts. Its caller gets the result, and the cancellation that came
-meanwhile is raised at the task's next await; otherwise messages that a RECEIVE has taken would be lost.
+The rule: a statement that PostgreSQL has completed counts. Its caller gets the result, and a cancellation that came
+meanwhile is raised at the task's next await. Otherwise messages of a RECEIVE would be lost.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from servicebroker.store.concurrency import RESTART_PAUSE_S, is_interrupt
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_PATIENCE = 5.0  # seconds that work which must be finished goes on after a cancellation
+_PATIENCE = 5.0  # seconds that work which must be finished has left after a cancellation
 
-IS_ASYNC = True  # whether functions that are given here are awaited
+IS_ASYNC = True  # functions passed to this module are awaited
 
 Lock = asyncio.Lock
 sleep = asyncio.sleep
 
 
 class Event:
-    """An asyncio event that is waited for at most so many seconds, as threading.Event is."""
+    """An asyncio event with a timeout for waiting, as threading.Event has."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.set, self.clear, self.is_set = self._event.set, self._event.clear, self._event.is_set
 
     async def wait(self, timeout: float) -> bool:
-        """Whether it was set within `timeout` seconds."""
+        """Wait until it is set, at most `timeout` seconds. Returns whether it was."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._event.wait()
@@ -41,10 +41,10 @@ class Event:
 
 
 class StopDetector:
-    """Tells a stop by the owner of a task from every other way in which its work ends. Make it before the work.
+    """Distinguishes a stop by a task's owner from every other end of its work. Create it before the work.
 
-    The owner cancels the task, closes its coroutine or interrupts the program. A CancelledError that nobody asked this
-    task for comes from the work itself, as when it awaits a task of its own that was cancelled.
+    The owner cancels the task, closes its coroutine or interrupts the program. Every other CancelledError comes from
+    the work itself, for example from awaiting a cancelled task of its own.
 
     Args:
         exits: an exit of the main thread counts as a stop, too: the owner has no other way to end the work.
@@ -57,7 +57,7 @@ class StopDetector:
         self._before = self._task.cancelling() if self._task else 0
 
     def is_stop(self, problem: BaseException) -> bool:
-        """Whether the owner has ended the work; also in a forked child, which has nothing to go on with."""
+        """Check whether the owner has ended the work; True also in a forked child, where it cannot go on."""
         if os.getpid() != self._process:
             return True
         if isinstance(problem, Exception):
@@ -83,10 +83,10 @@ class _BackgroundTask(asyncio.Task[None]):
 
 
 class Background:
-    """Work beside the caller's, as a task.
+    """Background work, as a task.
 
     Args:
-        is_replaced: asked when the work was ended by somebody who does not own it: whether it begins again.
+        is_replaced: called after the work was cancelled by code that does not own it; True starts it again.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Background:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() and os.getpid() == self._process:  # an event loop that ends drops what is called later
+        if task.cancelled() and os.getpid() == self._process:  # an event loop that ends drops scheduled calls
             asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self._replace)
 
     def _replace(self) -> None:
@@ -112,34 +112,34 @@ class Background:
             self._begin()
 
     async def join(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the work."""
         await asyncio.wait({self._task})
 
     async def stop(self, patience: float | None = None) -> None:
-        """Cancel it and wait for its end, at most `patience` seconds."""
+        """Cancel the work and wait for its end, at most `patience` seconds."""
         self._task.cancel()
         await asyncio.wait({self._task}, timeout=patience)
 
 
 def current_work() -> object:
-    """Tell apart what runs beside each other: the current task."""
+    """Identify concurrent work: return the current task."""
     return asyncio.current_task()
 
 
 async def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Work that blocks, beside the event loop."""
+    """Run blocking work outside of the event loop."""
     return await asyncio.to_thread(work, *arguments, **options)
 
 
 def in_greenlet(work: Coroutine[Any, Any, T]) -> T:
-    """Do the work where SQLAlchemy calls us, between a coroutine of its own and ours."""
+    """Run the work in SQLAlchemy's greenlet, between a coroutine of its own and ours."""
     from sqlalchemy.util import await_only
 
     return await_only(work)
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Do the work to its end, also when the task is cancelled meanwhile; then it has 5 seconds left."""
+    """Run the work to its end, also if the task is cancelled; from then on it has 5 seconds left."""
     task = asyncio.ensure_future(work)
     deadline = None
     clock = asyncio.get_running_loop().time
@@ -157,21 +157,21 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def shelter(work: Coroutine[Any, Any, None]) -> None:
-    """`finish`, where something is to be returned in any case: the cancellation comes at the task's next await."""
+    """Run `finish` where a result must be returned in any case: a cancellation comes at the task's next await."""
     try:
         await finish(work)
-    except asyncio.CancelledError:  # its 5 seconds are over
+    except asyncio.CancelledError:  # the 5 seconds are over
         cancel_later()
 
 
 def cancel_later() -> None:
-    """Raise a cancellation that was held back at the next await of this task."""
+    """Raise a postponed cancellation at the next await of this task."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().call_soon(_cancel_again, task)
 
 
 def _cancel_again(task: asyncio.Task[Any]) -> None:
-    if task.cancelling():  # whoever asked for it may have given up: a timeout whose block has ended
+    if task.cancelling():  # else the canceller may have given up: a timeout whose block has ended
         task.uncancel()
         task.cancel()

@@ -33,19 +33,19 @@ from servicebroker.store.statements import Row
 
 T = TypeVar("T")
 
-_ATTEMPTS = 4  # to cancel a statement
-_PATIENCE = 1.0  # seconds that the server has for each
-_VIEW = "servicebroker_view"  # of a thread, remembered by the connection itself
+_ATTEMPTS = 4  # attempts to cancel a statement
+_PATIENCE = 1.0  # seconds that the server has for each attempt
+_VIEW = "servicebroker_view"  # the attribute of the connection that caches its view for threads
 
 
 class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
-    """A psycopg connection of ours; it remembers what was prepared on it.
+    """A psycopg connection of ours with a cache of its prepared statements.
 
     Attributes:
-        ahead: what is still to be sent before the next statement, whoever runs that.
-        waiting: verbs that are to be done before it, too.
-        due: the moment at which the pool is to see it again.
-        interval: seconds between two looks, while it waits, whether the socket still lives.
+        ahead: commands to send before the next statement, whoever runs that.
+        waiting: deferred verbs to run before it, too.
+        due: the time at which the pool has to check it again.
+        interval: seconds between two checks of the socket during a wait.
     """
 
     def __init__(self, pgconn: PGconn) -> None:
@@ -59,21 +59,21 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
     async def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
-        """Run a statement with $1, $2, ..., prepared at its first use, and return its rows; then that command.
+        """Run a statement with $1, $2, ..., prepared at its first use, then the command `then`. Returns the rows.
 
         Raises:
-            psycopg.Error: as a cursor would.
+            psycopg.Error: as from a cursor.
         """
         async with self.lock:
             return await _completed(self, self.prepared_statements.steps(self, sql, parameters, then))
 
     async def wait(self, gen: PQGen[T], interval: float | None = None, timeout: float | None = None) -> T:
-        """Run steps of the protocol, after what comes before; under a cancellation, what is completed is returned."""
+        """Run protocol steps after the deferred ones. If a cancellation comes too late, the result is returned."""
         return await _completed(self, behind(self, gen), interval or self.interval, timeout=timeout)
 
 
 class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
-    """A pool of such connections that heeds every cancellation, with the one at hand that was given back last."""
+    """A pool of such connections that obeys every cancellation, and keeps the last returned connection at hand."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._at_hand: AtHand[AsyncDirectConnection] = AtHand()
@@ -81,9 +81,9 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
         super().__init__(*arguments, **options)
 
     async def getconn(self, timeout: float | None = None) -> AsyncDirectConnection:
-        """As the driver's, but for the one at hand.
+        """Take the connection at hand, else one of the pool.
 
-        The driver's waits with asyncio.wait_for, which may swallow a cancellation in Python 3.11.
+        The driver's method uses asyncio.wait_for, which may swallow a cancellation in Python 3.11.
         """
         if (connection := self._at_hand.take()) is not None:
             return connection
@@ -98,20 +98,20 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
         return connection
 
     async def check(self) -> None:
-        """As the driver's; the one at hand too."""
+        """Check the pool, including the connection at hand."""
         if (left := self._at_hand.let_go()) is not None:
             await self.putconn(left)
         await super().check()
 
     async def close(self, timeout: float = 5.0) -> None:
-        """As the driver's; the one at hand too."""
+        """Close the pool, including the connection at hand."""
         if (left := self._at_hand.let_go(for_good=True)) is not None:
             await self.putconn(left)
         await super().close(timeout)
 
 
 class _BlockingView(DirectConnection):
-    """A connection of asyncio as a thread uses it: what was prepared and what travels ahead is the connection's."""
+    """An asyncio connection for use by a thread, with the same prepared statements and deferred commands."""
 
     def __init__(self, connection: AsyncDirectConnection) -> None:
         super().__init__(connection.pgconn)
@@ -120,12 +120,12 @@ class _BlockingView(DirectConnection):
         self.prepared_statements = connection.prepared_statements
         self.prepare_threshold = None
         self.autocommit = True
-        self._pool = None  # as the driver marks what nobody needs to close
+        self._pool = None  # as the driver marks connections that need no closing
 
 
 @contextlib.contextmanager
 def blocking(connection: AsyncDirectConnection) -> Iterator[DirectConnection]:
-    """The connection for a thread, until the block ends: an object of the driver that blocks, on the same socket.
+    """Lend the connection to a thread until the block ends, as a blocking connection object on the same socket.
 
     No task may use it meanwhile.
     """
@@ -139,7 +139,7 @@ def blocking(connection: AsyncDirectConnection) -> Iterator[DirectConnection]:
 
 
 def _handlers(connection: AsyncDirectConnection) -> tuple[Any, Any]:
-    """Who is told of notices and notifications; the driver's object that was made last sets itself."""
+    """Return the handlers of notices and notifications; creating a driver object replaces them."""
     return connection.pgconn.notice_handler, connection.pgconn.notify_handler
 
 
@@ -150,7 +150,7 @@ async def run_command(connection: psycopg.AsyncConnection[Any], command: bytes) 
 
 
 async def send_ahead(connection: AsyncDirectConnection) -> None:
-    """Do what would come before the next statement: there is none."""
+    """Run the deferred commands and verbs now, since no statement follows."""
     if connection.ahead or connection.waiting.verbs:
         async with connection.lock:
             await _completed(connection, behind(connection, nothing()))
@@ -159,7 +159,7 @@ async def send_ahead(connection: AsyncDirectConnection) -> None:
 async def run_query(
     cursor: psycopg.AsyncRawCursor[Any], sql: bytes, parameters: tuple[object, ...], *, prepare: bool
 ) -> None:
-    """Run a statement on a cursor, which may be of a connection of the application."""
+    """Run a statement on a cursor, possibly of a connection of the application."""
     try:
         await cursor.execute(sql, parameters, prepare=prepare)
     except asyncio.CancelledError:
@@ -171,7 +171,7 @@ async def run_query(
 async def _completed(
     connection: psycopg.AsyncConnection[Any], steps: PQGen[T], interval: float = INTERVAL, **limits: Any
 ) -> T:
-    """The result of the steps. A cancellation stops the statement in the server, unless it comes too late for that."""
+    """Return the result of the steps. A cancellation stops the statement in the server, unless it comes too late."""
     results: list[T] = []
 
     def noted() -> PQGen[None]:
@@ -189,12 +189,12 @@ async def _completed(
 
 
 async def _stop(connection: psycopg.AsyncConnection[Any], steps: PQGen[None]) -> None:
-    """Cancel the statement that runs, or else close the connection: the server then undoes it."""
+    """Cancel the running statement, or else close the connection, so that the server rolls it back."""
     if connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
         return
     try:
-        for _ in range(_ATTEMPTS):  # the first may have met its preparation, not the statement itself
-            with contextlib.suppress(psycopg.Error, TimeoutError):  # as a rule: it was cancelled
+        for _ in range(_ATTEMPTS):  # the first attempt may have hit the preparation, not the statement itself
+            with contextlib.suppress(psycopg.Error, TimeoutError):  # usually: the statement was cancelled
                 await connection.cancel_safe(timeout=_PATIENCE)
                 async with asyncio.timeout(_PATIENCE):
                     await waiting.wait_async(steps, connection.pgconn.socket, INTERVAL)

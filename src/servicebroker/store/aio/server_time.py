@@ -1,4 +1,4 @@
-"""Asking the server for its time."""
+"""Read the server's time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from servicebroker.store.server_clock import Clock, ServerClock
 
 
 async def follow(clock: Clock, connection: psycopg.AsyncConnection[Any]) -> None:
-    """Ask the server for its time, when that is due; a clock that is not the server's is left alone.
+    """Ask the server for its time if that is due; a clock that is not a `ServerClock` is left alone.
 
-    A connection that is lost is found out by who uses it next.
+    A lost connection is ignored here, and reported by its next use.
     """
     if isinstance(clock, ServerClock) and (asked_at := clock.asks()) is not None:
         with contextlib.suppress(psycopg.Error):
@@ -23,7 +23,7 @@ async def follow(clock: Clock, connection: psycopg.AsyncConnection[Any]) -> None
 
 
 async def server_time(connection: psycopg.AsyncConnection[Any]) -> datetime:
-    """What the server's clock shows."""
+    """Return the time of the server's clock."""
     rows = await execute(connection, "store.server_time", "select clock_timestamp()")
     now: datetime = rows[0][0]
     return now

@@ -1,6 +1,6 @@
 """The certificates of a domain: its authority's own, and those that it signs for its members' endpoints.
 
-A member's certificate names the domain (O), the member (CN), and the instance as every certificate of ours does.
+A member's certificate names the domain (O), the member (CN), and the instance, as all our certificates do.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.domain import Member
 from servicebroker.store.keys.x509_certificates import INSTANCE, MOST_DAYS, SKEW, PrivateKey, facts_of, instance_of
 
-LIFE = timedelta(days=7)  # of a member's certificate: as long as it is believed where a revocation is not read
+LIFE = timedelta(days=7)  # of a member's certificate: it is trusted that long where a revocation is not read
 _USAGE = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 
 
 def new_key() -> PrivateKey:
-    """A private key on P-256."""
+    """Return a new private key on P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def make_authority(domain: str, now: datetime) -> tuple[Facts, PrivateKey]:
-    """The authority of a new domain; it lives as long as anybody will need it."""
+    """Create the authority of a new domain, with a practically unlimited lifetime."""
     key = new_key()
     name = _name(domain, f"Domain {domain}"[:64])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -46,13 +46,13 @@ def make_authority(domain: str, now: datetime) -> tuple[Facts, PrivateKey]:
 
 
 def request(key: PrivateKey) -> bytes:
-    """Asks for a certificate for this key, and proves to have it (PKCS #10, DER)."""
+    """Create a request for a certificate of this key, which proves its possession (PKCS #10, DER)."""
     empty = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return empty.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
 
 
 def public_key_of(request: bytes) -> bytes:
-    """The public key that a request proves to have, as DER.
+    """Return the public key that a request proves to have, as DER.
 
     Raises:
         DomainError: it is no request, or proves nothing.
@@ -68,12 +68,12 @@ def public_key_of(request: bytes) -> bytes:
 
 
 def public_bytes(key: PrivateKey) -> bytes:
-    """The public half of a key, as DER."""
+    """Return the public half of a key, as DER."""
     return _public_bytes(key.public_key())
 
 
 def issue(authority: Facts, authority_key: PrivateKey, public_key: bytes, member: Member, now: datetime) -> Facts:
-    """A certificate of a member's instance, for that public key (DER), valid for `LIFE` from now on."""
+    """Issue a certificate of a member's instance, for that public key (DER), valid for `LIFE` from now on."""
     issuer = x509.load_der_x509_certificate(authority.der)
     start = now.replace(microsecond=0)
     subject = _name(member.domain, member.name)
@@ -90,7 +90,7 @@ def issue(authority: Facts, authority_key: PrivateKey, public_key: bytes, member
 
 
 def is_authority(facts: Facts) -> bool:
-    """Whether it is the certificate of an authority, signed by itself."""
+    """Check whether it is the certificate of an authority, signed by itself."""
     certificate = x509.load_der_x509_certificate(facts.der)
     try:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -101,12 +101,12 @@ def is_authority(facts: Facts) -> bool:
 
 
 def domain_of(authority: Facts) -> str:
-    """The name of the domain that an authority is that of."""
+    """Return the name of an authority's domain."""
     return _one(x509.load_der_x509_certificate(authority.der), NameOID.ORGANIZATION_NAME)
 
 
 def member_of(der: bytes, authority: bytes) -> Member | None:
-    """Who a certificate stands for, None when that authority (DER) has not signed it. Dates are not looked at."""
+    """Return the member of a certificate, None if that authority (DER) has not signed it. Ignores dates."""
     certificate = x509.load_der_x509_certificate(der)
     issuer = x509.load_der_x509_certificate(authority)
     instance = instance_of(der)
@@ -119,7 +119,7 @@ def member_of(der: bytes, authority: bytes) -> Member | None:
 
 
 def public_key_of_certificate(der: bytes) -> bytes:
-    """Its public key, as DER."""
+    """Return the public key of a certificate, as DER."""
     return _public_bytes(x509.load_der_x509_certificate(der).public_key())
 
 

@@ -1,14 +1,14 @@
 """A domain: a certificate authority in a folder that instances share.
 
     authority.pem     its certificate
-    authority.key     its private key, of whoever has made the domain alone
-    revoked.json      who is no member any more
-    members.json      who was given a certificate
+    authority.key     its private key, readable only by the creator of the domain
+    revoked.json      revoked members
+    members.json      members with a certificate
     invitations/      one file for each token, for the key's owner alone
-    requests/         what members ask, a file for each, which anybody may leave here
-    answers/          what the authority has answered
+    requests/         requests of members, a file for each; anybody may create one
+    answers/          answers of the authority
 
-Whoever can use the key is the authority: it answers whenever it looks.
+A process that can use the key is the authority: it answers whenever it polls.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_p
 
 LARGEST_REQUEST = 64 * 1024  # bytes
 REQUESTS_AT_ONCE = 100
-KEPT = timedelta(days=30)  # how long it is known that an invitation was used or has expired
+KEPT = timedelta(days=30)  # of used or expired invitations
 
 
 class Request(msgspec.Struct):
-    """What a member asks: a certificate for the key that `request` proves to have.
+    """A member's request: a certificate for the key that `request` proves to have.
 
-    With an invitation (its number and what `proof_of` makes of its secret) for the first time, with the certificate
-    that it has for the next one.
+    The first request has an invitation (its number, and `proof_of` its secret); later ones have the current
+    certificate.
     """
 
     request: bytes
@@ -58,19 +58,19 @@ class Request(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """Of the files of the request and of its answer: that of its key."""
+        """The file name of the request and of its answer, derived from its key."""
         return x509.public_key_of(self.request).hex()[-64:]
 
 
 class SignedAnswer(msgspec.Struct):
-    """A certificate (DER), or why there is none."""
+    """A certificate (DER), or the reason of a refusal."""
 
     certificate: bytes = b""
     refusal: str = ""
 
 
 class Invitation(msgspec.Struct):
-    """One token; `used_by` is the public key that it has let in."""
+    """One token; `used_by` is the public key that it has admitted."""
 
     member: str
     secret: bytes
@@ -98,10 +98,10 @@ class Guest(NamedTuple):
 
 
 class Domain:
-    """The folder. What needs the key is done under a lock, one at a time.
+    """A domain by its folder. Methods that need the key take a lock.
 
     Raises:
-        DomainError: there is no domain in the folder, or it cannot be read.
+        DomainError: the folder has no domain, or it cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -118,10 +118,10 @@ class Domain:
 
     @classmethod
     def create(cls, folder: Path, name: str, now: datetime, *, is_shared: bool = True) -> Domain:
-        """A new domain, whose key is the caller's. The folder is new, or empty; others may enter one that is shared.
+        """Create a domain whose key is the caller's. The folder is new or empty; others may enter a shared one.
 
         Raises:
-            DomainError: there is something already, the folder cannot be made, or the name cannot be one.
+            DomainError: the folder is in use or cannot be created, or the name is not valid.
         """
         facts, key = x509.make_authority(checked_name("domain", name), now)
         try:
@@ -130,7 +130,7 @@ class Domain:
             try:
                 _fill(made, facts, key)
                 made.chmod(0o755 if is_shared else 0o700)
-                os.rename(made, folder)  # whole, or not at all; of two that make it at once the first one has
+                os.rename(made, folder)  # whole, or not at all; of two simultaneous creators the first one wins
             finally:
                 shutil.rmtree(made, ignore_errors=True)
         except OSError as problem:
@@ -141,7 +141,7 @@ class Domain:
 
     @property
     def holds_key(self) -> bool:
-        """Whether this process may sign: it can read the key, and others than its owner cannot.
+        """True if this process may sign: it can read the key, and only its owner can.
 
         Raises:
             InstanceError: others may read the key.
@@ -153,43 +153,43 @@ class Domain:
         return True
 
     def check_key(self) -> None:
-        """That this process may sign.
+        """Check that this process may sign.
 
         Raises:
-            DomainError: the key is somebody else's.
+            DomainError: the key belongs to another user.
             InstanceError: others may read the key.
         """
         if not self.holds_key:
             raise DomainError(f"The key of the domain in {self.folder} is not yours: its owner does that.")
 
     def revoked(self) -> Revoked:
-        """Who is no member any more, and since when.
+        """Return the revoked members, with the times of revocation.
 
         Raises:
-            DomainError: it cannot be read.
+            DomainError: the file cannot be read.
         """
         return dict(self._read("revoked.json", Revoked))
 
     def members(self) -> Ledger:
-        """Who was given a certificate.
+        """Return the members with a certificate.
 
         Raises:
-            DomainError: it cannot be read.
+            DomainError: the file cannot be read.
         """
         return dict(self._read("members.json", Ledger))
 
     def guests(self) -> list[Guest]:
-        """The invitations of the last weeks, for who holds the key."""
+        """Return the invitations of the last weeks, for the holder of the key."""
         found = [msgspec.json.decode(read_file(file), type=Invitation) for file in self._invitations()]
         return sorted(Guest(one.member, one.expires, bool(one.used_by)) for one in found)
 
     # ---------------------------------------------------------------- what the owner of the key does
 
     def invite(self, member: str, now: datetime, life: timedelta) -> Token:
-        """A token that lets one instance in, once, as that member.
+        """Create a token that admits one instance, once, as that member.
 
         Raises:
-            DomainError: the name cannot be one, or is that of a revoked member; the key is somebody else's.
+            DomainError: the name is not valid, or is that of a revoked member; the key belongs to another user.
         """
         checked_name("member", member)
         with self._owner():
@@ -204,10 +204,10 @@ class Domain:
         return token
 
     def revoke(self, member: str, now: datetime) -> None:
-        """It is no member any more, for good: gets no certificate, and is not let in where this folder is read.
+        """Revoke a member for good: it gets no certificate, and is not admitted where this folder is read.
 
         Raises:
-            DomainError: the key is somebody else's; nobody of that name is a member, or invited; it is the owner.
+            DomainError: the key belongs to another user; no member or invitation has that name; it is the owner.
         """
         with self._owner():
             wanted = member.lower()
@@ -219,19 +219,19 @@ class Domain:
             self._write("revoked.json", self.revoked() | {wanted: now})
 
     def issue(self, key: bytes, member: str, instance: UUID, now: datetime) -> Facts:
-        """A certificate for that public key (DER), as the owner of the domain's key gives it to itself.
+        """Issue a certificate for that public key (DER), which the owner of the domain's key gives to itself.
 
         Raises:
-            DomainError: the key is somebody else's, or the member was revoked.
+            DomainError: the key belongs to another user, or the member was revoked.
         """
         with self._owner() as authority_key:
             return self._issue(authority_key, key, Member(self.name, member, instance), now)
 
     def answer(self, now: datetime) -> int:
-        """Answer what waits; how many requests that were.
+        """Answer waiting requests. Returns their number.
 
         Raises:
-            DomainError: the key is somebody else's, or a file cannot be read or written.
+            DomainError: the key belongs to another user, or a file cannot be read or written.
         """
         with os.scandir(self.folder / "requests") as found:
             waiting = [one.name for one in found if one.name.endswith(".json") and one.is_file(follow_symlinks=False)]
@@ -245,7 +245,7 @@ class Domain:
         return len(waiting)
 
     def _answer(self, authority_key: PrivateKey, file: Path, now: datetime) -> None:
-        """Who has proved nothing gets no answer: it could stand in the place of somebody's."""
+        """Answer one request. A request without proof gets no answer, which could replace that of another member."""
         try:
             asked = msgspec.json.decode(_read_request(file), type=Request)
             name, key = asked.name, x509.public_key_of(asked.request)
@@ -261,10 +261,10 @@ class Domain:
         replace(self._answers(name), msgspec.json.encode(answer), 0o644)
 
     def _proven(self, asked: Request, key: bytes) -> tuple[Member, Path | None]:
-        """Who asks: a member by its certificate, or by the invitation in that file.
+        """Return the requester: a member by its certificate, or by the invitation in the returned file.
 
         Raises:
-            DomainError: nothing proves it.
+            DomainError: the request proves neither.
         """
         if asked.certificate:
             member = x509.member_of(asked.certificate, self.authority.der)
@@ -278,7 +278,7 @@ class Domain:
         return Member(self.name, invitation.member, asked.instance), file
 
     def _use(self, file: Path, key: bytes, instance: UUID, now: datetime) -> None:
-        """An invitation lets in one key; it may ask again."""
+        """Mark an invitation as used by a key, which may ask again."""
         invitation = msgspec.json.decode(read_file(file), type=Invitation)
         if invitation.used_by not in (b"", key):
             raise DomainError("The token was used already: ask for a new one.")
@@ -288,7 +288,7 @@ class Domain:
         replace(file, msgspec.json.encode(msgspec.structs.replace(invitation, used_by=key)))
 
     def _check_alone(self, member: str, instance: UUID) -> None:
-        """Nobody becomes an instance that is another member's."""
+        """Refuse an instance that belongs to another member."""
         revoked = self.revoked()
         for name, instances in self.members().items():
             if instance in instances and name.lower() not in (member.lower(), *revoked):
@@ -305,7 +305,7 @@ class Domain:
 
     @contextmanager
     def _owner(self) -> Iterator[PrivateKey]:
-        """The key, for one at a time."""
+        """Lock and return the key."""
         try:
             self.check_key()
             with (self.folder / "authority.key").open("rb") as file:
@@ -317,7 +317,7 @@ class Domain:
     # ---------------------------------------------------------------- what a member does
 
     def ask(self, asked: Request) -> None:
-        """Leave a request. What is there already for the same key is replaced.
+        """Leave a request. It replaces an earlier one for the same key.
 
         Raises:
             DomainError: it cannot be written.
@@ -328,7 +328,7 @@ class Domain:
             raise DomainError(f"Nothing can be asked of the domain in {self.folder}: {problem}") from None
 
     def answered(self, key: PrivateKey) -> SignedAnswer | None:
-        """The latest answer for a key, None while there is none.
+        """Return the latest answer for a key, None without one.
 
         Raises:
             DomainError: it cannot be read.
@@ -366,17 +366,17 @@ class Domain:
 
 
 def proof_of(secret: bytes, request: bytes, instance: UUID) -> bytes:
-    """That somebody who asks for a certificate has the secret of an invitation."""
+    """Return the proof that the requester of a certificate has the secret of an invitation."""
     return hmac.digest(secret, instance.bytes + request, "sha256")
 
 
 def machine_name() -> str:
-    """What a domain is called that is given no name."""
+    """Return the default name of a domain: the machine's."""
     return usable_name(socket.gethostname().split(".")[0].upper())
 
 
 def own_name() -> str:
-    """The member that whoever holds a domain's key is: the operating-system user."""
+    """Return the member name of the holder of a domain's key: the operating-system user."""
     try:
         return usable_name(pwd.getpwuid(os.geteuid()).pw_name)
     except KeyError:
@@ -394,7 +394,7 @@ def _fill(folder: Path, facts: Facts, key: PrivateKey) -> None:
 
 
 def _read_request(file: Path) -> bytes:
-    """What anybody may have left there: no link, no pipe, nothing that is too long."""
+    """Read a request file, which anybody may have created: no link, no pipe, and not too long."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as opened:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,7 +1,7 @@
-"""Keys of an instance that are files, in a folder that only their owner may read.
+"""Keys of an instance in files, in a folder that only their owner may read.
 
-A private key of the transport, or the key that opens every master key, never stands in the database in clear: whoever
-may read every table there, or a dump of it, could be us.
+A private key of the transport, or the key that opens every master key, is never in the database in clear: a reader of
+all tables there, or of a dump, could impersonate us.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ SERVICE_MASTER_KEY = "service-master-key"
 
 
 class KeyFolder:
-    """The folder: for each certificate of the transport a file with its key, and the service master key."""
+    """The key folder: a file with the key for each certificate of the transport, and the service master key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def file(self, thumbprint: bytes) -> Path:
-        """Where the key of that certificate is, or would be."""
+        """Return the path for the key of that certificate."""
         return self.path / f"{thumbprint.hex()}.pem"
 
     def write(self, thumbprint: bytes, pem: bytes) -> None:
-        """Keep a key, in the place of what is there; nobody but the owner may read it."""
+        """Write a key, replacing an earlier one; only the owner may read it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace(self.file(thumbprint), pem)
 
     def find(self, thumbprint: bytes) -> Path | None:
-        """The file with the key; None when it is not here.
+        """Return the file with the key; None if it is not here.
 
         Raises:
             InstanceError: others than the owner may read it.
@@ -46,11 +46,11 @@ class KeyFolder:
         return file
 
     def remove(self, thumbprint: bytes) -> None:
-        """Forget a key."""
+        """Delete a key."""
         self.file(thumbprint).unlink(missing_ok=True)
 
     def service_master_key(self) -> bytes | None:
-        """The key that opens the master key of every database; None where it is not.
+        """Return the key that opens the master key of every database; None if it is missing.
 
         Raises:
             InstanceError: others than the owner may read it, or it cannot be read.
@@ -59,7 +59,7 @@ class KeyFolder:
         return read_private(file) if file.is_file() else None
 
     def ensure_service_master_key(self) -> bytes:
-        """The same, made when it is missing; of several who make it at once all get the same."""
+        """Return the service master key, created if missing; simultaneous creators all get the same."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self.path / SERVICE_MASTER_KEY
         if not file.exists():
@@ -72,12 +72,12 @@ class KeyFolder:
 
 
 def user_data() -> Path:
-    """Where what belongs to the operating-system user is kept, whatever the instance."""
+    """Return the folder for data of the operating-system user, for all instances."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "servicebroker"
 
 
 def write_private(file: Path, data: bytes) -> None:
-    """A new file that nobody but the owner may read, on the disk when this returns.
+    """Write a new file that only the owner may read; it is on disk when this returns.
 
     Raises:
         OSError: it exists already, or cannot be written.
@@ -90,7 +90,7 @@ def write_private(file: Path, data: bytes) -> None:
 
 
 def replace(file: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file, new or instead of the one that is there: who reads it sees the one or the other, whole.
+    """Write a file, replacing an existing one atomically: readers see the old or the new contents, whole.
 
     Raises:
         OSError: it cannot be written.
@@ -109,10 +109,10 @@ def replace(file: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def read_private(file: Path) -> bytes:
-    """Return what is in a file that holds a key, and that nobody else may read.
+    """Return the contents of a key file, which only its owner may read.
 
     Raises:
-        InstanceError: others may read it, somebody else has put it there, or it cannot be read.
+        InstanceError: others may read it, another user has created it, or it cannot be read.
     """
     try:
         return read_file(file, MEBIBYTE, lambda found: _check_alone(found, file))
@@ -121,7 +121,7 @@ def read_private(file: Path) -> bytes:
 
 
 def check_alone(file: Path) -> None:
-    """Check that nobody but its owner may read a key, and that the owner may put one there.
+    """Check that only its owner may read a key, and that the owner may create keys there.
 
     Raises:
         InstanceError: others may, or the owner may not.

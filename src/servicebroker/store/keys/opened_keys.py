@@ -1,4 +1,4 @@
-"""Master keys and private keys of databases, opened by the service master key of a key folder, and remembered."""
+"""Master keys and private keys of databases, opened by the service master key of a key folder, and cached."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _LOG = logging.getLogger("servicebroker")
 
 
 class OpenedKeys:
-    """Opens keys for a process. `trouble` is told why the folder is of no use.
+    """Opens keys for a process. `trouble` is called with the reason if the folder is unusable.
 
     Attributes:
-        folder: where the service master key is; None until somebody has said, see `locate`.
+        folder: the folder of the service master key; None until it is known, see `locate`.
     """
 
     def __init__(self, folder: KeyFolder | None, trouble: Callable[[str], None] = _LOG.warning) -> None:
         self.folder = folder
         self._trouble = trouble
-        self._master_keys: dict[bytes, bytes] = {}  # in clear, by how they are stored
-        self._private_keys: dict[bytes, PrivateKey] = {}  # by how they are stored
+        self._master_keys: dict[bytes, bytes] = {}  # in clear, by their stored form
+        self._private_keys: dict[bytes, PrivateKey] = {}  # by their stored form
 
     def locate(self, instance_id: UUID) -> KeyFolder:
-        """The folder: that of the instance's own in the user's data where none was given."""
+        """Return the folder; the default is that of the instance in the user's data."""
         if self.folder is None:
             self.folder = KeyFolder(user_data() / str(instance_id) / "keys")
         return self.folder
 
     def master_key(self, sealed: bytes | None) -> bytes | None:
-        """A master key in clear; None when the service master key does not open it, or is not here."""
+        """Return a master key in clear; None if the service master key does not open it, or is missing."""
         if sealed is None or self.folder is None:
             return None
         if sealed not in self._master_keys:
@@ -52,7 +52,7 @@ class OpenedKeys:
         return self._master_keys[sealed]
 
     def private_key(self, sealed: bytes | None, master: bytes) -> PrivateKey | None:
-        """A private key that is kept under a master key; None when that does not open it."""
+        """Return a private key that a master key encrypts; None if that does not open it."""
         if sealed is None:
             return None
         if sealed not in self._private_keys:

@@ -1,6 +1,6 @@
-"""Secrets under keys, and keys under passwords: AES-256-GCM, and scrypt where there is a password.
+"""Seal secrets with keys, and keys with passwords: AES-256-GCM, with scrypt for passwords.
 
-`about` says what the secret is for; sealed for one thing, it opens for nothing else.
+`about` is the purpose of the secret; it opens for no other purpose.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ COST, BLOCK = 2**15, 8  # of scrypt: 32 MB, about 0.1 s
 
 
 def new_key() -> bytes:
-    """A key that nobody has."""
+    """Return a new random key."""
     return os.urandom(KEY)
 
 
 def seal(key: bytes, secret: bytes, about: str) -> bytes:
-    """The secret, so that only who has the key can read it."""
+    """Encrypt the secret for holders of the key."""
     nonce = os.urandom(NONCE)
     return nonce + AESGCM(key).encrypt(nonce, secret, about.encode())
 
 
 def unseal(key: bytes, sealed: bytes, about: str) -> bytes | None:
-    """The secret; None when the key is another one, or a bit was changed."""
+    """Decrypt the secret; None if the key is wrong, or a bit was changed."""
     try:
         return AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], about.encode())
     except (InvalidTag, ValueError):
@@ -37,13 +37,13 @@ def unseal(key: bytes, sealed: bytes, about: str) -> bytes | None:
 
 
 def seal_by_password(password: str, secret: bytes, about: str) -> bytes:
-    """The same with a password; takes about 0.1 s, so that trying many is slow."""
+    """Encrypt the secret with a password; takes about 0.1 s, so that trying many is slow."""
     salt = os.urandom(SALT)
     return salt + seal(_stretched(password, salt), secret, about)
 
 
 def unseal_by_password(password: str, sealed: bytes, about: str) -> bytes | None:
-    """The secret; None when the password is another one, or a bit was changed."""
+    """Decrypt the secret; None if the password is wrong, or a bit was changed."""
     return unseal(_stretched(password, sealed[:SALT]), sealed[SALT:], about)
 
 

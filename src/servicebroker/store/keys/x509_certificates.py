@@ -1,4 +1,4 @@
-"""Certificates and their private keys as X.509 and PKCS #8: made, read, written."""
+"""Certificates and their private keys as X.509 and PKCS #8: create, read, write."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from servicebroker.model.security.certificates import Facts
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
-DAYS = 365  # how long a new certificate is valid
+DAYS = 365  # validity of a new certificate
 MOST_DAYS = 36_500
-SKEW = timedelta(minutes=10)  # one of the transport is valid from so long ago, for clocks that are behind
+SKEW = timedelta(minutes=10)  # a transport certificate is valid from that long ago, for clocks that are behind
 LARGEST = 32_767  # bytes of a certificate (docs/reference/rules.md#dialog-security)
 LONGEST_SUBJECT = 64  # characters of a common name
 SMALLEST_RSA = 2048  # bits
-INSTANCE = "servicebroker:"  # and its identifier: a URI among the alternative names
-SUCCESSION = ObjectIdentifier("2.25.152235390811078377695762435585911865375")  # signed by the certificate before
+INSTANCE = "servicebroker:"  # followed by its identifier: a URI among the alternative names
+SUCCESSION = ObjectIdentifier("2.25.152235390811078377695762435585911865375")  # signed with its predecessor's key
 
 _PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
@@ -40,14 +40,14 @@ def make(
     instance: UUID | None = None,
     predecessor: PrivateKey | None = None,
 ) -> tuple[Facts, PrivateKey]:
-    """A certificate for the transport, valid from now on, and its key.
+    """Create a certificate for the transport, valid from now on, and its key.
 
     Args:
-        instance: whom it names.
-        predecessor: the key of the certificate that it takes the place of, which vouches for it.
+        instance: the instance that it names.
+        predecessor: the key of the replaced certificate, which vouches for it.
 
     Raises:
-        BrokerError: 402 when it would be valid for less than a day or more than a hundred years.
+        BrokerError: 402 it would be valid for less than a day or more than a hundred years.
     """
     if not 1 <= days <= MOST_DAYS:
         raise BrokerError(402, "EXPIRY_DATE", f"{days} days away", f"1 to {MOST_DAYS} days away")
@@ -64,12 +64,12 @@ def issue(
     instance: UUID | None = None,
     predecessor: PrivateKey | None = None,
 ) -> tuple[Facts, PrivateKey]:
-    """A new key on the curve P-256, and a certificate that it signs itself. `subject`: CN=..., or just the name.
+    """Create a key on the curve P-256, and its self-signed certificate. `subject`: CN=..., or just the name.
 
-    It is valid from so long `before` its start, for clocks that are behind.
+    It is valid from `before` ahead of its start, for clocks that are behind.
 
     Raises:
-        BrokerError: 402 the dates are none, or in the wrong order, or the subject is no text.
+        BrokerError: 402 no dates, or in the wrong order, or the subject is no text.
     """
     if not all(isinstance(date, datetime) and date.tzinfo is not None for date in (start, expiry)):
         raise BrokerError(402, "START_DATE or EXPIRY_DATE", "something else", "datetime with a time zone")
@@ -99,7 +99,7 @@ def issue(
 
 
 def instance_of(der: bytes) -> UUID | None:
-    """The instance that a certificate names."""
+    """Return the instance that a certificate names."""
     with suppress(x509.ExtensionNotFound, ValueError):
         names = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
         for name in names.value.get_values_for_type(x509.UniformResourceIdentifier):
@@ -109,7 +109,7 @@ def instance_of(der: bytes) -> UUID | None:
 
 
 def succeeds(der: bytes, before: bytes) -> bool:
-    """Whether a certificate takes the place of another one, whose key has vouched for its own."""
+    """Check whether a certificate replaces another one, whose key has vouched for its own."""
     key, signer = public_key(der), public_key(before)
     if key is None or signer is None:
         return False
@@ -138,10 +138,10 @@ def _name(subject: object) -> x509.Name:
 
 
 def read(data: bytes) -> Facts:
-    """The certificate in a PEM or DER file.
+    """Return the certificate in a PEM or DER file.
 
     Raises:
-        BrokerError: 15208 when it holds none, or one that is too large.
+        BrokerError: 15208 the file has none, or one that is too large.
     """
     try:
         is_pem = b"-----BEGIN" in data
@@ -155,17 +155,17 @@ def read(data: bytes) -> Facts:
 
 
 def as_pem(der: bytes) -> bytes:
-    """The certificate as text."""
+    """Return the certificate as PEM text."""
     return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
 
 
 def facts_of_der(der: bytes) -> Facts:
-    """What a certificate in DER says of itself."""
+    """Return the contents of a certificate in DER."""
     return facts_of(x509.load_der_x509_certificate(der))
 
 
 def facts_of(certificate: x509.Certificate) -> Facts:
-    """What it says of itself."""
+    """Return the contents of a certificate."""
     der = certificate.public_bytes(serialization.Encoding.DER)
     return Facts(
         der,
@@ -183,20 +183,20 @@ def facts_of(certificate: x509.Certificate) -> Facts:
 
 @lru_cache(maxsize=1_000)
 def public_key(der: bytes) -> PublicKey | None:
-    """The key in a certificate; None when it is of a kind that we have no use for."""
+    """Return the key in a certificate; None for an unsupported kind."""
     key = x509.load_der_x509_certificate(der).public_key()
     return key if isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey) else None
 
 
 def sign(text: bytes, own: PrivateKey) -> bytes:
-    """The signature of a text: ECDSA or RSA-PSS, SHA-256."""
+    """Sign a text: ECDSA or RSA-PSS, SHA-256."""
     if isinstance(own, rsa.RSAPrivateKey):
         return own.sign(text, _PSS, hashes.SHA256())
     return own.sign(text, ec.ECDSA(hashes.SHA256()))
 
 
 def is_signed(text: bytes, signature: bytes, by: PublicKey) -> bool:
-    """Whether the signature of a text is that of `by`."""
+    """Check whether the signature of a text is that of `by`."""
     try:
         if isinstance(by, rsa.RSAPublicKey):
             by.verify(signature, text, _PSS, hashes.SHA256())
@@ -208,7 +208,7 @@ def is_signed(text: bytes, signature: bytes, by: PublicKey) -> bool:
 
 
 def read_key(data: bytes, password: str | None, certificate: Facts) -> PrivateKey:
-    """The private key in a PEM or DER file, which must be that of the certificate.
+    """Return the private key in a PEM or DER file, which must be that of the certificate.
 
     Raises:
         BrokerError: 15465 wrong password, 15208 no key, or not one that a certificate of ours can have.
@@ -220,7 +220,7 @@ def read_key(data: bytes, password: str | None, certificate: Facts) -> PrivateKe
     except TypeError:
         raise BrokerError(15465) from None
     except ValueError as problem:
-        # what a wrong password has made of the bytes looks well padded once in 256 times, and is no key then
+        # a wrong password yields valid padding once in 256 times, and no key then
         is_wrong = "ncorrect password" in str(problem) or b"-----BEGIN ENCRYPTED" in data
         raise BrokerError(15465 if password is not None and is_wrong else 15208) from None
     public = x509.load_der_x509_certificate(certificate.der).public_key()
@@ -230,12 +230,12 @@ def read_key(data: bytes, password: str | None, certificate: Facts) -> PrivateKe
 
 
 def read_identity(pem: bytes) -> PrivateKey:
-    """The key in a file of the key folder, which has its certificate behind it."""
+    """Return the key in a file of the key folder, which its certificate follows."""
     return checked_key(serialization.load_pem_private_key(pem, None))
 
 
 def certificate_in(pem: bytes) -> Facts | None:
-    """What the certificate behind such a key says of itself; None where there is none."""
+    """Return the contents of the certificate after such a key; None without one."""
     try:
         return facts_of(x509.load_pem_x509_certificate(pem))
     except ValueError:
@@ -243,7 +243,7 @@ def certificate_in(pem: bytes) -> Facts | None:
 
 
 def checked_key(key: object) -> PrivateKey:
-    """Refuse what is no elliptic curve key, nor an RSA key of at least 2048 bits.
+    """Refuse a key that is neither an elliptic curve key nor an RSA key of at least 2048 bits.
 
     Raises:
         BrokerError: 15208.
@@ -256,19 +256,19 @@ def checked_key(key: object) -> PrivateKey:
 
 
 def key_bytes(key: PrivateKey) -> bytes:
-    """The private key, in clear: for memory, and to be sealed."""
+    """Return the private key, in clear: for memory, and for sealing."""
     return key.private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def load_key(der: bytes) -> PrivateKey:
-    """What `key_bytes` has made."""
+    """Load a key from the result of `key_bytes`."""
     return checked_key(serialization.load_der_private_key(der, None))
 
 
 def key_pem(key: PrivateKey, password: str | None = None) -> bytes:
-    """The private key as text, encrypted when there is a password."""
+    """Return the private key as PEM text, encrypted if there is a password."""
     protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if password is not None:
         protection = serialization.BestAvailableEncryption(password.encode())

@@ -1,15 +1,15 @@
-"""The schema: a baseline, and the numbered migrations that came after it.
+"""The schema: a baseline, and the numbered migrations after it.
 
-The baseline (`baseline/`, a file for each subject) makes what the migrations up to number 296 had left; a new instance
-begins with it. Each numbered file is applied once, in the order of the numbers. An instance that has number 296 is
-upgraded by what follows. An older one is refused: a version whose schema is number 296 opens it first (decision 450).
+The baseline (`baseline/`, a file for each subject) creates the schema of migration 296; a new instance begins with it.
+Each numbered file is applied once, in the order of the numbers. An instance with number 296 is upgraded by the later
+ones. An older one is refused: a version whose schema is number 296 must open it first (decision 450).
 
-To change a table, write a migration. The baseline stays as it is, because instances exist that were made by it.
+To change a table, write a migration. The baseline stays as it is, because existing instances were made by it.
 
 A change of the queue template (`store/queue.sql`), of the catalog views (`store/views.sql`), of the server's verbs
 (`store/verbs.sql`, `store/fence.sql`), of the triggers of audit and trail (`store/audit.sql`, `store/trail.sql`) or of
-what translated T-SQL calls (`store/tsql/`) ships with a migration, an empty one if need be, because what they make is
-made again whenever one was applied. Then the functions that take our locks are closed, too (`store/lock_functions.py`).
+the functions for translated T-SQL (`store/tsql/`) ships with a migration, an empty one if need be, because applying one
+recreates all of them. Then the lock functions are closed, too (`store/lock_functions.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from servicebroker.store.sql_verbs import audit, fence, trail, verbs
 from servicebroker.store.tsql import library
 
 BASELINE_NUMBER = 296  # the number of the schema that `baseline/` makes
-# the files of the baseline, in the order in which their tables refer to each other
+# the files of the baseline, in the order of their references
 _SUBJECTS = (
     "instance",
     "catalog",
@@ -48,7 +48,7 @@ _SUBJECTS = (
 
 
 class Migration(NamedTuple):
-    """One numbered step."""
+    """One numbered migration."""
 
     number: int
     name: str
@@ -65,12 +65,12 @@ def migrations() -> list[Migration]:
 
 
 def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
-    """Bring the schema up to date, once, also when several processes start together. Returns what was applied.
+    """Bring the schema up to date, once, even if several processes start together. Returns the applied migrations.
 
-    Numbers may have gaps, and a step that comes late is applied late: what counts is which ones the schema has.
+    Numbers may have gaps, and a migration that is merged late is applied late: only the set of applied numbers counts.
 
     Raises:
-        InstanceError: this version cannot upgrade the schema, which is newer or too old, or may not make one here.
+        InstanceError: this version cannot upgrade the schema, which is newer or too old, or may not create one here.
     """
     try:
         if not _missing(applied(connection)):
@@ -101,10 +101,10 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
 
 
 def check_whole(applied: set[int]) -> None:
-    """That the schema has the steps that this version needs, where it cannot be changed.
+    """Check that the schema has the migrations that this version needs, where it cannot be changed.
 
     Raises:
-        InstanceError: it has not.
+        InstanceError: it lacks one.
     """
     if missing := _missing(applied):
         raise InstanceError(
@@ -114,7 +114,7 @@ def check_whole(applied: set[int]) -> None:
 
 
 def check_known(applied: Set[int]) -> None:
-    """Check that this version can open a schema with these steps.
+    """Check that this version can open a schema with these migrations.
 
     Raises:
         InstanceError: the schema is of a newer version, or of one that is too old.
@@ -123,10 +123,10 @@ def check_known(applied: Set[int]) -> None:
 
 
 def _missing(applied: Set[int]) -> list[Migration]:
-    """Return the steps that the schema lacks.
+    """Return the migrations that the schema lacks.
 
     Raises:
-        InstanceError: it has steps that this version does not know, or was made before the baseline and lacks it.
+        InstanceError: it has migrations that this version does not know, or was made before the baseline and lacks it.
     """
     known = migrations()
     newer = {number for number in applied if number > BASELINE_NUMBER} - {step.number for step in known}
@@ -175,7 +175,7 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
 
 
 def mend(connection: psycopg.Connection[object]) -> None:
-    """Make views and functions anew as this version has them; what another PostgreSQL has recorded is recorded again.
+    """Recreate views and functions of this version; record definitions again that another PostgreSQL has recorded.
 
     Raises:
         InstanceError: the role may not.
@@ -194,7 +194,7 @@ def mend(connection: psycopg.Connection[object]) -> None:
 
 
 def applied(connection: psycopg.Connection[object]) -> set[int]:
-    """The numbers of the steps that the schema has."""
+    """Return the numbers of the migrations that the schema has."""
     if not _exists(connection):
         return set()
     return {
@@ -203,7 +203,7 @@ def applied(connection: psycopg.Connection[object]) -> set[int]:
 
 
 def _exists(connection: psycopg.Connection[object]) -> bool:
-    # not to_regclass: it may answer from a cache that is older than the lock we have just waited for
+    # not to_regclass: its cache may be older than the lock we have just waited for
     return bool(
         execute(
             connection,

@@ -1,4 +1,4 @@
-"""What translated T-SQL calls: functions and views of the schema tsql, made anew after every migration."""
+"""The library of translated T-SQL: functions and views of the schema tsql, recreated after every migration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from servicebroker.model.zero_character import ZERO
 
 
 def library() -> list[str]:
-    """The files, in the order in which they need each other, and the view of the errors."""
+    """Return the SQL files in the order of their dependencies, and generated definitions."""
     values = (
         "conversions",
         "binary_forms",
@@ -36,7 +36,7 @@ def library() -> list[str]:
 
 
 def _bounds() -> str:
-    """What the numbers of T-SQL have as their least and most."""
+    """Return the function with the bounds of T-SQL's numeric types."""
     rows = ", ".join(f"('{name}', {low}::numeric, {high}::numeric)" for name, (low, high) in {**WHOLE, **MONEY}.items())
     return (
         "create or replace function tsql.bounds() returns table (type text, low numeric, high numeric) "
@@ -45,7 +45,7 @@ def _bounds() -> str:
 
 
 def _zero() -> str:
-    """What stands in a text of PostgreSQL for the character U+0000."""
+    """Return the function with PostgreSQL's substitute for the character U+0000."""
     return (
         "create or replace function tsql.zero() returns text language sql immutable parallel safe "
         f"return chr({ord(ZERO)})"
@@ -53,7 +53,7 @@ def _zero() -> str:
 
 
 def _messages() -> str:
-    """sys.messages: the errors of the broker; those of the language stand where they are raised."""
+    """Return sys.messages: the errors of the broker; those of the T-SQL language are where they are raised."""
     rows = ", ".join(f"({number}, {rule.severity}, '{_shown(rule.text)}')" for number, rule in sorted(RULES.items()))
     return (
         "create or replace view tsql.messages with (security_invoker = true) as "
@@ -64,8 +64,8 @@ def _messages() -> str:
 
 
 def _event_types() -> list[str]:
-    """sys.event_notification_event_types and sys.trigger_event_types; groups are counted from 10001, as there."""
-    known = dict(parents())  # an event that two groups have is shown in the last one
+    """Return sys.event_notification_event_types and sys.trigger_event_types; groups have ids from 10001, as there."""
+    known = dict(parents())  # an event in two groups is shown in the last one
     groups = set(known.values()) - {""}
     events = [name for name in known if name not in groups]
     numbers = {name: number for number, name in enumerate(events, 1)}
