@@ -10,7 +10,7 @@ from typing import NamedTuple
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, KeptKey, UserCertificate
 from servicebroker.model.security.certificates import MASTER_KEY, PRIVATE_KEY
-from servicebroker.model.security.permissions import DBO
+from servicebroker.model.security.permissions import DBO_ID
 from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.keys.sealing import KEY, seal
 from servicebroker.store.keys.x509_certificates import issue, key_bytes
@@ -53,6 +53,6 @@ def identity(index: int, generation: int = 0) -> Identity:
     )
     sealed = KeptKey(BY_MASTER_KEY, seal(OF_DATABASES, key_bytes(key), PRIVATE_KEY))
     return Identity(
-        UserCertificate(index, DBO, facts.subject, True, sealed, facts),
+        UserCertificate(index, DBO_ID, facts.subject, True, sealed, facts),
         UserCertificate(index, FIRST_USER + index, facts.subject, True, KeptKey(), facts),
     )

@@ -40,7 +40,7 @@ from servicebroker.engine.security.user_certificates import UserCertificate
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import error_body
 from servicebroker.model.security.dialog_security import Binding, Security
-from servicebroker.model.security.permissions import DBO, Kind, Securable
+from servicebroker.model.security.permissions import DBO_ID, Kind, Securable
 from servicebroker.model.states import REMOVED, REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
 from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.division import WHOLE, Division
@@ -664,7 +664,9 @@ class MemoryStore(Store):
             one = tables.endpoints.get(handle)
             if one is not None and one.is_initiator and one.security is None:
                 binding, user = tables.bindings.get(one.far_service, (Binding.NO_BINDING, None))
-                found.append(Beginning(handle, DATABASE, "sim", one.encryption, binding, DBO, user, tables.master_key))
+                found.append(
+                    Beginning(handle, DATABASE, "sim", one.encryption, binding, DBO_ID, user, tables.master_key)
+                )
         return found
 
     def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
@@ -710,7 +712,7 @@ class MemoryStore(Store):
         )
 
     def find_target(self, home: Home) -> Target:
-        return Target(home.database_id, Securable(Kind.SERVICE, 1, DBO, ""), Securable(Kind.QUEUE, 1, DBO, ""))
+        return Target(home.database_id, Securable(Kind.SERVICE, 1, DBO_ID, ""), Securable(Kind.QUEUE, 1, DBO_ID, ""))
 
     def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:
         return None

@@ -22,7 +22,7 @@ import psycopg
 from servicebroker.api.instance import Instance
 from servicebroker.engine.activation.poison_detection import Alarm, alarms, alerted
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.events import NAMES, QUEUE_DISABLED
+from servicebroker.model.events import NAMES, QUEUE_DISABLED_CLASS
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import shown, told
 from servicebroker.store.running import run
@@ -112,8 +112,8 @@ def tell(alert: Alert, alarm: Alarm) -> None:
     """
     text = json.dumps(
         {
-            "event": NAMES[QUEUE_DISABLED],
-            "number": QUEUE_DISABLED,
+            "event": NAMES[QUEUE_DISABLED_CLASS],
+            "number": QUEUE_DISABLED_CLASS,
             "time": alarm.at.isoformat(),
             "database": alarm.database,
             "schema": alarm.schema,

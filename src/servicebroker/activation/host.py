@@ -34,7 +34,7 @@ from servicebroker.engine.catalog.event_notifications import drop_broken, post
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.event_types import QUEUE_ACTIVATION
-from servicebroker.model.events import ACTIVATION
+from servicebroker.model.events import ACTIVATION_CLASS
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import told
 from servicebroker.protocol.queue_monitor import (
@@ -434,7 +434,7 @@ class Host:
         definition = watched.definition
         text = f"{what}: {definition.procedure} on {definition.name}, {len(watched.tasks)} active tasks"
         now = self.instance.clock()
-        self.instance.events.record(ACTIVATION, now, definition.database_id, definition.queue_id, text, what)
+        self.instance.events.record(ACTIVATION_CLASS, now, definition.database_id, definition.queue_id, text, what)
 
     # ---------------------------------------------------------------- telling and being told
 

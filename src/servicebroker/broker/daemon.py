@@ -40,12 +40,12 @@ from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, NetworkEndpoint
 from servicebroker.engine.delivery.transmission import deliver_conversation
-from servicebroker.engine.diagnosis.history import SAMPLED, sample
+from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, sample
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.domain_state import ToldMembership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
 from servicebroker.engine.remote.mirrored_pairs import find_standing
-from servicebroker.engine.remote.refusals import FAILED, Refusal, save_refusals
+from servicebroker.engine.remote.refusals import ROUND_FAILED, Refusal, save_refusals
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.daemon_reports import Subject
@@ -205,8 +205,8 @@ class Daemon:
 
     def _failed(self, problem: Exception) -> None:
         """A fault of this program: the log has where, once a minute; doctor tells of it as long as it happens."""
-        text = RULES[FAILED].text.format(f"{type(problem).__name__}: {one_line(problem)}")
-        self._network.refusals.note(Refusal(True, "servicebroker serve", FAILED), text)
+        text = RULES[ROUND_FAILED].text.format(f"{type(problem).__name__}: {one_line(problem)}")
+        self._network.refusals.note(Refusal(True, "servicebroker serve", ROUND_FAILED), text)
         now = time.monotonic()
         if now >= self._tell_fault_at:
             self._tell_fault_at = now + AGAIN
@@ -340,7 +340,7 @@ class Daemon:
         if refusals := self._network.refusals.take():
             run_alone(connection, save_refusals(refusals, self._clock()))
         if now >= self._sample_at:
-            self._sample_at = now + SAMPLED
+            self._sample_at = now + SAMPLE_INTERVAL_S
             run_alone(connection, sample())
         self._take_answers(connection)
         self._shares.adapt()

@@ -15,7 +15,7 @@ from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.inboxes import Charges
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Link
-from servicebroker.engine.remote.departing import NOTHING, Leaving, Reading, WaitingConversation
+from servicebroker.engine.remote.departing import NO_MESSAGES, Leaving, Reading, WaitingConversation
 from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.dialog import SENDS
 from servicebroker.protocol.envelope import CAPABILITIES, Content, Header, Part, encode
@@ -169,7 +169,7 @@ class Readahead:
         for handle, reading in wanted.items():
             entry = self._conversations.get(handle)
             assert entry is not None
-            leaving = found.get(handle, NOTHING)
+            leaving = found.get(handle, NO_MESSAGES)
             self._offer_read(entry, leaving)
             was_all = len(leaving.numbers) < reading.most and sum(leaving.sizes) < reading.room
             if was_all and entry.dialog.room > 0:
@@ -323,7 +323,7 @@ class Frames:
         numbers = range(cut.first, cut.last + 1)
         if not entry.parts.keys() >= set(numbers):  # they travel again
             reading = Reading(cut.first, len(numbers), 2**40)
-            found = store.read({handle: reading}, self._longest).get(handle, NOTHING)
+            found = store.read({handle: reading}, self._longest).get(handle, NO_MESSAGES)
             if found.numbers != tuple(numbers):
                 return None
             self._conversations.hold(entry, found.numbers, found.parts)

@@ -27,7 +27,7 @@ from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, UserC
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.certificates import SESSION_KEY
 from servicebroker.model.security.dialog_security import NO_BINDING, NO_SERVICE_MASTER_KEY, TABLE, Security
-from servicebroker.model.security.permissions import PUBLIC
+from servicebroker.model.security.permissions import PUBLIC_ID
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys, bound
 from servicebroker.protocol.envelope import (
@@ -267,7 +267,7 @@ class DialogSecurity:
             if refused:
                 journal.undeliverable(Dropped(refused.number, refused.text), header, link)
                 return None
-        sender_id = PUBLIC if opened is None or opened.peer is None else opened.peer.owner_id
+        sender_id = PUBLIC_ID if opened is None or opened.peer is None else opened.peer.owner_id
         refused = store.refused_sender(target, sender_id)
         if refused:
             journal.undeliverable(Dropped(refused.number, refused.text), header, link)

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from servicebroker.engine.diagnosis.counters import Counter, counters
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.events import ACTIVATION, QUEUE_DISABLED, BrokerEvent
+from servicebroker.model.events import ACTIVATION_CLASS, QUEUE_DISABLED_CLASS, BrokerEvent
 from servicebroker.store.connection import connect, one_line
 from servicebroker.store.running import run
 
@@ -150,9 +150,9 @@ def add(counted: Counted) -> None:
 
 def count_event(event: BrokerEvent) -> None:
     """One of `Instance.events`."""
-    if event.number == ACTIVATION:
+    if event.number == ACTIVATION_CLASS:
         ACTIVATIONS.labels(event.subclass).inc()
-    elif event.number == QUEUE_DISABLED:
+    elif event.number == QUEUE_DISABLED_CLASS:
         DISABLED.inc()
 
 

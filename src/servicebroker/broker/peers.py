@@ -9,7 +9,7 @@ import threading
 from uuid import UUID
 
 from servicebroker.broker.policy import Policy
-from servicebroker.engine.remote.known_peers import MOST, MOST_CLAIMS
+from servicebroker.engine.remote.known_peers import MAX_ADDRESSES, MAX_CLAIMS
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
 from servicebroker.protocol.routing import Address
 
@@ -99,7 +99,7 @@ class Peers:
     def _keep(self, address: Address, answer: Answer) -> None:
         self._answers.pop(address, None)
         self._answers[address] = answer
-        if len(self._answers) > MOST:
+        if len(self._answers) > MAX_ADDRESSES:
             del self._answers[next(iter(self._answers))]
         if answer.owner != NOBODY:
             self._news[address] = answer
@@ -120,7 +120,7 @@ class Peers:
             self._mistrust(what, detail)
 
     def _mistrust(self, what: Mistrust, detail: str) -> None:
-        if what not in self._mistrusted and len(self._mistrusted) >= MOST_CLAIMS:
+        if what not in self._mistrusted and len(self._mistrusted) >= MAX_CLAIMS:
             what = Mistrust(OTHERS, what.claim)
         before, _ = self._mistrusted.get(what, (0, ""))
         self._mistrusted[what] = before + 1, detail

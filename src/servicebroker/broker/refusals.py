@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from servicebroker.engine.remote.refusals import MOST, Refusal
+from servicebroker.engine.remote.refusals import MAX_ROWS, Refusal
 from servicebroker.model.remedies import REMEDIES
 from servicebroker.model.wording import cleaned
 
@@ -23,7 +23,7 @@ class Refusals:
         if what.number not in REMEDIES:
             return
         with self._lock:
-            if what not in self._found and len(self._found) >= MOST:
+            if what not in self._found and len(self._found) >= MAX_ROWS:
                 what = what._replace(peer=OTHERS)
             times, _ = self._found.get(what, (0, ""))
             self._found[what] = times + 1, cleaned(text)

@@ -13,7 +13,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.engine.catalog.present import find_present
 from servicebroker.model.errors import BrokerError, InstanceError, NotAdopted, Unreachable
-from servicebroker.model.named_files import MEBIBYTE, read_file
+from servicebroker.model.named_files import BYTES_PER_MIB, read_file
 from servicebroker.model.security.certificates import Facts
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
@@ -128,4 +128,4 @@ def kept_certificates(target: str) -> list[Facts]:
     if is_url(target):
         return []
     files = sorted(Path(target, "keys").glob("*.pem"))
-    return [facts for file in files if (facts := certificate_in(read_file(file, MEBIBYTE))) is not None]
+    return [facts for file in files if (facts := certificate_in(read_file(file, BYTES_PER_MIB))) is not None]

@@ -24,7 +24,7 @@ from servicebroker.engine.diagnosis.findings import (
     judge_disk,
     judge_queue,
 )
-from servicebroker.engine.diagnosis.history import SAMPLED, Course, courses, whole_course
+from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, Course, courses, whole_course
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, refusals, share_of
 from servicebroker.engine.diagnosis.totals import statement_totals
@@ -165,7 +165,7 @@ def queue(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, An
                 "messages": run(
                     connection, looks.message_heads(one.queue_id, asked.get("type", ""), asked.get("text", ""))
                 ),
-                "searched": looks.SEARCHED,
+                "searched": looks.SEARCHED_MESSAGES,
                 "limit": COUNT_LIMIT,
             }
 
@@ -178,7 +178,7 @@ def conversations(observed: Observed, asked: Asked) -> Callable[[Instance], dict
     def look(instance: Instance) -> dict[str, Any]:
         with instance.connection() as connection:
             found = run(connection, looks.endpoints(asked.get("service", ""), asked.get("state", "")))
-            return {"now": instance.clock(), "endpoints": found, "most": looks.MOST}
+            return {"now": instance.clock(), "endpoints": found, "most": looks.MAX_ROWS}
 
     return look
 
@@ -254,7 +254,7 @@ def poison(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, A
                 "off": run(connection, poison_report.off_queues()),
                 "failing": run(connection, poison_report.failing_messages()),
                 "set_aside": run(connection, looks.set_aside_heads()),
-                "most": looks.MOST,
+                "most": looks.MAX_ROWS,
             }
 
     return look
@@ -275,8 +275,8 @@ def audit(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, An
 
     def look(instance: Instance) -> dict[str, Any]:
         with instance.connection() as connection:
-            acts = run(connection, find_acts(None, asked.get("who", ""), asked.get("what", ""), looks.MOST))
-        return {"now": instance.clock(), "acts": acts, "most": looks.MOST}
+            acts = run(connection, find_acts(None, asked.get("who", ""), asked.get("what", ""), looks.MAX_ROWS))
+        return {"now": instance.clock(), "acts": acts, "most": looks.MAX_ROWS}
 
     return look
 
@@ -309,7 +309,7 @@ def _disk(observed: Observed) -> list[Finding]:
 
 def _span(now: datetime, asked: Asked) -> tuple[datetime, timedelta]:
     """Until when and how long the history is shown: to the last whole sample, so that it is the same for a while."""
-    whole = datetime.fromtimestamp(now.timestamp() // SAMPLED * SAMPLED, tz=now.tzinfo)
+    whole = datetime.fromtimestamp(now.timestamp() // SAMPLE_INTERVAL_S * SAMPLE_INTERVAL_S, tz=now.tzinfo)
     return whole, SPANS.get(asked.get("span", ""), SPANS["hour"])
 
 

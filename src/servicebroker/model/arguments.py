@@ -16,8 +16,8 @@ VALID_XML = "VALID_XML"
 VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X", VALID_XML: "X"}
 SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, True)}
 
-MAXIMUM_BODY = 512 * 1024 * 1024  # bytes of a message body, unless the instance was opened with another limit
-HIGHEST_MAXIMUM = 900 * 1024 * 1024  # bytes; PostgreSQL fails at 1 GB, with the rest of the row
+MAX_BODY_BYTES = 512 * 1024 * 1024  # bytes of a message body, unless the instance was opened with another limit
+HIGHEST_MAX_BODY_BYTES = 900 * 1024 * 1024  # bytes; PostgreSQL fails at 1 GB, with the rest of the row
 MAXIMUM_DESCRIPTION = 3000  # characters
 MAXIMUM_GROUPS = 60  # in a transaction: one subtransaction each; PostgreSQL keeps 64 of a backend in memory
 MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock, and the server's lock table is bounded
@@ -73,7 +73,7 @@ def check_handles(handles: object) -> None:
         seen.add(handle)
 
 
-def stored_body(body: Body | Omitted | None, maximum: int = MAXIMUM_BODY) -> bytes | None:
+def stored_body(body: Body | Omitted | None, maximum: int = MAX_BODY_BYTES) -> bytes | None:
     """Return the bytes to store: None for an omitted or empty body; a str as UTF-8.
 
     Raises:
@@ -98,12 +98,12 @@ def stored_body(body: Body | Omitted | None, maximum: int = MAXIMUM_BODY) -> byt
 
 def checked_maximum(maximum: object) -> int:
     """Check and return the limit of bodies for opening an instance, in bytes."""
-    if not isinstance(maximum, int) or isinstance(maximum, bool) or not 0 < maximum <= HIGHEST_MAXIMUM:
-        raise BrokerError(402, "maximum_body", shown(maximum), f"bytes, 1 to {HIGHEST_MAXIMUM}")
+    if not isinstance(maximum, int) or isinstance(maximum, bool) or not 0 < maximum <= HIGHEST_MAX_BODY_BYTES:
+        raise BrokerError(402, "maximum_body", shown(maximum), f"bytes, 1 to {HIGHEST_MAX_BODY_BYTES}")
     return maximum
 
 
-def stored_bodies(bodies: Iterable[Body], maximum: int = MAXIMUM_BODY) -> list[bytes | None]:
+def stored_bodies(bodies: Iterable[Body], maximum: int = MAX_BODY_BYTES) -> list[bytes | None]:
     """Return the bodies of a batch, at least one."""
     if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
         raise BrokerError(402, "the batch", type(bodies).__name__, "a list of bodies")

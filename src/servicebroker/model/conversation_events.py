@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.events import CONVERSATION, CONVERSATION_GROUP
+from servicebroker.model.events import CONVERSATION_CLASS, CONVERSATION_GROUP_CLASS
 from servicebroker.model.states import EndpointState
 
 CREATED, DROPPED = "Create", "Drop"  # the subclasses of Broker:Conversation Group
@@ -151,7 +151,7 @@ def described(event: Happened) -> tuple[int, int, str, str, dict[str, str]]:
     """Return number, database, text, subclass and columns of an event, with the names of the trace."""
     if isinstance(event, OfGroup):
         columns = {"GUID": str(event.group)}
-        return CONVERSATION_GROUP, event.database_id, "", event.subclass, columns
+        return CONVERSATION_GROUP_CLASS, event.database_id, "", event.subclass, columns
     endpoint = event.endpoint
     columns = {
         "GUID": str(endpoint.conversation_id),
@@ -159,4 +159,4 @@ def described(event: Happened) -> tuple[int, int, str, str, dict[str, str]]:
         "MethodName": str(endpoint.conversation_group_id),
         "RoleName": "initiator" if endpoint.is_initiator else "target",
     }
-    return CONVERSATION, endpoint.database_id, endpoint.state, event.deed.value, columns
+    return CONVERSATION_CLASS, endpoint.database_id, endpoint.state, event.deed.value, columns

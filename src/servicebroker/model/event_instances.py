@@ -37,7 +37,7 @@ _ELEMENTS = (
     *("EventType", "PostTime", "SPID", "ServerName", "LoginName", "UserName"),
     *("DatabaseName", "SchemaName", "ObjectName", "ObjectType"),
 )
-_ALWAYS = 5  # elements that every event has
+_REQUIRED_ELEMENTS = 5  # elements that every event has
 _COMMAND = "TSQLCommand/CommandText"
 _SET_OPTIONS = (
     '<SetOptions ANSI_NULLS="ON" ANSI_NULL_DEFAULT="ON" ANSI_PADDING="ON" QUOTED_IDENTIFIER="ON" ENCRYPTED="FALSE"/>'
@@ -87,7 +87,7 @@ def read_event(body: bytes | None) -> EventInstance:
         raise ValueError(f"not an event notification: {problem}") from None
     values = [root.findtext(name) for name in (*_ELEMENTS, _COMMAND)]
     spid = values[2] or ""
-    if root.tag != "EVENT_INSTANCE" or None in values[:_ALWAYS] or not spid.isdecimal():
+    if root.tag != "EVENT_INSTANCE" or None in values[:_REQUIRED_ELEMENTS] or not spid.isdecimal():
         raise ValueError("not an event notification: elements of EVENT_INSTANCE are missing")
     event = EventInstance._make([value or "" for value in values])
     return event._replace(spid=int(spid))

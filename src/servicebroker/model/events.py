@@ -16,19 +16,20 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import shown, told
 
-CONVERSATION, CONVERSATION_GROUP, QUEUE_DISABLED, ACTIVATION = 124, 136, 143, 163
+CONVERSATION_CLASS, CONVERSATION_GROUP_CLASS, QUEUE_DISABLED_CLASS, ACTIVATION_CLASS = 124, 136, 143, 163
 
 NAMES = {
-    CONVERSATION: "Broker:Conversation",
-    CONVERSATION_GROUP: "Broker:Conversation Group",
-    QUEUE_DISABLED: "Broker:Queue Disabled",
-    ACTIVATION: "Broker:Activation",
+    CONVERSATION_CLASS: "Broker:Conversation",
+    CONVERSATION_GROUP_CLASS: "Broker:Conversation Group",
+    QUEUE_DISABLED_CLASS: "Broker:Queue Disabled",
+    ACTIVATION_CLASS: "Broker:Activation",
 }
-_LEVELS = {ACTIVATION: logging.INFO}  # the others are warnings
-USUAL = frozenset({QUEUE_DISABLED, ACTIVATION})  # the others are sent only to handlers that name them, and not kept
+_LEVELS = {ACTIVATION_CLASS: logging.INFO}  # the others are warnings
+# the other classes are sent only to handlers that name them, and are not kept
+DEFAULT_CLASSES = frozenset({QUEUE_DISABLED_CLASS, ACTIVATION_CLASS})
 _NONE: Mapping[str, str] = MappingProxyType({})
 
-_KEPT = 1000
+_MAX_RECENT = 1000
 _LOG = logging.getLogger("servicebroker")
 
 
@@ -65,7 +66,7 @@ class Events:
 
     def __init__(self, is_interrupt: Callable[[BaseException], bool] = _ends_programs) -> None:
         self._is_interrupt = is_interrupt
-        self._recent: deque[BrokerEvent] = deque(maxlen=_KEPT)
+        self._recent: deque[BrokerEvent] = deque(maxlen=_MAX_RECENT)
         self._handlers: list[tuple[Handler, frozenset[int]]] = []
         self.watches_conversations = False  # a handler has subscribed to Broker:Conversation or its groups
 
@@ -112,5 +113,5 @@ class Events:
         unknown = [number for number in numbers if number not in NAMES]
         if unknown:
             raise BrokerError(402, "the event class", shown(unknown[0]), f"one of {', '.join(map(str, NAMES))}")
-        self._handlers.append((handler, frozenset(numbers) or USUAL))
-        self.watches_conversations |= bool({CONVERSATION, CONVERSATION_GROUP} & set(numbers))
+        self._handlers.append((handler, frozenset(numbers) or DEFAULT_CLASSES))
+        self.watches_conversations |= bool({CONVERSATION_CLASS, CONVERSATION_GROUP_CLASS} & set(numbers))

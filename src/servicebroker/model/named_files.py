@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-MEBIBYTE = 1024 * 1024
-MAX_FILE_BYTES = 16 * MEBIBYTE  # bytes of definitions, schemas and configurations: the largest known have 1 MiB
+BYTES_PER_MIB = 1024 * 1024
+MAX_FILE_BYTES = 16 * BYTES_PER_MIB  # bytes of definitions, schemas and configurations: the largest known have 1 MiB
 
 
 def read_file(path: Path, most: int = MAX_FILE_BYTES, check: Callable[[os.stat_result], object] | None = None) -> bytes:

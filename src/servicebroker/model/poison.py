@@ -27,10 +27,10 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import safe_text, shown
 
-LIMIT = 5  # rollbacks
-LONGEST_PAUSE = 60.0  # seconds between two tries that come ever later
-_PENDING_KEPT = 10_000  # transactions
-_DOUBLINGS = 60  # of a pause; more would only be a larger number
+MAX_ROLLBACKS = 5  # rollbacks
+MAX_BACKOFF_S = 60.0  # seconds between two tries that come ever later
+_MAX_PENDING = 10_000  # transactions
+_MAX_DOUBLINGS = 60  # of a pause; more would only be a larger number
 MAXIMUM_PAUSE_S = 3_155_760_000.0  # between two tries: a hundred years
 
 
@@ -44,7 +44,7 @@ class Rollbacks:
     def received(self, transaction: int, queues: Iterable[int]) -> None:
         """Note a transaction that has received from these queues; its outcome is looked up later."""
         self._pending.setdefault(transaction, set()).update(queues)
-        while len(self._pending) > _PENDING_KEPT:
+        while len(self._pending) > _MAX_PENDING:
             del self._pending[next(iter(self._pending))]
 
     def committed(self, queues: Iterable[int]) -> None:
@@ -57,7 +57,7 @@ class Rollbacks:
         reached = []
         for queue in queues:
             self._counts[queue] = self._counts.get(queue, 0) + 1
-            if self._counts[queue] >= LIMIT:
+            if self._counts[queue] >= MAX_ROLLBACKS:
                 del self._counts[queue]  # counted anew once the queue is switched on
                 reached.append(queue)
         return reached
@@ -66,7 +66,7 @@ class Rollbacks:
         """Check whether the queue may have reached the limit, so that outcomes of pending transactions are needed."""
         if not self._pending:
             return False
-        return self._counts.get(queue, 0) + sum(queue in queues for queues in self._pending.values()) >= LIMIT
+        return self._counts.get(queue, 0) + sum(queue in queues for queues in self._pending.values()) >= MAX_ROLLBACKS
 
     def pending(self) -> list[int]:
         """Return the transactions whose outcome is not known."""
@@ -225,7 +225,7 @@ def give_up_after(failures: int = 3, verdict: Verdict | None = None, *, pause: f
     def judge(failure: Failure) -> Verdict:
         if failure.count > failures:
             return last
-        return Retry(min(pause * 2.0 ** min(failure.count - 1, _DOUBLINGS), max(pause, LONGEST_PAUSE)))
+        return Retry(min(pause * 2.0 ** min(failure.count - 1, _MAX_DOUBLINGS), max(pause, MAX_BACKOFF_S)))
 
     return judge
 

@@ -28,8 +28,8 @@ class LateAnswers(StrEnum):
 _MARKS = {LateAnswers.DROP: 0x534244, LateAnswers.HANDLE: 0x534248}  # SBD and SBH in ASCII
 _MARK_SHIFT, _HIGH_SHIFT, _VERSION_SHIFT, _LOW_SHIFT = 104, 80, 76, 64  # bits: the layout above
 _LOW_BITS = 12  # of the seconds, after the version
-_VARIANT = 0b10 << 62
-_REST = (1 << 62) - 1  # the random bits
+_VARIANT_BITS = 0b10 << 62
+_RANDOM_MASK = (1 << 62) - 1  # the random bits
 
 
 class RequestError(ServiceBrokerError):
@@ -64,7 +64,7 @@ class RequestTimeout(ServiceBrokerError, TimeoutError):
 
 def request_group(until: datetime, late: LateAnswers, random: UUID) -> UUID:
     """Return the conversation group of a request whose answer is reserved for its caller until that time."""
-    return _group(math.ceil(until.timestamp()), late, random.int & _REST)
+    return _group(math.ceil(until.timestamp()), late, random.int & _RANDOM_MASK)
 
 
 def late_groups(now: datetime, late: LateAnswers) -> tuple[UUID, UUID]:
@@ -72,7 +72,7 @@ def late_groups(now: datetime, late: LateAnswers) -> tuple[UUID, UUID]:
 
     Other groups may lie between them: see `is_request`.
     """
-    return _group(0, late, 0), _group(math.floor(now.timestamp()), late, _REST)
+    return _group(0, late, 0), _group(math.floor(now.timestamp()), late, _RANDOM_MASK)
 
 
 def is_request(group: UUID) -> bool:
@@ -92,6 +92,6 @@ def _group(seconds: int, late: LateAnswers, random: int) -> UUID:
         | high << _HIGH_SHIFT
         | 8 << _VERSION_SHIFT
         | low << _LOW_SHIFT
-        | _VARIANT
+        | _VARIANT_BITS
         | random
     )

@@ -16,7 +16,7 @@ from servicebroker.model.wording import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NOBODY_TO_ANSWER = {8426, 8429}  # the conversation is gone, was ended by the other side, or has failed
+UNANSWERABLE = {8426, 8429}  # the conversation is gone, was ended by the other side, or has failed
 
 _OTHERS = ""  # the key of the handler of all other types
 
@@ -24,7 +24,7 @@ _OTHERS = ""  # the key of the handler of all other types
 def by_default(failure: Failure) -> Verdict:
     """Retry five times, after 1, 2, 4, 8 and 16 seconds, then keep a dead letter; at once if no retry can help."""
     error = failure.error
-    cannot_be_answered = isinstance(error, BrokerError) and error.number in NOBODY_TO_ANSWER
+    cannot_be_answered = isinstance(error, BrokerError) and error.number in UNANSWERABLE
     return SetAside() if cannot_be_answered or isinstance(error, BodyError) else _patient(failure)
 
 

@@ -32,9 +32,7 @@ STREAMED_FROM_BYTES = 1024 * 1024  # a smaller body is parsed to a tree, which c
 _CHUNK_BYTES = 64 * 1024  # given to the streaming parser at a time
 _LONGEST_FAILURE = 1_000  # characters: a failure may quote a value as long as the body
 _CONTENT = "body"  # the element around content while it is parsed; messages of the parser name it
-_DTD = re.compile(
-    r"\ufeff?(?:\s|<!--.*?-->|<\?.*?\?>)*+<!DOCTYPE", re.DOTALL
-)  # possessive: no backtracking
+_DTD = re.compile(r"\ufeff?(?:\s|<!--.*?-->|<\?.*?\?>)*+<!DOCTYPE", re.DOTALL)  # possessive: no backtracking
 # markup of a well-formed document: no element, an end tag (1), a start tag or an empty one (2); unclosed markup extends
 # to the end, so that no text is scanned twice
 _MARKUP = re.compile(

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from servicebroker.model import names
 from servicebroker.model.arguments import (
-    MAXIMUM_BODY,
+    MAX_BODY_BYTES,
     OMITTED,
     check_handle,
     check_handles,
@@ -74,7 +74,7 @@ class Send(Operation[Numbers]):
         """The conversations."""
         return [self.handle] if isinstance(self.handle, UUID) or self.handle is None else self.handle
 
-    def content(self, maximum: int = MAXIMUM_BODY) -> bytes | None:
+    def content(self, maximum: int = MAX_BODY_BYTES) -> bytes | None:
         """Check the fields, and return the body to store; `maximum` is in bytes.
 
         Raises:
@@ -129,7 +129,7 @@ class SendBatch(Operation[int]):
         """How many; what cannot be counted is refused when the operation is run."""
         return len(self.bodies) if isinstance(self.bodies, Sized) else 1
 
-    def contents(self, maximum: int = MAXIMUM_BODY) -> list[bytes | None]:
+    def contents(self, maximum: int = MAX_BODY_BYTES) -> list[bytes | None]:
         """Check the fields, and return the bodies to store; `maximum` is in bytes, of each.
 
         Raises:

@@ -119,7 +119,7 @@ def commit_rows(
 ) -> bool:
     """Send what the tasks have staged, in the order of their partitions. False when it was sent before."""
     from servicebroker.engine.catalog.catalog import Catalog
-    from servicebroker.model.security.permissions import DBO
+    from servicebroker.model.security.permissions import DBO_ID
     from servicebroker.pipeline.connecting import OpenDatabase
     from servicebroker.pipeline.sending import Sender, send_staged
     from servicebroker.store.running import run
@@ -130,7 +130,7 @@ def commit_rows(
         return False
     writer = written[0].writer if written else job_name(options)
     with closing(OpenDatabase.open(options.instance, options.database)) as database:
-        catalog = Catalog(None if database.user.principal_id == DBO else database.user)
+        catalog = Catalog(None if database.user.principal_id == DBO_ID else database.user)
         sender = Sender(writer, database.database_id, options, catalog, finish)
         staged = [one.staged for one in written]
         with database.connection.transaction():

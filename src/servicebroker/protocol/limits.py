@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from servicebroker.model.arguments import HIGHEST_MAXIMUM
+from servicebroker.model.arguments import HIGHEST_MAX_BODY_BYTES
 
 
 class Limits(NamedTuple):
@@ -19,7 +19,7 @@ class Limits(NamedTuple):
     # four times `message_cost`, as `ahead_bytes` is four windows: all that a sender has under way can be kept.
     kept_cost: int = 300
     kept_ranges: int = 64  # of the fragments of one message; a sender with its window leaves half as many gaps
-    largest_body: int = HIGHEST_MAXIMUM  # bytes
+    largest_body: int = HIGHEST_MAX_BODY_BYTES  # bytes
     unfinished_bytes: int = 268_435_456  # of one peer, kept of messages that are not complete (protocol/unfinished.py)
     unfinished_cost: int = 1_600  # bytes that each of them counts for there beside `kept_cost`: they are also in memory
     unfinished_idle: float = 3_600.0  # seconds without a fragment, after which they go

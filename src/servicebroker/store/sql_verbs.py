@@ -9,12 +9,20 @@ from datetime import timedelta
 from importlib import resources
 
 from servicebroker.model import names
-from servicebroker.model.arguments import DEFAULT_LEVEL, MAXIMUM_BODY, MAXIMUM_DESCRIPTION, MAXIMUM_HANDLES
+from servicebroker.model.arguments import DEFAULT_LEVEL, MAX_BODY_BYTES, MAXIMUM_DESCRIPTION, MAXIMUM_HANDLES
 from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
 from servicebroker.model.event_types import BROKER_QUEUE_DISABLED
 from servicebroker.model.poison import MAXIMUM_PAUSE_S
 from servicebroker.model.requests import all_groups
-from servicebroker.model.security.permissions import DBO, GUEST, NEEDS, PUBLIC, Kind, bringing, fixed_roles_with
+from servicebroker.model.security.permissions import (
+    DBO_ID,
+    GUEST_ID,
+    NEEDS,
+    PUBLIC_ID,
+    Kind,
+    bringing,
+    fixed_roles_with,
+)
 from servicebroker.model.states import REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
 from servicebroker.model.waiting import TARGET_QUEUE_OFF
 from servicebroker.model.wording import MAXIMUM_TRACEBACK
@@ -84,13 +92,13 @@ def _values() -> dict[str, object]:
         "default_priority": DEFAULT_LEVEL,
         "maximum_lifetime": MAXIMUM_LIFETIME,
         "maximum_service_name": names.MAXIMUM_SERVICE_NAME,
-        "maximum_body": MAXIMUM_BODY,
+        "maximum_body": MAX_BODY_BYTES,
         "maximum_handles": MAXIMUM_HANDLES,
         "maximum_description": MAXIMUM_DESCRIPTION,
         "all": 2**31 - 1,
-        "dbo": DBO,
-        "guest": GUEST,
-        "public": PUBLIC,
+        "dbo": DBO_ID,
+        "guest": GUEST_ID,
+        "public": PUBLIC_ID,
         "queue": Kind.QUEUE.value,
         "schema": Kind.SCHEMA.value,
         "service": Kind.SERVICE.value,

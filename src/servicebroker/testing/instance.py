@@ -22,7 +22,7 @@ from servicebroker.model.arguments import (
     may_exist,
 )
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.events import QUEUE_DISABLED, Events
+from servicebroker.model.events import QUEUE_DISABLED_CLASS, Events
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.workers import Worker
@@ -138,7 +138,7 @@ class Instance:
                 if queue.queue_id == queue_id and queue.is_poison_message_handling_enabled and is_on:
                     queue.is_receive_enabled = queue.is_enqueue_enabled = False
                     text = poison.reason(queue.name)
-                    self.events.record(QUEUE_DISABLED, self.clock(), broker.database_id, queue_id, text)
+                    self.events.record(QUEUE_DISABLED_CLASS, self.clock(), broker.database_id, queue_id, text)
 
     def __enter__(self) -> Self:
         return self

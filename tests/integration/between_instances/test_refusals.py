@@ -18,7 +18,7 @@ from hostile import Hostile
 from servicebroker.broker.refusals import Refusals
 from servicebroker.cli.main import app
 from servicebroker.engine.diagnosis import findings
-from servicebroker.engine.remote.refusals import KEPT, MOST, Refusal, find_refusals, save_refusals
+from servicebroker.engine.remote.refusals import MAX_ROWS, REFUSAL_RETENTION, Refusal, find_refusals, save_refusals
 from servicebroker.store.connection import connect
 from servicebroker.store.keys import x509_certificates
 from servicebroker.store.running import run, run_alone
@@ -157,14 +157,14 @@ def test_refusals_are_bounded(two: Two) -> None:
         noted.note(Refusal(True, f"10.0.0.{number}", 28035), "no\0\x1b")
     noted.note(Refusal(True, "a", 11218), "duplicates are the ordinary life of messages")
     taken = noted.take()
-    assert len(taken) == MOST + 1
+    assert len(taken) == MAX_ROWS + 1
     assert noted.take() == {}
     now = datetime.now(UTC)
     with connect(two.west.url) as connection:
-        for late in (KEPT * 2, timedelta(0), timedelta(0)):
+        for late in (REFUSAL_RETENTION * 2, timedelta(0), timedelta(0)):
             run_alone(connection, save_refusals(taken, now - late))
-        kept = run(connection, find_refusals(now - KEPT))
-        assert len(kept) == MOST
+        kept = run(connection, find_refusals(now - REFUSAL_RETENTION))
+        assert len(kept) == MAX_ROWS
         assert {one.times for one in kept if one.peer != "others"} <= {1, 2, 3}
         connection.execute("delete from servicebroker.refusals")
         connection.commit()

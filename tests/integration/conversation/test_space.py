@@ -13,7 +13,7 @@ import pytest
 import servicebroker as sb
 import servicebroker.engine.conversation.upkeep
 from servicebroker.api.upkeep import upkeep
-from servicebroker.engine.conversation.upkeep import WORTH_GIVING_BACK, give_space_back
+from servicebroker.engine.conversation.upkeep import MIN_TRUNCATED_BYTES, give_space_back
 from servicebroker.store import locks
 from servicebroker.store.running import run
 from support import (
@@ -78,9 +78,9 @@ def test_ten_times_through_a_queue_leaves_it_small(
             first = first or drained
             assert drained < 2 * first
             upkeep(connection, clock())
-            assert size(database) < WORTH_GIVING_BACK
+            assert size(database) < MIN_TRUNCATED_BYTES
             old.execute("select 1")
-        assert first > WORTH_GIVING_BACK
+        assert first > MIN_TRUNCATED_BYTES
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_the_background_gives_back_what_this_process_has_drained(make_instance_u
         database = standard_database(instance)
         fill(database, 20_000)
         assert drain(database) == 20_000
-        eventually(lambda: size(database) < WORTH_GIVING_BACK)
+        eventually(lambda: size(database) < MIN_TRUNCATED_BYTES)
         fill(database, 1000)
         assert drain(database) == 1000
 

@@ -12,7 +12,7 @@ from built_in_support import answer, ask_in_t_sql, begin, broker_of
 from daemons import Site, Two
 from remote_support import EAST, Pair, leftovers
 from servicebroker.api.upkeep import upkeep
-from servicebroker.engine.built_in.echo_and_query import MESSAGES, answer_built_in
+from servicebroker.engine.built_in.echo_and_query import MAX_MESSAGES, answer_built_in
 from servicebroker.model.names import ECHO, ERROR, SERVICE_BROKER, SERVICE_ECHO, SYSTEM_SERVICES
 from servicebroker.store.running import run_alone
 from support import (
@@ -42,7 +42,7 @@ def echoes(database: sb.Database) -> int:
 @pytest.mark.feature(206)
 def test_what_is_sent_comes_back(database: sb.Database) -> None:
     handle = begin(database)
-    sent = [b"hello", None, bytes(range(256)) * 9000, *(str(number).encode() for number in range(MESSAGES))]
+    sent = [b"hello", None, bytes(range(256)) * 9000, *(str(number).encode() for number in range(MAX_MESSAGES))]
     for body in sent:
         database.send(handle, ECHO, *(() if body is None else (body,)))
     assert database.receive(ORDERS_QUEUE) == []

@@ -11,7 +11,7 @@ from lxml import etree
 import servicebroker as sb
 from built_in_support import answer, ask_in_t_sql, begin, broker_of
 from remote_support import EAST, Pair, leftovers
-from servicebroker.engine.built_in.echo_and_query import MESSAGES
+from servicebroker.engine.built_in.echo_and_query import MAX_MESSAGES
 from servicebroker.model.names import (
     DESCRIPTION,
     ERROR,
@@ -129,7 +129,7 @@ def test_a_service_of_another_database_is_not_told(database: sb.Database) -> Non
 
 
 def test_many_questions_are_answered_in_order(database: sb.Database) -> None:
-    names = [f"service {number}" for number in range(MESSAGES + 1)]
+    names = [f"service {number}" for number in range(MAX_MESSAGES + 1)]
     assert [texts[0] for _, texts in ask(database, *names)] == names
 
 

@@ -505,7 +505,7 @@ def test_of_a_large_body_the_beginning_is_fetched(database: sb.Database, browser
     assert len(answer.content) < 20_000
     with database.instance.connection() as connection:
         (head,) = run(connection, looks.message_heads(queue_number(database, STOCK_QUEUE), "", ""))
-    assert (len(head.head or b""), head.size) == (looks.SHOWN, 20_000_000)
+    assert (len(head.head or b""), head.size) == (looks.SHOWN_BODY_BYTES, 20_000_000)
 
 
 @pytest.mark.full

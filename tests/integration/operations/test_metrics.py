@@ -16,7 +16,7 @@ from forked import Command, ran
 from remote_support import Wire
 from servicebroker.broker import journal, metrics
 from servicebroker.cli.metrics_server import served
-from servicebroker.model.events import ACTIVATION, QUEUE_DISABLED, Events
+from servicebroker.model.events import ACTIVATION_CLASS, QUEUE_DISABLED_CLASS, Events
 from servicebroker.protocol.wire_errors import CorruptedMessage
 from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, eventually, refused, undone
 
@@ -73,11 +73,11 @@ def test_events_of_readers_and_of_poison() -> None:
     before = counted()
     now = datetime.now(UTC)
     for _ in range(2):
-        events.record(ACTIVATION, now, 5, 70000, "Started: p on Q, 1 active tasks", "Started")
-    events.record(ACTIVATION, now, 5, 70000, "Aborted: p on Q, 0 active tasks", "Aborted")
-    events.record(QUEUE_DISABLED, now, 5, 70000, "off")
+        events.record(ACTIVATION_CLASS, now, 5, 70000, "Started: p on Q, 1 active tasks", "Started")
+    events.record(ACTIVATION_CLASS, now, 5, 70000, "Aborted: p on Q, 0 active tasks", "Aborted")
+    events.record(QUEUE_DISABLED_CLASS, now, 5, 70000, "off")
     assert [after - was for after, was in zip(counted(), before, strict=True)] == [2, 1, 1]
-    assert [event.subclass for event in events.recent(ACTIVATION)] == ["Started", "Started", "Aborted"]
+    assert [event.subclass for event in events.recent(ACTIVATION_CLASS)] == ["Started", "Started", "Aborted"]
 
 
 def _fail(transaction: sb.Transaction, messages: Any) -> None:

@@ -263,7 +263,7 @@ def test_contexts_that_nobody_takes_go_after_an_hour(database: sb.Database, cloc
     with traced.tracer.start_as_current_span("order"):
         database.send(begin(database), ORDER, b"x")
     with database.instance.connection() as connection:
-        before = clock() + traces.KEPT - timedelta(minutes=1)
+        before = clock() + traces.CONTEXT_RETENTION - timedelta(minutes=1)
         in_transaction(connection, traces.sweep(before))
         assert kept(database) == 1
         assert in_transaction(connection, traces.sweep(before + timedelta(minutes=2))) >= 1

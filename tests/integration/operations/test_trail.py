@@ -16,7 +16,7 @@ from servicebroker.api.upkeep import upkeep
 from servicebroker.cli.commands.trail import told
 from servicebroker.cli.main import app
 from servicebroker.dashboard import Dashboard
-from servicebroker.engine.diagnosis.trail import KEPT, Event, briefly, life, merged, partitions
+from servicebroker.engine.diagnosis.trail import TRAIL_RETENTION, Event, briefly, life, merged, partitions
 from servicebroker.model.names import END_DIALOG
 from servicebroker.store.running import in_transaction, run
 from support import ORDER, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, begin, far_handle, open_dialog, query
@@ -158,7 +158,7 @@ def test_a_queue_that_comes_later_is_followed_and_partitions_are_dropped(databas
         assert query(database, names) == [(4,)], "today, two days more, and the rest"
         open_dialog(database)
         assert query(database, "select count(*) from servicebroker.trail_rest") == [(0,)]
-        upkeep(connection, now + KEPT + timedelta(days=1))
+        upkeep(connection, now + TRAIL_RETENTION + timedelta(days=1))
         assert kept(database) == 0
         connection.execute(
             "insert into servicebroker.trail (at, conversation_handle, what) select now(), %s, 'G'", [uuid4()]

@@ -28,13 +28,13 @@ from servicebroker.model import names
 from servicebroker.model.messages import error_body
 from servicebroker.model.names import DEFAULT
 from servicebroker.model.security.permissions import (
-    DBO,
+    DBO_ID,
     DENY,
     FIXED_PRINCIPALS,
     GRANT,
     IMPLIED_BY,
     NEEDS,
-    PUBLIC,
+    PUBLIC_ID,
     Entry,
     Kind,
     Securable,
@@ -609,15 +609,17 @@ def test_permissions_are_decided_as_the_model_decides(town: Town, statement: str
         for _ in range(120):
             connection.execute("delete from servicebroker.permissions where database_id = %s", (number,))
             some = [70_002, *(principal.principal_id for principal in FIXED_PRINCIPALS)]
-            identities = frozenset([70_001, PUBLIC, *chance.sample(some, chance.choice([0, 0, 1]))])
+            identities = frozenset([70_001, PUBLIC_ID, *chance.sample(some, chance.choice([0, 0, 1]))])
             kind = chance.choice(kinds)
             number_of = 0 if kind is Kind.DATABASE else chance.choice([7, 70_000])
-            on = Securable(kind, number_of, chance.choice([DBO, 70_001, 70_009, 70_009, 70_009]), "it", 70_020, "there")
+            on = Securable(
+                kind, number_of, chance.choice([DBO_ID, 70_001, 70_009, 70_009, 70_009]), "it", 70_020, "there"
+            )
             entries = []
             for right in chance.sample(rights, chance.randrange(4)):
                 places = {Kind.DATABASE: [0], Kind.SCHEMA: [on.schema_id, 70_021]}
                 major = chance.choice(places.get(right[0], [on.major_id, 70_005]))
-                grantee = chance.choice([70_001, 70_002, PUBLIC])
+                grantee = chance.choice([70_001, 70_002, PUBLIC_ID])
                 entry = Entry(right[0], major, grantee, right[1], chance.choice([GRANT, GRANT, GRANT, DENY]))
                 entries = [*(one for one in entries if one[:4] != entry[:4]), entry]  # one of each, as the table has
             for entry in entries:

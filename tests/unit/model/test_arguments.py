@@ -14,14 +14,14 @@ from servicebroker.engine.catalog import catalog, message_types
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.conversation import begin, end, receive, send
 from servicebroker.model import arguments
-from servicebroker.model.security.permissions import DBO, User
+from servicebroker.model.security.permissions import DBO_ID, User
 from servicebroker.operations import CreateContract, CreateMessageType, CreateService, Receive, Send, SendBatch
 from servicebroker.store.statements import Steps
 from support import refused
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HANDLE = UUID(int=7)
-DEFINER = Definer(User(1, "D", DBO, "dbo"), catalog.Catalog(), lambda: NOW)
+DEFINER = Definer(User(1, "D", DBO_ID, "dbo"), catalog.Catalog(), lambda: NOW)
 QUEUE = catalog.Queue(65536, 1, "Q")
 WRONG_HANDLES = ["text", str(HANDLE), 5, b"bytes", [HANDLE]]
 
@@ -215,7 +215,7 @@ def test_a_timer_takes_whole_seconds(timeout: Any) -> None:
 )
 def test_create_contract_refuses(sent_by: Any, number: int) -> None:
     with refused(number):
-        start(catalog.create_contract(1, CreateContract("c", sent_by), DBO))
+        start(catalog.create_contract(1, CreateContract("c", sent_by), DBO_ID))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_create_contract_refuses(sent_by: Any, number: int) -> None:
 )
 def test_create_service_refuses(contracts: Any, number: int) -> None:
     with refused(number):
-        start(catalog.create_service(1, CreateService("s", "Q", contracts), 65536, DBO))
+        start(catalog.create_service(1, CreateService("s", "Q", contracts), 65536, DBO_ID))
 
 
 @pytest.mark.parametrize("validation", [None, "XML", "none", 5, ["NONE"]], ids=repr)

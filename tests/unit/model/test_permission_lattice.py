@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from servicebroker.model.errors import RULES
 from servicebroker.model.security.permissions import (
-    DB_DDLADMIN,
-    DB_OWNER,
-    DBO,
-    DBO_SCHEMA,
+    DB_DDLADMIN_ID,
+    DB_OWNER_ID,
+    DBO_ID,
+    DBO_SCHEMA_ID,
     DENY,
     GRANT,
     GRANT_WITH_GRANT_OPTION,
     IMPLIED_BY,
     NEEDS,
-    NOBODY,
-    PUBLIC,
+    NOBODY_ID,
+    PUBLIC_ID,
     UNASKED,
     Entry,
     Kind,
@@ -33,21 +33,21 @@ from servicebroker.model.security.permissions import (
 from support import refused
 
 APP, READERS, OTHER, OWNER = 70_000, 70_001, 70_002, 70_003  # users, but READERS, a role
-ME = frozenset({APP, READERS, PUBLIC})
-DATABASE = Securable(Kind.DATABASE, 0, DBO, "Shop")
-QUEUE = Securable(Kind.QUEUE, 65_536, OWNER, "Orders", DBO_SCHEMA)
+ME = frozenset({APP, READERS, PUBLIC_ID})
+DATABASE = Securable(Kind.DATABASE, 0, DBO_ID, "Shop")
+QUEUE = Securable(Kind.QUEUE, 65_536, OWNER, "Orders", DBO_SCHEMA_ID)
 SERVICE = Securable(Kind.SERVICE, 65_537, OWNER, "//shop")
 CONTRACT = Securable(Kind.CONTRACT, 65_538, OWNER, "//contract")
 TYPE = Securable(Kind.MESSAGE_TYPE, 65_539, OWNER, "//type")
 ROUTE = Securable(Kind.ROUTE, 65_540, OWNER, "AutoCreatedLocal")
 BINDING = Securable(Kind.REMOTE_SERVICE_BINDING, 65_541, OWNER, "ToStock")
 CERTIFICATE = Securable(Kind.CERTIFICATE, 65_542, OWNER, "stock")
-SCHEMA = Securable(Kind.SCHEMA, DBO_SCHEMA, DBO, "dbo", DBO_SCHEMA)
-TABLE = Securable(Kind.OBJECT, 65_543, OWNER, "Parcels", DBO_SCHEMA)
-USER = Securable(Kind.USER, OTHER, NOBODY, "Other")
-SERVER = Securable(Kind.SERVER, 0, NOBODY, "")
-LOGIN = Securable(Kind.LOGIN, 65_544, NOBODY, "boss")
-BUILT_IN = Securable(Kind.CONTRACT, 6, DBO, "DEFAULT")
+SCHEMA = Securable(Kind.SCHEMA, DBO_SCHEMA_ID, DBO_ID, "dbo", DBO_SCHEMA_ID)
+TABLE = Securable(Kind.OBJECT, 65_543, OWNER, "Parcels", DBO_SCHEMA_ID)
+USER = Securable(Kind.USER, OTHER, NOBODY_ID, "Other")
+SERVER = Securable(Kind.SERVER, 0, NOBODY_ID, "")
+LOGIN = Securable(Kind.LOGIN, 65_544, NOBODY_ID, "boss")
+BUILT_IN = Securable(Kind.CONTRACT, 6, DBO_ID, "DEFAULT")
 _ALL = (DATABASE, QUEUE, SERVICE, CONTRACT, TYPE, ROUTE, BINDING, CERTIFICATE, SCHEMA, TABLE, USER, SERVER, LOGIN)
 OF_LOGINS = (Kind.SERVER, Kind.LOGIN)  # what no principal of a database has
 OBJECTS = {one.kind: one for one in _ALL}
@@ -63,7 +63,7 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Ent
         ("RECEIVE", QUEUE, [], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE)], True),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, READERS)], True),
-        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, PUBLIC)], True),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, PUBLIC_ID)], True),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, OTHER)], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE._replace(major_id=1))], False),
         ("RECEIVE", QUEUE, [entry("G", "REFERENCES", QUEUE)], False),
@@ -73,7 +73,7 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Ent
         ("RECEIVE", QUEUE, [entry("G", "ALTER", DATABASE)], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE)], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE, READERS)], False),
-        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE, PUBLIC)], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE, PUBLIC_ID)], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "CONTROL", QUEUE)], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "CONTROL", DATABASE)], False),
         ("RECEIVE", QUEUE, [entry("G", "CONTROL", QUEUE), entry("D", "RECEIVE", QUEUE)], False),
@@ -106,7 +106,7 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Ent
         ("SELECT", TABLE, [entry("G", "SELECT", SCHEMA)], True),
         ("SELECT", TABLE, [entry("G", "SELECT", SCHEMA._replace(major_id=7))], False),
         ("SELECT", TABLE, [entry("G", "SELECT", DATABASE)], True),
-        ("SELECT", TABLE, [entry("G", "SELECT", DATABASE), entry("D", "SELECT", SCHEMA, PUBLIC)], False),
+        ("SELECT", TABLE, [entry("G", "SELECT", DATABASE), entry("D", "SELECT", SCHEMA, PUBLIC_ID)], False),
         ("SELECT", TABLE, [entry("G", "SELECT", TABLE), entry("D", "SELECT", SCHEMA)], False),
         ("INSERT", TABLE, [entry("G", "SELECT", TABLE)], False),
         ("SELECT", QUEUE, [entry("G", "SELECT", QUEUE)], True),
@@ -136,7 +136,7 @@ def test_the_decision(permission: str, on: Securable, entries: list[Entry], allo
         ([entry("G", "RECEIVE", QUEUE)], False),
         ([entry("D", "RECEIVE", QUEUE)], True),
         ([entry("D", "RECEIVE", QUEUE, READERS), entry("G", "CONTROL", QUEUE)], True),
-        ([entry("D", "RECEIVE", QUEUE, PUBLIC)], True),
+        ([entry("D", "RECEIVE", QUEUE, PUBLIC_ID)], True),
         ([entry("D", "CONTROL", QUEUE)], True),
         ([entry("D", "CONTROL", DATABASE)], True),
         ([entry("D", "RECEIVE", QUEUE, OTHER)], False),
@@ -147,11 +147,11 @@ def test_the_decision(permission: str, on: Securable, entries: list[Entry], allo
 def test_what_was_denied(entries: list[Entry], denied: bool) -> None:
     assert is_denied(ME, "RECEIVE", QUEUE, entries) is denied
     assert not is_denied(ME | {OWNER}, "RECEIVE", QUEUE, entries)
-    assert not is_denied(ME | {DBO}, "RECEIVE", QUEUE, entries)
+    assert not is_denied(ME | {DBO_ID}, "RECEIVE", QUEUE, entries)
 
 
 def test_fixed_roles() -> None:
-    owner, ddl = frozenset({APP, PUBLIC, DB_OWNER}), frozenset({APP, PUBLIC, DB_DDLADMIN})
+    owner, ddl = frozenset({APP, PUBLIC_ID, DB_OWNER_ID}), frozenset({APP, PUBLIC_ID, DB_DDLADMIN_ID})
     for kind, permission in IMPLIED_BY:
         assert is_allowed(owner, permission, OBJECTS[kind], []) is (kind not in OF_LOGINS)
     for on in (QUEUE, SERVICE, CONTRACT, TYPE, ROUTE):
@@ -164,13 +164,13 @@ def test_fixed_roles() -> None:
 
 
 def test_fixed_roles_of_tables() -> None:
-    reader, denied = frozenset({APP, PUBLIC, 16_390}), frozenset({APP, PUBLIC, 16_390, 16_392})
+    reader, denied = frozenset({APP, PUBLIC_ID, 16_390}), frozenset({APP, PUBLIC_ID, 16_390, 16_392})
     assert is_allowed(reader, "SELECT", TABLE, [])
     assert is_allowed(reader, "SELECT", QUEUE, [])
     assert not is_allowed(reader, "INSERT", TABLE, [])
     assert not is_allowed(denied, "SELECT", TABLE, [])
     assert not is_allowed(denied, "SELECT", TABLE, [entry("G", "CONTROL", DATABASE)])
-    writer = frozenset({APP, PUBLIC, 16_391})
+    writer = frozenset({APP, PUBLIC_ID, 16_391})
     assert is_allowed(writer, "DELETE", TABLE, [])
     assert not is_allowed(writer, "SELECT", TABLE, [])
     assert not is_allowed(writer | {16_393}, "DELETE", TABLE, [])
@@ -194,7 +194,7 @@ def test_who_may_grant(entries: list[Entry], allowed: bool) -> None:
 
 def test_an_owner_may_grant() -> None:
     assert may_grant(frozenset({OWNER}), "SEND", SERVICE, [])
-    assert may_grant(frozenset({DBO}), "ALTER", DATABASE, [])
+    assert may_grant(frozenset({DBO_ID}), "ALTER", DATABASE, [])
 
 
 # ---------------------------------------------------------------- any entries at all
@@ -206,7 +206,7 @@ some_entries = st.lists(
         ),
         st.sampled_from(sorted(IMPLIED_BY)),
         st.booleans(),
-        st.sampled_from([APP, READERS, PUBLIC, OTHER]),
+        st.sampled_from([APP, READERS, PUBLIC_ID, OTHER]),
         st.sampled_from([GRANT, GRANT_WITH_GRANT_OPTION, DENY]),
     ),
     max_size=8,
@@ -247,7 +247,7 @@ def test_a_deny_beats_everything_but_ownership(entries: list[Entry], right: tupl
     for source_kind, source in bringing(kind, permission):
         denied = [*entries, entry(DENY, source, OBJECTS[source_kind], grantee)]
         assert not is_allowed(ME, permission, OBJECTS[kind], denied)
-        assert is_allowed(ME | {DBO}, permission, OBJECTS[kind], denied)
+        assert is_allowed(ME | {DBO_ID}, permission, OBJECTS[kind], denied)
         if OBJECTS[kind].owner_id == OWNER:
             assert is_allowed(ME | {OWNER}, permission, OBJECTS[kind], denied)
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from servicebroker.model import poison
-from servicebroker.model.events import QUEUE_DISABLED, BrokerEvent, Events
+from servicebroker.model.events import QUEUE_DISABLED_CLASS, BrokerEvent, Events
 from servicebroker.model.poison import Rollbacks
 from servicebroker.store.concurrency import is_interrupt
 
@@ -52,9 +52,9 @@ def test_transactions_are_asked_for_when_they_may_matter() -> None:
 
 def test_what_is_pending_is_bounded() -> None:
     rollbacks = Rollbacks()
-    for transaction in range(poison._PENDING_KEPT + 10):
+    for transaction in range(poison._MAX_PENDING + 10):
         rollbacks.received(transaction, [Q])
-    assert len(rollbacks.pending()) == poison._PENDING_KEPT
+    assert len(rollbacks.pending()) == poison._MAX_PENDING
     assert rollbacks.pending()[0] == 10
 
 
@@ -67,12 +67,12 @@ def test_events_are_kept_and_told() -> None:
 
     events.subscribe(broken)
     events.subscribe(told.append)
-    events.record(QUEUE_DISABLED, NOW, 5, 70000, "off")
-    assert told == events.recent() == events.recent(QUEUE_DISABLED)
+    events.record(QUEUE_DISABLED_CLASS, NOW, 5, 70000, "off")
+    assert told == events.recent() == events.recent(QUEUE_DISABLED_CLASS)
     assert told[0][:7] == (143, "Broker:Queue Disabled", NOW, 5, 70000, "off", "")
     assert events.recent(1) == []
     for _ in range(2000):
-        events.record(QUEUE_DISABLED, NOW, 5, 70000, "off")
+        events.record(QUEUE_DISABLED_CLASS, NOW, 5, 70000, "off")
     assert len(events.recent()) == 1000
 
 
@@ -84,7 +84,7 @@ def test_a_handler_that_exits_ends_no_thread_of_ours(problem: type[BaseException
         raise problem
 
     def record() -> None:
-        events.record(QUEUE_DISABLED, NOW, 5, 70000, "off")
+        events.record(QUEUE_DISABLED_CLASS, NOW, 5, 70000, "off")
         told.append("off")
 
     events.subscribe(broken)
@@ -108,7 +108,7 @@ def test_a_log_handler_that_fails_hides_no_event() -> None:
     log.addHandler(handler)
     try:
         events.subscribe(told.append)
-        events.record(QUEUE_DISABLED, NOW, 5, 70000, "off")
+        events.record(QUEUE_DISABLED_CLASS, NOW, 5, 70000, "off")
     finally:
         log.removeHandler(handler)
     assert len(told) == 1

@@ -6,7 +6,7 @@ import os
 
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import UPKEEP, Instance
-from servicebroker.model.arguments import MAXIMUM_BODY
+from servicebroker.model.arguments import MAX_BODY_BYTES
 from servicebroker.store.server_clock import Clock
 
 
@@ -15,7 +15,7 @@ def open_instance(
     *,
     clock: Clock | None = None,
     upkeep: float | None = UPKEEP,
-    maximum_body: int = MAXIMUM_BODY,
+    maximum_body: int = MAX_BODY_BYTES,
     keys: str | os.PathLike[str] | None = None,
 ) -> Instance:
     """Open an instance, and make it where there is none.
@@ -43,7 +43,7 @@ def open_async(
     *,
     clock: Clock | None = None,
     upkeep: float | None = UPKEEP,
-    maximum_body: int = MAXIMUM_BODY,
+    maximum_body: int = MAX_BODY_BYTES,
     keys: str | os.PathLike[str] | None = None,
 ) -> AsyncInstance:
     """The same for asyncio: `async with open_async(...) as instance`, or `instance = await open_async(...)`.

@@ -16,7 +16,7 @@ from servicebroker.broker.transport.connections import Observed
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.broker.transport.tls import HANDSHAKE, RECORDS, Channel
 from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED
-from servicebroker.engine.remote.refusals import BROKE, Refusal
+from servicebroker.engine.remote.refusals import CONNECTION_BROKEN, Refusal
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.peers import UNPROVED, Peer, Proved
 from servicebroker.protocol.adjacent import (
@@ -496,7 +496,7 @@ class Stream(asyncio.Protocol):
                 self.network.refuse(closed.number, self.where)
             self._remember(closed)
         if self._was_online and (closed.number in BROKEN or closed == Closed(0, "")):
-            self._remember(Closed(BROKE, closed.text or "The stream has ended without a word."))
+            self._remember(Closed(CONNECTION_BROKEN, closed.text or "The stream has ended without a word."))
         journal.connection("Closed", self.where, error)
         self.network.over(self, closed, was_online=self._was_online)
 

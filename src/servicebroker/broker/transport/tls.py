@@ -15,7 +15,7 @@ from servicebroker.broker.recognition import Recognition
 from servicebroker.engine.security.logins import Connect
 from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.named_files import MEBIBYTE, read_file
+from servicebroker.model.named_files import BYTES_PER_MIB, read_file
 from servicebroker.model.security.authentication import CERTIFICATE, Authentication, Method
 from servicebroker.model.security.peers import UNPROVED, Proved
 from servicebroker.protocol.mirroring import Known, Role, Standing, statement
@@ -98,7 +98,7 @@ class Tls:
         if standing.role is not Role.PRINCIPAL:
             return standing
         method, file = next(iter(self._shown.items()))
-        signature = sign(statement(standing.system, standing.timeline), read_identity(read_file(file, MEBIBYTE)))
+        signature = sign(statement(standing.system, standing.timeline), read_identity(read_file(file, BYTES_PER_MIB)))
         if method is Method.WINDOWS:
             signature = self.recognition.evidence(signature)
         return standing._replace(evidence=signature)

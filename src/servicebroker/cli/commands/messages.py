@@ -17,7 +17,7 @@ from servicebroker.cli.texts import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model import names
-from servicebroker.model.arguments import HIGHEST_MAXIMUM
+from servicebroker.model.arguments import HIGHEST_MAX_BODY_BYTES
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_standard_input
 from servicebroker.model.wording import counted
@@ -48,7 +48,7 @@ def send(
     """Send one message, on a new dialog or on a conversation, and print its handle."""
     if (conversation is None) == (from_service is None or to_service is None):
         raise InstanceError("Say --from and --to for a new dialog, or --conversation for one that there is.")
-    content = read_standard_input(HIGHEST_MAXIMUM) if body == "-" else (body or "").encode()
+    content = read_standard_input(HIGHEST_MAX_BODY_BYTES) if body == "-" else (body or "").encode()
     with open_database(instance, database) as opened, opened.transaction() as transaction:
         if conversation is None and from_service is not None and to_service is not None:
             conversation = transaction.begin_dialog(from_service, to_service, contract=contract, encryption=encryption)

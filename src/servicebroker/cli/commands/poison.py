@@ -19,7 +19,7 @@ from servicebroker.cli.texts import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.conversation import failed_messages
 from servicebroker.engine.diagnosis import poison_report
-from servicebroker.model.arguments import HIGHEST_MAXIMUM, OMITTED, Omitted
+from servicebroker.model.arguments import HIGHEST_MAX_BODY_BYTES, OMITTED, Omitted
 from servicebroker.model.named_files import read_argument, read_standard_input
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
@@ -167,7 +167,9 @@ def replay(
     content: bytes | Omitted = OMITTED
     if body is not None:
         is_piped = str(body) == "-"
-        content = read_standard_input(HIGHEST_MAXIMUM) if is_piped else read_argument(body, HIGHEST_MAXIMUM)
+        content = (
+            read_standard_input(HIGHEST_MAX_BODY_BYTES) if is_piped else read_argument(body, HIGHEST_MAX_BODY_BYTES)
+        )
     with open_database(instance, database) as opened:
         for number in numbers:
             handle = opened.replay_message(number, body=content, from_service=from_service)

@@ -89,7 +89,7 @@ def show(
 
 def told(event: Event) -> str:
     """What happened, in words."""
-    happened = trail.HAPPENED.get(event.what, event.what)
+    happened = trail.EVENT_WORDS.get(event.what, event.what)
     if event.messages:
         which = f"message {event.first}"
         if event.last != event.first:

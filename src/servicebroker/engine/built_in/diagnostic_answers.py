@@ -18,7 +18,7 @@ from servicebroker.engine.security.authorization import refused_arrival
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.security.permissions import PUBLIC
+from servicebroker.model.security.permissions import PUBLIC_ID
 from servicebroker.model.service_diagnostic import ServiceState, asked_service, description_body, status_body
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.send import Send
@@ -58,6 +58,6 @@ def _may_send(endpoint: Endpoint, service_id: int) -> Steps[bool]:
         initiator = yield from find_endpoint(endpoint.far_handle)
         return (yield from refused_arrival(initiator, service_id)) is None
     rows = yield SQL("may_send", (endpoint.conversation_handle,))
-    principal_id = rows[0][0] if rows else PUBLIC  # 0, which is public, for an unauthenticated initiator
+    principal_id = rows[0][0] if rows else PUBLIC_ID  # 0, which is public, for an unauthenticated initiator
     target = yield from find_target(endpoint.database_id, service_id)
     return (yield from refused_sender(target, principal_id)) is None

@@ -28,8 +28,8 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-CONVERSATIONS = 100  # in one transaction
-MESSAGES = 100  # of each conversation, in one transaction
+MAX_CONVERSATIONS = 100  # in one transaction
+MAX_MESSAGES = 100  # of each conversation, in one transaction
 
 
 def answer_built_in(now: datetime) -> Steps[bool]:
@@ -57,12 +57,12 @@ def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
         "where not e.is_initiator group by 1, 2, 3 order by min(m.queuing_order) limit $3) waiting",
-        (locks.GROUP, locks.DELIVERY, CONVERSATIONS),
+        (locks.GROUP, locks.DELIVERY, MAX_CONVERSATIONS),
     )
     ours = {handle: is_alone for handle, is_ours, is_alone in rows if is_ours}
     free = (yield from lock_free([handle for handle, is_alone in ours.items() if not is_alone])) if ours else set()
     done = [handle for handle, is_alone in ours.items() if is_alone or handle in free]
-    is_left = len(done) < len(rows) or len(rows) == CONVERSATIONS
+    is_left = len(done) < len(rows) or len(rows) == MAX_CONVERSATIONS
     for handle in done:
         is_left |= yield from _answer(queue, handle, now)
     return is_left
@@ -72,7 +72,7 @@ def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
     """Answer one message after the other, since each may be large. True if there may be more."""
     catalog = Catalog()
     next_message = Receive(queue.name, conversation_handle=handle).of_one
-    for _ in range(MESSAGES):
+    for _ in range(MAX_MESSAGES):
         received = yield from receive(catalog, queue, next_message, now=now)
         if not received.rows:
             return False

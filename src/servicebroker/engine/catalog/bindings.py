@@ -8,7 +8,7 @@ from servicebroker.engine.security.principals import find_owner, find_principal
 from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.security.permissions import GUEST, Kind, User
+from servicebroker.model.security.permissions import GUEST_ID, Kind, User
 from servicebroker.operations.bindings import (
     AlterRemoteServiceBinding,
     CreateRemoteServiceBinding,
@@ -68,6 +68,6 @@ def drop_remote_service_binding(definer: Definer, operation: DropRemoteServiceBi
 def _find_remote(user: User, remote_user: str) -> Steps[int]:
     """Return the id of the user in the USER clause. Binding a service requires the right to impersonate that user."""
     found = yield from find_principal("find", user.database_id, remote_user)
-    if found.is_role or found.principal_id == GUEST:
+    if found.is_role or found.principal_id == GUEST_ID:
         raise BrokerError(28083, found.name)
     return (yield from find_owner(user, remote_user))

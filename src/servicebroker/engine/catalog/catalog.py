@@ -12,7 +12,7 @@ from servicebroker.engine.catalog.ways import FencedWays, Ways
 from servicebroker.model import names
 from servicebroker.model.arguments import SENT_BY, checked_contracts
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.security.permissions import DBO_SCHEMA, User
+from servicebroker.model.security.permissions import DBO_SCHEMA_ID, User
 from servicebroker.model.xml import SchemaCollection, SchemaDocument
 from servicebroker.operations.contracts import CreateContract
 from servicebroker.operations.queues import CreateQueue
@@ -243,7 +243,7 @@ def create_queue(database_id: int, operation: CreateQueue, owner: int, *, is_sys
             operation.poison_message_handling,
             owner,
             "servicebroker.system_ids" if is_system else "servicebroker.object_ids",
-            DBO_SCHEMA if schema.lower() == "dbo" else 0,
+            DBO_SCHEMA_ID if schema.lower() == "dbo" else 0,
         ),
     )
     queue_id = created(rows, queue)

@@ -11,7 +11,7 @@ from servicebroker.engine.catalog.read_only import set_read_write
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
-from servicebroker.model.security.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, Kind
+from servicebroker.model.security.permissions import DBO_ID, FIXED_PRINCIPALS, GRANT, GUEST_ID, Kind
 from servicebroker.operations.queues import CreateQueue
 from servicebroker.store.queue import quoted
 from servicebroker.store.sql_files import SqlFile
@@ -52,7 +52,7 @@ def create_database(name: str) -> Steps[int]:
         ),
     )
     if name.lower() in _FOR_EVERYBODY:
-        yield SQL("create_database.insert_permissions", (database_id, Kind.DATABASE.value, GUEST, DBO, GRANT))
+        yield SQL("create_database.insert_permissions", (database_id, Kind.DATABASE.value, GUEST_ID, DBO_ID, GRANT))
     types = names.SYSTEM_MESSAGE_TYPES
     yield SQL(
         "create_database.insert_message_types",
@@ -89,7 +89,7 @@ def ensure_database(name: str) -> Steps[int]:
 def _create_system_services(database_id: int) -> Steps[None]:
     """Create the services that every database has, each on a queue of its own."""
     for name, queue in names.SYSTEM_SERVICES:
-        queue_id = yield from create_queue(database_id, CreateQueue(queue), DBO, is_system=True)
+        queue_id = yield from create_queue(database_id, CreateQueue(queue), DBO_ID, is_system=True)
         yield SQL("create_system_services", (database_id, name, queue_id))
         if name == names.SERVICE_BROKER:
             yield from _make_answering(database_id, name, queue_id)

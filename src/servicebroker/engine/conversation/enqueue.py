@@ -45,7 +45,7 @@ def _converses(now: int, states: str = "'CO'") -> str:
 
 
 RANK_TIMER, RANK_ERROR, RANK_DATA = 0, 1, 2
-MAXIMUM_BATCH = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
+MAX_BATCH_BYTES = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
 
 
 def portions(contents: Sequence[bytes | None]) -> list[Bodies]:
@@ -54,7 +54,7 @@ def portions(contents: Sequence[bytes | None]) -> list[Bodies]:
     size = 0
     for content in contents:
         size += len(content or b"")
-        if size > MAXIMUM_BATCH and found[-1]:
+        if size > MAX_BATCH_BYTES and found[-1]:
             found.append(Bodies())
             size = len(content or b"")
         found[-1].append(content)

@@ -19,7 +19,7 @@ from servicebroker.engine.conversation.send import (
 from servicebroker.engine.delivery.opening import lock_service
 from servicebroker.engine.delivery.transmission import discard
 from servicebroker.engine.security.authorization import authorize, conversation
-from servicebroker.model.arguments import MAXIMUM_BODY
+from servicebroker.model.arguments import MAX_BODY_BYTES
 from servicebroker.model.states import EndpointState
 from servicebroker.operations.send import Send
 from servicebroker.store.sql_files import SqlFile
@@ -38,7 +38,7 @@ def send_multicast(
     operation: Send[list[int]],
     *,
     now: datetime,
-    maximum_body: int = MAXIMUM_BODY,
+    maximum_body: int = MAX_BODY_BYTES,
 ) -> Steps[list[int]]:
     """SEND one message on each of these conversations. Returns the sequence numbers, in the order of the handles.
 

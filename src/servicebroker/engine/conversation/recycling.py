@@ -20,7 +20,7 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-ERRORS_KEPT = 1000
+MAX_ERRORS = 1000
 
 
 class Line(NamedTuple):
@@ -69,7 +69,7 @@ def renew(handle: UUID, messages: int) -> Steps[None]:
 
 
 def release(handle: UUID) -> Steps[str | None]:
-    """Free the conversation, after waiting for its sender. Returns its `end_of_stream` type, None if it was not in use."""
+    """Free the conversation, after waiting for its sender. Returns its `end_of_stream` type, None if unused."""
     rows = yield SQL("release", (handle,))
     return rows[0][0] if rows else None
 
@@ -107,7 +107,7 @@ def note(database_id: int, messages: list[Message]) -> Steps[None]:
 
 
 def next_answer(database_id: int, service: str) -> Steps[PoolAnswer | None]:
-    """Lock and return the oldest message in the service's queue that no other session is answering; None without one."""
+    """Lock and return the oldest message in the service's queue that no session is answering; None without one."""
     rows = yield SQL("next_answer", (database_id, service))
     return PoolAnswer(*rows[0]) if rows else None
 
@@ -119,7 +119,7 @@ def answered(answer: PoolAnswer) -> Steps[None]:
 
 def record_error(database_id: int, service: str, error: ConversationError) -> Steps[None]:
     """Record an Error, and remove those before the last thousand."""
-    yield SQL("record_error", (database_id, service, *error, ERRORS_KEPT))
+    yield SQL("record_error", (database_id, service, *error, MAX_ERRORS))
 
 
 def errors(database_id: int, service: str) -> Steps[list[ConversationError]]:

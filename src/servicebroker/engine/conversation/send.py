@@ -25,10 +25,10 @@ from servicebroker.engine.delivery import transmission
 from servicebroker.engine.delivery.opening import Found, lock_service, open_target
 from servicebroker.engine.delivery.parking import park
 from servicebroker.engine.security.authorization import authorize, conversation, refused_arrival
-from servicebroker.model.arguments import MAXIMUM_BODY
+from servicebroker.model.arguments import MAX_BODY_BYTES
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.rejection import Rejection, on_both_sides
-from servicebroker.model.security.permissions import DBO
+from servicebroker.model.security.permissions import DBO_ID
 from servicebroker.model.states import Event, after
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.sql_files import SqlFile
@@ -37,7 +37,7 @@ from servicebroker.store.statements import Bodies, Statement, Steps
 SQL = SqlFile(__file__)
 
 
-def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body: int = MAXIMUM_BODY) -> Steps[int]:
+def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body: int = MAX_BODY_BYTES) -> Steps[int]:
     """SEND on one conversation. Returns the message sequence number; `maximum_body` is in bytes."""
     content = operation.content(maximum_body)
     handle, message_type = operation.handle, operation.message_type
@@ -138,7 +138,7 @@ def note_sent(catalog: Catalog, way: Way, handles: Sequence[UUID], priority: int
 
 
 def send_batch(
-    catalog: Catalog, operation: SendBatch, *, now: datetime, maximum_body: int = MAXIMUM_BODY
+    catalog: Catalog, operation: SendBatch, *, now: datetime, maximum_body: int = MAX_BODY_BYTES
 ) -> Steps[int]:
     """SEND many messages of one type on one conversation. Returns the first sequence number."""
     contents = operation.contents(maximum_body)
@@ -354,7 +354,7 @@ def _remember(catalog: Catalog, endpoint: Endpoint, near: Usages, far: Usages, l
 
 def _is_checked(catalog: Catalog, endpoint: Endpoint) -> bool:
     """Check whether permissions decide who may send."""
-    return catalog.user is not None or endpoint.owner_id != DBO or endpoint.acts_as is not None
+    return catalog.user is not None or endpoint.owner_id != DBO_ID or endpoint.acts_as is not None
 
 
 def _remember_target(

@@ -16,8 +16,8 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-KEPT = timedelta(hours=1)  # contexts that no receiver has taken by then are removed
-_SWEPT = 10_000  # rows removed at a time
+CONTEXT_RETENTION = timedelta(hours=1)  # contexts that no receiver has taken by then are removed
+_SWEEP_BATCH_ROWS = 10_000  # rows removed at a time
 
 T = TypeVar("T", int, list[int])
 
@@ -73,5 +73,5 @@ def delivered(below: Mapping[UUID, int]) -> Statement:
 
 def sweep(now: datetime) -> Steps[int]:
     """Remove old contexts, whose receivers trace nothing. Returns their number."""
-    rows = yield SQL("sweep", (now - KEPT, _SWEPT))
+    rows = yield SQL("sweep", (now - CONTEXT_RETENTION, _SWEEP_BATCH_ROWS))
     return int(rows[0][0])

@@ -16,7 +16,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-WORTH_GIVING_BACK = 8 * 1024 * 1024  # bytes of a queue's files
+MIN_TRUNCATED_BYTES = 8 * 1024 * 1024  # bytes of a queue's files
 
 _OPEN = "e.can_expire"  # the condition of the index on lifetimes
 
@@ -49,7 +49,7 @@ def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
 
 def bloated_queues() -> Steps[list[int]]:
     """Return the queues with files large enough to be worth truncating once empty."""
-    rows = yield SQL("bloated_queues", (WORTH_GIVING_BACK,))
+    rows = yield SQL("bloated_queues", (MIN_TRUNCATED_BYTES,))
     return [queue_id for (queue_id,) in rows]
 
 

@@ -25,7 +25,7 @@ from servicebroker.engine.security.session_keys import (
 from servicebroker.engine.security.user_certificates import NONE, UserCertificate
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY, Binding
-from servicebroker.model.security.permissions import PUBLIC
+from servicebroker.model.security.permissions import PUBLIC_ID
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
 
@@ -48,7 +48,7 @@ class Actor(NamedTuple):
         waits: the reason why messages wait, if another process of the instance may be able to prove it.
     """
 
-    principal_id: int = PUBLIC
+    principal_id: int = PUBLIC_ID
     keeper_id: int = 0
     owner_id: int = 0
     bound_id: int = 0

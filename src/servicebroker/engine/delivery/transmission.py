@@ -28,7 +28,7 @@ from servicebroker.engine.remote.waiting_arrivals import deliver_kept, find_kept
 from servicebroker.engine.security.authorization import refused_arrival
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.rejection import on_both_sides
-from servicebroker.model.security.permissions import DBO
+from servicebroker.model.security.permissions import DBO_ID
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store import locks
 from servicebroker.store.sql_files import SqlFile
@@ -195,7 +195,7 @@ def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Ste
         "  and not t.is_end_of_dialog and not t.is_conversation_error) "
         "from (select e.conversation_handle, p.queue_id, p.database_id, e.is_initiator and ("
         "        p.far_principal_id is not null or exists (select from servicebroker.services s "
-        f"       where s.service_id = e.service_id and s.owner_id <> {DBO})) as is_checked {WAY_IS_FREE} "
+        f"       where s.service_id = e.service_id and s.owner_id <> {DBO_ID})) as is_checked {WAY_IS_FREE} "
         "      and e.conversation_handle = any ($1)) w "
         "join servicebroker.transmission_queue t on t.conversation_handle = w.conversation_handle "
         "left join servicebroker.message_types m "

@@ -15,7 +15,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_AT_ONCE = 1000  # rows deleted in one transaction
+_DELETE_BATCH_ROWS = 1000  # rows deleted in one transaction
 
 
 class Act(NamedTuple):
@@ -64,7 +64,7 @@ def forget_old(now: datetime) -> Steps[int]:
         "audit.forget_old",
         "delete from servicebroker.audit where audit_id = any (array(select audit_id from servicebroker.audit "
         "where at < least($1, clock_timestamp() - interval '1 s') - make_interval(secs => $2) "
-        f"order by at limit {_AT_ONCE})) returning 1",
+        f"order by at limit {_DELETE_BATCH_ROWS})) returning 1",
         (now, AUDIT_KEPT.total_seconds()),
     )
     return len(rows)

@@ -24,8 +24,8 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MOST = 100  # findings of one kind, of one queue
-_AGES = {28021: timedelta(minutes=1)}  # age at which the background should have delivered a deliverable message
+MAX_FINDINGS = 100  # findings of one kind, of one queue
+_MIN_AGES = {28021: timedelta(minutes=1)}  # age at which the background should have delivered a deliverable message
 
 
 class Inconsistency(NamedTuple):
@@ -140,8 +140,8 @@ def check(now: datetime) -> Steps[Report]:
     analyzed = dict(zip(_COUNTS, rows[0], strict=True))
     findings: list[Inconsistency] = []
     for number, text in _CHECKS.items():
-        times = (now - _AGES.get(number, timedelta(0)),) if "$1" in text else ()
-        rows = yield Statement("consistency.check.instance", f"{text} limit {MOST}", times, prepared=False)
+        times = (now - _MIN_AGES.get(number, timedelta(0)),) if "$1" in text else ()
+        rows = yield Statement("consistency.check.instance", f"{text} limit {MAX_FINDINGS}", times, prepared=False)
         findings += _findings(number, rows)
     rows = yield SQL("check.find_queues")
     findings += _findings(8444, [(queue_id,) for queue_id, is_whole in rows if not is_whole])
@@ -149,11 +149,11 @@ def check(now: datetime) -> Steps[Report]:
     kept = yield from stored_queues(whole, "retained")
     for some in in_parts(sorted({*(yield from stored_queues(whole)), *kept})):
         for number, text in _OF_A_QUEUE.items():
-            texts = (f"({text.format(id=queue_id)} limit {MOST})" for queue_id in some)
+            texts = (f"({text.format(id=queue_id)} limit {MAX_FINDINGS})" for queue_id in some)
             found = yield Statement("consistency.check.queues", " union all ".join(texts), prepared=False)
             findings += _findings(number, found)
     findings += _findings(8444, [(queue_id,) for queue_id in (yield from dropped_queues())])
-    findings += _findings(3859, [(changes_of(*one),) for one in (yield from changed(MOST))])
+    findings += _findings(3859, [(changes_of(*one),) for one in (yield from changed(MAX_FINDINGS))])
     findings += _findings(8992, [(fault,) for fault in (yield from tampered())])
     return Report(analyzed, findings)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, FLOWS, TRANSMISSION_QUEUE, queue_statuses
 from servicebroker.engine.diagnosis.totals import ENQUEUED, RECEIVES, ROLLBACKS, SENDS, totals
-from servicebroker.engine.security.certificate_ages import WARNING, certificates_in_use
+from servicebroker.engine.security.certificate_ages import EXPIRY_WARNING, certificates_in_use
 from servicebroker.model import names
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -173,7 +173,8 @@ def _certificates() -> Steps[list[Counter]]:
         ),
         Counter(
             "expiring_certificates",
-            f"Certificates in use that expire within {WARNING.days} days or have expired, or a domain does not renew.",
+            f"Certificates in use that expire within {EXPIRY_WARNING.days} days or have expired, "
+            "or a domain does not renew.",
             (),
             [((), sum(one.is_expiring(now) for one in found))],
         ),

@@ -8,9 +8,9 @@ from uuid import UUID
 from servicebroker.engine.conversation.requests import count_late
 from servicebroker.engine.diagnosis.consistency import changes_of
 from servicebroker.engine.diagnosis.findings import (
-    HOUR,
-    LONG,
-    MUCH,
+    LONG_WAIT,
+    NOTABLE_SHARE,
+    REFUSAL_AGE,
     TIMEOUTS,
     BlockerFacts,
     ConnectionFacts,
@@ -50,14 +50,14 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_MOST = 100
-_OLD = 10_000  # transactions between a snapshot and now
-_HERE = "l.database = (select oid from pg_database where datname = current_database())"
+_MAX_ROWS = 100
+_OLD_SNAPSHOT_AGE = 10_000  # transactions between a snapshot and now
+_IN_THIS_DATABASE = "l.database = (select oid from pg_database where datname = current_database())"
 _WITH_READERS = "with readers as materialized (select * from servicebroker.readers_here())"
 _SESSIONS = (
     "select a.pid, a.application_name, a.state, a.xact_start, left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200), "
     f"(select count(distinct l.objid) from pg_locks l where l.pid = a.pid and l.locktype = 'advisory' and l.granted "
-    f"and l.classid::bigint = {locks.GROUP} and {_HERE}), a.usename::text from pg_stat_activity a "
+    f"and l.classid::bigint = {locks.GROUP} and {_IN_THIS_DATABASE}), a.usename::text from pg_stat_activity a "
     "where a.datname = current_database() and a.pid <> pg_backend_pid() and a.xact_start is not null "
     "and a.backend_type = 'client backend'"
 )
@@ -72,16 +72,16 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         "select far_service, transmission_status, count(*), min(enqueue_time) from (select * from "
         f"servicebroker.transmission_queue limit {COUNT_LIMIT}) t "
         "join servicebroker.conversation_endpoints using (conversation_handle) "
-        f"group by 1, 2 order by 4 limit {_MOST}",
+        f"group by 1, 2 order by 4 limit {_MAX_ROWS}",
     )
-    sessions = yield Statement("facts.gather.find_sessions", f"{_SESSIONS} order by a.xact_start limit {_MOST}")
+    sessions = yield Statement("facts.gather.find_sessions", f"{_SESSIONS} order by a.xact_start limit {_MAX_ROWS}")
     certificates = yield from certificates_in_use(now)
     connect, membership = (yield from find_connect()), (yield from find_membership())
     settings = yield SQL("gather.find_settings")
     daemons = yield Statement(
         "facts.gather.find_daemon",
         "select l.pid, a.state, a.state_change from pg_locks l left join pg_stat_activity a using (pid) "
-        f"where l.locktype = 'advisory' and l.granted and {_HERE} and l.classid::bigint = {locks.BROKER}",
+        f"where l.locktype = 'advisory' and l.granted and {_IN_THIS_DATABASE} and l.classid::bigint = {locks.BROKER}",
     )
     others = yield SQL("gather.find_broker")
     remote_routes, in_recovery, endpoint, encryption = others[0]
@@ -92,7 +92,7 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         "order by c.certificate_id desc limit 1) from servicebroker.mistrusted m "
         # not of a peer whose certificate was dropped, since it is no longer admitted
         "where m.owner !~ '^(certificate|login) ' or exists (select from servicebroker.transport_certificates c "
-        f"where c.owner = m.owner and not c.is_own) order by m.last_time desc limit {_MOST}",
+        f"where c.owner = m.owner and not c.is_own) order by m.last_time desc limit {_MAX_ROWS}",
     )
     disputes = yield Statement(
         "facts.gather.find_disputes",
@@ -103,19 +103,19 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         "  where n.instance_id = p.instance_id and not n.is_own)) "
         "select instance_id, array_agg(distinct name order by name) from claims "
         "where instance_id not in (select instance_id from servicebroker.accepted_peers) "
-        f"group by instance_id having count(distinct owner) > 1 limit {_MOST}",
+        f"group by instance_id having count(distinct owner) > 1 limit {_MAX_ROWS}",
     )
     copies = yield Statement(
         "facts.gather.find_old_copies",
         "select coalesce(d.name, ''), o.own_broker, o.far_broker, o.is_here, o.far_service, o.times, o.last_time, "
         "o.last_detail from servicebroker.old_copies o "
         "left join servicebroker.databases d on d.service_broker_guid = o.own_broker "
-        f"order by o.last_time desc limit {_MOST}",
+        f"order by o.last_time desc limit {_MAX_ROWS}",
     )
     daemon = None
     if daemons:
         daemon = DaemonFacts(*daemons[0])._replace(reports=(yield from find_reports(daemons[0][0])))
-    changes = yield from changed(_MOST)
+    changes = yield from changed(_MAX_ROWS)
     return Facts(
         now,
         [name for (name,) in disabled],
@@ -137,12 +137,12 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         [PeerFacts(*row) for row in peers],
         [DisputeFacts(*row) for row in disputes],
         [OldCopyFacts(*row) for row in copies],
-        (yield from find_refusals(now - HOUR)),
-        (yield from find_wrong_clocks(_MOST)),
+        (yield from find_refusals(now - REFUSAL_AGE)),
+        (yield from find_wrong_clocks(_MAX_ROWS)),
         (yield from processes()),
-        (yield from find_blocking(_MOST)),
-        (yield from sum_by_peer(_MOST)),
-        (yield from count_late(now - LONG)),
+        (yield from find_blocking(_MAX_ROWS)),
+        (yield from sum_by_peer(_MAX_ROWS)),
+        (yield from count_late(now - LONG_WAIT)),
     )
 
 
@@ -198,8 +198,8 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
         "left join pg_stat_activity a on a.pid = h.pid "
         "where w.locktype = 'advisory' and not w.granted and w.objsubid = 2 and w.waitstart < $1 "
         "and w.database = (select oid from pg_database where datname = current_database()) "
-        f"group by 1, 2, 3, 4 order by 6 limit {_MOST}",
-        (now - LONG,),
+        f"group by 1, 2, 3, 4 order by 6 limit {_MAX_ROWS}",
+        (now - LONG_WAIT,),
     )
     holders = yield from _find_holders()
     able = yield from _find_able()
@@ -207,8 +207,8 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
         "facts.neighbours.find_snapshots",
         "select pid, usename::text, application_name, age(backend_xmin) from pg_stat_activity "
         "where datname = current_database() and xact_start is null and age(backend_xmin) > $1 "
-        f"order by 4 desc limit {_MOST}",
-        (_OLD,),
+        f"order by 4 desc limit {_MAX_ROWS}",
+        (_OLD_SNAPSHOT_AGE,),
     )
     connections = yield SQL("neighbours.count_connections")
     return NeighbourFacts(
@@ -241,21 +241,21 @@ def _find_holders() -> Steps[list[HolderFacts]]:
         "  and t.virtualtransaction = l.virtualtransaction "
         "left join pg_prepared_xacts x on x.transaction = t.transactionid "
         "join pg_roles r on r.oid = a.usesysid or r.rolname = x.owner "
-        f"where l.locktype = 'advisory' and l.objsubid = 2 and {_HERE} and {_IS_STRANGER} "
+        f"where l.locktype = 'advisory' and l.objsubid = 2 and {_IN_THIS_DATABASE} and {_IS_STRANGER} "
         f"and not ((k.class in ({exclusive}) or k.class in ({shared}) and l.mode = 'ShareLock') and ("
         "  exists (select from servicebroker.fenced_roles f join pg_roles o on o.rolname = f.postgres_role "
         "    where pg_has_role(r.oid, o.oid, 'member')) "
         "  or exists (select from pg_locks o join pg_class c on c.oid = o.relation "
         "    where o.virtualtransaction = l.virtualtransaction and o.database = l.database "
         "    and c.relnamespace = 'servicebroker'::regnamespace))) "
-        f"group by 1, 2, 3, 4 order by 7, 1 limit {_MOST}",
+        f"group by 1, 2, 3, 4 order by 7, 1 limit {_MAX_ROWS}",
     )
     return [HolderFacts(*row) for row in rows]
 
 
 def _find_hoarders() -> Steps[list[HoarderFacts]]:
     """Find sessions that hold much of the server's shared lock table; fast-path locks do not count."""
-    rows = yield SQL("find_hoarders", (MUCH,))
+    rows = yield SQL("find_hoarders", (NOTABLE_SHARE,))
     return [HoarderFacts(*row) for row in rows]
 
 
@@ -265,7 +265,7 @@ def _find_able() -> Steps[list[str]]:
         "facts.find_able",
         f"select r.rolname::text from pg_roles r where r.rolcanlogin and {_IS_STRANGER} "
         f"and has_database_privilege(r.oid, current_database(), 'connect') and {is_able('r.oid')} "
-        f"order by 1 limit {_MOST}",
+        f"order by 1 limit {_MAX_ROWS}",
     )
     return [role for (role,) in rows]
 
@@ -318,7 +318,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     holders = yield Statement(
         "facts.gather_conversation.find_holders",
         f"{_SESSIONS} and a.pid in (select l.pid from pg_locks l where l.locktype = 'advisory' and l.granted "
-        f"and {_HERE} and l.classid::bigint = {locks.GROUP} "
+        f"and {_IN_THIS_DATABASE} and l.classid::bigint = {locks.GROUP} "
         "and l.objid::bigint = (uuid_hash($1)::bigint & 4294967295))",
         (group,),
     )
@@ -372,7 +372,8 @@ def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[
         "facts.queue_facts",
         f"{_WITH_READERS}, "
         "locked as materialized (select l.pid, l.locktype, l.mode, l.relation, l.classid::bigint as kind, "
-        f"l.objid::bigint as number from pg_locks l where l.granted and {_HERE} and (l.mode = 'RowExclusiveLock' "
+        f"l.objid::bigint as number from pg_locks l where l.granted and {_IN_THIS_DATABASE} "
+        "and (l.mode = 'RowExclusiveLock' "
         f"or l.locktype = 'advisory' and l.classid::bigint in ({locks.ACTIVATION}, {locks.PIPELINE}, {locks.GROUP}))), "
         "takers as materialized (select relation, count(distinct pid) as many from locked "
         "where locktype = 'relation' and mode = 'RowExclusiveLock' "  # a session without a group lock has only sent

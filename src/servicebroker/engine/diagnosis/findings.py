@@ -13,7 +13,7 @@ from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
-from servicebroker.engine.remote.refusals import BROKE, FAILED, Refused
+from servicebroker.engine.remote.refusals import CONNECTION_BROKEN, ROUND_FAILED, Refused
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model.daemon_reports import TROUBLE_REMEDIES, DaemonReport, Subject
@@ -24,16 +24,18 @@ from servicebroker.model.wording import counted
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.store.lock_functions import COMMAND, LockRights
 
-RECENTLY = timedelta(days=1)  # older incidents with peers are not reported
-LONG = timedelta(minutes=1)  # age from which an open transaction or an unread message is reported
-IDLE = timedelta(seconds=LIMITS.unfinished_idle_full)  # time without a fragment, in which a sender retries often
+INCIDENT_AGE = timedelta(days=1)  # older incidents with peers are not reported
+LONG_WAIT = timedelta(minutes=1)  # age from which an open transaction or an unread message is reported
+# time without a fragment of a message, in which a sender retries often
+UNFINISHED_IDLE = timedelta(seconds=LIMITS.unfinished_idle_full)
 
-HOUR = timedelta(hours=1)  # age up to which refusals are reported
-MUCH = 0.5  # share of the server's room for locks, by one session, or for notifications, from which it is reported
-ENOUGH = 2**30  # free bytes of a disk; a twentieth of a small one is enough, too
-REASONLESS = timedelta(seconds=10)  # wait without a known reason, from which it is reported
-OFTEN = 3  # broken connections with a peer, or replaced processes of the daemon, from which they are reported
-SHORT = 1_000  # ms; a longer timeout of applications interrupts no verb
+REFUSAL_AGE = timedelta(hours=1)  # age up to which refusals are reported
+# share of the server's room for locks, by one session, or for notifications, from which it is reported
+NOTABLE_SHARE = 0.5
+ENOUGH_DISK_BYTES = 2**30  # free bytes of a disk; a twentieth of a small one is enough, too
+UNEXPLAINED_WAIT = timedelta(seconds=10)  # wait without a known reason, from which it is reported
+REPEATED_TIMES = 3  # broken connections with a peer, or replaced processes of the daemon, from which they are reported
+SHORT_TIMEOUT_MS = 1_000  # ms; a longer timeout of applications interrupts no verb
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
 _NO_CONNECTION = ("too many clients", "remaining connection slots", "too many connections")
 # messages of a running server about a wrong URL
@@ -282,20 +284,20 @@ def judge(facts: Facts) -> list[Finding]:
         *_definitions(facts),
         *(_disabled(name) for name in facts.disabled),
         *(finding for queue in facts.queues for finding in judge_queue(queue, facts.now)),
-        *(_waiting(wait) for wait in facts.waits if wait.status or facts.now - wait.oldest > REASONLESS),
+        *(_waiting(wait) for wait in facts.waits if wait.status or facts.now - wait.oldest > UNEXPLAINED_WAIT),
         *_network(facts),
-        *(_clock(one) for one in facts.clocks if abs(facts.now - one.last) < LONG),
+        *(_clock(one) for one in facts.clocks if abs(facts.now - one.last) < LONG_WAIT),
         *_daemon(facts.daemon, facts.now),
         *_replaced(facts.processes, facts.now),
-        *(_refusal(one) for one in facts.refusals if one.number not in (BROKE, FAILED)),
-        *(_failed(one) for one in facts.refusals if one.number == FAILED),
-        *(_broken(one) for one in facts.refusals if one.number == BROKE and _lasts(one, facts.now)),
+        *(_refusal(one) for one in facts.refusals if one.number not in (CONNECTION_BROKEN, ROUND_FAILED)),
+        *(_failed(one) for one in facts.refusals if one.number == ROUND_FAILED),
+        *(_broken(one) for one in facts.refusals if one.number == CONNECTION_BROKEN and _lasts(one, facts.now)),
         *(_dispute(one) for one in facts.disputes),
-        *(_peer(one) for one in facts.peers if facts.now - one.last < RECENTLY),
-        *(_old_copy(one) for one in facts.old_copies if facts.now - one.last < RECENTLY),
-        *(_unfinished(one) for one in facts.unfinished if is_much(one) or facts.now - one.last_time > IDLE),
+        *(_peer(one) for one in facts.peers if facts.now - one.last < INCIDENT_AGE),
+        *(_old_copy(one) for one in facts.old_copies if facts.now - one.last < INCIDENT_AGE),
+        *(_unfinished(one) for one in facts.unfinished if is_much(one) or facts.now - one.last_time > UNFINISHED_IDLE),
         *(_certificate(one, facts.now) for one in facts.certificates if one.is_expiring(facts.now)),
-        *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
+        *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG_WAIT),
         *_neighbours(facts.neighbours, facts.now),
         *(_blocking(one) for one in facts.publications),
         *(_late(one) for one in facts.late),
@@ -319,7 +321,7 @@ def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: date
 
 def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
     """Check the free room on a data folder's disk, in bytes: with a full disk nothing is stored or acknowledged."""
-    if free >= min(size // 20, ENOUGH):
+    if free >= min(size // 20, ENOUGH_DISK_BYTES):
         return []
     said = f"Its disk is full but for {free // 2**20} MB."
     return [
@@ -336,7 +338,7 @@ def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
             f"Raise it, or take it away: ALTER ROLE ... RESET {name}, in the server's settings, or in the URL.",
         )
         for name in TIMEOUTS
-        if 0 < settings.get(name, 0) <= SHORT
+        if 0 < settings.get(name, 0) <= SHORT_TIMEOUT_MS
     ]
 
 
@@ -416,7 +418,7 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             "servicebroker poison list shows them and their errors.",
         )
     watched = queue.holders or queue.is_piped or queue.failing or queue.is_for_callers
-    if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > REASONLESS:
+    if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > UNEXPLAINED_WAIT:
         yield from _unread(
             queue, f"{counted(queue.messages, 'message')}, the oldest for {_long(now - queue.oldest)}", now
         )
@@ -444,7 +446,7 @@ def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
             "Start the program that reads it, or give the queue an activation procedure.",
         )
     elif queue.tasks == 0 and queue.monitor in _WITHOUT_RECEIVE and queue.activated_at is not None:
-        again = "" if now - queue.activated_at <= REASONLESS else _AGAIN
+        again = "" if now - queue.activated_at <= UNEXPLAINED_WAIT else _AGAIN
         yield Finding(
             subject,
             f"Its procedure {queue.procedure} was started {_long(now - queue.activated_at)} ago, runs no more, and has "
@@ -511,7 +513,7 @@ def _clock(one: WrongClock) -> Finding:
 
 def _lasts(one: Refused, now: datetime) -> bool:
     """Check whether connections with a peer break repeatedly; every restart of a machine breaks one."""
-    return one.times >= OFTEN and abs(now - one.last) < LONG
+    return one.times >= REPEATED_TIMES and abs(now - one.last) < LONG_WAIT
 
 
 def _broken(one: Refused) -> Finding:
@@ -528,7 +530,7 @@ def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
         if report.subject in TROUBLE_REMEDIES:
             said = f"{report.report} So it is since {report.since:%Y-%m-%d %H:%M:%S} UTC."
             yield Finding("servicebroker serve", said, TROUBLE_REMEDIES[report.subject])
-    if daemon is None or daemon.since is None or now - daemon.since <= REASONLESS:
+    if daemon is None or daemon.since is None or now - daemon.since <= UNEXPLAINED_WAIT:
         return
     long = _long(now - daemon.since)
     said = f"has waited in one statement for {long}" if daemon.state == "active" else f"has done nothing for {long}"
@@ -543,7 +545,7 @@ def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
 def _replaced(processes: Sequence[ProcessStatus], now: datetime) -> Iterator[Finding]:
     """Report processes that are replaced repeatedly; a single kill does no harm."""
     for one in processes:
-        if one.replaced >= OFTEN and one.last_time is not None and now - one.last_time < HOUR:
+        if one.replaced >= REPEATED_TIMES and one.last_time is not None and now - one.last_time < REFUSAL_AGE:
             yield Finding(
                 "servicebroker serve",
                 f"Process {one.number} of {len(processes)} was replaced {counted(one.replaced, 'time')}, "
@@ -764,7 +766,7 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             f"{connections.role}.",
             f"ALTER ROLE {connections.role} CONNECTION LIMIT ...; end sessions with pg_terminate_backend.",
         )
-    if connections.notifications > MUCH:
+    if connections.notifications > NOTABLE_SHARE:
         yield Finding(
             "PostgreSQL",
             f"{connections.notifications:.0%} of the room for notifications is taken: when that is full, transactions "
@@ -881,7 +883,7 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
         )
     if facts.state not in ("ER", "CD") and facts.lifetime <= facts.now:
         yield "Its lifetime is over.", "Somebody receives the Error -8489 at the next look; begin anew."
-    if facts.waits and (facts.status or facts.sent is None or facts.now - facts.sent > REASONLESS):
+    if facts.waits and (facts.status or facts.sent is None or facts.now - facts.sent > UNEXPLAINED_WAIT):
         said = facts.status or NO_REASON
         far = facts.far_service
         what = counted(facts.waits, f"message to {far} waits", f"messages to {far} wait")
@@ -901,7 +903,13 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
             "Mend the cause and servicebroker poison retry, or servicebroker poison end.",
         )
     busy = facts.holders or facts.failures or facts.readers
-    if facts.messages and facts.is_on and not busy and facts.oldest is not None and facts.now - facts.oldest > LONG:
+    if (
+        facts.messages
+        and facts.is_on
+        and not busy
+        and facts.oldest is not None
+        and facts.now - facts.oldest > LONG_WAIT
+    ):
         waits = (
             f"{counted(facts.messages, 'message')} in {facts.queue}, the oldest for {_long(facts.now - facts.oldest)}"
         )

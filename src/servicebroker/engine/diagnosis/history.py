@@ -17,10 +17,10 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-SAMPLED = 10.0  # seconds between two samples
-KEPT: Final = {10: timedelta(hours=1), 60: timedelta(days=1), 600: timedelta(days=30)}  # by step, in seconds
-PARTS = 60  # of a course that is longer than as many samples
-_AT_ONCE = 1000  # queues of one sample, those with the most changes; the others follow later
+SAMPLE_INTERVAL_S = 10.0  # seconds between two samples
+RETENTION: Final = {10: timedelta(hours=1), 60: timedelta(days=1), 600: timedelta(days=30)}  # by step, in seconds
+MAX_PARTS = 60  # of a course that is longer than as many samples
+_SAMPLED_QUEUES = 1000  # queues of one sample, those with the most changes; the others follow later
 
 
 class Course(NamedTuple):
@@ -66,12 +66,12 @@ def sample() -> Steps[None]:
         f"from ({FLOWS}) f left join lateral (select * from servicebroker.history h "
         "  where h.queue_id = f.queue_id and h.step >= $2 order by h.at desc limit 1) b on true "
         "where (f.arrived, f.departed, f.messages) is distinct from (b.arrived, b.departed, b.messages) "
-        f"order by f.arrived - coalesce(b.arrived, 0) desc limit {_AT_ONCE} on conflict do nothing",
+        f"order by f.arrived - coalesce(b.arrived, 0) desc limit {_SAMPLED_QUEUES} on conflict do nothing",
         (at, step),
     )
-    if step == min(KEPT):
+    if step == min(RETENTION):
         return
-    for kept_step, kept in KEPT.items():
+    for kept_step, kept in RETENTION.items():
         yield SQL("sample.forget", (kept_step, at - kept))
 
 
@@ -145,9 +145,9 @@ class _Period(NamedTuple):
 
     @classmethod
     def of(cls, now: datetime, span: timedelta) -> _Period:
-        parts = max(1, min(PARTS, int(span.total_seconds() / SAMPLED)))
+        parts = max(1, min(MAX_PARTS, int(span.total_seconds() / SAMPLE_INTERVAL_S)))
         width = span.total_seconds() / parts
-        fine = [step for step, kept in KEPT.items() if kept >= span] or [max(KEPT)]
+        fine = [step for step, kept in RETENTION.items() if kept >= span] or [max(RETENTION)]
         return cls(now - span, width, parts, max([fine[0], *(step for step in fine if step <= width)]))
 
     @property

@@ -19,11 +19,11 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-SHOWN = 4000  # bytes of a body
-SEARCHED = 1000  # messages of a queue, from its head
-MOST = 50  # rows of any other list
+SHOWN_BODY_BYTES = 4000  # bytes of a body
+SEARCHED_MESSAGES = 1000  # messages of a queue, from its head
+MAX_ROWS = 50  # rows of any other list
 
-_HERE = "l.database = (select oid from pg_database where datname = current_database())"
+_IN_THIS_DATABASE = "l.database = (select oid from pg_database where datname = current_database())"
 _BODY = (
     "case when m.is_shared then (select b.body from servicebroker.shared_bodies b "
     "join servicebroker.shared_body_readers r using (body_id) where r.reader = m.message_body) "
@@ -208,12 +208,12 @@ def group_locks(queue_id: int) -> Steps[list[GroupLock]]:
         "coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start, "
         "left(regexp_replace(coalesce(a.query, ''), '\\s+', ' ', 'g'), 200) "
         "from (select distinct conversation_group_id from (select conversation_group_id "
-        f"  from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {SEARCHED}) m) g "
+        f"  from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {SEARCHED_MESSAGES}) m) g "
         "join pg_locks l on l.locktype = 'advisory' and l.granted and l.objsubid = 2 "
-        f"  and l.classid::bigint = {locks.GROUP} and {_HERE} "
+        f"  and l.classid::bigint = {locks.GROUP} and {_IN_THIS_DATABASE} "
         "  and l.objid::bigint = (uuid_hash(g.conversation_group_id)::bigint & 4294967295) "
         "join pg_stat_activity a on a.pid = l.pid group by a.pid, 3, 4, 5, 6, 7 order by a.xact_start, a.pid "
-        f"limit {MOST}",
+        f"limit {MAX_ROWS}",
     )
     return [GroupLock(*row) for row in rows]
 
@@ -226,10 +226,10 @@ def message_heads(queue_id: int, message_type: str, text: str) -> Steps[list[Mes
     rows = yield Statement(
         "looks.message_heads",
         f"with m as materialized (select * from servicebroker.queue_{queue_id} "
-        f"  order by priority desc, queuing_order limit {SEARCHED}), "
+        f"  order by priority desc, queuing_order limit {SEARCHED_MESSAGES}), "
         f"{_named_heads()} where ($1 = '' or strpos(lower(t.name), lower($1)) > 0) "
         "and ($2 = '' or position(convert_to($2, 'UTF8') in substring(h.body from 1 for 65536)) > 0) "
-        f"order by h.priority desc, h.queuing_order limit {MOST}",
+        f"order by h.priority desc, h.queuing_order limit {MAX_ROWS}",
         (message_type, text),
     )
     return [MessageHead(*row) for row in rows]
@@ -241,7 +241,7 @@ def conversation_heads(endpoint: Endpoint) -> Steps[list[MessageHead]]:
         "looks.conversation_heads",
         f"with m as materialized (select * from servicebroker.queue_{endpoint.queue_id} where priority = $1 "
         "  and conversation_group_id = $2 and conversation_handle = $3 "
-        f"  order by rank, queuing_order limit {MOST}), {_named_heads()} order by h.rank, h.queuing_order",
+        f"  order by rank, queuing_order limit {MAX_ROWS}), {_named_heads()} order by h.rank, h.queuing_order",
         (endpoint.priority, endpoint.group, endpoint.handle),
     )
     return [MessageHead(*row) for row in rows]
@@ -252,7 +252,7 @@ def _named_heads() -> str:
     return (
         f"h as (select m.*, {_BODY} from m) select h.conversation_handle, h.conversation_group_id, "
         "h.message_sequence_number, coalesce(s.name, ''), coalesce(t.name, ''), h.validation::text, "
-        f"substring(h.body from 1 for {SHOWN}), coalesce(octet_length(h.body), 0), h.message_enqueue_time, "
+        f"substring(h.body from 1 for {SHOWN_BODY_BYTES}), coalesce(octet_length(h.body), 0), h.message_enqueue_time, "
         "coalesce(f.failures, 0) from h left join servicebroker.services s using (service_id) "
         "left join servicebroker.message_types t "
         "  on t.database_id = s.database_id and t.message_type_id = h.message_type_id "
@@ -283,7 +283,7 @@ def endpoints(service: str, state: str) -> Steps[list[EndpointLine]]:
         "join servicebroker.queues q using (queue_id) "
         "left join servicebroker.services s on s.service_id = e.service_id where e.queue_id >= $1 "
         "and ($2 = '' or strpos(lower(s.name), lower($2)) > 0 "
-        f"or strpos(lower(e.far_service), lower($2)) > 0) and ($3 = '' or e.state = $3) limit {MOST}",
+        f"or strpos(lower(e.far_service), lower($2)) > 0) and ($3 = '' or e.state = $3) limit {MAX_ROWS}",
         (names.FIRST_USER_ID, service, state),
     )
     return [EndpointLine(*row) for row in rows]
@@ -294,7 +294,7 @@ def sent_heads(handle: UUID) -> Steps[list[tuple[int, str, str, datetime]]]:
     rows = yield Statement(
         "looks.sent_heads",
         "select message_sequence_number, message_type_name, transmission_status, enqueue_time "
-        f"from servicebroker.transmission_queue where conversation_handle = $1 order by 1 limit {MOST}",
+        f"from servicebroker.transmission_queue where conversation_handle = $1 order by 1 limit {MAX_ROWS}",
         (handle,),
     )
     return [(number, message_type, status, since) for number, message_type, status, since in rows]
@@ -308,7 +308,7 @@ def waiting() -> Steps[list[Waiting]]:
         "min(t.enqueue_time), min(d.name), (array_agg(t.conversation_handle order by t.enqueue_time))[1] "
         f"from (select * from servicebroker.transmission_queue limit {COUNT_LIMIT}) t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
-        f"join servicebroker.databases d using (database_id) group by 1, 2, 3 order by 5 limit {MOST}",
+        f"join servicebroker.databases d using (database_id) group by 1, 2, 3 order by 5 limit {MAX_ROWS}",
     )
     return [Waiting(*row) for row in rows]
 
@@ -343,9 +343,9 @@ def set_aside_heads() -> Steps[list[SetAside]]:
         "looks.set_aside_heads",
         "select a.set_aside_id, d.name, a.queue_name, a.conversation_handle, a.message_sequence_number, "
         "a.service_name, a.message_type_name, a.validation::text, "
-        f"substring(a.message_body from 1 for {SHOWN}), coalesce(octet_length(a.message_body), 0), "
+        f"substring(a.message_body from 1 for {SHOWN_BODY_BYTES}), coalesce(octet_length(a.message_body), 0), "
         "coalesce(a.far_service, ''), a.failures, a.first_failed_at, a.set_aside_at, a.error, a.traceback "
         "from servicebroker.set_aside_messages a join servicebroker.databases d using (database_id) "
-        f"order by a.set_aside_id desc limit {MOST}",
+        f"order by a.set_aside_id desc limit {MAX_ROWS}",
     )
     return [SetAside(*row) for row in rows]

@@ -18,7 +18,7 @@ SQL = SqlFile(__file__)
 
 COUNT_LIMIT = COUNTED_AT_MOST
 TRANSMISSION_QUEUE = 0  # its id among the queues, in lists that include it
-AT_ONCE = 100  # queues read by one statement
+QUEUES_PER_STATEMENT = 100  # queues read by one statement
 
 
 class QueueStatus(NamedTuple):
@@ -133,7 +133,7 @@ FLOWS = (  # per application queue: messages in and out since PostgreSQL counts,
 
 def in_parts(queue_ids: Sequence[int]) -> Iterator[Sequence[int]]:
     """Split the queues into parts for one statement each, which locks the table and the indexes of each queue."""
-    return (queue_ids[start : start + AT_ONCE] for start in range(0, len(queue_ids), AT_ONCE))
+    return (queue_ids[start : start + QUEUES_PER_STATEMENT] for start in range(0, len(queue_ids), QUEUES_PER_STATEMENT))
 
 
 class ConnectionStatus(NamedTuple):

@@ -21,13 +21,13 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-KEPT = timedelta(days=7)
-_AHEAD = 2  # days ahead for which partitions are created
-_SHARES = 10_000  # units of a share of all conversations
+TRAIL_RETENTION = timedelta(days=7)
+_DAYS_AHEAD = 2  # days ahead for which partitions are created
+_SHARE_UNITS = 10_000  # units of a share of all conversations
 _TABLE = "<table>"
-_MOST = 500  # shown events of a conversation
+_MAX_EVENTS = 500  # shown events of a conversation
 
-HAPPENED: Final = {
+EVENT_WORDS: Final = {
     "B": "began",
     "S": "state",
     "A": "arrived in its queue",
@@ -54,7 +54,7 @@ class TrailSettings(NamedTuple):
 class Event(NamedTuple):
     """An event on one side of a conversation: of a run of messages, or of the endpoint itself.
 
-    `what` is a key of `HAPPENED`; the numbers are of messages, None for an event of the endpoint.
+    `what` is a key of `EVENT_WORDS`; the numbers are of messages, None for an event of the endpoint.
     """
 
     at: datetime
@@ -79,7 +79,7 @@ def settings() -> Steps[TrailSettings]:
     """Return the settings of the trail."""
     rows = yield SQL("settings")
     is_on, share, services, conversations = rows[0]
-    return TrailSettings(is_on, share / _SHARES, list(services), list(conversations))
+    return TrailSettings(is_on, share / _SHARE_UNITS, list(services), list(conversations))
 
 
 def switch(wanted: TrailSettings) -> Steps[None]:
@@ -100,7 +100,7 @@ def switch(wanted: TrailSettings) -> Steps[None]:
         if one not in identifiers:
             raise BrokerError(8426, one)
     chosen = sorted({identifiers[one] for one in wanted.conversations}, key=str)
-    yield SQL("switch.update", (wanted.is_on, round(wanted.share * _SHARES), wanted.services, chosen))
+    yield SQL("switch.update", (wanted.is_on, round(wanted.share * _SHARE_UNITS), wanted.services, chosen))
     told = {"share": wanted.share, "services": ", ".join(wanted.services), "conversations": ", ".join(map(str, chosen))}
     yield from note("TRAIL ON" if wanted.is_on else "TRAIL OFF", "", "", told if wanted.is_on else {})
 
@@ -153,7 +153,7 @@ def _followed(kept: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]:
     if kept.share == 1 and not kept.services:
         return (), list(queues)
     chosen = ",".join(str(number) for number in services), ",".join(str(one) for one in kept.conversations)
-    return (str(round(kept.share * _SHARES)), f"{{{chosen[0]}}}", f"{{{chosen[1]}}}"), list(queues)
+    return (str(round(kept.share * _SHARE_UNITS)), f"{{{chosen[0]}}}", f"{{{chosen[1]}}}"), list(queues)
 
 
 def _of_messages(function: str, letters: tuple[str, str], arguments: tuple[str, ...]) -> dict[str, str]:
@@ -190,7 +190,7 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
     there = {name for (name,) in rows}
     rest = yield SQL("partitions.find_rest")
     todo = []
-    for ahead in range(_AHEAD + 1 if kept.is_on else 0):
+    for ahead in range(_DAYS_AHEAD + 1 if kept.is_on else 0):
         day = (now + timedelta(days=ahead)).date()
         after = day + timedelta(days=1)
         is_free = rest[0][1] is None or rest[0][1].date() < day
@@ -201,11 +201,11 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
                 # a partition does not inherit its parent's
                 f"alter table servicebroker.{name} replica identity full; end $make$"
             )
-    oldest = f"trail_d{(now - KEPT).date():%Y%m%d}"
+    oldest = f"trail_d{(now - TRAIL_RETENTION).date():%Y%m%d}"
     todo += [f"drop table servicebroker.{name}" for name in sorted(there) if name < oldest]
     statements = [Statement("trail.partitions.change", text, prepared=False) for text in todo]
-    if rest[0][0] is not None and rest[0][0] < now - KEPT:
-        statements.append(SQL("partitions.forget", (now - KEPT,)))
+    if rest[0][0] is not None and rest[0][0] < now - TRAIL_RETENTION:
+        statements.append(SQL("partitions.forget", (now - TRAIL_RETENTION,)))
     return statements
 
 
@@ -225,8 +225,8 @@ def life(handle: UUID) -> Steps[list[Event]]:
         "select * from (select t.at, t.transaction_id, t.conversation_handle, t.what::text, "
         "t.first_number, t.last_number, t.messages, coalesce((select m.name from servicebroker.message_types m "
         "  where m.message_type_id = t.message_type_id limit 1), ''), coalesce(t.detail, '') "
-        f"from servicebroker.trail t join handles using (conversation_handle) order by t.at desc limit {_MOST}) l "
-        "order by 1, 2",
+        "from servicebroker.trail t join handles using (conversation_handle) "
+        f"order by t.at desc limit {_MAX_EVENTS}) l order by 1, 2",
         (handle,),
     )
     return merged([Event(*row) for row in rows])

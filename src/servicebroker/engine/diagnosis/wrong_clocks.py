@@ -11,7 +11,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_KEPT = timedelta(days=1)
+_RETENTION = timedelta(days=1)
 
 
 class WrongClock(NamedTuple):
@@ -26,7 +26,7 @@ class WrongClock(NamedTuple):
 def note_wrong_clock(ahead: timedelta, now: datetime) -> Steps[None]:
     """Record how far the clock of this session's machine is ahead of the server's."""
     yield SQL("note_wrong_clock", (round(ahead.total_seconds()), now))
-    yield SQL("note_wrong_clock.forget", (now - _KEPT, now + _KEPT))
+    yield SQL("note_wrong_clock.forget", (now - _RETENTION, now + _RETENTION))
 
 
 def find_wrong_clocks(most: int) -> Steps[list[WrongClock]]:

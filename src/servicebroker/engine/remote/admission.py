@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.security.authorization import find_rights
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.security.permissions import DBO, Kind, Need, Securable, is_denied
+from servicebroker.model.security.permissions import DBO_ID, Kind, Need, Securable, is_denied
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
 
@@ -49,7 +49,7 @@ def refused_keeper(target: Target, principal_id: int) -> Steps[BrokerError | Non
 def refused_owner(target: Target) -> Steps[BrokerError | None]:
     """Return 8401 if the owner of the target service was denied RECEIVE on its queue; it need not be granted."""
     owner_id = target.service.owner_id
-    if owner_id == DBO:
+    if owner_id == DBO_ID:
         return None
     rights = yield from find_rights(target.database_id, owner_id, target.queue.name)
     if is_denied(rights.identities, "RECEIVE", target.queue, rights.entries):
@@ -58,7 +58,7 @@ def refused_owner(target: Target) -> Steps[BrokerError | None]:
 
 
 def _has(target: Target, principal_id: int, permission: str, on: Securable) -> Steps[bool]:
-    if principal_id == DBO:
+    if principal_id == DBO_ID:
         return True
     rights = yield from find_rights(target.database_id, principal_id, on.name)
     return rights.has(Need(on.kind, permission, 0), on)

@@ -40,7 +40,7 @@ class Snapshot(NamedTuple):
     unfinished: tuple[int, ...]
 
 
-BEGINNING = 2**63 - 1  # no transaction has that id
+NO_TRANSACTION_ID = 2**63 - 1  # no transaction has that id
 
 
 class WaitingConversation(NamedTuple):
@@ -76,7 +76,7 @@ class Leaving(NamedTuple):
     parts: list[Part]
 
 
-NOTHING = Leaving((), (), [])
+NO_MESSAGES = Leaving((), (), [])
 
 
 def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLook]:
@@ -85,7 +85,7 @@ def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLoo
     Exactly those rows, in any order of commit. Without `seen` it returns none, only the first snapshot: `page` finds
     the rows that wait already. So the cost of a poll does not grow with the backlog.
     """
-    end, unfinished = seen or (BEGINNING, ())
+    end, unfinished = seen or (NO_TRANSACTION_ID, ())
     parameters = (str(end), [str(xact) for xact in unfinished])
     if division == WHOLE:
         rows = yield Statement("departing.look", _LOOK, parameters)

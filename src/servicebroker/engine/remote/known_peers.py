@@ -17,8 +17,8 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MOST = 10_000  # addresses
-MOST_CLAIMS = 1_000  # claims of others' addresses or instances
+MAX_ADDRESSES = 10_000  # addresses
+MAX_CLAIMS = 1_000  # claims of others' addresses or instances
 
 
 def find_answers() -> Steps[dict[Address, Answer]]:
@@ -42,7 +42,7 @@ def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None
     yield Statement(
         "known_peers.save_answers.delete_peers",
         "delete from servicebroker.peers where address in "
-        f"(select address from servicebroker.peers order by since desc offset {MOST})",
+        f"(select address from servicebroker.peers order by since desc offset {MAX_ADDRESSES})",
     )
 
 
@@ -62,7 +62,7 @@ def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) ->
     yield Statement(
         "known_peers.save_mistrusted.forget",
         "delete from servicebroker.mistrusted where (owner, claim, subject) in "
-        f"(select owner, claim, subject from servicebroker.mistrusted order by last_time desc offset {MOST_CLAIMS})",
+        f"(select owner, claim, subject from servicebroker.mistrusted order by last_time desc offset {MAX_CLAIMS})",
     )
 
 

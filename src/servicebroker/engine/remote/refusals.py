@@ -12,10 +12,10 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MOST = 200  # rows, the latest
-KEPT = timedelta(days=1)
-BROKE = 9753  # the number under which a broken connection is stored
-FAILED = 9644  # the number under which an unexpected failure of a daemon's round is stored
+MAX_ROWS = 200  # rows, the latest
+REFUSAL_RETENTION = timedelta(days=1)
+CONNECTION_BROKEN = 9753  # the number under which a broken connection is stored
+ROUND_FAILED = 9644  # the number under which an unexpected failure of a daemon's round is stored
 
 
 class Refusal(NamedTuple):
@@ -54,8 +54,8 @@ def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> St
     yield Statement(
         "refusals.save_refusals.forget",
         "delete from servicebroker.refusals where last_time < $1 or (is_ours, peer, number) in "
-        f"(select is_ours, peer, number from servicebroker.refusals order by last_time desc offset {MOST})",
-        (now - KEPT,),
+        f"(select is_ours, peer, number from servicebroker.refusals order by last_time desc offset {MAX_ROWS})",
+        (now - REFUSAL_RETENTION,),
     )
 
 

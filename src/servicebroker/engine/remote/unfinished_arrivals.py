@@ -17,7 +17,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MOST_ROWS = 100_000  # counted by a summary: beside a queue that is off there may be any number
+MAX_ROWS = 100_000  # counted by a summary: beside a queue that is off there may be any number
 _ROWS = "servicebroker.arrived_fragments"
 # The cost of a stored message, as in `Incoming.begun`.
 _COST = (
@@ -67,7 +67,7 @@ def sum_by_peer(most: int) -> Steps[list[UnfinishedOfPeer]]:
         "select owner, (select c.name from servicebroker.transport_certificates c where c.owner = m.owner "
         "and not c.is_own order by c.certificate_id desc limit 1), count(distinct conversation_handle), count(*), "
         "sum(cost)::bigint, min(first_time), max(last_time) "
-        f"from ({_messages(f'(select * from {_ROWS} limit {MOST_ROWS})')}) m group by 1 order by 5 desc limit $1",
+        f"from ({_messages(f'(select * from {_ROWS} limit {MAX_ROWS})')}) m group by 1 order by 5 desc limit $1",
         (most,),
     )
     return [UnfinishedOfPeer(*row) for row in rows]

@@ -12,18 +12,17 @@ from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from servicebroker.engine.conversation.endpoints import Endpoint
-from servicebroker.engine.security.logins import PUBLIC as PUBLIC_LOGIN
-from servicebroker.engine.security.logins import find_login
+from servicebroker.engine.security.logins import PUBLIC_LOGIN_ID, find_login
 from servicebroker.model.arguments import check_handle
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import is_encodable, split_queue_name
 from servicebroker.model.security.permissions import (
-    DBO,
-    DBO_SCHEMA,
-    GUEST,
+    DBO_ID,
+    DBO_SCHEMA_ID,
+    GUEST_ID,
     NEEDS,
-    NOBODY,
-    PUBLIC,
+    NOBODY_ID,
+    PUBLIC_ID,
     Entry,
     Kind,
     Login,
@@ -61,7 +60,7 @@ class Rights(NamedTuple):
         if need.or_else is None:
             return False
         kind, permission = need.or_else
-        around = Securable(kind, on.schema_id if kind is Kind.SCHEMA else 0, DBO, "", on.schema_id)
+        around = Securable(kind, on.schema_id if kind is Kind.SCHEMA else 0, DBO_ID, "", on.schema_id)
         # CREATE on the schema or database brings ALTER on the object, unless that was denied
         return is_allowed(self.identities, permission, around, self.entries) and is_allowed(
             self.identities, "ALTER", on, self.entries
@@ -79,7 +78,7 @@ def authorize(user: User, statement: str, *objects: Lookup, subject: tuple[objec
     if user.is_dbo:
         return
     rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
-    found = [Securable(Kind.DATABASE, 0, DBO, user.database)]
+    found = [Securable(Kind.DATABASE, 0, DBO_ID, user.database)]
     for lookup in objects:
         found += yield from lookup(user)
     for need in NEEDS[statement]:
@@ -98,9 +97,9 @@ def authorize_all(user: User, wanted: Iterable[tuple[str, Securable]]) -> Steps[
         return
     rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
     for statement, on in wanted:
-        around = Securable(Kind.SCHEMA, on.schema_id, DBO, on.schema, on.schema_id, on.schema)
+        around = Securable(Kind.SCHEMA, on.schema_id, DBO_ID, on.schema, on.schema_id, on.schema)
         for need in NEEDS[statement]:
-            for securable in (on, around, Securable(Kind.DATABASE, 0, DBO, user.database)):
+            for securable in (on, around, Securable(Kind.DATABASE, 0, DBO_ID, user.database)):
                 if securable.kind is need.kind and not rights.has(need, securable):
                     raise refusal(statement, need, securable, user)
 
@@ -119,7 +118,7 @@ def authorize_login(login: Login, statement: str, *subject: object, on: Securabl
     for need in NEEDS[statement]:
         securable = on if on is not None and on.kind is need.kind else INSTANCE
         if not is_allowed(rights.identities, need.permission, securable, rights.entries):
-            raise refusal(statement, need, securable, User(0, "master", NOBODY, login.name), subject)
+            raise refusal(statement, need, securable, User(0, "master", NOBODY_ID, login.name), subject)
 
 
 def authorize_on_login(login: Login, statement: str, name: str) -> Steps[None]:
@@ -130,17 +129,17 @@ def authorize_on_login(login: Login, statement: str, name: str) -> Steps[None]:
     """
     verb = statement.split()[0].lower()
     number = yield from find_login("alter" if verb == "alter" else "find", name)
-    yield from authorize_login(login, statement, "login", name, on=Securable(Kind.LOGIN, number, NOBODY, name))
+    yield from authorize_login(login, statement, "login", name, on=Securable(Kind.LOGIN, number, NOBODY_ID, name))
 
 
-INSTANCE = Securable(Kind.SERVER, 0, NOBODY, "")
+INSTANCE = Securable(Kind.SERVER, 0, NOBODY_ID, "")
 
 
 def find_login_rights(login: Login) -> Steps[Rights]:
     """Return the rights of a login in the instance, with those of public."""
-    rows = yield SQL("find_login_rights", (PUBLIC_LOGIN, login.login_id))
+    rows = yield SQL("find_login_rights", (PUBLIC_LOGIN_ID, login.login_id))
     return Rights(
-        frozenset({PUBLIC_LOGIN} if login.login_id is None else {PUBLIC_LOGIN, login.login_id}),
+        frozenset({PUBLIC_LOGIN_ID} if login.login_id is None else {PUBLIC_LOGIN_ID, login.login_id}),
         [Entry(Kind(number), major, grantee, permission, state) for number, major, grantee, permission, state in rows],
     )
 
@@ -169,7 +168,7 @@ def demand(user: User, statement: str, *subject: object) -> Steps[None]:
     if user.is_dbo:
         return
     (need,) = NEEDS[statement]
-    database = Securable(Kind.DATABASE, 0, DBO, user.database)
+    database = Securable(Kind.DATABASE, 0, DBO_ID, user.database)
     rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
     if not rights.has(need, database):
         raise refusal(statement, need, database, user, subject)
@@ -182,7 +181,7 @@ def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError |
     (`engine/delivery/acting.py`). Without a binding it is the principal with the same PostgreSQL role, or guest; dbo is
     dbo everywhere.
     """
-    if initiator.owner_id == DBO and initiator.acts_as is None:
+    if initiator.owner_id == DBO_ID and initiator.acts_as is None:
         return None
     rows = yield Statement(
         "authorization.refused_arrival",
@@ -190,7 +189,8 @@ def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError |
         "case when $4::int is not null then $4 when s.database_id = $3 then $2 else coalesce(("
         "select there.principal_id from servicebroker.principals here "
         "join servicebroker.principals there on there.postgres_role = here.postgres_role "
-        f"where here.database_id = $3 and here.principal_id = $2 and there.database_id = s.database_id), {GUEST}) end "
+        "where here.database_id = $3 and here.principal_id = $2 and there.database_id = s.database_id), "
+        f"{GUEST_ID}) end "
         "from servicebroker.services s where s.service_id = $1",
         (service_id, initiator.owner_id, initiator.database_id, initiator.acts_as),
     )
@@ -216,7 +216,7 @@ def find_rights(database_id: int, principal_id: int, name: str, also: Sequence[i
     rows = yield Statement(
         "authorization.find_rights",
         "with recursive identities (id) as ("
-        f"select unnest(array[principal_id, {PUBLIC}] || $3::int[]) from servicebroker.principals "
+        f"select unnest(array[principal_id, {PUBLIC_ID}] || $3::int[]) from servicebroker.principals "
         "where database_id = $1 and principal_id = $2 "
         "union select m.role_id from servicebroker.role_members m join identities i on m.member_id = i.id "
         "where m.database_id = $1) "
@@ -320,7 +320,7 @@ def user_named(name: object) -> Lookup:
         if not _can_be_a_name(name):
             return []
         rows = yield SQL("user_named", (user.database_id, name))
-        return [Securable(Kind.USER, number, NOBODY, own) for number, own in rows]
+        return [Securable(Kind.USER, number, NOBODY_ID, own) for number, own in rows]
 
     return look
 
@@ -334,10 +334,10 @@ def schema(name: object) -> Lookup:
         rows = yield Statement(
             "authorization.schema",
             "select schema_id, name from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) "
-            f"union all select {DBO_SCHEMA}, 'dbo' where lower($2) = 'dbo'",
+            f"union all select {DBO_SCHEMA_ID}, 'dbo' where lower($2) = 'dbo'",
             (user.database_id, name),
         )
-        return [Securable(Kind.SCHEMA, number, DBO, own, number, own) for number, own in rows]
+        return [Securable(Kind.SCHEMA, number, DBO_ID, own, number, own) for number, own in rows]
 
     return look
 

@@ -20,8 +20,8 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-WARNING = timedelta(days=30)  # time before the expiry at which everybody is warned
-RENEWED = timedelta(days=1)  # the renewal of a domain's certificate happens long before this is left
+EXPIRY_WARNING = timedelta(days=30)  # time before the expiry at which everybody is warned
+RENEWAL_OVERDUE = timedelta(days=1)  # the renewal of a domain's certificate happens long before this is left
 
 
 class InUse(NamedTuple):
@@ -39,7 +39,7 @@ class InUse(NamedTuple):
 
     def is_expiring(self, now: datetime) -> bool:
         """Check whether the certificate expires soon or has expired."""
-        return self.expires <= now + WARNING
+        return self.expires <= now + EXPIRY_WARNING
 
 
 def certificates_in_use(now: datetime) -> Steps[list[InUse]]:
@@ -56,7 +56,7 @@ def certificates_in_use(now: datetime) -> Steps[list[InUse]]:
     membership = yield from find_membership()
     if membership is not None and membership.account is not None and membership.expiry_date is not None:
         problem = membership.problem
-        if not problem and membership.expiry_date < now + RENEWED:
+        if not problem and membership.expiry_date < now + RENEWAL_OVERDUE:
             problem = "Nobody has renewed its certificate: servicebroker serve does."
         if problem:
             found.append(InUse("", "", membership.account, True, membership.expiry_date, problem))

@@ -17,13 +17,13 @@ from servicebroker.engine.security.tsql_objects import registered
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import (
-    DBO,
+    DBO_ID,
     DENY,
     FIXED_PRINCIPALS,
     GRANT,
     GRANT_WITH_GRANT_OPTION,
     KIND_WORDS,
-    PUBLIC,
+    PUBLIC_ID,
     Kind,
     Securable,
     User,
@@ -38,7 +38,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_FIXED_ROLES = {one.principal_id for one in FIXED_PRINCIPALS if one.is_role and one.principal_id != PUBLIC}
+_FIXED_ROLES = {one.principal_id for one in FIXED_PRINCIPALS if one.is_role and one.principal_id != PUBLIC_ID}
 
 # an administrator may decide who sends to built-in services, reads their queues and refers to built-in contracts
 _ON_BUILT_IN = frozenset({"SEND", "RECEIVE", "REFERENCES"})
@@ -184,7 +184,7 @@ def _prepare(user: User, operation: Grant | Deny | Revoke) -> Steps[_Given]:
 def _refuse_grantee(user: User, grantee: Principal, securable: Securable) -> None:
     if grantee.principal_id in _FIXED_ROLES:
         raise BrokerError(4617)
-    if grantee.principal_id in (DBO, user.principal_id) or (
+    if grantee.principal_id in (DBO_ID, user.principal_id) or (
         securable.kind is not Kind.DATABASE and grantee.principal_id == securable.owner_id
     ):
         raise BrokerError(4624)
@@ -192,7 +192,7 @@ def _refuse_grantee(user: User, grantee: Principal, securable: Securable) -> Non
 
 def _find(user: User, target: _Target, *, takes_built_in: bool = False) -> Steps[Securable]:
     if target.lookup is None:
-        return Securable(Kind.DATABASE, 0, DBO, user.database)
+        return Securable(Kind.DATABASE, 0, DBO_ID, user.database)
     found = yield from target.lookup(user)
     if not found:
         raise BrokerError(15151, "find", KIND_WORDS[target.kind], target.name)

@@ -34,7 +34,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-PUBLIC = 2  # everybody
+PUBLIC_LOGIN_ID = 2  # everybody
 GRANT, DENY = "G", "D"
 _STATES: Mapping[type[Definition[Any]], str | None] = {
     GrantConnect: GRANT,
@@ -116,10 +116,10 @@ def find_connect() -> Steps[Connect]:
         f"select l.login_id, lower(l.name), case when l.is_disabled then '{DENY}' else p.state::text end "
         "from servicebroker.logins l "
         "left join servicebroker.endpoint_permissions p using (login_id) where l.is_windows or l.login_id = $1",
-        (PUBLIC,),
+        (PUBLIC_LOGIN_ID,),
     )
-    public = next((state for login_id, _, state in rows if login_id == PUBLIC), None)
-    return Connect(public, {name: state for login_id, name, state in rows if login_id != PUBLIC})
+    public = next((state for login_id, _, state in rows if login_id == PUBLIC_LOGIN_ID), None)
+    return Connect(public, {name: state for login_id, name, state in rows if login_id != PUBLIC_LOGIN_ID})
 
 
 def set_connect(operation: GrantConnect | DenyConnect | RevokeConnect, now: datetime) -> Steps[None]:
@@ -164,7 +164,7 @@ def find_login(action: str, name: str) -> Steps[int]:
 def _find_own(action: str, name: str) -> Steps[int]:
     """Return the id of a created login, as `find_login`; public is not one."""
     login_id = yield from find_login(action, name)
-    if login_id == PUBLIC:
+    if login_id == PUBLIC_LOGIN_ID:
         raise BrokerError(15151, action, "login", name)
     return login_id
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from servicebroker.engine.security.authorization import authorize_login, find_rights
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.security.permissions import DBO, NEEDS, Kind, Login, Securable
+from servicebroker.model.security.permissions import DBO_ID, NEEDS, Kind, Login, Securable
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
 
@@ -65,7 +65,7 @@ def are_believed(database_id: int, database: str, signers: Iterable[bytes]) -> S
     (need,) = NEEDS["AUTHENTICATE"]
     for principal_id in (yield from users_of(database_id, given)):
         rights = yield from find_rights(database_id, principal_id, database)
-        if rights.has(need, Securable(Kind.DATABASE, 0, DBO, database)):
+        if rights.has(need, Securable(Kind.DATABASE, 0, DBO_ID, database)):
             return True
     for login in (yield from logins_of(given)):
         try:

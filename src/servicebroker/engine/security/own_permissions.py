@@ -20,7 +20,7 @@ from servicebroker.engine.security.authorization import (
 )
 from servicebroker.engine.security.tsql_objects import present
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.security.permissions import DBO, IMPLIED_BY, Kind, Login, Securable, User, is_allowed
+from servicebroker.model.security.permissions import DBO_ID, IMPLIED_BY, Kind, Login, Securable, User, is_allowed
 from servicebroker.store.statements import Steps
 
 _LOOKUPS: dict[str, Callable[[str], Lookup]] = {
@@ -54,7 +54,7 @@ def permissions_on(user: User, login: Login, name: str | None, kind: str) -> Ste
     found: list[Securable] = []
     if kind == "DATABASE":
         if name is None or name.strip("[]").lower() == user.database.lower():
-            found = [Securable(Kind.DATABASE, 0, DBO, user.database)]
+            found = [Securable(Kind.DATABASE, 0, DBO_ID, user.database)]
     elif kind in _LOOKUPS and name is not None:
         try:
             found = yield from _LOOKUPS[kind](name)(user)

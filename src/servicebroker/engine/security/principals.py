@@ -14,19 +14,19 @@ from servicebroker.engine.security.authorization import (
     forget_permissions,
     user_named,
 )
-from servicebroker.engine.security.logins import PUBLIC as PUBLIC_LOGIN
+from servicebroker.engine.security.logins import PUBLIC_LOGIN_ID
 from servicebroker.engine.security.module_signatures import users_of
 from servicebroker.engine.security.user_certificates import find_certificate
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import (
-    DBO,
+    DBO_ID,
     FIXED_PRINCIPALS,
     GRANT,
-    GUEST,
+    GUEST_ID,
     KIND_WORDS,
-    NOBODY,
-    PUBLIC,
+    NOBODY_ID,
+    PUBLIC_ID,
     Kind,
     Login,
     Securable,
@@ -164,12 +164,12 @@ def find_impersonated_login(person: Login, name: str) -> Steps[Login]:
         if not person.is_administrator:
             raise BrokerError(15406, name)
         return Login(name, is_administrator=True)
-    rows = yield SQL("find_impersonated_login", (name, PUBLIC_LOGIN))
+    rows = yield SQL("find_impersonated_login", (name, PUBLIC_LOGIN_ID))
     if not rows:
         raise BrokerError(15406, name)
     login_id, own = rows[0]
     if login_id != person.login_id:
-        yield from authorize_login(person, "EXECUTE AS LOGIN", on=Securable(Kind.LOGIN, login_id, NOBODY, own))
+        yield from authorize_login(person, "EXECUTE AS LOGIN", on=Securable(Kind.LOGIN, login_id, NOBODY_ID, own))
     return Login(own, login_id)
 
 
@@ -194,8 +194,8 @@ def _mapped(database_id: int, is_own: str, is_administrator: str, values: tuple[
         "principals.mapped",
         "select d.name, p.principal_id, p.name from servicebroker.principals p "
         "join servicebroker.databases d using (database_id) "
-        f"where p.database_id = $1 and ({is_own} or p.principal_id = {DBO} and {is_administrator} "
-        f"or p.principal_id = {GUEST}) order by {is_own} desc nulls last, p.principal_id limit 1",
+        f"where p.database_id = $1 and ({is_own} or p.principal_id = {DBO_ID} and {is_administrator} "
+        f"or p.principal_id = {GUEST_ID}) order by {is_own} desc nulls last, p.principal_id limit 1",
         (database_id, *values),
     )
     return User(database_id, *rows[0])
@@ -210,7 +210,7 @@ def find_owner(user: User, authorization: str | None) -> Steps[int]:
     if authorization is None:
         return user.principal_id
     owner = yield from find_principal("find", user.database_id, authorization)
-    if owner.principal_id in (PUBLIC, GUEST):
+    if owner.principal_id in (PUBLIC_ID, GUEST_ID):
         raise BrokerError(15405, owner.name)
     if owner.principal_id == user.principal_id:
         return owner.principal_id
@@ -261,12 +261,12 @@ def create_user(definer: Definer, operation: CreateUser) -> Steps[None]:
     principal_id = yield from _create(user.database_id, name, False, postgres_role, login_id)
     if thumbprint is not None:
         yield SQL("create_user.update_principals", (user.database_id, principal_id, thumbprint))
-    yield SQL("create_user.insert_permissions", (user.database_id, Kind.DATABASE.value, principal_id, DBO, GRANT))
+    yield SQL("create_user.insert_permissions", (user.database_id, Kind.DATABASE.value, principal_id, DBO_ID, GRANT))
 
 
 def _login(database_id: int, name: str) -> Steps[int]:
     """Return the id of a login that has no user in the database."""
-    rows = yield SQL("login", (database_id, names.checked("login", name), PUBLIC_LOGIN))
+    rows = yield SQL("login", (database_id, names.checked("login", name), PUBLIC_LOGIN_ID))
     if not rows:
         raise BrokerError(15007, name)
     if rows[0][1]:
@@ -311,7 +311,7 @@ def add_role_member(definer: Definer, operation: AddRoleMember) -> Steps[None]:
     """Insert the membership."""
     user = definer.user
     of, one = yield from _find_both(user, operation)
-    if one.principal_id in _FIXED - {GUEST}:
+    if one.principal_id in _FIXED - {GUEST_ID}:
         raise BrokerError(15405, one.name)
     rights = yield from find_rights(user.database_id, of.principal_id, of.name)
     if one.principal_id in rights.identities:
@@ -333,7 +333,7 @@ def drop_role_member(definer: Definer, operation: DropRoleMember) -> Steps[None]
 def _find_both(user: User, operation: AddRoleMember | DropRoleMember) -> Steps[tuple[Principal, Principal]]:
     yield from demand(user, operation.permission, "role", operation.role)
     role = yield from find_role("alter", user.database_id, operation.role)
-    if role.principal_id == PUBLIC:
+    if role.principal_id == PUBLIC_ID:
         raise BrokerError(15081)
     if role.principal_id in _FIXED:
         yield from demand(user, "ALTER FIXED ROLE", "role", role.name)

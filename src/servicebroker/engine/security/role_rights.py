@@ -14,7 +14,7 @@ from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.catalog.databases import find_database
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.security.permissions import DBO, DENY, GRANT, KIND_WORDS, PUBLIC, Kind
+from servicebroker.model.security.permissions import DBO_ID, DENY, GRANT, KIND_WORDS, PUBLIC_ID, Kind
 from servicebroker.store.lock_functions import COMMAND, OWNER, closing, find_lock_rights, taking_from
 from servicebroker.store.queue import quoted
 from servicebroker.store.sql_files import SqlFile
@@ -79,7 +79,7 @@ def granting(role: str, wanted: Wanted) -> Steps[list[Statement]]:
             Statement(
                 "role_rights.granting.insert_permissions",
                 "insert into servicebroker.permissions select $1, $2, $3, principal_id, "
-                f"{DBO}, $5, '{GRANT}' from servicebroker.principals where database_id = $1 and postgres_role = $4 "
+                f"{DBO_ID}, $5, '{GRANT}' from servicebroker.principals where database_id = $1 and postgres_role = $4 "
                 "on conflict do nothing",
                 values,
             ),
@@ -235,8 +235,9 @@ def _making_user(role: str, database_id: int) -> Steps[list[Statement]]:
     made = SQL("making_user.insert_principals", (database_id, role))
     connects = Statement(
         "role_rights.making_user.insert_permissions",
-        f"insert into servicebroker.permissions select $1, {Kind.DATABASE.value}, 0, principal_id, {DBO}, 'CONNECT', "
-        f"'{GRANT}' from servicebroker.principals where database_id = $1 and postgres_role = $2 on conflict do nothing",
+        f"insert into servicebroker.permissions select $1, {Kind.DATABASE.value}, 0, principal_id, {DBO_ID}, "
+        f"'CONNECT', '{GRANT}' from servicebroker.principals where database_id = $1 and postgres_role = $2 "
+        "on conflict do nothing",
         (database_id, role),
     )
     return [connects] if is_user else [made, connects]
@@ -332,7 +333,7 @@ def _users() -> Steps[dict[str, dict[str, list[str]]]]:
         "role_rights.users",
         "with recursive identities (role, database_id, principal_id, id) as ("
         "select postgres_role, database_id, principal_id, unnest(array[principal_id, "
-        f"{PUBLIC}]) from servicebroker.principals where postgres_role is not null "
+        f"{PUBLIC_ID}]) from servicebroker.principals where postgres_role is not null "
         "union select i.role, i.database_id, i.principal_id, m.role_id from identities i "
         "join servicebroker.role_members m on m.database_id = i.database_id and m.member_id = i.id), "
         "objects (database_id, class, id, name) as ("
@@ -350,7 +351,7 @@ def _users() -> Steps[dict[str, dict[str, list[str]]]]:
         "join servicebroker.principals u on u.database_id = i.database_id and u.principal_id = i.principal_id "
         "left join servicebroker.permissions p on p.database_id = i.database_id and p.grantee_id = i.id "
         "left join servicebroker.principals g on p.permission is null and g.database_id = i.database_id "
-        f"  and g.principal_id = i.id and g.is_role and g.principal_id <> {PUBLIC} "
+        f"  and g.principal_id = i.id and g.is_role and g.principal_id <> {PUBLIC_ID} "
         "left join objects o on o.database_id = p.database_id and o.class = p.class and o.id = p.major_id "
         f"left join (values {words}) w (class, word) on w.class = p.class order by 1, 2, 3",
     )

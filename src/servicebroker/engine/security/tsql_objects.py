@@ -13,7 +13,7 @@ from servicebroker.engine.security.authorization import Lookup, authorize, autho
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.faces import face, telling
-from servicebroker.model.security.permissions import DBO, DBO_SCHEMA, Kind, Securable, User
+from servicebroker.model.security.permissions import DBO_ID, DBO_SCHEMA_ID, Kind, Securable, User
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -75,7 +75,7 @@ def authorize_queues(user: User, uses: Sequence[Use]) -> Steps[None]:
         return
     found = yield from _find(user, uses)
     pairs = zip(uses, found, strict=True)
-    others = [(use.statement, one.securable) for use, one in pairs if one.is_queue and one.securable.owner_id != DBO]
+    others = [(use.statement, one.securable) for use, one in pairs if one.is_queue and one.securable.owner_id != DBO_ID]
     if others:
         yield from authorize_all(user, others)
 
@@ -215,8 +215,8 @@ def check_schemas(uses: Iterable[Use]) -> None:
 _FIND = f"""
 select q.queue_id is not null, m.kind, s.schema_id is not null or lower(w.schema_name) = 'dbo',
        to_regclass(format('%I.%I', w.postgres_schema, w.postgres_name)) is not null or m.module_id is not null,
-       coalesce(q.queue_id, o.object_id, 0), coalesce(q.owner_id, {DBO}), coalesce(q.name, m.name, w.name),
-       case when lower(w.schema_name) = 'dbo' then {DBO_SCHEMA} else coalesce(s.schema_id, 0) end, w.schema_name
+       coalesce(q.queue_id, o.object_id, 0), coalesce(q.owner_id, {DBO_ID}), coalesce(q.name, m.name, w.name),
+       case when lower(w.schema_name) = 'dbo' then {DBO_SCHEMA_ID} else coalesce(s.schema_id, 0) end, w.schema_name
   from unnest($2::text[], $3::text[], $4::text[], $5::text[]) with ordinality
        as w (schema_name, name, postgres_schema, postgres_name, place)
   left join servicebroker.queues q
@@ -247,7 +247,7 @@ def _find(user: User, uses: Sequence[Use]) -> Steps[list[_Found]]:
     for use, (is_queue, module, is_known, is_there, major_id, owner_id, name, *place) in zip(uses, rows, strict=True):
         kind = Kind.QUEUE if is_queue else Kind.OBJECT
         securable = Securable(kind, major_id, owner_id, use.shown or name, *place)
-  # a queue may be in a schema that CREATE SCHEMA has not created
+        # a queue may be in a schema that CREATE SCHEMA has not created
         found.append(_Found(is_queue, module, is_known or is_queue, is_there, securable))
     return found
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from servicebroker.model.errors import BrokerError, DomainError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._$-]{0,62}")
-_NUMBER, _SECRET, _THUMBPRINT = 8, 24, 16  # bytes of the parts of a token
+_NUMBER_BYTES, _SECRET_BYTES, _THUMBPRINT_BYTES = 8, 24, 16  # bytes of the parts of a token
 
 
 class Member(NamedTuple):
@@ -38,8 +38,12 @@ class Token(NamedTuple):
 
     @classmethod
     def make(cls, random: bytes, thumbprint: bytes) -> Self:
-        """Return a token made of `_NUMBER` + `_SECRET` random bytes."""
-        return cls(random[:_NUMBER], random[_NUMBER : _NUMBER + _SECRET], thumbprint[:_THUMBPRINT])
+        """Return a token made of `_NUMBER_BYTES` + `_SECRET_BYTES` random bytes."""
+        return cls(
+            random[:_NUMBER_BYTES],
+            random[_NUMBER_BYTES : _NUMBER_BYTES + _SECRET_BYTES],
+            thumbprint[:_THUMBPRINT_BYTES],
+        )
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -52,9 +56,9 @@ class Token(NamedTuple):
             data = bytes.fromhex(text)
         except ValueError:
             data = b""
-        if len(data) != _NUMBER + _SECRET + _THUMBPRINT:
+        if len(data) != _NUMBER_BYTES + _SECRET_BYTES + _THUMBPRINT_BYTES:
             raise DomainError("That is no token: copy the whole of what servicebroker domain invite has printed.")
-        return cls.make(data, data[_NUMBER + _SECRET :])
+        return cls.make(data, data[_NUMBER_BYTES + _SECRET_BYTES :])
 
     def is_of(self, thumbprint: bytes) -> bool:
         """Check whether the domain with this authority has made the token."""
@@ -64,7 +68,7 @@ class Token(NamedTuple):
         return b"".join(self).hex()
 
 
-RANDOM = _NUMBER + _SECRET  # random bytes in a token
+TOKEN_RANDOM_BYTES = _NUMBER_BYTES + _SECRET_BYTES  # random bytes in a token
 
 
 def account(domain: str, member: str) -> str:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import FIRST_USER_ID
 
-PUBLIC, DBO, GUEST, DB_OWNER, DB_DDLADMIN = 0, 1, 2, 16384, 16387
-DBO_SCHEMA = 1  # the id of the schema dbo
-NOBODY = -1  # owner of objects without an owner in the database
+PUBLIC_ID, DBO_ID, GUEST_ID, DB_OWNER_ID, DB_DDLADMIN_ID = 0, 1, 2, 16384, 16387
+DBO_SCHEMA_ID = 1  # the id of the schema dbo
+NOBODY_ID = -1  # owner of objects without an owner in the database
 
 
 class Kind(IntEnum):
@@ -71,14 +71,14 @@ class FixedPrincipal(NamedTuple):
 
 _WRITING = frozenset({"INSERT", "UPDATE", "DELETE"})
 FIXED_PRINCIPALS = (
-    FixedPrincipal(PUBLIC, "public", True),
-    FixedPrincipal(DBO, "dbo", False),
-    FixedPrincipal(GUEST, "guest", False),
-    FixedPrincipal(DB_OWNER, "db_owner", True, frozenset({"CONTROL"})),
+    FixedPrincipal(PUBLIC_ID, "public", True),
+    FixedPrincipal(DBO_ID, "dbo", False),
+    FixedPrincipal(GUEST_ID, "guest", False),
+    FixedPrincipal(DB_OWNER_ID, "db_owner", True, frozenset({"CONTROL"})),
     FixedPrincipal(16385, "db_accessadmin", True, frozenset({"ALTER ANY USER", "CONNECT", "CREATE SCHEMA"})),
     FixedPrincipal(16386, "db_securityadmin", True, frozenset({"ALTER ANY ROLE", "CREATE SCHEMA", "VIEW DEFINITION"})),
     FixedPrincipal(
-        DB_DDLADMIN,
+        DB_DDLADMIN_ID,
         "db_ddladmin",
         True,
         frozenset(
@@ -115,7 +115,7 @@ class User(NamedTuple):
     @property
     def is_dbo(self) -> bool:
         """True for dbo, who may do everything."""
-        return self.principal_id == DBO
+        return self.principal_id == DBO_ID
 
 
 class Login(NamedTuple):
@@ -374,7 +374,7 @@ def may_grant(identities: frozenset[int], permission: str, on: Securable, entrie
 
 
 def _owns(identities: frozenset[int], on: Securable) -> bool:
-    return DBO in identities or (on.kind is not Kind.DATABASE and on.owner_id in identities)
+    return DBO_ID in identities or (on.kind is not Kind.DATABASE and on.owner_id in identities)
 
 
 def _concerns(entry: Entry, identities: frozenset[int], rights: frozenset[Right], on: Securable) -> bool:

@@ -33,7 +33,7 @@ import msgspec
 from servicebroker.model.errors import BrokerError, DomainError, InstanceError
 from servicebroker.model.named_files import read_file
 from servicebroker.model.security.certificates import Facts
-from servicebroker.model.security.domain import RANDOM, Member, Token, checked_name, usable_name
+from servicebroker.model.security.domain import TOKEN_RANDOM_BYTES, Member, Token, checked_name, usable_name
 from servicebroker.store.keys import domain_certificates as x509
 from servicebroker.store.keys.key_files import check_alone, replace, write_private
 from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_key
@@ -198,7 +198,7 @@ class Domain:
             for file in self._invitations():
                 if msgspec.json.decode(read_file(file), type=Invitation).expires + KEPT < now:
                     file.unlink()
-            token = Token.make(os.urandom(RANDOM), self.authority.thumbprint)
+            token = Token.make(os.urandom(TOKEN_RANDOM_BYTES), self.authority.thumbprint)
             invitation = Invitation(member, token.secret, now + life)
             write_private(self._invitation(token.number.hex()), msgspec.json.encode(invitation))
         return token

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.named_files import MEBIBYTE, read_file
+from servicebroker.model.named_files import BYTES_PER_MIB, read_file
 from servicebroker.store.keys.sealing import new_key
 
 SERVICE_MASTER_KEY = "service-master-key"
@@ -115,7 +115,7 @@ def read_private(file: Path) -> bytes:
         InstanceError: others may read it, another user has created it, or it cannot be read.
     """
     try:
-        return read_file(file, MEBIBYTE, lambda found: _check_alone(found, file))
+        return read_file(file, BYTES_PER_MIB, lambda found: _check_alone(found, file))
     except OSError as problem:
         raise InstanceError(f"The key in {file} cannot be read: {problem.strerror or problem}.") from None
 

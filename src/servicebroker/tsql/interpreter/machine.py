@@ -18,7 +18,7 @@ from servicebroker.engine.security.principals import add_role_member, create_use
 from servicebroker.engine.security.tsql_objects import Use, authorize_uses, check_definitions
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.names import postgres_name
-from servicebroker.model.security.permissions import DBO, User
+from servicebroker.model.security.permissions import DBO_ID, User
 from servicebroker.operations.databases import DropDatabase
 from servicebroker.operations.principals import AddRoleMember, CreateUser
 from servicebroker.store.direct import DirectConnection, run_command
@@ -331,7 +331,7 @@ class Machine:
         def steps() -> Steps[None]:
             database_id = yield from create_database(name)
             if person.login_id is not None:
-                dbo = Definer(User(database_id, name, DBO, "dbo"), self.instance.catalog, self.instance.clock)
+                dbo = Definer(User(database_id, name, DBO_ID, "dbo"), self.instance.catalog, self.instance.clock)
                 yield from create_user(dbo, CreateUser(person.name, for_login=person.name))
                 yield from add_role_member(dbo, AddRoleMember("db_owner", person.name))
 
