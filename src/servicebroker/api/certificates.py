@@ -18,7 +18,7 @@ from servicebroker.engine.security import principals, user_certificates
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey, UserCertificate
 from servicebroker.model.arguments import checked_password
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.named_files import MEBIBYTE, read_argument
+from servicebroker.model.named_files import BYTES_PER_MIB, read_argument
 from servicebroker.model.security.certificates import PRIVATE_KEY, Facts
 from servicebroker.model.wording import shown
 from servicebroker.operations.certificates import AlterCertificate, BackupCertificate, CreateCertificate, File
@@ -175,7 +175,7 @@ def read_file(file: File) -> bytes:
     """
     path = _path(file)
     try:
-        return read_argument(path, MEBIBYTE)
+        return read_argument(path, BYTES_PER_MIB)
     except (OSError, ValueError) as problem:
         raise BrokerError(15208, hint=f"'{file}': {_why(problem)}") from None
 

@@ -36,7 +36,7 @@ from servicebroker.engine.diagnosis.consistency import Report, check
 from servicebroker.engine.diagnosis.queue_counts import Backlog, QueueStatus, queue_statuses, transmission_status
 from servicebroker.engine.remote.site import find_instance
 from servicebroker.model import names
-from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
+from servicebroker.model.arguments import MAX_BODY_BYTES, checked_maximum
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.security.permissions import User
@@ -103,7 +103,7 @@ class Instance(Network, Rights):
         clock: Clock | None = None,
         connections: int = 20,
         upkeep: float | None = UPKEEP,
-        maximum_body: int = MAXIMUM_BODY,
+        maximum_body: int = MAX_BODY_BYTES,
         keys: str | os.PathLike[str] | None = None,
         draw: Callable[[], UUID] = uuid4,
     ) -> None:

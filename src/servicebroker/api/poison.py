@@ -17,7 +17,7 @@ from servicebroker.api.shared.tally import Tally
 from servicebroker.engine.activation.poison_detection import Disabled, outcomes
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.events import QUEUE_DISABLED, Events
+from servicebroker.model.events import QUEUE_DISABLED_CLASS, Events
 from servicebroker.model.poison import Rollbacks, reason
 from servicebroker.store.running import in_transaction, run
 from servicebroker.store.statements import Steps
@@ -129,4 +129,4 @@ class PoisonDetector:
             for unsent in disabled.unsent:
                 _LOG.error("%s", unsent)
             text = reason(disabled.name)
-            self._events.record(QUEUE_DISABLED, self._clock(), disabled.database_id, queue_id, text)
+            self._events.record(QUEUE_DISABLED_CLASS, self._clock(), disabled.database_id, queue_id, text)

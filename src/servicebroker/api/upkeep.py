@@ -32,7 +32,7 @@ from servicebroker.engine.conversation.upkeep import (
 )
 from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, oldest_writer
 from servicebroker.engine.diagnosis.audit import forget_old
-from servicebroker.engine.diagnosis.history import SAMPLED, sample
+from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, sample
 from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
 from servicebroker.engine.diagnosis.trail import briefly, changes, partitions
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
@@ -163,7 +163,7 @@ class Upkeep:
             if time.monotonic() >= counted + _STATEMENTS:
                 tell_statements(connection)
                 counted = time.monotonic()
-            if time.monotonic() >= sampled + SAMPLED:
+            if time.monotonic() >= sampled + SAMPLE_INTERVAL_S:
                 take_sample(connection)
                 sampled = time.monotonic()
             seconds = min(pause if left else _TICK, max(0.0, due - time.monotonic()))
