@@ -87,8 +87,7 @@ class Worker:
 
         Raises:
             BrokerError: 402 an argument that is no name, a type that has a handler, END_DIALOG with `answers_ends`, a
-            coroutine
-                function beside a plain one, a generator function, or one that does not take two arguments.
+                coroutine function beside a plain one, a generator function, or one that does not take two arguments.
         """
         for given in message_types:
             if not isinstance(given, str):

@@ -128,8 +128,7 @@ def check_size(body: bytes, *, attributes: bool) -> None:
 
     Raises:
         NotXml: 6365 it has too many bytes, tags, or attributes; 9402 it declares an encoding whose tags cannot be
-        counted in
-            bytes, such as UTF-7.
+            counted in bytes, such as UTF-7.
     """
     if len(body) > MAX_XML_BYTES:
         raise NotXml(6365, f"It has more than {MAX_XML_BYTES:,} bytes, the most that is validated.")

@@ -190,8 +190,7 @@ class Membership:
 
         Raises:
             DomainError: the token is of another domain, was used, or has expired; no answer in time, so that the same
-            token
-                may be tried again; the folder cannot be used.
+                token may be tried again; the folder cannot be used.
         """
         domain = Domain(folder.absolute())
         if token is not None and not token.is_of(domain.authority.thumbprint):

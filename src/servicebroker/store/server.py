@@ -21,8 +21,7 @@ def check_server(connection: psycopg.Connection[Any], url: str) -> None:
 
     Raises:
         InstanceError: a proxy shares sessions between transactions, or drops our isolation level; commits do not wait
-        for
-            the disk, and the database does not allow that.
+            for the disk, and the database does not allow that.
     """
     ((backend, isolation, allowed, *durable),) = execute(
         connection,

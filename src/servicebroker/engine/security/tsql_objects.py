@@ -85,8 +85,7 @@ def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
 
     Raises:
         BrokerError: 2760, 3701 or 1088 in a schema of the system, 2760 no such schema; 2714, 3705, 4909, 2010, 1914,
-        4708 or
-            8197 for a queue or a synonym; 2714 for a module, 208 for a missing view to alter.
+            4708 or 8197 for a queue or a synonym; 2714 for a module, 208 for a missing view to alter.
     """
     check_schemas(uses)
     found = yield from _find(user, uses)
