@@ -46,7 +46,7 @@ class Spoken:
     def met(self) -> frozenset[UUID]:
         """The groups and conversations that its transaction has taken messages of, or ended."""
         assert self._session is not None
-        return frozenset(self._session.machine.transactions.met)
+        return frozenset(self._session.machine.transactions.touched_ids)
 
     def _run(self, text: str, **values: object) -> Results:
         """Run a text with {name} for each value: as a variable, or written where it stands."""

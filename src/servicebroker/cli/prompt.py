@@ -77,7 +77,7 @@ def prompt(session: Session, sqlcmd: Sqlcmd, history: Path | None = None) -> Non
         try:
             session.run(sqlcmd.expand(text, Path.cwd()).text)
         except TsqlError as unreadable:
-            session.machine.say(unreadable)
+            session.machine.emit(unreadable)
         except KeyboardInterrupt:
             say("Interrupted.")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import psycopg
 
 from servicebroker.model.names import name_parts
-from servicebroker.tsql.interpreter.definitions.modules import module_named
+from servicebroker.tsql.interpreter.definitions.modules import find_module
 from servicebroker.tsql.results import Said
 from servicebroker.tsql.statement_errors import Message, TsqlError
 
@@ -54,7 +54,7 @@ def resolve(database: Database, name: str) -> TsqlProcedure | None:
     schema, own = name_parts("procedure", name, 2)
     try:
         with database.instance.connection() as connection:
-            found = module_named(connection, database.database_id, schema, own)
+            found = find_module(connection, database.database_id, schema, own)
     except psycopg.errors.InsufficientPrivilege:  # a role that was not meant to run T-SQL
         return None
     return None if found is None else TsqlProcedure(database.name, schema, own)

@@ -11,10 +11,16 @@ from typing import NamedTuple
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import RAISED_BY_NOTHING, events_of
 from servicebroker.model.security.domain import check_account
-from servicebroker.tsql.interpreter.definitions.objects import OPTIONS
-from servicebroker.tsql.interpreter.definitions.principals import asked_by_nothing
-from servicebroker.tsql.interpreter.foresight import Declared, OtherTables, OtherTypes, foresee, inside
-from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
+from servicebroker.tsql.interpreter.definitions.objects import IGNORED_OPTIONS
+from servicebroker.tsql.interpreter.definitions.principals import is_unchecked_permission
+from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, OPTIONS_WITHOUT_EFFECT
+from servicebroker.tsql.interpreter.static_checks import (
+    AssumedTables,
+    AssumedTypes,
+    DeclaredNames,
+    check_statement,
+    statements_in,
+)
 from servicebroker.tsql.parser import parse, parse_apart
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
@@ -74,7 +80,7 @@ class Finding(NamedTuple):
 
 def check(script: str) -> Iterator[Finding]:
     """Judge each statement of a script without a database; names of tables and columns are not looked up."""
-    known = Declared({}, OtherTables(), OtherTypes(), [])
+    known = DeclaredNames({}, AssumedTables(), AssumedTypes(), [])
     try:
         for batch in batches(script):
             yield from _check_batch(batch, known)
@@ -82,7 +88,7 @@ def check(script: str) -> Iterator[Finding]:
         yield _refused(error, "text")
 
 
-def _check_batch(batch: Batch, known: Declared) -> Iterator[Finding]:
+def _check_batch(batch: Batch, known: DeclaredNames) -> Iterator[Finding]:
     try:
         statements = parse(batch.tokens, ())
     except TsqlError as error:
@@ -94,7 +100,7 @@ def _check_batch(batch: Batch, known: Declared) -> Iterator[Finding]:
     _forget_variables(known)
 
 
-def _check_apart(batch: Batch, error: TsqlError, known: Declared) -> Iterator[Finding]:
+def _check_apart(batch: Batch, error: TsqlError, known: DeclaredNames) -> Iterator[Finding]:
     """A batch that does not run: statement by statement, unless it is wrong as a whole."""
     parts = list(parse_apart(batch.tokens))
     numbers = {found.number for _, found in parts if isinstance(found, TsqlError)}
@@ -112,7 +118,7 @@ def _check_apart(batch: Batch, error: TsqlError, known: Declared) -> Iterator[Fi
     _forget_variables(known)
 
 
-def _forget_variables(known: Declared) -> None:
+def _forget_variables(known: DeclaredNames) -> None:
     """The batch is over: its table variables are gone, temporary tables stay."""
     for name in [name for name in known.tables if not name.startswith("#")]:
         del known.tables[name]
@@ -122,17 +128,17 @@ def _refused(error: BrokerError, statement: str, line: int = 0) -> Finding:
     return Finding(getattr(error, "line", 0) or line, statement, Verdict.REFUSED, f"{error.number}: {error.text}")
 
 
-def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
+def _check(statement: Statement, declared: DeclaredNames) -> Iterator[Finding]:
     """The statement, then those inside it."""
     declared = declared.within(statement)
     if isinstance(statement, Declarations):
         for one in statement.made:
             with contextlib.suppress(BrokerError, UnknownColumns):  # which its DECLARE says
-                foresee(one, declared)
+                check_statement(one, declared)
         return
     title = title_of(statement)
     try:
-        foresee(statement, declared)
+        check_statement(statement, declared)
         yield Finding(statement.line, title, *_difference(statement))
     except UnknownColumns:  # a star over a table: only the database knows its columns
         yield Finding(statement.line, title, Verdict.RUNS)
@@ -140,11 +146,11 @@ def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
         yield _refused(error, title, statement.line)
     if isinstance(statement, ExecuteText):
         yield from _check_text(statement, declared)
-    for inner in inside(statement):
+    for inner in statements_in(statement):
         yield from _check(inner, declared)
 
 
-def _check_text(statement: ExecuteText, declared: Declared) -> Iterator[Finding]:
+def _check_text(statement: ExecuteText, declared: DeclaredNames) -> Iterator[Finding]:
     """What a text that stands there as it is says."""
     tokens = tokenize(statement.text.text)
     if tokens.kinds == [STRING, END]:
@@ -159,14 +165,14 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
         raise unsupported(statement.what, statement.instead, statement.line)
     if isinstance(statement, NoEffect):
         return Verdict.DIFFERS, f"{statement.what} changes nothing here.", Row.TUNING
-    if isinstance(statement, SetOption) and set(statement.options) & (WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
+    if isinstance(statement, SetOption) and set(statement.options) & (OPTIONS_WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
         return Verdict.DIFFERS, "The option changes nothing here.", Row.OPTIONS
     if any(_ignores(columns) for columns in _defined(statement)):
         return Verdict.DIFFERS, "What the columns hold is compared by its characters.", Row.COLLATIONS
     if isinstance(statement, Permission):
         return _permission(statement)
     if isinstance(statement, Definition):
-        ignored = [option for option in statement.clauses.get("ignored", ()) if option.split()[0] in OPTIONS]
+        ignored = [option for option in statement.clauses.get("ignored", ()) if option.split()[0] in IGNORED_OPTIONS]
         if ignored:
             return Verdict.DIFFERS, f"{', '.join(ignored)} changes nothing here.", Row.DATABASE
         if (statement.verb, statement.kind) == ("CREATE", "EVENT NOTIFICATION"):
@@ -217,7 +223,7 @@ def _login(statement: Definition) -> tuple[Verdict, str, Row]:
 
 
 def _permission(statement: Permission) -> tuple[Verdict, str, Row]:
-    nothing = [one for one in statement.permissions if asked_by_nothing(statement.kind, one)]
+    nothing = [one for one in statement.permissions if is_unchecked_permission(statement.kind, one)]
     if not nothing:
         return Verdict.RUNS, "", Row.NONE
     return Verdict.DIFFERS, f"Nothing here asks for {', '.join(nothing)}: it is not kept.", Row.PERMISSIONS

@@ -58,10 +58,10 @@ class SessionVerbs(JoinedTransaction):
     def run(self, operation: Operation[T]) -> T:
         """Run an operation. In a transaction of the session a new conversation waits for its first messages."""
         transactions = self._machine.transactions
-        if not transactions.count or transactions.outer or transactions.doomed or transactions.snapshot:
+        if not transactions.count or transactions.is_external or transactions.is_doomed or transactions.is_snapshot:
             return super().run(operation)
         if isinstance(operation, BeginDialog) and not transactions.dialogs:
-            transactions.settle()
+            transactions.release_guard()
         if found := transactions.dialogs.run(self.engine, operation):
             self._works()
             result: T = found[0]
@@ -71,10 +71,14 @@ class SessionVerbs(JoinedTransaction):
     def _do(self, steps: Steps[T]) -> T:
         transactions = self._machine.transactions
         if transactions.count:
-            transactions.check()
-            transactions.check_present()
-            transactions.settle()
-            if transactions.may_end and isinstance(self._machine.following, CommitTransaction) and not self._is_seen():
+            transactions.check_not_doomed()
+            transactions.check_not_snapshot()
+            transactions.release_guard()
+            if (
+                transactions.would_commit
+                and isinstance(self._machine.next_statement, CommitTransaction)
+                and not self._is_seen()
+            ):
                 steps = self._and_commit(steps)
         return super()._do(steps)
 
@@ -98,10 +102,10 @@ class SessionVerbs(JoinedTransaction):
         self._machine.context.has_worked = self._machine.transactions.count > 0
 
     def _received(self, queue_id: int, transaction: int) -> None:
-        if self._machine.transactions.outer:
+        if self._machine.transactions.is_external:
             self.database.instance.poison.received(transaction, [queue_id])
         elif self._machine.transactions.count:
-            self._machine.transactions.took.add((transaction, queue_id))
+            self._machine.transactions.received_from.add((transaction, queue_id))
         else:
             self.database.instance.poison.committed([queue_id])
 
@@ -122,14 +126,14 @@ class SessionDatabase(Database):
             with super().transaction() as own:
                 yield own
             return
-        machine.transactions.check()
-        machine.transactions.check_present()
-        machine.transactions.guard()
+        machine.transactions.check_not_doomed()
+        machine.transactions.check_not_snapshot()
+        machine.transactions.set_guard()
         machine.context.defined = True
         try:
             yield JoinedTransaction(self, machine.connection)  # type: ignore[misc] # the verbs are the same
         except BaseException:
-            machine.transactions.undo()
+            machine.transactions.undo_statement()
             raise
 
     def _do(self, steps: Steps[T]) -> T:
@@ -270,11 +274,11 @@ class Context:
     def ask(self, steps: Steps[T]) -> T:
         """Look something up, as the open transaction has it, and beside one that is doomed."""
         machine = self._machine
-        if machine.transactions.doomed:
+        if machine.transactions.is_doomed:
             with machine.instance.connection() as connection:
                 return run(connection, steps)
         if machine.transactions.count:
-            machine.transactions.settle()
+            machine.transactions.release_guard()
         return run(machine.connection, steps)
 
     # ------------------------------------------------------------ another database
@@ -403,19 +407,19 @@ class Context:
     def commit(self) -> None:
         """COMMIT TRANSACTION. Raises as `Transactions.commit`."""
         transactions = self._machine.transactions
-        took = {queue_id for _, queue_id in transactions.took}
+        took = {queue_id for _, queue_id in transactions.received_from}
         if transactions.commit():
             self.defined = self.has_worked = False
-            transactions.took.clear()
+            transactions.received_from.clear()
             if took:
                 self._machine.instance.poison.committed(took)
 
     def roll_back(self) -> None:
         """ROLLBACK TRANSACTION of all, counted for the poison detection. Raises as `Transactions.rollback`."""
         transactions = self._machine.transactions
-        took = {queue_id for _, queue_id in transactions.took}
+        took = {queue_id for _, queue_id in transactions.received_from}
         transactions.rollback()
-        transactions.took.clear()
+        transactions.received_from.clear()
         if self.has_worked:
             self.has_worked = False
             self._machine.instance.tally.add(ROLLBACKS)

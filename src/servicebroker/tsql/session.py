@@ -25,36 +25,36 @@ from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what 
     control,
     conversations,
     cursors,
-    printing,
+    message_statements,
     receive,
     result_sets,
 )
 from servicebroker.tsql.interpreter.definitions import (  # noqa: F401
+    authorization,
+    keys_and_certificates,
     objects,
-    own_rights,
-    owners,
+    permission_queries,
     principals,
-    secrets_of_databases,
+    schema_transfer,
     synonyms,
-    transfers,
     user_functions,
     user_types,
 )
-from servicebroker.tsql.interpreter.evaluation import type_of
+from servicebroker.tsql.interpreter.evaluation import infer_type
 from servicebroker.tsql.interpreter.frame import Frame
-from servicebroker.tsql.interpreter.machine import BatchEnd, Machine, ScopeEnd
+from servicebroker.tsql.interpreter.machine import BatchAborted, Machine, ScopeAborted
 from servicebroker.tsql.interpreter.procedures import (  # noqa: F401
     applocks,
     catalog_procedures,
     console_commands,
-    for_each,
-    foreign_procedures,
+    foreach_procedures,
+    general_procedures,
     help_procedures,
     renaming,
-    system,
+    unsupported_procedures,
 )
 from servicebroker.tsql.interpreter.queries import Queries
-from servicebroker.tsql.interpreter.table_variables import keep
+from servicebroker.tsql.interpreter.table_variables import save_table_variables
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, Results
@@ -103,11 +103,11 @@ class Session:
         self.machine = Machine(instance, connection, self._listener or (lambda said: None))
         self.machine.context = Context(self.machine, self._database)
         self.machine.queries = Queries(self.machine)
-        self.machine.transactions.when_undone = self.machine.queries.rolled_back
-        self.machine.transactions.keep = functools.partial(keep, self.machine)
+        self.machine.transactions.on_undo = self.machine.queries.invalidate_all
+        self.machine.transactions.save_tables = functools.partial(save_table_variables, self.machine)
         if self._given is not None:
             self.machine.transactions.count = 1
-            self.machine.transactions.outer = True
+            self.machine.transactions.is_external = True
         return self
 
     def __exit__(
@@ -124,7 +124,7 @@ class Session:
         """Roll back what is open, and give back what is the session's."""
         if self._given is None and machine.transactions.count:
             machine.context.roll_back()
-        machine.transactions.settle()
+        machine.transactions.release_guard()
         if self._given is not None and machine.transactions.has_begun():
             send_ahead(machine.connection)
         try:
@@ -155,7 +155,7 @@ class Session:
                     if self.machine.last_error and ends_at_error(batch.tokens.line(len(batch.tokens.words) - 1)):
                         return
         except TsqlError as unreadable:  # what follows cannot be told apart
-            self.machine.say(unreadable)
+            self.machine.emit(unreadable)
 
     def execute(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
         """Run a script up to the first batch with an error.
@@ -182,7 +182,7 @@ class Session:
     def names(self) -> list[str]:
         """The names of the current database that a script may mention: queues, services, message types, contracts."""
         database = self.machine.context.database
-        if self.machine.transactions.doomed:
+        if self.machine.transactions.is_doomed:
             return []
         rows = fetch(self.machine.connection, "session.names", _NAMES, (database.database_id,))
         return [name for (name,) in rows]
@@ -209,10 +209,10 @@ class Session:
         with working_by("T-SQL"), self._batch(parameters):
             self.machine.run(statements_of(batch, frozenset(self.machine.frame.types)))
         transactions = self.machine.transactions
-        if transactions.doomed:
-            if not transactions.outer:
+        if transactions.is_doomed:
+            if not transactions.is_external:
                 self.machine.context.roll_back()
-            self.machine.say(
+            self.machine.emit(
                 TsqlError(
                     3998,
                     "Uncommittable transaction is detected at the end of the batch. The transaction is rolled back.",
@@ -232,17 +232,17 @@ class Session:
         machine.frame = frame
         try:
             yield
-        except (BatchEnd, ScopeEnd):
+        except (BatchAborted, ScopeAborted):
             pass
         except TsqlError as error:
-            machine.say(error)
+            machine.emit(error)
         except psycopg.Error as problem:
-            machine.say(from_postgres(problem))
+            machine.emit(from_postgres(problem))
         except RecursionError:
-            machine.say(TsqlError(217, "Maximum nesting level exceeded.", line=1))
+            machine.emit(TsqlError(217, "Maximum nesting level exceeded.", line=1))
         finally:
-            machine.tries = 0
-            machine.caught.clear()
+            machine.try_depth = 0
+            machine.caught_errors.clear()
             self._temporary = {name: table for name, table in frame.tables.items() if name.startswith("#")}
             frame.tables = {name: table for name, table in frame.tables.items() if name not in self._temporary}
             machine.unwind(0, machine.context.depth)  # EXECUTE AS and USE outlive the batch
@@ -277,4 +277,4 @@ def statements_of(batch: Batch, known: frozenset[str]) -> tuple[Statement, ...]:
 
 def _declared(value: object) -> SqlType:
     """The type of a parameter that comes from Python."""
-    return type_of(value) or NVARCHAR
+    return infer_type(value) or NVARCHAR

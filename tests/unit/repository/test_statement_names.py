@@ -79,7 +79,7 @@ PASSED_ON = {  # the name that it has already
     ("running.py", "_fetched"),
     ("direct.py", "_counted"),
     ("__init__.py", "_make_anew"),
-    ("renaming.py", "_change"),
+    ("renaming.py", "_update_catalog"),
 }
 
 

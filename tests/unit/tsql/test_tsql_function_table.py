@@ -6,7 +6,7 @@ import pytest
 
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.function_table import CODE, PLAIN, REFUSED, ROWS, SESSION, Function
-from servicebroker.tsql.interpreter.procedures.session_functions import KNOWN
+from servicebroker.tsql.interpreter.procedures.session_functions import SESSION_FUNCTIONS
 from servicebroker.tsql.relational import translate_expression
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
@@ -62,7 +62,7 @@ ELSEWHERE = {
 
 
 def scope() -> Scope:
-    return Scope("Shop", {}, {}, dict.fromkeys(KNOWN))
+    return Scope("Shop", {}, {}, dict.fromkeys(SESSION_FUNCTIONS))
 
 
 def call(row: Function, count: int) -> str:
@@ -73,8 +73,8 @@ def call(row: Function, count: int) -> str:
 
 def test_every_row_has_what_does_its_work() -> None:
     assert not set(CODE) - set(SPECIAL)
-    assert set(KNOWN) - set(SESSION) == {"cursor states", "session context"}
-    assert not set(SESSION) - set(KNOWN)
+    assert set(SESSION_FUNCTIONS) - set(SESSION) == {"cursor states", "session context"}
+    assert not set(SESSION) - set(SESSION_FUNCTIONS)
     names = [row.name for row in ROWS]
     assert [name for name in set(names) if names.count(name) > 1 and name.lower() not in PLAIN] == []
 

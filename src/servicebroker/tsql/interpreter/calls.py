@@ -1,4 +1,4 @@
-"""EXEC: procedures with their parameters, text, and the procedures that come with the system."""
+"""EXEC of procedures, texts and system procedures, and INSERT ... EXEC."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter.definitions import user_types
 from servicebroker.tsql.interpreter.definitions.modules import Module, find_procedure
-from servicebroker.tsql.interpreter.evaluation import evaluate, operand_value, text
-from servicebroker.tsql.interpreter.execute_as import working_as
-from servicebroker.tsql.interpreter.foresight import CALLS, system_name
+from servicebroker.tsql.interpreter.evaluation import evaluate, evaluate_operand, evaluate_text
+from servicebroker.tsql.interpreter.execute_as import impersonation
 from servicebroker.tsql.interpreter.frame import Frame
-from servicebroker.tsql.interpreter.machine import RUNNERS, Machine, ScopeEnd, check_nesting, runs
-from servicebroker.tsql.interpreter.simple import Value
+from servicebroker.tsql.interpreter.machine import RUNNERS, Machine, ScopeAborted, check_nesting, runs
+from servicebroker.tsql.interpreter.simple_expressions import Value
+from servicebroker.tsql.interpreter.static_checks import CALL_CHECKS, system_name
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.results import ResultSet, RowCount, Said
 from servicebroker.tsql.statement_errors import UNSUPPORTED, TsqlError
@@ -34,15 +34,15 @@ from servicebroker.tsql.syntax import (
 )
 from servicebroker.tsql.types import INT
 
-SystemProcedure = Callable[[Machine, Execute], int | None]  # its return code, or nothing for 0
-SYSTEM: dict[str, SystemProcedure] = {}
+SystemProcedure = Callable[[Machine, Execute], int | None]  # returns the return code, None for 0
+SYSTEM_PROCEDURES: dict[str, SystemProcedure] = {}
 
 
-def system(name: str) -> Callable[[SystemProcedure], SystemProcedure]:
-    """Registers a procedure that comes with the system, by its name in lower case."""
+def system_procedure(name: str) -> Callable[[SystemProcedure], SystemProcedure]:
+    """Register the decorated function as a system procedure, by its name in lower case."""
 
     def register(procedure: SystemProcedure) -> SystemProcedure:
-        SYSTEM[name] = procedure
+        SYSTEM_PROCEDURES[name] = procedure
         return procedure
 
     return register
@@ -50,119 +50,131 @@ def system(name: str) -> Callable[[SystemProcedure], SystemProcedure]:
 
 @runs(Execute)
 def _execute(machine: Machine, statement: Execute) -> None:
-    name = _name(machine, statement.procedure)
+    """Run EXEC of a procedure.
+
+    A name that is a system procedure wins over a synonym and over a procedure of that name.
+    """
+    name = _procedure_name(machine, statement.procedure)
     if statement.returned is not None:
         machine.frame.type_of(statement.returned)
-    if system_name(name) not in SYSTEM:
-        name = machine.queries.behind(name)
-    if system_name(name) in SYSTEM:
+    if system_name(name) not in SYSTEM_PROCEDURES:
+        name = machine.queries.resolve_synonym(name)
+    if system_name(name) in SYSTEM_PROCEDURES:
         _execute_system(machine, statement, name)
         return
-    found = find_procedure(machine, name)
-    if found is None:
+    procedure = find_procedure(machine, name)
+    if procedure is None:
         raise TsqlError(2812, f"Could not find stored procedure '{name}'.", state=62)
-    database, module = found
-    is_dbos = machine.frame.is_module and database is machine.context.database  # what dbo's modules call is dbo's too
-    if not (is_dbos or module.is_temporary):
-        machine.allow(Use("EXECUTE", name.schema or "dbo", name.own), database=database)
-    call(machine, database, module, statement.arguments, statement.returned)
+    database, module = procedure
+    # ownership chaining: dbo owns all modules, so that one may call another of its database without a permission
+    is_owned_by_dbo = machine.frame.is_module and database is machine.context.database
+    if not (is_owned_by_dbo or module.is_temporary):
+        machine.authorize(Use("EXECUTE", name.schema or "dbo", name.own), database=database)
+    call_procedure(machine, database, module, statement.arguments, statement.returned)
 
 
 def _execute_system(machine: Machine, statement: Execute, name: Name) -> None:
-    """Run a procedure that comes with the system, in the database that its name begins with.
+    """Run a system procedure in the database that its name begins with.
 
-    Those that nothing stands behind are refused in every database, also in one that is not there.
+    A procedure that is not supported is refused before the database is looked up.
     """
-    called = system_name(name)
+    system_key = system_name(name)
     statement = replace(statement, procedure=Name((name.own,)))
-    if called in CALLS:
-        CALLS[called](statement)
+    if system_key in CALL_CHECKS:
+        CALL_CHECKS[system_key](statement)
     database = database_of(machine, name)
-    machine.error = 0
+    machine.error_number = 0
     with machine.context.within(database):
-        code = SYSTEM[called](machine, statement)
+        code = SYSTEM_PROCEDURES[system_key](machine, statement)
     if statement.returned is not None:
         machine.frame.assign(statement.returned, code or 0, INT)
 
 
-def _name(machine: Machine, procedure: Name | Variable) -> Name:
+def _procedure_name(machine: Machine, procedure: Name | Variable) -> Name:
+    """Return the name of the procedure to call. A variable holds the name as text."""
     if isinstance(procedure, Name):
         return procedure
-    said = str(machine.frame.value_of(procedure.name) or "")
+    text = str(machine.frame.value_of(procedure.name) or "")
     with contextlib.suppress(TsqlError):
-        parsed = parse_text(f"EXEC {said}") if said.strip() else ()
+        parsed = parse_text(f"EXEC {text}") if text.strip() else ()
         if len(parsed) == 1 and isinstance(parsed[0], Execute) and isinstance(parsed[0].procedure, Name):
             return parsed[0].procedure
-    raise TsqlError(2812, f"Could not find stored procedure '{said}'.", state=62)
+    raise TsqlError(2812, f"Could not find stored procedure '{text}'.", state=62)
 
 
-def call(
+def call_procedure(
     machine: Machine,
     database: SessionDatabase,
     module: Module,
     arguments: Sequence[Argument] = (),
-    returned: str | None = None,
+    return_variable: str | None = None,
 ) -> None:
-    """Run a procedure in its database, as whom it says, and give back its OUTPUT parameters and return code."""
+    """Run a procedure in its database and as the user of its EXECUTE AS.
+
+    Then assign OUTPUT parameters and return code.
+    """
     check_nesting(machine)
-    frame = Frame(module.name, module.number, is_module=not module.is_temporary, signers=module.signers)
-    outputs = _bind(machine, frame, module, arguments, database)
-    with machine.inside(frame, database, working_as(machine, module.user)):
-        _run(machine, module.procedure.body)
+    frame = Frame(module.name, module.object_id, is_module=not module.is_temporary, signers=module.signers)
+    outputs = _bind_parameters(machine, frame, module, arguments, database)
+    with machine.enter_frame(frame, database, impersonation(machine, module.user)):
+        _run_body(machine, module.procedure.body)
     caller = machine.frame
     for parameter, variable in outputs.items():
         caller.assign(variable, frame.values[parameter], frame.types[parameter])
-    if returned is not None:
-        caller.assign(returned, frame.code, INT)
+    if return_variable is not None:
+        caller.assign(return_variable, frame.return_code, INT)
 
 
-def _run(machine: Machine, body: Sequence[Statement]) -> None:
-    """The statements of a procedure. It leaves as many transactions open as it found, or one that began unseen."""
+def _run_body(machine: Machine, body: Sequence[Statement]) -> None:
+    """Run the statements of a procedure or text, and restore the SET options afterwards.
+
+    Outside of TRY, emit error 266 if the count of open transactions has changed. An implicit BEGIN is no change.
+    """
     before = machine.transactions.count
-    nocount, xact_abort, isolation = machine.nocount, machine.xact_abort, machine.isolation
-    row_limit, implicit, no_execution = machine.row_limit, machine.implicit, machine.no_execution
+    saved_nocount, saved_xact_abort, saved_isolation = machine.nocount, machine.xact_abort, machine.isolation
+    saved_row_limit, saved_is_implicit, saved_is_noexec = machine.row_limit, machine.is_implicit, machine.is_noexec
     try:
         machine.run(body)
-    except ScopeEnd:
-        pass  # what could not be found ended the procedure alone
+    except ScopeAborted:
+        pass  # a missing name ends the procedure, and its caller goes on
     finally:
-        machine.nocount, machine.xact_abort, machine.isolation = nocount, xact_abort, isolation
-        machine.row_limit, machine.implicit, machine.no_execution = row_limit, implicit, no_execution
+        machine.nocount, machine.xact_abort, machine.isolation = saved_nocount, saved_xact_abort, saved_isolation
+        machine.row_limit, machine.is_implicit, machine.is_noexec = saved_row_limit, saved_is_implicit, saved_is_noexec
     after = machine.transactions.count
-    if after != (before or int(machine.transactions.is_implicit)) and not machine.tries:
+    if after != (before or int(machine.transactions.is_implicit)) and not machine.try_depth:
         error = TsqlError(
             266, "Transaction count after EXECUTE indicates a mismatching number of BEGIN and COMMIT statements. "
             f"Previous count = {before}, current count = {after}.", state=2, line=1, procedure=machine.frame.procedure,
         )  # fmt: skip
-        machine.say(error)
-        machine.error = 266
+        machine.emit(error)
+        machine.error_number = 266
 
 
-def _bind(
+def _bind_parameters(
     machine: Machine, frame: Frame, module: Module, arguments: Sequence[Argument], database: SessionDatabase
 ) -> dict[str, str]:
-    """Give the parameters their values; which variable of the caller each OUTPUT goes to.
+    """Assign the arguments to the parameters. Return the caller's variable for each OUTPUT parameter.
 
-    Arguments are the caller's; types and defaults are those of the module's `database`.
+    Arguments are evaluated in the caller's frame, types and defaults in the module's `database`.
     """
     parameters = {parameter.name: parameter for parameter in module.procedure.parameters}
     names = list(parameters)
     outputs: dict[str, str] = {}
-    given: dict[str, Value | None] = {}
-    lent: dict[str, Operand | None] = {}
-    for place, argument in enumerate(arguments):
-        name = argument.name or (names[place] if place < len(names) else "")
+    values: dict[str, Value | None] = {}
+    table_arguments: dict[str, Operand | None] = {}
+    for position, argument in enumerate(arguments):
+        name = argument.name or (names[position] if position < len(names) else "")
         if not argument.name and not name:
             raise TsqlError(8144, f"Procedure or function {module.name} has too many arguments specified.", state=2)
         if name not in parameters:
             raise TsqlError(8145, f"{name} is not a parameter for procedure {module.name}.")
-        if name in given:
+        if name in values:
             raise TsqlError(8143, f"Parameter '{name}' was supplied multiple times.")
         if parameters[name].read_only:
-            given[name] = None
-            lent[name] = argument.value
+            values[name] = None
+            table_arguments[name] = argument.value
             continue
-        given[name] = None if argument.value is None else operand_value(machine, argument.value)
+        values[name] = None if argument.value is None else evaluate_operand(machine, argument.value)
         if argument.output:
             if not parameters[name].output:
                 raise TsqlError(
@@ -175,16 +187,17 @@ def _bind(
     with machine.context.within(database):
         for parameter in module.procedure.parameters:
             if parameter.read_only:
-                user_types.lend(machine, frame, parameter, lent.get(parameter.name))
+                user_types.bind_table_parameter(machine, frame, parameter, table_arguments.get(parameter.name))
                 continue
-            frame.declare(parameter.name, machine.type_named(parameter.type))
-            value = _value(machine, module, parameter, given)
+            frame.declare(parameter.name, machine.resolve_type(parameter.type))
+            value = _argument_value(machine, module, parameter, values)
             frame.assign(parameter.name, value.value, value.type)
     return outputs
 
 
-def _value(machine: Machine, module: Module, parameter: Parameter, given: dict[str, Value | None]) -> Value:
-    value = given.get(parameter.name)
+def _argument_value(machine: Machine, module: Module, parameter: Parameter, values: dict[str, Value | None]) -> Value:
+    """Return the value of an argument, or the default of its parameter."""
+    value = values.get(parameter.name)
     if value is not None:
         return value
     if parameter.default is not None:
@@ -195,27 +208,27 @@ def _value(machine: Machine, module: Module, parameter: Parameter, given: dict[s
     )  # fmt: skip
 
 
-def named_arguments(machine: Machine, statement: Execute, names: Sequence[str], required: int = 0) -> dict[str, Value]:
-    """The values that a system procedure is given, by the names of its parameters in lower case.
+def bind_arguments(machine: Machine, statement: Execute, names: Sequence[str], required: int = 0) -> dict[str, Value]:
+    """Return the arguments of a system procedure by parameter name in lower case. Omitted arguments are missing.
 
     Raises:
-        TsqlError: 201 one of the first `required` is missing, 8144 too many, 8145 another name.
+        TsqlError: 201 one of the first `required` is missing, 8144 there are too many, 8145 a name is unknown.
     """
     procedure = str(statement.procedure)
-    given: dict[str, Value] = {}
-    for place, argument in enumerate(statement.arguments):
-        if not argument.name and place >= len(names):
+    values: dict[str, Value] = {}
+    for position, argument in enumerate(statement.arguments):
+        if not argument.name and position >= len(names):
             raise TsqlError(8144, f"Procedure or function {procedure} has too many arguments specified.", state=2)
-        name = argument.name or names[place]
+        name = argument.name or names[position]
         if name not in names:
             raise TsqlError(8145, f"{name} is not a parameter for procedure {procedure}.")
         if argument.value is not None:
-            given[name] = operand_value(machine, argument.value)
+            values[name] = evaluate_operand(machine, argument.value)
     for name in names[:required]:
-        if name not in given:
-            text = f"Procedure or function '{procedure}' expects parameter '{name}', which was not supplied."
-            raise TsqlError(201, text, state=4)
-    return given
+        if name not in values:
+            message = f"Procedure or function '{procedure}' expects parameter '{name}', which was not supplied."
+            raise TsqlError(201, message, state=4)
+    return values
 
 
 # ---------------------------------------------------------------- text
@@ -223,60 +236,66 @@ def named_arguments(machine: Machine, statement: Execute, names: Sequence[str], 
 
 @runs(ExecuteText)
 def _execute_text(machine: Machine, statement: ExecuteText) -> None:
+    """Run EXEC ('text'), with AS USER or AS LOGIN if the statement has it."""
     value, _ = evaluate(machine, statement.text)
-    work_as = None
+    impersonate = None
     if statement.user is not None:
-        work_as = functools.partial(machine.context.execute_as, statement.kind, text(machine, statement.user) or "")
-    frame = Frame(machine.frame.procedure, machine.frame.number)
-    run_text(machine, "" if value is None else str(value), frame, work_as)
+        impersonate = functools.partial(
+            machine.context.execute_as, statement.kind, evaluate_text(machine, statement.user) or ""
+        )
+    frame = Frame(machine.frame.procedure, machine.frame.object_id)
+    run_text(machine, "" if value is None else str(value), frame, impersonate)
 
 
-def run_text(machine: Machine, script: str, frame: Frame, work_as: Callable[[], None] | None = None) -> None:
-    """Statements of a text, with variables of their own; temporary tables of the caller are there.
+def run_text(machine: Machine, script: str, frame: Frame, impersonate: Callable[[], None] | None = None) -> None:
+    """Run the statements of a text with its own variables. The caller's temporary tables stay visible.
 
-    One that cannot be read ends itself alone, whatever XACT_ABORT says.
+    If the text cannot be parsed, its error is emitted and the caller goes on, whatever XACT_ABORT is. The error is
+    raised inside TRY, and if the text contains something unsupported.
     """
     check_nesting(machine)
     try:
         body = parse_text(script, {*frame.types, *frame.tables})
-    except TsqlError as unreadable:
-        if machine.tries or unreadable.number == UNSUPPORTED:
+    except TsqlError as error:
+        if machine.try_depth or error.number == UNSUPPORTED:
             raise
-        machine.say(unreadable)
-        machine.error = unreadable.number
+        machine.emit(error)
+        machine.error_number = error.number
         return
     frame.signers = machine.frame.signers
-    with machine.inside(frame, machine.context.database, work_as):
-        _run(machine, body)
+    with machine.enter_frame(frame, machine.context.database, impersonate):
+        _run_body(machine, body)
 
 
-@system("sp_executesql")
+@system_procedure("sp_executesql")
 def _sp_executesql(machine: Machine, statement: Execute) -> int:
-    """Its return code is @@ERROR of the text's last statement, also where the text cannot be read."""
+    """Run a text with parameters. The return code is @@ERROR of the last statement, or the error of the parser."""
     arguments = list(statement.arguments)
     if not arguments:
         raise TsqlError(
             201, "Procedure or function 'sp_executesql' expects parameter '@statement', which was not supplied."
         )
-    values = [None if one.value is None else operand_value(machine, one.value) for one in arguments[:2]]
+    values = [
+        None if argument.value is None else evaluate_operand(machine, argument.value) for argument in arguments[:2]
+    ]
     script = values[0].value if values[0] else None
-    frame = Frame(machine.frame.procedure, machine.frame.number)
+    frame = Frame(machine.frame.procedure, machine.frame.object_id)
     outputs: dict[str, str] = {}
     if len(arguments) > 1:
-        declared = _declared(str(values[1].value or "") if values[1] else "")
-        module = Module(declared, None, "sp_executesql")
-        outputs = _bind(machine, frame, module, arguments[2:], machine.context.database)
+        procedure = _parse_parameter_list(str(values[1].value or "") if values[1] else "")
+        module = Module(procedure, None, "sp_executesql")
+        outputs = _bind_parameters(machine, frame, module, arguments[2:], machine.context.database)
     run_text(machine, "" if script is None else str(script), frame)
     for parameter, variable in outputs.items():
         machine.frame.assign(variable, frame.values[parameter], frame.types[parameter])
-    return machine.error
+    return machine.error_number
 
 
-def _declared(text: str) -> Procedure:
-    """The parameters that sp_executesql is told of."""
-    (made,) = parse_text(f"CREATE PROCEDURE sp_executesql {text} AS RETURN")
-    assert isinstance(made, Procedure)
-    return made
+def _parse_parameter_list(text: str) -> Procedure:
+    """Parse the parameter list of sp_executesql as that of a procedure."""
+    (procedure,) = parse_text(f"CREATE PROCEDURE sp_executesql {text} AS RETURN")
+    assert isinstance(procedure, Procedure)
+    return procedure
 
 
 # ---------------------------------------------------------------- INSERT ... EXEC
@@ -284,21 +303,21 @@ def _declared(text: str) -> Procedure:
 
 @runs(InsertExecute)
 def _insert_execute(machine: Machine, statement: InsertExecute) -> None:
-    """The result sets of the procedure become rows of the table; what else it does stands or falls with them."""
-    sets: list[ResultSet] = []
+    """Insert the result sets of a procedure into a table. On an error the procedure's own changes are undone too."""
+    result_sets: list[ResultSet] = []
     listener = machine.listener
 
-    def keep(said: Said) -> None:
-        if isinstance(said, ResultSet):
-            sets.append(said)
-        elif not isinstance(said, RowCount):
-            listener(said)
+    def keep(output: Said) -> None:
+        if isinstance(output, ResultSet):
+            result_sets.append(output)
+        elif not isinstance(output, RowCount):
+            listener(output)
 
-    with machine.whole():
+    with machine.atomic():
         machine.listener = keep
         try:
-            with machine.transactions.held_open():
+            with machine.transactions.hold_open():
                 RUNNERS[type(statement.source)](machine, statement.source)
         finally:
             machine.listener = listener
-        machine.queries.insert_rows(statement.target, [row for found in sets for row in found.rows])
+        machine.queries.insert_rows(statement.target, [row for result_set in result_sets for row in result_set.rows])

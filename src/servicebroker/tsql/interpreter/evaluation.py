@@ -1,4 +1,4 @@
-"""The value of an expression: by `simple` where that is enough, else by the translation to SQL."""
+"""Evaluation of expressions and operands: in Python where `simple_expressions` can, else in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import UUID
 from servicebroker.model.number_bounds import WHOLE
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.function_table import GLOBALS
-from servicebroker.tsql.interpreter.simple import NotSimple, Value, compiled
+from servicebroker.tsql.interpreter.simple_expressions import NotSimple, Value, compile_expression
 from servicebroker.tsql.statement_errors import no_condition
 from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Variable
 from servicebroker.tsql.types import INT, NVARCHAR, UNIQUEIDENTIFIER, SqlType
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 def evaluate(machine: Machine, expression: Expression) -> Value:
-    """The value of an expression, and its type where it has one."""
-    function = compiled(expression.text)
+    """Return the value of an expression, and its type if it has one."""
+    function = compile_expression(expression.text)
     if function is not None:
         try:
             return function(machine)
         except NotSimple:
             pass
-    return machine.queries.scalar(expression.text)
+    return machine.queries.evaluate_scalar(expression.text)
 
 
-def condition(machine: Machine, expression: Expression) -> bool:
-    """Whether a condition holds; unknown is no.
+def evaluate_condition(machine: Machine, expression: Expression) -> bool:
+    """Return True if a condition holds. An unknown condition does not hold.
 
     Raises:
-        TsqlError: 4145 it is no condition.
+        TsqlError: 4145 the expression is no condition.
     """
-    function = compiled(expression.text)
+    function = compile_expression(expression.text)
     if function is not None:
         try:
             value = function(machine)
@@ -46,12 +46,12 @@ def condition(machine: Machine, expression: Expression) -> bool:
             if value.type is None and isinstance(value.value, bool | None):
                 return value.value is True
             raise no_condition(expression.text)
-    return machine.queries.condition(expression.text)
+    return machine.queries.evaluate_condition(expression.text)
 
 
-def operand(machine: Machine, given: Operand | None) -> object:
-    """The value of a clause; a name stands for itself."""
-    match given:
+def evaluate_untyped(machine: Machine, operand: Operand | None) -> object:
+    """Return the value of an operand. A name stands for itself."""
+    match operand:
         case None:
             return None
         case Variable(name):
@@ -59,14 +59,14 @@ def operand(machine: Machine, given: Operand | None) -> object:
         case Constant(value):
             return value
         case Name():
-            return given.own
+            return operand.own
         case Expression():
-            return evaluate(machine, given).value
+            return evaluate(machine, operand).value
 
 
-def operand_value(machine: Machine, given: Operand) -> Value:
-    """The value of a clause, with its type."""
-    match given:
+def evaluate_operand(machine: Machine, operand: Operand) -> Value:
+    """Return the value of an operand, with its type. A name stands for itself."""
+    match operand:
         case Variable(name) if name in GLOBALS:
             return evaluate(machine, Expression(name, 0))
         case Variable(name):
@@ -74,15 +74,15 @@ def operand_value(machine: Machine, given: Operand) -> Value:
         case Constant(None):
             return Value(None, None)
         case Constant(value):
-            return Value(value, type_of(value))
+            return Value(value, infer_type(value))
         case Name():
-            return Value(given.own, NVARCHAR)
+            return Value(operand.own, NVARCHAR)
         case Expression():
-            return evaluate(machine, given)
+            return evaluate(machine, operand)
 
 
-def type_of(value: object) -> SqlType | None:
-    """The type of a value as Python has it: of a constant, a parameter, a row; None of NULL."""
+def infer_type(value: object) -> SqlType | None:
+    """Return the T-SQL type of a Python value: of a constant, a parameter or a row. None for NULL."""
     from servicebroker.tsql import types
 
     match value:
@@ -97,8 +97,8 @@ def type_of(value: object) -> SqlType | None:
         case bool():
             return types.BIT
         case int():
-            least, most = WHOLE["int"]
-            return types.INT if least <= value <= most else types.BIGINT
+            lowest, highest = WHOLE["int"]
+            return types.INT if lowest <= value <= highest else types.BIGINT
         case Decimal():
             digits, exponent = value.as_tuple()[1:]
             scale = max(0, -int(exponent))
@@ -113,32 +113,32 @@ def type_of(value: object) -> SqlType | None:
             return types.FLOAT
 
 
-def text(machine: Machine, given: Operand | None) -> str | None:
-    """A clause that is a name or a string."""
-    if given is None:
+def evaluate_text(machine: Machine, operand: Operand | None) -> str | None:
+    """Return the value of an operand as text, None for NULL or no operand."""
+    if operand is None:
         return None
-    value, source = operand_value(machine, given)
+    value, source = evaluate_operand(machine, operand)
     return None if value is None else str(convert(value, source, NVARCHAR))
 
 
-def integer(machine: Machine, given: Operand | None) -> int | None:
-    """A clause that is a whole number."""
-    if given is None:
+def evaluate_integer(machine: Machine, operand: Operand | None) -> int | None:
+    """Return the value of an operand as int, None for NULL or no operand."""
+    if operand is None:
         return None
-    value, source = operand_value(machine, given)
+    value, source = evaluate_operand(machine, operand)
     return None if value is None else int(convert(value, source, INT))
 
 
-def identifier(machine: Machine, given: Operand | None) -> UUID | None:
-    """A clause that is a uniqueidentifier, or a string that is one.
+def evaluate_identifier(machine: Machine, operand: Operand | None) -> UUID | None:
+    """Return the value of an operand as uniqueidentifier, None for NULL or no operand.
 
     Raises:
-        TsqlError: 8169 it is none.
+        TsqlError: 8169 a string is no uniqueidentifier.
     """
-    if given is None:
+    if operand is None:
         return None
-    value, source = operand_value(machine, given)
+    value, source = evaluate_operand(machine, operand)
     if value is None or isinstance(value, UUID):
         return value
-    made = convert(value, source, UNIQUEIDENTIFIER)
-    return made if isinstance(made, UUID) else None
+    converted = convert(value, source, UNIQUEIDENTIFIER)
+    return converted if isinstance(converted, UUID) else None

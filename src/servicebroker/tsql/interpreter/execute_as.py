@@ -1,4 +1,4 @@
-"""EXECUTE AS of a module: as whom its statements work."""
+"""EXECUTE AS of a module: the user that its statements work as."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
 
-def user_of(execute_as: str | None, creator: str) -> str | None:
-    """Whom EXECUTE AS of a module names, None for its caller. dbo owns all modules."""
+def module_user(execute_as: str | None, creator: str) -> str | None:
+    """Return the user that EXECUTE AS of a module names, None for the caller. The owner of every module is dbo."""
     if execute_as is None or execute_as == "CALLER":
         return None
     return creator if execute_as == SELF else "dbo" if execute_as == OWNER else execute_as
 
 
-def working_as(machine: Machine, user: str | None) -> Callable[[], None] | None:
-    """What a module of this EXECUTE AS begins with."""
+def impersonation(machine: Machine, user: str | None) -> Callable[[], None] | None:
+    """Return the function that switches to a module's user, None if the module works as its caller."""
     return None if user is None else functools.partial(machine.context.work_as, user)

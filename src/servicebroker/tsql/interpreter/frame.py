@@ -1,4 +1,4 @@
-"""What one batch or one call of a procedure knows: its variables and temporary tables."""
+"""The state of one batch or one call of a procedure: its variables and temporary tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Signal(Enum):
-    """Why statements were left before their end."""
+    """The reason why a list of statements was left before its end."""
 
     BREAK = "BREAK"
     CONTINUE = "CONTINUE"
@@ -24,68 +24,67 @@ class Signal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """Statements were left for the label that GOTO names."""
+    """A list of statements was left for the label of a GOTO."""
 
     label: str
 
 
-Left = Signal | Jump
+ExitReason = Signal | Jump
 
 
 @dataclass(slots=True)
 class Frame:
-    """Variables by their name in lower case with @; a batch's frame has no procedure.
+    """The variables and tables of a batch, a procedure, a trigger or a text. Names are in lower case with their @ or #.
 
     Attributes:
-        procedure: the name of the procedure that runs, "" in a batch.
-        number: its object_id, @@PROCID.
-        types, values: of the variables.
-        tables: the quoted PostgreSQL name of table variables and of temporary tables that were made here.
-        declared: the columns of table variables that were made here, as they were written.
-        code: the return code.
-        updated: inside a trigger the columns, in lower case, that the statement has set; None for all of them.
-        diverts: whether an INSTEAD OF trigger runs here.
-        follows: whether an AFTER trigger runs here.
-        row_types: the number of the table type that a table variable was declared with.
-        lent: the table-valued parameters, which are tables of the caller.
-        is_module: whether statements of a procedure or a trigger run here, which belong to dbo, and not of a text.
-        caller: who had called, before the EXECUTE AS of the module.
-        signers: the certificates that have signed the module, by their thumbprints; a text of a module has its.
-        impersonated: how many EXECUTE AS were open when it began, its own counted: REVERT takes back none of these.
+        procedure: the name of the running procedure, "" in a batch.
+        object_id: the object_id of the procedure, @@PROCID.
+        types, values: the types and values of the variables.
+        tables: the quoted PostgreSQL names of table variables and of temporary tables made here.
+        table_definitions: the column lists of the table variables made here, as they were written.
+        return_code: the value of RETURN.
+        updated_columns: in a trigger, the columns that the statement has set, in lower case; None for all columns.
+        is_instead_of_trigger, is_after_trigger: the kind of the trigger that runs here.
+        table_type_ids: the type_id of the table type of each table variable that has one.
+        caller_tables: the table-valued parameters that are tables of the caller, which the procedure may only read.
+        is_module: True for a procedure or a trigger, whose statements work with dbo's rights; False for a text.
+        caller: the database and principal before the module's EXECUTE AS.
+        signers: the thumbprints of the certificates that signed the module. A text has those of its module.
+        impersonation_depth: the number of open EXECUTE AS at the start, the module's own included. REVERT keeps these.
     """
 
     procedure: str = ""
-    number: int = 0
+    object_id: int = 0
     types: dict[str, SqlType] = field(default_factory=dict)
     values: dict[str, object] = field(default_factory=dict)
     tables: dict[str, str] = field(default_factory=dict)
-    declared: dict[str, str] = field(default_factory=dict)
-    code: int = 0
-    updated: frozenset[str] | None = frozenset()
-    diverts: bool = False
-    follows: bool = False
-    row_types: dict[str, int] = field(default_factory=dict)
-    lent: set[str] = field(default_factory=set)
+    table_definitions: dict[str, str] = field(default_factory=dict)
+    return_code: int = 0
+    updated_columns: frozenset[str] | None = frozenset()
+    is_instead_of_trigger: bool = False
+    is_after_trigger: bool = False
+    table_type_ids: dict[str, int] = field(default_factory=dict)
+    caller_tables: set[str] = field(default_factory=set)
     is_module: bool = False
     caller: Standing | None = None
     signers: tuple[bytes, ...] = ()
-    impersonated: int = 0
+    impersonation_depth: int = 0
 
-    def has_set(self, column: str) -> bool:
-        """UPDATE(column) of a trigger."""
-        return self.updated is None or column in self.updated
+    def is_updated(self, column: str) -> bool:
+        """Return UPDATE(column) of a trigger."""
+        return self.updated_columns is None or column in self.updated_columns
 
     def declare(self, name: str, kind: SqlType) -> None:
-        """A new variable, NULL. One that a loop declares again keeps its value."""
+        """Add a variable with the value NULL. A variable that a loop declares again keeps its value."""
         if name not in self.types:
             self.types[name] = kind
             self.values[name] = None
 
     def type_of(self, name: str) -> SqlType:
-        """A variable's type.
+        """Return the type of a variable.
 
         Raises:
-            TsqlError: 137 it was not declared.
+            TsqlError: 137 the variable was not declared.
         """
         try:
             return self.types[name]
@@ -93,15 +92,15 @@ class Frame:
             raise TsqlError(137, f'Must declare the scalar variable "{name}".', severity=15) from None
 
     def assign(self, name: str, value: object, source: SqlType | None) -> None:
-        """Give a variable a value of another type."""
+        """Convert a value to the type of a variable and assign it."""
         target = self.type_of(name)
         self.values[name] = value if value is None or source == target else convert(value, source, target)
 
     def value_of(self, name: str) -> object:
-        """A variable's value.
+        """Return the value of a variable.
 
         Raises:
-            TsqlError: 137 it was not declared.
+            TsqlError: 137 the variable was not declared.
         """
         self.type_of(name)
         return self.values[name]

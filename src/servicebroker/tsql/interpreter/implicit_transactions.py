@@ -1,4 +1,4 @@
-"""SET IMPLICIT_TRANSACTIONS ON: a statement that looks at what is stored, or changes it, begins a transaction."""
+"""SET IMPLICIT_TRANSACTIONS ON: a statement that reads or changes tables begins a transaction."""
 
 from __future__ import annotations
 
@@ -30,34 +30,36 @@ from servicebroker.tsql.syntax import (
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
-_BEGIN = (
+_BEGINNING_STATEMENTS = (
     BeginTimer, BeginDialog, BeginTransaction, EndConversation, Fetch, Function, GetConversationGroup,
     InsertExecute, MoveConversation, Permission, Procedure, Receive, Send, Trigger, WaitForMessage,
 )  # fmt: skip
 
 
 def begin_implicitly(machine: Machine, statement: Statement) -> None:
-    """Begin a transaction before a statement that asks for one, unless one is open.
+    """Begin a transaction before a statement of a beginning kind, unless one is open.
 
     BEGIN TRANSACTION behind it counts as a second one, as in SQL Server.
     """
-    if _begins(statement):
-        _begin(machine)
+    if _should_begin(statement):
+        _begin_transaction(machine)
 
 
-def begin_to_look(machine: Machine, done: Translated) -> None:
-    """Begin one before what looks into a table, changes it or defines one, also for the value of IF or SET."""
-    if machine.implicit and (done.looks or done.kind in ("count", "ddl")):
-        _begin(machine)
+def begin_before_query(machine: Machine, translation: Translated) -> None:
+    """Begin a transaction before a query that reads, changes or defines a table, also for the value of IF or SET."""
+    if machine.is_implicit and (translation.looks or translation.kind in ("count", "ddl")):
+        _begin_transaction(machine)
 
 
-def _begin(machine: Machine) -> None:
+def _begin_transaction(machine: Machine) -> None:
     if machine.transactions.count == 0:
         machine.transactions.begin(snapshot=machine.isolation == SNAPSHOT)
         machine.transactions.is_implicit = True
 
 
-def _begins(statement: Statement) -> bool:
+def _should_begin(statement: Statement) -> bool:
     if isinstance(statement, Definition):
         return statement.verb in ("CREATE", "DROP")
-    return isinstance(statement, _BEGIN) or (isinstance(statement, CursorStep) and statement.verb == "OPEN")
+    return isinstance(statement, _BEGINNING_STATEMENTS) or (
+        isinstance(statement, CursorStep) and statement.verb == "OPEN"
+    )

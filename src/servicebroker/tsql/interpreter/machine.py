@@ -1,4 +1,4 @@
-"""Runs statements: which function does each, what is said of errors, and what a failed statement leaves."""
+"""The machine that runs statements: dispatch, handling of errors, and what a failed statement ends."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch, in_transaction
 from servicebroker.store.server_errors import concerns_the_transaction
 from servicebroker.store.statements import Steps
-from servicebroker.tsql.interpreter.frame import Frame, Jump, Left
+from servicebroker.tsql.interpreter.frame import ExitReason, Frame, Jump
 from servicebroker.tsql.interpreter.implicit_transactions import begin_implicitly
-from servicebroker.tsql.interpreter.procedures.session_functions import Functions, spid_of
+from servicebroker.tsql.interpreter.procedures.session_functions import SessionFunctions, session_number
 from servicebroker.tsql.interpreter.transactions import Transactions
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, RowCount, Said
@@ -43,24 +43,24 @@ if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.queries import Queries
 
 S = TypeVar("S", bound=Statement)
-Runner = Callable[["Machine", Any], Left | None]
+Runner = Callable[["Machine", Any], ExitReason | None]
 RUNNERS: dict[type[Statement], Runner] = {}
 
-MAXIMUM_NESTING = 32
-# errors after which a batch does not go on, and whose transaction is undone: conversions, deadlocks, doomed work
-_ABORTING = frozenset({241, 242, 244, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, 9420})
-# errors of a name that is not there: the procedure or text ends, what called it goes on
-_ENDING_SCOPE = frozenset({102, 137, 156, 195, 207, 208, 1087, 4104})
-# of those, what a text says of itself before it runs, whatever XACT_ABORT is
-_UNREADABLE = frozenset({102, 137, 156, 195, 1087})
+MAX_NESTING_LEVEL = 32
+# errors that end the batch and roll its transaction back: failed conversions, deadlocks, work in a doomed transaction
+_BATCH_ABORTING_ERRORS = frozenset({241, 242, 244, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, 9420})
+# errors of syntax and of missing names: they end the procedure or text, and its caller goes on
+_SCOPE_ENDING_ERRORS = frozenset({102, 137, 156, 195, 207, 208, 1087, 4104})
+# the errors among them that the parser finds; XACT_ABORT does not apply, since nothing has run
+_PARSE_ERRORS = frozenset({102, 137, 156, 195, 1087})
 
 
 @functools.lru_cache(maxsize=1024)
-def _type_named(text: str) -> SqlType:
+def _parse_type_cached(text: str) -> SqlType:
     return parse_type(text)
 
 
-_SCHEMAS = """
+_SCHEMAS_OF_DATABASE = """
 select postgres_schema from servicebroker.queues join servicebroker.databases d using (database_id)
  where lower(d.name) = lower($1)
 union
@@ -71,31 +71,35 @@ select $2 where exists (select from servicebroker.databases d where lower(d.name
 """
 
 
-class BatchEnd(Exception):
-    """The batch does not go on; what is to be said was said."""
+class BatchAborted(Exception):
+    """The rest of the batch is skipped. The error was already sent to the listener."""
 
 
-class ScopeEnd(Exception):
-    """The procedure or text that was called does not go on."""
+class ScopeAborted(Exception):
+    """The rest of the called procedure or text is skipped. Its caller goes on."""
 
 
-class CallEnd(Exception):
-    """What was called has sent what an EXEC around it does not take: it ends there, whatever CATCH stands between.
+class CallAborted(Exception):
+    """A call returned a result that the EXEC around it refuses.
+
+    The call ends there, and no CATCH block inside handles it.
 
     Attributes:
-        by: what that EXEC knows itself by.
-        error: what it raises.
+        listener: the listener of that EXEC, by which it recognizes its own exception.
+        error: the error that the EXEC raises.
     """
 
-    def __init__(self, by: object, error: TsqlError) -> None:
+    def __init__(self, listener: object, error: TsqlError) -> None:
         super().__init__(error.text)
-        self.by, self.error = by, error
+        self.listener, self.error = listener, error
 
 
-def runs(kind: type[S]) -> Callable[[Callable[[Machine, S], Left | None]], Callable[[Machine, S], Left | None]]:
-    """Registers what runs the statements of a kind."""
+def runs(
+    kind: type[S],
+) -> Callable[[Callable[[Machine, S], ExitReason | None]], Callable[[Machine, S], ExitReason | None]]:
+    """Register the decorated function as the runner of one kind of statement."""
 
-    def register(runner: Callable[[Machine, S], Left | None]) -> Callable[[Machine, S], Left | None]:
+    def register(runner: Callable[[Machine, S], ExitReason | None]) -> Callable[[Machine, S], ExitReason | None]:
         RUNNERS[kind] = runner
         return runner
 
@@ -103,29 +107,29 @@ def runs(kind: type[S]) -> Callable[[Callable[[Machine, S], Left | None]], Calla
 
 
 class Machine:
-    """What a session is while it runs: frames, the transaction, and what @@ names.
+    """The state of a running session: frames, transaction, options, and the values of the @@ functions.
 
     Attributes:
-        instance: where everything happens.
-        connection: one connection of it, the session's own.
+        instance: the instance that the session works in.
+        connection: the session's own connection.
         context: the database and the principal that statements work in; see `context.py`.
-        frames: of the batch and of each procedure call, the innermost last.
-        rowcount, error, identity: @@ROWCOUNT, @@ERROR, @@IDENTITY.
-        scope_identity: SCOPE_IDENTITY(), which modules and texts that are called do not change.
-        caught: the errors that CATCH blocks are working on, the innermost last.
-        tries: in how many TRY blocks this is.
-        options: what SET has set.
-        isolation: what SET TRANSACTION ISOLATION LEVEL has set.
-        cursor_rows: @@CURSOR_ROWS, of the cursor that was opened last.
-        context_info: what SET CONTEXT_INFO has set, 128 bytes.
-        session_context: what sp_set_session_context has set, sql_variants by their keys.
-        fixed_context: those keys of it that stay as they are.
-        row_limit: what SET ROWCOUNT has set, 0 for every row.
-        implicit: SET IMPLICIT_TRANSACTIONS is ON.
-        no_execution: SET NOEXEC is ON: nothing is done until it is OFF.
-        app_locks: the locks of sp_getapplock that the session holds: name, and whether it is shared.
-        shaping: in how many EXEC ... WITH RESULT SETS this is, which may refuse what is said.
-        following: the statement that is run next when the one that runs succeeds, where that is known.
+        frames: one for the batch and one for each open call, the innermost last.
+        frame: the innermost frame.
+        rowcount, error_number, identity: @@ROWCOUNT, @@ERROR, @@IDENTITY.
+        scope_identity: SCOPE_IDENTITY(). A called module or text leaves the caller's value unchanged.
+        caught_errors: the errors of the CATCH blocks that are running, the innermost last.
+        try_depth: the number of open TRY blocks.
+        isolation: the level of SET TRANSACTION ISOLATION LEVEL.
+        cursor_rows: @@CURSOR_ROWS, the row count of the cursor that was opened last.
+        context_info: the value of SET CONTEXT_INFO, 128 bytes.
+        session_context: the values of sp_set_session_context by key, as sql_variant.
+        read_only_context: the keys of `session_context` that may not change any more.
+        row_limit: the value of SET ROWCOUNT, 0 for no limit.
+        is_implicit: SET IMPLICIT_TRANSACTIONS is ON.
+        is_noexec: SET NOEXEC is ON. Every statement but SET NOEXEC is skipped.
+        app_locks: the session's locks of sp_getapplock: the key, and True for a shared lock.
+        result_sets_depth: the number of open EXEC ... WITH RESULT SETS, each of which may refuse a result set.
+        next_statement: the statement that follows if the current one succeeds; None if that is not known.
     """
 
     def __init__(self, instance: Instance, connection: DirectConnection, listener: Listener) -> None:
@@ -137,237 +141,251 @@ class Machine:
         self.queries: Queries
         self.frames: list[Frame] = []
         self.frame: Frame = Frame()
-        self.functions = Functions(self)
+        self.functions = SessionFunctions(self)
         self.rowcount: int = 0
-        self.error: int = 0
+        self.error_number: int = 0
         self.identity: object = None
         self.scope_identity: object = None
-        self.caught: list[TsqlError] = []
-        self.tries = 0
+        self.caught_errors: list[TsqlError] = []
+        self.try_depth = 0
         self.trigger_level: int = 0
         self.cursors: dict[str, Cursor] = {}
         self.fetch_status: int = 0
         self.cursor_rows: int = 0
         self.context_info: bytes | None = None
         self.session_context: dict[str, str | None] = {}
-        self.fixed_context: set[str] = set()
+        self.read_only_context: set[str] = set()
         self.nocount = False
         self.xact_abort = False
         self.row_limit = 0
-        self.implicit = False
-        self.no_execution = False
+        self.is_implicit = False
+        self.is_noexec = False
         self.isolation = "READ COMMITTED"
-        self.options: dict[str, str] = {}
         self.app_locks: list[tuple[str, bool]] = []
         self.last_error: TsqlError | None = None
-        self.shaping = 0
-        self.following: Statement | None = None
+        self.result_sets_depth = 0
+        self.next_statement: Statement | None = None
 
     @property
     def database(self) -> Any:
-        """The current database, as the current principal."""
+        """Return the current database, as the current principal."""
         return self.context.database
 
     @property
     def login(self) -> str:
-        """Who the session is for the instance."""
+        """Return the login that the session works as."""
         return self.context.login
 
     @property
     def spid(self) -> int:
-        """@@SPID."""
-        return spid_of(self)
+        """Return @@SPID."""
+        return session_number(self)
 
-    def say(self, said: Said) -> None:
-        """To whoever runs the script."""
-        if isinstance(said, TsqlError):
-            self.last_error = said
-        self.listener(said)
+    def emit(self, output: Said) -> None:
+        """Send a result set, a row count, a message or an error to the session's listener."""
+        if isinstance(output, TsqlError):
+            self.last_error = output
+        self.listener(output)
 
-    def changed(self, rows: int) -> None:
-        """A statement has changed so many rows."""
-        self.rowcount = rows
+    def record_changed_rows(self, row_count: int) -> None:
+        """Set @@ROWCOUNT after a change of rows, and emit the count unless SET NOCOUNT is ON."""
+        self.rowcount = row_count
         if not self.nocount:
-            self.say(RowCount(rows))
+            self.emit(RowCount(row_count))
 
-    def run(self, statements: Sequence[Statement], then: Statement | None = None) -> Left | None:
-        """Statements one after the other, until one says that the rest is left out; GOTO goes on at its label.
+    def run(self, statements: Sequence[Statement], successor: Statement | None = None) -> ExitReason | None:
+        """Run statements in order until one of them leaves the list, and return the reason.
 
-        `then` is run when all have succeeded.
+        GOTO continues at its label.
+
+        `successor` is the statement that runs after the whole list has succeeded.
         """
-        place = 0
-        while place < len(statements):
-            statement = statements[place]
-            place += 1
-            self.following = statements[place] if place < len(statements) else then
-            left = self.step(statement)
-            if isinstance(left, Jump):
-                labels = [n for n, one in enumerate(statements) if isinstance(one, Label) and one.name == left.label]
-                if not labels:
-                    return left
-                place = labels[0]
-            elif left is not None:
-                return left
+        position = 0
+        while position < len(statements):
+            statement = statements[position]
+            position += 1
+            self.next_statement = statements[position] if position < len(statements) else successor
+            exit_reason = self.step(statement)
+            if isinstance(exit_reason, Jump):
+                positions = [
+                    index
+                    for index, candidate in enumerate(statements)
+                    if isinstance(candidate, Label) and candidate.name == exit_reason.label
+                ]
+                if not positions:
+                    return exit_reason
+                position = positions[0]
+            elif exit_reason is not None:
+                return exit_reason
         return None
 
-    def step(self, statement: Statement) -> Left | None:
-        """One statement. An error is said here, unless a TRY block waits for it."""
+    def step(self, statement: Statement) -> ExitReason | None:
+        """Run one statement. An error is emitted here, or raised if a TRY block is open."""
         try:
-            if self.no_execution and not (isinstance(statement, SetOption) and "NOEXEC" in statement.options):
+            if self.is_noexec and not (isinstance(statement, SetOption) and "NOEXEC" in statement.options):
                 return None
-            if self.implicit:
+            if self.is_implicit:
                 begin_implicitly(self, statement)
             return RUNNERS[type(statement)](self, statement)
-        except (BatchEnd, ScopeEnd):
+        except (BatchAborted, ScopeAborted):
             raise
         except TsqlError as error:
             self._failed(error, statement)
-        except BrokerError as refused:
-            self._failed(from_broker(refused), statement)
-        except psycopg.Error as problem:
-            self._failed(from_postgres(problem, getattr(statement, "text", "")), statement)
-        except InstanceError as problem:  # of a verb: where the session lives, its number is that of the server's error
-            if not isinstance(problem.__cause__, psycopg.Error) or concerns_the_transaction(problem.__cause__):
+        except BrokerError as error:
+            self._failed(from_broker(error), statement)
+        except psycopg.Error as error:
+            self._failed(from_postgres(error, getattr(statement, "text", "")), statement)
+        except InstanceError as error:  # a verb failed: report the server's error, unless the transaction is lost
+            if not isinstance(error.__cause__, psycopg.Error) or concerns_the_transaction(error.__cause__):
                 raise
-            self._failed(from_postgres(problem.__cause__), statement)
-        except UnicodeEncodeError:  # half of a surrogate pair
+            self._failed(from_postgres(error.__cause__), statement)
+        except UnicodeEncodeError:  # a lone surrogate
             self._failed(TsqlError(9402, "The text holds a character that cannot be stored."), statement)
         return None
 
     def _failed(self, error: TsqlError, statement: Statement) -> None:
         error.at(statement.line, self.frame.procedure)
         self.rowcount = 0
-        lost = error.number == 1205 or self.transactions.is_lost
-        if lost and self.transactions.count and not self.transactions.outer:
+        is_lost = error.number == 1205 or self.transactions.is_lost
+        if is_lost and self.transactions.count and not self.transactions.is_external:
             self.transactions.restart()
-        counts = not error.is_raised and error.number not in _UNREADABLE
-        aborts = lost or error.undoes or (self.xact_abort and counts) or error.number in _ABORTING
-        if self.tries:
-            if aborts and self.transactions.count:
-                self.transactions.doomed = True
+        obeys_xact_abort = not error.is_raised and error.number not in _PARSE_ERRORS
+        aborts_batch = (
+            is_lost or error.undoes or (self.xact_abort and obeys_xact_abort) or error.number in _BATCH_ABORTING_ERRORS
+        )
+        if self.try_depth:
+            if aborts_batch and self.transactions.count:
+                self.transactions.is_doomed = True
             raise error
-        self.say(error)
-        self.error = error.number
-        if aborts and self.transactions.count and not self.transactions.outer:
+        self.emit(error)
+        self.error_number = error.number
+        if aborts_batch and self.transactions.count and not self.transactions.is_external:
             self.context.roll_back()
-        if aborts or error.ends_batch or error.severity >= 20:
-            raise BatchEnd
-        if error.number in _ENDING_SCOPE:
-            raise ScopeEnd
+        if aborts_batch or error.ends_batch or error.severity >= 20:
+            raise BatchAborted
+        if error.number in _SCOPE_ENDING_ERRORS:
+            raise ScopeAborted
 
     @contextmanager
-    def inside(
-        self, frame: Frame, database: SessionDatabase, work_as: Callable[[], None] | None = None
+    def enter_frame(
+        self, frame: Frame, database: SessionDatabase, impersonate: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Inside a procedure or a text: its frame, its database, and as whom it works, unless as its caller."""
-        depth, outer, users = len(self.frames), self.context.database, self.context.depth
-        scope_identity, self.scope_identity = self.scope_identity, None
+        """Run the block inside a procedure or a text, with its frame and in its database.
+
+        `impersonate` switches to the user of its EXECUTE AS. None keeps the caller.
+        """
+        frame_depth, caller_database, impersonation_depth = len(self.frames), self.context.database, self.context.depth
+        caller_scope_identity, self.scope_identity = self.scope_identity, None
         self.frames.append(frame)
         self.frame = frame
         self.context.database = database
         try:
-            if work_as is not None:
+            if impersonate is not None:
                 frame.caller = self.context.standing
-                work_as()
+                impersonate()
             self.context.sign(frame.signers)
-            frame.impersonated = self.context.depth
+            frame.impersonation_depth = self.context.depth
             yield
         finally:
-            self.unwind(depth, users)
-            self.context.database, self.scope_identity = outer, scope_identity
+            self.unwind(frame_depth, impersonation_depth)
+            self.context.database, self.scope_identity = caller_database, caller_scope_identity
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """What several statements do stands or falls together: in the open transaction, else in one of their own."""
-        alone = self.transactions.count == 0
-        if alone:
+    def transaction_scope(self) -> Iterator[None]:
+        """Run the block in the open transaction, or in one of its own.
+
+        The transaction of its own commits at the end, and rolls back on an error.
+        """
+        is_own = self.transactions.count == 0
+        if is_own:
             self.transactions.begin()
         try:
             yield
         except BaseException:
-            if alone and self.transactions.count and not self.connection.closed:
+            if is_own and self.transactions.count and not self.connection.closed:
                 self.context.roll_back()
             raise
-        if alone and self.transactions.count:
+        if is_own and self.transactions.count:
             self.context.commit()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """A definition of several statements: as `together`, and inside an open transaction it is undone alone."""
-        with self.together(), self.transactions.undone_alone():
+    def atomic(self) -> Iterator[None]:
+        """Run several statements as one. On an error all of them are undone, and nothing before them."""
+        with self.transaction_scope(), self.transactions.savepoint():
             yield
 
-    def unwind(self, depth: int, users: int) -> None:
-        """Leave the frames and the EXECUTE AS that an error has left open."""
-        while len(self.frames) > depth:
-            self.queries.leave(self.frames.pop())
+    def unwind(self, frame_depth: int, impersonation_depth: int) -> None:
+        """Leave the frames and revert the EXECUTE AS above these depths, as after an error."""
+        while len(self.frames) > frame_depth:
+            self.queries.drop_tables(self.frames.pop())
         self.frame = self.frames[-1] if self.frames else Frame()
-        self.context.unwind(users)
+        self.context.unwind(impersonation_depth)
 
-    def is_login(self, name: str) -> bool:
-        """Whether the instance has a login of that name."""
+    def has_login(self, name: str) -> bool:
+        """Return True if the instance has a login of that name."""
         return bool(
             fetch(
                 self.connection,
-                "machine.is_login",
+                "machine.has_login",
                 "select from servicebroker.logins where lower(name) = lower($1)",
                 (name,),
             )
         )
 
     def set_server_option(self, option: str, value: str) -> None:
-        """A setting of PostgreSQL, for as long as the session lives."""
-        self.queries.set(option, value)
+        """Change a setting of PostgreSQL until the session ends."""
+        self.queries.set_setting(option, value)
 
     def create_database(self, name: str) -> None:
-        """CREATE DATABASE. A login that makes one is db_owner of it.
+        """Run CREATE DATABASE. A login that creates a database becomes a member of its db_owner role.
 
         Raises:
-            BrokerError: 1801 the name is taken, 262 not for who works.
+            BrokerError: 1801 the name is taken, 262 the session may not create databases.
         """
         self.context.demand("CREATE DATABASE")
-        person = self.context.person
+        login = self.context.person
 
         def steps() -> Steps[None]:
             database_id = yield from create_database(name)
-            if person.login_id is not None:
+            if login.login_id is not None:
                 dbo = Definer(User(database_id, name, DBO_ID, "dbo"), self.instance.catalog, self.instance.clock)
-                yield from create_user(dbo, CreateUser(person.name, for_login=person.name))
-                yield from add_role_member(dbo, AddRoleMember("db_owner", person.name))
+                yield from create_user(dbo, CreateUser(login.name, for_login=login.name))
+                yield from add_role_member(dbo, AddRoleMember("db_owner", login.name))
 
         with self.instance.connection() as connection:
             in_transaction(connection, steps())
 
     def drop_database(self, name: str) -> None:
-        """DROP DATABASE, with its tables and procedures.
+        """Run DROP DATABASE, and drop the schemas that hold its tables and procedures.
 
         Raises:
-            BrokerError: 911, 3701 not for who works, 3702, 3708.
+            BrokerError: 911 there is no such database, 3701 the session may not drop it, 3702 it is in use, 3708
+                it is a system database.
         """
         try:
             database = self.context.named(name)
-        except BrokerError as refused:
-            if refused.number != 916:
+        except BrokerError as error:
+            if error.number != 916:
                 raise
             raise BrokerError(3701, "drop", "database", name) from None
         with self.instance.connection() as connection:
             schemas = [
                 schema
                 for (schema,) in fetch(
-                    connection, "machine.drop_database", _SCHEMAS, (name, postgres_name(name, "dbo"))
+                    connection, "machine.drop_database", _SCHEMAS_OF_DATABASE, (name, postgres_name(name, "dbo"))
                 )
             ]
         drop_database(database, DropDatabase(name))
         with self.instance.connection() as connection:
             for schema in schemas:
                 run_command(connection, f"drop schema if exists {quoted(schema)} cascade".encode())
-        self.queries.columns.forget()
+        self.queries.columns.invalidate()
 
-    def allow(self, *uses: Use, database: SessionDatabase | None = None) -> None:
-        """Refuse what who works may not do with what T-SQL has in a database, and what nobody may.
+    def authorize(self, *uses: Use, database: SessionDatabase | None = None) -> None:
+        """Refuse uses of tables, modules and other T-SQL objects of a database that the current user may not make.
 
         Raises:
-            BrokerError: see `engine/security/tsql_objects.py`; 3906 definitions in a database that is READ_ONLY.
+            BrokerError: see `engine/security/tsql_objects.py`; 3906 a definition in a READ_ONLY database.
         """
         user = (database or self.context.database).user
         self.context.ask(authorize_uses(user, uses))
@@ -375,32 +393,32 @@ class Machine:
             self.context.ask(check_definitions(user, uses))
             self.context.ask(check_writable(user.database_id))
 
-    def type_named(self, text: str) -> SqlType:
-        """The type that a declaration names."""
+    def resolve_type(self, text: str) -> SqlType:
+        """Return the type that a declaration names. A name of CREATE TYPE stands for the type below it."""
         try:
-            return _type_named(text)
-        except TsqlError as unknown:
-            key = type_key(text) if unknown.number == 2715 else None
-            found = self.queries.user_types.get(key) if key is not None else None
-            if found is None or found.of is None:
+            return _parse_type_cached(text)
+        except TsqlError as error:
+            key = type_key(text) if error.number == 2715 else None
+            user_type = self.queries.user_types.get(key) if key is not None else None
+            if user_type is None or user_type.of is None:
                 raise
-            return found.of
+            return user_type.of
 
-    def done(self, rows: int | None = None) -> None:
-        """A statement succeeded: @@ERROR is 0, and @@ROWCOUNT what it says."""
-        self.error = 0
+    def record_success(self, rows: int | None = None) -> None:
+        """Set @@ERROR to 0 after a statement, and @@ROWCOUNT if `rows` is given."""
+        self.error_number = 0
         if rows is not None:
             self.rowcount = rows
 
 
 def check_nesting(machine: Machine) -> None:
-    """Refuse a call that is too deep.
+    """Refuse a call beyond the maximum nesting level.
 
     Raises:
         TsqlError: 217.
     """
-    if len(machine.frames) > MAXIMUM_NESTING:
+    if len(machine.frames) > MAX_NESTING_LEVEL:
         raise TsqlError(
             217, "Maximum stored procedure, function, trigger, or view nesting level exceeded "
-            f"(limit {MAXIMUM_NESTING})."
+            f"(limit {MAX_NESTING_LEVEL})."
         )  # fmt: skip

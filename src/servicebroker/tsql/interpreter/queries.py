@@ -1,4 +1,4 @@
-"""Relational statements and expressions: translated, run on the session's connection, and what comes of them."""
+"""Runner of relational statements and expressions: translate, authorize, execute, and report rows or counts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, out_of_variant
-from servicebroker.tsql.interpreter.cursors import follow
+from servicebroker.tsql.interpreter.catalog_cache import Columns, Synonyms, UserFunctions, UserTypes
+from servicebroker.tsql.interpreter.cursors import refresh_current_row
 from servicebroker.tsql.interpreter.definitions import triggers
-from servicebroker.tsql.interpreter.definitions.ddl_events import tell_of_uses
-from servicebroker.tsql.interpreter.evaluation import type_of
+from servicebroker.tsql.interpreter.definitions.ddl_events import post_relation_events
+from servicebroker.tsql.interpreter.evaluation import infer_type
 from servicebroker.tsql.interpreter.frame import Frame
-from servicebroker.tsql.interpreter.implicit_transactions import begin_to_look
+from servicebroker.tsql.interpreter.implicit_transactions import begin_before_query
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.procedures.session_functions import session_context
-from servicebroker.tsql.interpreter.remembered import Columns, Synonyms, UserFunctions, UserTypes
-from servicebroker.tsql.interpreter.set_options import HOLDING
-from servicebroker.tsql.interpreter.simple import Value
+from servicebroker.tsql.interpreter.procedures.session_functions import serialize_session_context
+from servicebroker.tsql.interpreter.set_options import LOCKING_LEVELS
+from servicebroker.tsql.interpreter.simple_expressions import Value
 from servicebroker.tsql.interpreter.statement_runner import run_definition, run_statement
-from servicebroker.tsql.interpreter.violations import violation
+from servicebroker.tsql.interpreter.violations import translate_violation
 from servicebroker.tsql.relational import TEMPORARY, Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope
@@ -41,20 +41,22 @@ from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier,
 from servicebroker.tsql.translation.values.expressions import CONDITION
 from servicebroker.tsql.types import NVARCHAR, VARIANT
 
-# statements whose INTO names a table that is there
-_FILLS = re.compile(r"\A\s*(?:with\b.*?\b)?(?:insert|merge|update|delete)\b", re.IGNORECASE | re.DOTALL)
-_CHANGES = re.compile(r"\A\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
-_ASKS = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IGNORECASE)
-_SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE)
-_VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # of the catalog, also behind a synonym
-_PARAMETERS = 20_000  # of one statement; PostgreSQL takes 65,535
-_DEFINING = ("CREATE ", "ALTER ")  # how statements begin whose own name says where they run
-_SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch", "FeatureNotSupported")
-_STALE = "cached plan must not change result type"
+# statements whose INTO names an existing table
+_FILLS_EXISTING_TABLE = re.compile(r"\A\s*(?:with\b.*?\b)?(?:insert|merge|update|delete)\b", re.IGNORECASE | re.DOTALL)
+_CHANGES_ROWS = re.compile(r"\A\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
+_MAY_READ_SESSION = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IGNORECASE)
+_MAY_READ_CATALOG = re.compile(
+    r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE
+)
+_CATALOG_VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # also behind a synonym
+_MAX_PARAMETERS = 20_000  # per statement; the limit of PostgreSQL is 65,535
+_DEFINING_VERBS = ("CREATE ", "ALTER ")  # they run in the database of the name that they define
+_COLUMN_ERRORS = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch", "FeatureNotSupported")
+_STALE_PLAN_TEXT = "cached plan must not change result type"
 
 
 class Queries:
-    """What a session needs for queries; `machine` is the session."""
+    """The queries of one session, with the catalog caches and settings that they need."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -62,518 +64,580 @@ class Queries:
         self.user_functions = UserFunctions(machine)
         self.user_types = UserTypes(machine)
         self.synonyms = Synonyms(machine)
-        self._shown: str | None = None  # the database that the views of sys show
-        self._told: dict[str, str] | None = None  # what the connection was told of the session, for defaults of columns
+        self._shown_database: str | None = None  # the database that the sys views show
+        self._sent_settings: dict[str, str] | None = None  # by setting, for defaults of columns
         self._identity_insert: str | None = None
-        self._settings: set[str] = set()
-        self._made = 0
-        self._has_temporary = False
+        self._changed_settings: set[str] = set()
+        self._table_count = 0
+        self._has_temporary_objects = False
 
-    def scope(self, most: int = 0) -> Scope:
-        """What the text may name now; of what rows there are, it is given `most`."""
+    def scope(self, row_limit: int = 0) -> Scope:
+        """Return the names that a text may use now.
+
+        `row_limit` is the number of rows that the statement gives or changes at most.
+        """
         machine = self.machine
         return Scope(
             machine.database.name,
             machine.frame.types,
-            self._tables(),
+            self._visible_tables(),
             machine.functions,
             self.columns,
             self._identity_insert,
             self.user_functions,
             user_types=self.user_types,
             synonyms=self.synonyms,
-            read_only={machine.frame.tables[name]: name for name in machine.frame.lent},
-            most=most,
+            read_only={machine.frame.tables[name]: name for name in machine.frame.caller_tables},
+            most=row_limit,
         )
 
-    def _tables(self) -> Mapping[str, str]:
-        """Table variables of this frame; temporary tables of those that called it too."""
+    def _visible_tables(self) -> Mapping[str, str]:
+        """Return the tables of the current frame, and the temporary tables of the frames that called it."""
         frames = self.machine.frames
         if len(frames) < 2:
             return self.machine.frame.tables
-        outer = [_temporary(frame) for frame in reversed(frames[:-1])]
+        outer = [_temporary_tables(frame) for frame in reversed(frames[:-1])]
         return ChainMap(self.machine.frame.tables, *outer)
 
     # ------------------------------------------------------------ running
 
     def run(self, text: str) -> None:
-        """A statement: its rows are said or assigned, its count is kept."""
+        """Run a statement: emit or assign its rows, record its row count."""
         try:
             self._run_translated(text)
-        except psycopg.errors.FeatureNotSupported as refused:
-            if _STALE not in str(refused):
+        except psycopg.errors.FeatureNotSupported as error:
+            if _STALE_PLAN_TEXT not in str(error):
                 raise
-            self._run_translated(text)  # a table has other columns than when this was prepared
+            self._run_translated(text)  # a prepared plan is stale: the table has other columns now
 
     def _run_translated(self, text: str) -> None:
+        """Run a statement. On an error, forget the temporary table that it was about to create."""
         machine = self.machine
-        made = self._shadow(text)
+        shadow = self._shadow_callers_table(text)
         try:
             self._run_in_scope(text)
         except BaseException:
-            machine.frame.tables.pop(made, None)
+            machine.frame.tables.pop(shadow, None)
             raise
 
-    def _shadow(self, text: str) -> str:
-        """The temporary table that is to be made here beside one of a caller's with its name, "" for none."""
-        name = _temporary_of(text)
+    def _shadow_callers_table(self, text: str) -> str:
+        """Choose another name for a temporary table that the statement creates, if a caller has one of that name.
+
+        Return the name in T-SQL, "" if there is no such table.
+        """
+        name = _created_temporary_table(text)
         *outer, frame = self.machine.frames or [self.machine.frame]
-        if not name or name.startswith("##") or name in frame.tables or not any(name in each.tables for each in outer):
+        if (
+            not name
+            or name.startswith("##")
+            or name in frame.tables
+            or not any(name in caller.tables for caller in outer)
+        ):
             return ""
-        self._made += 1
-        frame.tables[name] = f'pg_temp."{name[:40]}_{self._made}"'
+        self._table_count += 1
+        frame.tables[name] = f'pg_temp."{name[:40]}_{self._table_count}"'
         return name
 
     def _run_in_scope(self, text: str) -> None:
+        """Translate a statement and run it. A change with an OUTPUT clause that may be refused is undone as a whole."""
         machine = self.machine
-        done = translate(text, self.scope(machine.row_limit))
-        begin_to_look(machine, done)
-        if done.kind != "rows":
-            machine.transactions.check()
-        changes = done.kind != "ddl" and _has(_CHANGES, text)
-        if changes and machine.shaping and (done.kind == "rows" or done.columns):  # OUTPUT, which may be refused
-            with machine.whole():
-                self._run(done, text, changes=changes)
+        translation = translate(text, self.scope(machine.row_limit))
+        begin_before_query(machine, translation)
+        if translation.kind != "rows":
+            machine.transactions.check_not_doomed()
+        has_changes = translation.kind != "ddl" and _matches(_CHANGES_ROWS, text)
+        if has_changes and machine.result_sets_depth and (translation.kind == "rows" or translation.columns):  # OUTPUT
+            with machine.atomic():
+                self._run_translation(translation, text, changes=has_changes)
             return
-        self._run(done, text, changes=changes)
+        self._run_translation(translation, text, changes=has_changes)
 
-    def _run(self, done: Translated, text: str, *, changes: bool) -> None:
-        work, take = functools.partial(self._execute, done, text), functools.partial(self._take, done, text)
+    def _run_translation(self, translation: Translated, text: str, *, changes: bool) -> None:
+        run_query, handle = (
+            functools.partial(self._execute, translation, text),
+            functools.partial(self._handle_result, translation, text),
+        )
         if changes:
-            self._change(text, work, take)
+            self._run_with_triggers(text, run_query, handle)
         else:
-            take(work())
+            handle(run_query())
 
-    def _change(self, text: str, work: Callable[[], Result], take: Callable[[Result], None]) -> None:
-        """Run and take what may fire triggers: it and they stand or fall together."""
+    def _run_with_triggers(self, text: str, run_query: Callable[[], Result], handle: Callable[[Result], None]) -> None:
+        """Run a change and handle its result, with the triggers that it fires. On an error all of it is undone."""
         machine = self.machine
-        if not triggers.any_exist(machine):
-            take(work())
+        if not triggers.has_triggers(machine):
+            handle(run_query())
             return
-        with machine.together():
-            triggers.ask(machine)
-            result = work()
-            changed = triggers.captured(machine)
-            take(result._replace(touched=result.touched + triggers.diverted_rows(machine, changed)))
-            triggers.fire(machine, text, changed)
+        with machine.transaction_scope():
+            triggers.start_capture(machine)
+            result = run_query()
+            captured_changes = triggers.finish_capture(machine)
+            handle(result._replace(touched=result.touched + triggers.count_diverted_rows(machine, captured_changes)))
+            triggers.fire(machine, text, captured_changes)
 
-    def _take(self, done: Translated, text: str, result: Result) -> None:
-        """What comes of a statement that has run: its rows are said or assigned, its count is kept."""
+    def _handle_result(self, translation: Translated, text: str, result: Result) -> None:
+        """Handle the result of a statement by its kind: emit or assign rows, or record the row count."""
         machine = self.machine
-        if done.kind == "ddl":
-            for use in done.uses:
+        if translation.kind == "ddl":
+            for use in translation.uses:
                 if use.statement in ("DROP TABLE", "DROP VIEW", "DROP SEQUENCE"):
                     user = machine.context.named(use.database or machine.database.name).user
                     machine.context.ask(forget(user, use.schema, use.name))
-            self.columns.forget()
-            self._note_temporary(text)
-            self._divert_again(done)
-            tell_of_uses(machine, done.uses, text)
-            machine.done(0)
-        elif done.kind == "assign":
+            self.columns.invalidate()
+            self._note_temporary_table(text)
+            self._restore_diversions(translation)
+            post_relation_events(machine, translation.uses, text)
+            machine.record_success(0)
+        elif translation.kind == "assign":
             if result.rows:
-                for name, value in zip(done.assignments, result.rows[-1], strict=False):
+                for name, value in zip(translation.assignments, result.rows[-1], strict=False):
                     machine.frame.values[name] = value
-            machine.done(len(result.rows))
-        elif done.kind == "rows" and done.identity is None:
-            machine.say(_result_set(done, result))
-            machine.done(len(result.rows))
+            machine.record_success(len(result.rows))
+        elif translation.kind == "rows" and translation.identity is None:
+            machine.emit(_result_set(translation, result))
+            machine.record_success(len(result.rows))
         else:
-            self._changed(done, text, result)
+            self._record_change(translation, text, result)
 
-    def _divert_again(self, done: Translated) -> None:
-        """A view that was altered is a new one to PostgreSQL: its INSTEAD OF triggers stay."""
-        for use in done.uses:
-            if use.statement in ("ALTER VIEW", "CREATE OR ALTER VIEW") and triggers.any_exist(self.machine):
+    def _restore_diversions(self, translation: Translated) -> None:
+        """Install INSTEAD OF triggers again on an altered view, which is a new view for PostgreSQL."""
+        for use in translation.uses:
+            if use.statement in ("ALTER VIEW", "CREATE OR ALTER VIEW") and triggers.has_triggers(self.machine):
                 database = use.database or self.machine.database.name
-                triggers.divert(self.machine, f"{schema_of(database, use.schema)}.{quoted(postgres_name(use.name))}")
+                triggers.install_diversions(
+                    self.machine, f"{schema_of(database, use.schema)}.{quoted(postgres_name(use.name))}"
+                )
 
-    def _changed(self, done: Translated, text: str, result: Result) -> None:
+    def _record_change(self, translation: Translated, text: str, result: Result) -> None:
+        """Record IDENTITY value and row count of a change, and emit the rows of OUTPUT."""
         machine = self.machine
         rows = result.rows
-        if done.identity is not None:
+        if translation.identity is not None:
             if rows:
-                machine.identity = machine.scope_identity = rows[-1][done.identity]
-            rows = [row[: done.identity] + row[done.identity + 1 :] for row in rows]
-        if done.columns:
-            machine.say(ResultSet(done.columns, rows))
-        self._note_temporary(text)
-        machine.error = 0
-        machine.changed(result.touched)
+                machine.identity = machine.scope_identity = rows[-1][translation.identity]
+            rows = [row[: translation.identity] + row[translation.identity + 1 :] for row in rows]
+        if translation.columns:
+            machine.emit(ResultSet(translation.columns, rows))
+        self._note_temporary_table(text)
+        machine.error_number = 0
+        machine.record_changed_rows(result.touched)
 
-    def collect(self, text: str, most: int = 0) -> ResultSet:
-        """The rows of a query, or the first of them, for whoever asks inside."""
-        done = translate(text, self.scope(most))
-        return _result_set(done, self._execute(done, text))
+    def fetch_result(self, text: str, row_limit: int = 0) -> ResultSet:
+        """Return the rows of a query to the interpreter itself, at most `row_limit` of them if that is not 0."""
+        translation = translate(text, self.scope(row_limit))
+        return _result_set(translation, self._execute(translation, text))
 
-    def scalar(self, text: str) -> Value:
-        """The value of an expression, and its type."""
-        done = translate_expression(text, self.scope())
-        begin_to_look(self.machine, done)
-        rows = self._execute(done, text).rows
-        return Value(rows[0][0] if rows else None, done.types[0] if done.types else None)
+    def evaluate_scalar(self, text: str) -> Value:
+        """Return the value of an expression and its type."""
+        translation = translate_expression(text, self.scope())
+        begin_before_query(self.machine, translation)
+        rows = self._execute(translation, text).rows
+        return Value(rows[0][0] if rows else None, translation.types[0] if translation.types else None)
 
-    def condition(self, text: str) -> bool:
-        """Whether a condition holds.
+    def evaluate_condition(self, text: str) -> bool:
+        """Return True if a condition holds.
 
         Raises:
-            TsqlError: 4145 it is no condition.
+            TsqlError: 4145 the expression is no condition.
         """
-        value, of = self.scalar(text)
-        if of != CONDITION:
+        value, type_ = self.evaluate_scalar(text)
+        if type_ != CONDITION:
             raise no_condition(text)
         return value is True
 
-    def allow(self, uses: Collection[Use], *, is_module: bool) -> None:
-        """Refuse what who works may not do with the tables of a statement, and nobody with what is the broker's.
+    def authorize(self, uses: Collection[Use], *, is_module: bool) -> None:
+        """Refuse uses of tables that the current user may not make, or that nobody may make.
 
-        What a module uses in its own database is dbo's as the module is, and nobody is asked for it. What a view or a
-        function uses in another one is asked of who defines it, since PostgreSQL runs it for whoever reads it.
+        Ownership chaining: a module uses its own database with dbo's rights, so nobody is asked for a permission there.
+        What a view or function uses in another database is asked of its author, because PostgreSQL runs it for every
+        reader.
         """
         machine, context = self.machine, self.machine.context
         for name in {use.database for use in uses}:
-            here = [use for use in uses if use.database == name]
-            defining = [use for use in here if use.defines]
-            using = [use for use in here if not use.defines]
+            own_uses = [use for use in uses if use.database == name]
+            definitions = [use for use in own_uses if use.defines]
+            accesses = [use for use in own_uses if not use.defines]
             if context.person.is_administrator if name else context.database.user.is_dbo:
-                using = []
-            if not defining and not using:
+                accesses = []
+            if not definitions and not accesses:
                 continue
-            there = context.named(name) if name else context.database
-            using = [use for use in using if use.statement != ENTER]
-            if defining:
-                machine.allow(*defining, database=there)
-            if using:
-                chained = is_module and not name
-                context.ask((authorize_queues if chained else authorize_uses)(there.user, using))
+            database = context.named(name) if name else context.database
+            accesses = [use for use in accesses if use.statement != ENTER]
+            if definitions:
+                machine.authorize(*definitions, database=database)
+            if accesses:
+                is_chained = is_module and not name
+                context.ask((authorize_queues if is_chained else authorize_uses)(database.user, accesses))
 
-    def _execute(self, done: Translated, text: str) -> Result:
+    def _execute(self, translation: Translated, text: str) -> Result:
+        """Authorize and execute a translated statement, with the statements that must run before and after it.
+
+        Outside a transaction several statements run in one of their own. On an error everything since the guard is
+        undone.
+        """
         machine = self.machine
-        if done.uses:
-            is_view = done.kind == "ddl" and any(use.statement.endswith(" VIEW") for use in done.uses)
-            uses = _referred(done.uses) if done.kind == "ddl" and not is_view else done.uses
-            self.allow(uses, is_module=machine.frame.is_module or is_view)
-        _check_server(done, machine.connection.info.server_version // 10_000)
-        self._show_database(text, done)
-        self._tell_who(text)
-        machine.transactions.guard()
-        before = self._held(done) + done.before
-        cursors = [name for name in done.parameters if name.startswith(CURRENT_OF)] if _has(_CHANGES, text) else []
-        alone = bool(before or done.after or cursors or done.most) and not machine.transactions.count
+        if translation.uses:
+            is_view = translation.kind == "ddl" and any(use.statement.endswith(" VIEW") for use in translation.uses)
+            uses = _as_references(translation.uses) if translation.kind == "ddl" and not is_view else translation.uses
+            self.authorize(uses, is_module=machine.frame.is_module or is_view)
+        _check_server(translation, machine.connection.info.server_version // 10_000)
+        self._set_shown_database(text, translation)
+        self._send_session_settings(text)
+        machine.transactions.set_guard()
+        preparations = self._read_locks(translation) + translation.before
+        cursors = (
+            [name for name in translation.parameters if name.startswith(CURRENT_OF)]
+            if _matches(_CHANGES_ROWS, text)
+            else []
+        )
+        is_own_transaction = (
+            bool(preparations or translation.after or cursors or translation.most) and not machine.transactions.count
+        )
         try:
-            if alone:
+            if is_own_transaction:
                 run_command(machine.connection, b"begin")
-            for lock in before:
-                run_statement(machine.connection, lock.sql, self._values(lock.parameters))
-            if done.kind == "ddl":
-                run_definition(machine.connection, done.sql)
+            for statement in preparations:
+                run_statement(machine.connection, statement.sql, self._parameter_values(statement.parameters))
+            if translation.kind == "ddl":
+                run_definition(machine.connection, translation.sql)
                 result = Result(None, [], 0)
             else:
-                result = run_statement(machine.connection, done.sql, self._values(done.parameters))
-            _check_most(done, result)
+                result = run_statement(
+                    machine.connection, translation.sql, self._parameter_values(translation.parameters)
+                )
+            _check_row_limit(translation, result)
             for name in cursors[:1]:
-                follow(machine, name.removeprefix(CURRENT_OF), result.touched)
-            for lock in done.after:
-                run_statement(machine.connection, lock.sql, self._values(lock.parameters))
-            if alone:
+                refresh_current_row(machine, name.removeprefix(CURRENT_OF), result.touched)
+            for statement in translation.after:
+                run_statement(machine.connection, statement.sql, self._parameter_values(statement.parameters))
+            if is_own_transaction:
                 run_command(machine.connection, b"commit")
-        except BaseException as problem:
-            if alone and not machine.connection.closed:
+        except BaseException as error:
+            if is_own_transaction and not machine.connection.closed:
                 machine.connection.rollback()
-            machine.transactions.undo()
-            if isinstance(problem, psycopg.Error) and type(problem).__name__ in _SHAPE:
-                self.columns.forget()
-            error = violation(machine, problem, text) if isinstance(problem, psycopg.Error) else None
-            if error is not None:
-                raise error from None
+            machine.transactions.undo_statement()
+            if isinstance(error, psycopg.Error) and type(error).__name__ in _COLUMN_ERRORS:
+                self.columns.invalidate()
+            violation_error = translate_violation(machine, error, text) if isinstance(error, psycopg.Error) else None
+            if violation_error is not None:
+                raise violation_error from None
             raise
         return result
 
-    def _held(self, done: Translated) -> tuple[Lock, ...]:
-        """What keeps others out of the tables of a statement, under the isolation levels that promise it.
+    def _read_locks(self, translation: Translated) -> tuple[Lock, ...]:
+        """Return the statements that lock the tables read, under REPEATABLE READ and SERIALIZABLE.
 
-        A SELECT by itself needs nothing: it sees one state, and nothing comes after it.
+        A SELECT outside a transaction needs no lock: it reads one snapshot, and nothing follows it.
         """
         machine = self.machine
-        is_last = done.kind == "rows" and not machine.transactions.count
-        if machine.isolation not in HOLDING or is_last or done.kind == "ddl":
+        is_last = translation.kind == "rows" and not machine.transactions.count
+        if machine.isolation not in LOCKING_LEVELS or is_last or translation.kind == "ddl":
             return ()
-        return tuple(Lock(f"SELECT tsql.hold({string(table)})", ()) for table in done.reads)
+        return tuple(Lock(f"SELECT tsql.hold({string(table)})", ()) for table in translation.reads)
 
-    def _values(self, names: tuple[str, ...]) -> tuple[object, ...]:
+    def _parameter_values(self, names: tuple[str, ...]) -> tuple[object, ...]:
+        """Return the values of variables and session functions, by the names that the translation uses."""
         frame, functions = self.machine.frame, self.machine.functions
         return tuple(frame.values[name] if name in frame.types else functions[name] for name in names)
 
-    def _show_database(self, text: str, done: Translated) -> None:
-        """The views of sys show one database; it is told before the first statement that may look there."""
+    def _set_shown_database(self, text: str, translation: Translated) -> None:
+        """Tell the connection which database the sys views show, before the first statement that may read them."""
         name = self.machine.database.name
-        if self._shown != name and (_has(_SYS, text) or _has(_VIEW, done.sql)):
-            self.set("servicebroker.database", name)
-            self._shown = name
+        if self._shown_database != name and (
+            _matches(_MAY_READ_CATALOG, text) or _matches(_CATALOG_VIEW, translation.sql)
+        ):
+            self.set_setting("servicebroker.database", name)
+            self._shown_database = name
 
-    def _tell_who(self, text: str) -> None:
-        """Defaults of columns, functions, and the view of the transmission queue ask who works, and in what context.
+    def _send_session_settings(self, text: str) -> None:
+        """Tell the connection who works and in what context, for column defaults, functions and the transmission queue.
 
-        It is told before the first statement that may ask; whoever is not dbo is told at once.
+        The settings are sent before the first statement that may read them, and at once for a user other than dbo.
         """
-        may_ask = self._told is not None or self.user_functions.any_called or not self.machine.database.user.is_dbo
-        if not (may_ask or _has(_ASKS, text)):
+        may_ask = (
+            self._sent_settings is not None
+            or self.user_functions.has_called_any
+            or not self.machine.database.user.is_dbo
+        )
+        if not (may_ask or _matches(_MAY_READ_SESSION, text)):
             return
-        now = _of_session(self.machine)
-        before = dict.fromkeys(self._settings, None) if self._told is None else self._told
-        for setting, value in now.items():
-            if value != before.get(setting, ""):
-                self.set(setting, value)
-        self._told = now
+        settings = _session_settings(self.machine)
+        sent = dict.fromkeys(self._changed_settings, None) if self._sent_settings is None else self._sent_settings
+        for setting, value in settings.items():
+            if value != sent.get(setting, ""):
+                self.set_setting(setting, value)
+        self._sent_settings = settings
 
-    def set(self, option: str, value: str) -> None:
-        """A setting of the connection, given back when the session ends."""
-        self._settings.add(option)
-        fetch(self.machine.connection, "queries.set", "select set_config($1, $2, false)", (option, value))
+    def set_setting(self, setting: str, value: str) -> None:
+        """Change a setting of the connection until the session ends."""
+        self._changed_settings.add(setting)
+        fetch(self.machine.connection, "queries.set_setting", "select set_config($1, $2, false)", (setting, value))
 
-    def rolled_back(self) -> None:
-        """What SET has set inside the transaction may be undone, and tables that it made are gone."""
-        self._shown = self._told = None
-        self.columns.forget()
-        self.user_functions.forget()
-        self.user_types.forget()
-        self.synonyms.forget()
+    def invalidate_all(self) -> None:
+        """Discard cached tables, functions, types and sent settings, which a ROLLBACK may have undone."""
+        self._shown_database = self._sent_settings = None
+        self.columns.invalidate()
+        self.user_functions.invalidate()
+        self.user_types.invalidate()
+        self.synonyms.invalidate()
 
     # ------------------------------------------------------------ temporary tables
 
     def declare_table(self, frame: Frame, name: str, columns: str) -> None:
-        """DECLARE @name TABLE: a temporary table that lives as long as the frame."""
+        """Run DECLARE @name TABLE: create a temporary table that lives as long as the frame."""
         if name in frame.tables:
             return
-        self._made += 1
-        table = f'pg_temp."{name[:40]}_{self._made}"'
-        self.make_table(table, columns)
-        frame.tables[name], frame.declared[name] = table, columns
+        self._table_count += 1
+        table = f'pg_temp."{name[:40]}_{self._table_count}"'
+        self.create_table(table, columns)
+        frame.tables[name], frame.table_definitions[name] = table, columns
 
-    def make_table(self, table: str, columns: str) -> None:
-        """The table of a table variable."""
+    def create_table(self, table: str, columns: str) -> None:
+        """Create the temporary table behind a table variable."""
         scope = self.scope()
         scope.tables = {"#variable": table}
-        done = translate(f"CREATE TABLE #variable {columns}", scope)
-        self._execute(done, "")
-        self._has_temporary = True
+        translation = translate(f"CREATE TABLE #variable {columns}", scope)
+        self._execute(translation, "")
+        self._has_temporary_objects = True
 
-    def insert(self, table: str, columns: list[Column], row: list[Value]) -> None:
-        """One row into a table of the session's, each value converted to its column's type."""
+    def insert_row(self, table: str, columns: list[Column], row: list[Value]) -> None:
+        """Insert one row into a table of the session, and convert each value to the type of its column."""
         values = tuple(
             value.value if value.value is None else convert(value.value, value.type, column.type)
             for column, value in zip(columns, row, strict=True)
         )
-        places = ", ".join(f"${number}" for number in range(1, len(values) + 1))
+        placeholders = ", ".join(f"${number}" for number in range(1, len(values) + 1))
         names = ", ".join(identifier(column.name) for column in columns)
-        run_statement(self.machine.connection, f"insert into {table} ({names}) values ({places})", values)
+        run_statement(self.machine.connection, f"insert into {table} ({names}) values ({placeholders})", values)
 
-    def _note_temporary(self, text: str) -> None:
-        name = _temporary_of(text)
+    def _note_temporary_table(self, text: str) -> None:
+        """Add the temporary table that a statement has created to its frame.
+
+        A ## table belongs to the outermost frame.
+        """
+        name = _created_temporary_table(text)
         if name:
-            self._has_temporary = True
+            self._has_temporary_objects = True
             frame = self.machine.frames[0] if name.startswith("##") else self.machine.frame
             frame.tables.setdefault(name, f'pg_temp."{name}"')
 
-    def leave(self, frame: Frame) -> None:
-        """The frame ends, and its tables with it."""
-        own = [table for name, table in frame.tables.items() if name not in frame.lent]
-        if own and not self.machine.connection.closed:
-            tables = ", ".join(own)
-            self.machine.transactions.settle()
+    def drop_tables(self, frame: Frame) -> None:
+        """Drop the tables of a frame that ends."""
+        owned = [table for name, table in frame.tables.items() if name not in frame.caller_tables]
+        if owned and not self.machine.connection.closed:
+            tables = ", ".join(owned)
+            self.machine.transactions.release_guard()
             run_command(self.machine.connection, f"drop table if exists {tables}".encode())
-            self.columns.forget()
+            self.columns.invalidate()
 
     def close(self) -> None:
-        """The session ends: its connection serves others."""
+        """Reset settings and drop temporary objects, because the connection goes back to the pool."""
         connection = self.machine.connection
         if connection.closed:
             return
-        for option in self._settings:
-            run_command(connection, f"reset {option}".encode())
-        if self._has_temporary:
+        for setting in self._changed_settings:
+            run_command(connection, f"reset {setting}".encode())
+        if self._has_temporary_objects:
             run_command(connection, b"discard temp")
 
     def define_temporary(self, sql: str) -> None:
-        """What goes with the session, in PostgreSQL's own words."""
+        """Run a definition in PostgreSQL's SQL whose object lives as long as the session."""
         self.define(sql)
-        self._has_temporary = True
+        self._has_temporary_objects = True
 
     def define(self, sql: str) -> None:
-        """A definition in PostgreSQL's own words."""
+        """Run a definition in PostgreSQL's SQL."""
         machine = self.machine
-        machine.transactions.check()
-        machine.transactions.guard()
+        machine.transactions.check_not_doomed()
+        machine.transactions.set_guard()
         try:
             run_definition(machine.connection, sql)
         except BaseException:
-            machine.transactions.undo()
+            machine.transactions.undo_statement()
             raise
 
     def insert_rows(self, target: str, rows: list[tuple[object, ...]]) -> None:
-        """INSERT target of rows that a procedure has returned: one change to triggers.
+        """Run INSERT ... EXEC with the rows that the procedure returned. Triggers see one change.
 
         Raises:
-            TsqlError: 213 a row has more or fewer values than there are columns.
+            TsqlError: 213 a row has more or fewer values than the table has columns.
         """
         machine = self.machine
         rows = rows[: machine.row_limit or None]
         if not rows:
-            machine.changed(0)
+            machine.record_changed_rows(0)
             return
         frame = machine.frame
-        given: dict[str, object] = {}
+        parameters: dict[str, object] = {}
         lists: list[str] = []
         for row in rows:
-            names = [f"@insert${len(given) + place}" for place in range(len(row))]
-            given.update(zip(names, row, strict=True))
+            names = [f"@insert${len(parameters) + place}" for place in range(len(row))]
+            parameters.update(zip(names, row, strict=True))
             lists.append(f"({', '.join(names)})")
-        frame.values.update(given)
-        frame.types.update((name, type_of(value) or NVARCHAR) for name, value in given.items())
-        most = max(1, _PARAMETERS // len(rows[0]))
+        frame.values.update(parameters)
+        frame.types.update((name, infer_type(value) or NVARCHAR) for name, value in parameters.items())
+        rows_per_part = max(1, _MAX_PARAMETERS // len(rows[0]))
         try:
-            parts = [self._of_values(target, lists[n : n + most]) for n in range(0, len(lists), most)]
-            self._change(
+            parts = [
+                self._translate_values(target, lists[start : start + rows_per_part])
+                for start in range(0, len(lists), rows_per_part)
+            ]
+            self._run_with_triggers(
                 target,
-                functools.partial(self._insert, parts, target),
-                functools.partial(self._changed, parts[-1], target),
+                functools.partial(self._insert_parts, parts, target),
+                functools.partial(self._record_change, parts[-1], target),
             )
         finally:
-            for name in given:
+            for name in parameters:
                 del frame.types[name], frame.values[name]
 
-    def _of_values(self, target: str, lists: list[str]) -> Translated:
+    def _translate_values(self, target: str, value_lists: list[str]) -> Translated:
+        """Translate the INSERT with the rows as VALUES. A wrong number of values is error 213 here."""
         try:
-            return translate(f"{target} VALUES {', '.join(lists)}", self.scope())
+            return translate(f"{target} VALUES {', '.join(value_lists)}", self.scope())
         except TsqlError as error:
             if error.number not in (109, 110):
                 raise
-            other = TsqlError(213, "Column name or number of supplied values does not match table definition.", state=7)
-            other.undoes = True
-            raise other from None
+            mismatch = TsqlError(
+                213, "Column name or number of supplied values does not match table definition.", state=7
+            )
+            mismatch.undoes = True
+            raise mismatch from None
 
-    def _insert(self, parts: list[Translated], target: str) -> Result:
-        results = [self._execute(done, target) for done in parts]
+    def _insert_parts(self, parts: list[Translated], target: str) -> Result:
+        """Execute the parts of an INSERT, and return the last result with the row count of all parts."""
+        results = [self._execute(translation, target) for translation in parts]
         return results[-1]._replace(touched=sum(result.touched for result in results))
 
-    def behind(self, name: Name) -> Name:
-        """What a synonym stands for; any other name is itself.
+    def resolve_synonym(self, name: Name) -> Name:
+        """Return the name that a synonym stands for. Any other name is returned unchanged.
 
         Raises:
-            TsqlError: 470 that is a synonym too, 7202 it is of another server.
+            TsqlError: 470 the synonym names another synonym, 7202 it names another server.
         """
         database = name.database or self.machine.database.name
-        if not self.synonyms.get(database.lower()):  # most databases have none, and each EXEC and RECEIVE asks
+        if not self.synonyms.get(database.lower()):  # fast path: every EXEC and RECEIVE comes here
             return name
         return Writer(self.scope()).synonym(database, name.schema or "dbo", name.own) or name
 
-    def table_named(self, name: Name) -> str:
-        """The quoted PostgreSQL name of a table.
+    def find_table(self, name: Name) -> str:
+        """Return the quoted PostgreSQL name of a table.
 
         Raises:
-            TsqlError: 8197 there is none.
+            TsqlError: 8197 there is no such table.
         """
         scope = self.scope()
-        written = ".".join("[" + part.replace("]", "]]") + "]" if part else "" for part in name.parts)
-        tables = tables_of(f"SELECT * FROM {written}", scope)
+        bracketed_name = ".".join("[" + part.replace("]", "]]") + "]" if part else "" for part in name.parts)
+        tables = tables_of(f"SELECT * FROM {bracketed_name}", scope)
         if not tables or tables[0] not in self.columns:
             raise TsqlError(8197, f"The object '{name}' does not exist or is invalid for this operation.")
         return tables[0]
 
-    def identity_insert(self, said: str) -> None:
-        """SET IDENTITY_INSERT table ON or OFF."""
-        name, value = said.rsplit(" ", 1)
+    def set_identity_insert(self, argument: str) -> None:
+        """Run SET IDENTITY_INSERT table ON or OFF."""
+        name, state = argument.rsplit(" ", 1)
         scope = self.scope()
         for use in translate(f"SELECT * FROM {name}", scope).uses:
-            there = self.machine.context.named(use.database or self.machine.database.name)
-            self.machine.allow(use._replace(statement="SET IDENTITY_INSERT"), database=there)
+            database = self.machine.context.named(use.database or self.machine.database.name)
+            self.machine.authorize(use._replace(statement="SET IDENTITY_INSERT"), database=database)
         tables = tables_of(f"SELECT * FROM {name}", scope)
-        self._identity_insert = tables[0] if value == "ON" and tables else None
+        self._identity_insert = tables[0] if state == "ON" and tables else None
 
 
-def _referred(uses: Collection[Use]) -> list[Use]:
-    """The functions and sequences that a table names in its defaults and constraints are asked for as its keys are."""
+def _as_references(uses: Collection[Use]) -> list[Use]:
+    """Ask REFERENCES for the functions and sequences in a table's defaults and constraints, as for its foreign keys."""
     return [use._replace(statement="REFERENCES") if use.statement in ("EXECUTE", "UPDATE") else use for use in uses]
 
 
-def _temporary(frame: Frame) -> dict[str, str]:
+def _temporary_tables(frame: Frame) -> dict[str, str]:
     return {name: table for name, table in frame.tables.items() if name.startswith("#")}
 
 
-def _check_server(done: Translated, version: int) -> None:
-    """Raises: TsqlError: 40515 the statement needs a newer server."""
-    if done.server > version:
+def _check_server(translation: Translated, version: int) -> None:
+    """Refuse a statement that needs a newer server.
+
+    Raises:
+        TsqlError: 40515.
+    """
+    if translation.server > version:
         raise unsupported(
             f"This form of MERGE on PostgreSQL {version}",
-            f"It needs PostgreSQL {done.server}. Write INSERT, UPDATE and DELETE, each with OUTPUT.",
+            f"It needs PostgreSQL {translation.server}. Write INSERT, UPDATE and DELETE, each with OUTPUT.",
             0,
         )
 
 
-def _check_most(done: Translated, result: Result) -> None:
-    """Raises: TsqlError: 40515 it has changed more rows than it may, and PostgreSQL does not stop it."""
-    if 0 < done.most < result.touched and done.kind == "assign":
+def _check_row_limit(translation: Translated, result: Result) -> None:
+    """Refuse a statement that changed more rows than its limit, which PostgreSQL does not apply to it.
+
+    Raises:
+        TsqlError: 40515.
+    """
+    if 0 < translation.most < result.touched and translation.kind == "assign":
         raise unsupported(
             "UPDATE with a variable that goes on from row to row", "Use ROW_NUMBER or SUM with OVER (ORDER BY ...).", 0
         )
-    if 0 < done.most < result.touched:
+    if 0 < translation.most < result.touched:
         raise unsupported(
-            f"MERGE that changes more than the {done.most} rows of SET ROWCOUNT",
+            f"MERGE that changes more than the {translation.most} rows of SET ROWCOUNT",
             "Write the TOP into the query behind USING.", 0,
         )  # fmt: skip
 
 
-def _of_session(machine: Machine) -> dict[str, str]:
-    """What the connection is told of the session, by the settings."""
+def _session_settings(machine: Machine) -> dict[str, str]:
+    """Return the settings that tell the connection about the session."""
     original = machine.context.original_login
     return {
         USER: machine.database.user.name,
         LOGIN: machine.login,
         ORIGINAL_LOGIN: "" if original == machine.login else original,
-        CONTEXT: session_context(machine) if machine.session_context else "",
+        CONTEXT: serialize_session_context(machine) if machine.session_context else "",
         CONTEXT_INFO: (machine.context_info or b"").hex(),
     }
 
 
-def _result_set(done: Translated, result: Result) -> ResultSet:
-    names = done.columns
+def _result_set(translation: Translated, result: Result) -> ResultSet:
+    names = translation.columns
     if names is None:
         names = tuple("" if name == "?column?" else name for name in result.columns or ())
-    return ResultSet(names, _shown(done, result.rows))
+    return ResultSet(names, _unwrap_variants(translation, result.rows))
 
 
-def _shown(done: Translated, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Values of sql_variant as what they are."""
-    places = [place for place, of in enumerate(done.types or ()) if of == VARIANT]
-    if not places:
+def _unwrap_variants(translation: Translated, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Replace values of sql_variant by the values inside them."""
+    positions = [position for position, type_ in enumerate(translation.types or ()) if type_ == VARIANT]
+    if not positions:
         return rows
-    shown = [list(row) for row in rows]
-    for row in shown:
-        for place in places:
-            row[place] = None if row[place] is None else out_of_variant(row[place])[0]
-    return [tuple(row) for row in shown]
+    unwrapped = [list(row) for row in rows]
+    for row in unwrapped:
+        for position in positions:
+            row[position] = None if row[position] is None else out_of_variant(row[position])[0]
+    return [tuple(row) for row in unwrapped]
 
 
-def _temporary_of(text: str) -> str:
-    """The temporary table that a statement makes, in lower case, "" for none."""
-    found = TEMPORARY.search(text) if _has(TEMPORARY, text) and not _has(_FILLS, text) else None
-    return (found[1] or found[2]).lower() if found else ""
+def _created_temporary_table(text: str) -> str:
+    """Return the temporary table that a statement creates, in lower case, "" for none."""
+    match = TEMPORARY.search(text) if _matches(TEMPORARY, text) and not _matches(_FILLS_EXISTING_TABLE, text) else None
+    return (match[1] or match[2]).lower() if match else ""
 
 
-def _has(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether the pattern is found; remembered of texts that may come again."""
-    return _searched(pattern, text) if len(text) <= LONG else pattern.search(text) is not None
+def _matches(pattern: re.Pattern[str], text: str) -> bool:
+    """Return True if the pattern occurs in the text. Answers for short texts are cached, since they may come again."""
+    return _matches_cached(pattern, text) if len(text) <= LONG else pattern.search(text) is not None
 
 
 @functools.lru_cache(maxsize=2000)
-def _searched(pattern: re.Pattern[str], text: str) -> bool:
+def _matches_cached(pattern: re.Pattern[str], text: str) -> bool:
     return pattern.search(text) is not None
 
 
 @runs(Relational)
 def _relational(machine: Machine, statement: Relational) -> None:
-    """Run a statement; CREATE and ALTER in the database that they name, where types, keys and defaults are found."""
-    name = database_of_definition(statement.text) if statement.verb.startswith(_DEFINING) else ""
+    """Run a relational statement.
+
+    CREATE and ALTER run in the database of their name, where types and defaults are found.
+    """
+    name = database_of_definition(statement.text) if statement.verb.startswith(_DEFINING_VERBS) else ""
     database = machine.context.named(name) if name else machine.context.database
     with machine.context.within(database):
         machine.queries.run(statement.text)

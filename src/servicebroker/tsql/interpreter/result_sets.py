@@ -1,88 +1,94 @@
-"""EXEC ... WITH RESULT SETS: the columns of what a procedure returns, as whoever calls it wants them."""
+"""EXEC ... WITH RESULT SETS: converts the result sets of a call to the columns that the caller defines."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.interpreter.evaluation import type_of
-from servicebroker.tsql.interpreter.machine import RUNNERS, CallEnd, Machine, runs
+from servicebroker.tsql.interpreter.evaluation import infer_type
+from servicebroker.tsql.interpreter.machine import RUNNERS, CallAborted, Machine, runs
 from servicebroker.tsql.results import ResultSet, Said
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import ResultColumn, ResultSets
 from servicebroker.tsql.types import SqlType
 
-_FAILED = "EXECUTE statement failed because its WITH RESULT SETS clause specified"
+_FAILURE = "EXECUTE statement failed because its WITH RESULT SETS clause specified"
 
 
 @runs(ResultSets)
 def _with_result_sets(machine: Machine, statement: ResultSets) -> None:
-    """Raises: TsqlError: 11535, 11536 another number of them, 11537 of columns, 11538, 11553 what is no such value."""
-    wanted = [[(column, machine.type_named(column.type)) for column in each] for each in statement.sets]
-    listener = machine.listener
-    told = 0
+    """Run an EXEC and convert its result sets.
 
-    def shape(said: Said) -> None:
-        nonlocal told
-        if isinstance(said, ResultSet):
+    Raises:
+        TsqlError: 11535 or 11536 the number of result sets differs, 11537 the number of columns differs, 11538 a type
+            or 11553 a NULL does not fit.
+    """
+    wanted = [[(column, machine.resolve_type(column.type)) for column in columns] for columns in statement.sets]
+    listener = machine.listener
+    sent = 0
+
+    def convert_and_emit(output: Said) -> None:
+        nonlocal sent
+        if isinstance(output, ResultSet):
             try:
-                if told == len(wanted):
+                if sent == len(wanted):
                     raise TsqlError(
-                        11535, f"{_FAILED} {len(wanted)} result set(s), but the statement tried to send more result "
+                        11535, f"{_FAILURE} {len(wanted)} result set(s), but the statement tried to send more result "
                         "sets than this."
                     )  # fmt: skip
-                told += 1
-                said = _shaped(said, wanted[told - 1], told)
-            except TsqlError as refused:
-                raise CallEnd(shape, refused) from None
-        listener(said)
+                sent += 1
+                output = _convert_result_set(output, wanted[sent - 1], sent)
+            except TsqlError as error:
+                raise CallAborted(convert_and_emit, error) from None
+        listener(output)
 
-    machine.listener = shape
-    machine.shaping += 1
+    machine.listener = convert_and_emit
+    machine.result_sets_depth += 1
     try:
-        RUNNERS[type(statement.source)](machine, statement.source)  # its errors are told once, around this
-    except CallEnd as ended:
-        if ended.by is not shape:  # an EXEC around this one
+        RUNNERS[type(statement.source)](machine, statement.source)  # not `step`, which would emit its errors twice
+    except CallAborted as call:
+        if call.listener is not convert_and_emit:  # raised for an EXEC around this one
             raise
-        raise ended.error from None
+        raise call.error from None
     finally:
         machine.listener = listener
-        machine.shaping -= 1
-    if told < len(wanted):
+        machine.result_sets_depth -= 1
+    if sent < len(wanted):
         raise TsqlError(
             11536,
-            f"{_FAILED} {len(wanted)} result set(s), but the statement only sent {told} result set(s) at run time.",
+            f"{_FAILURE} {len(wanted)} result set(s), but the statement only sent {sent} result set(s) at run time.",
         )
 
 
-def _shaped(found: ResultSet, wanted: list[tuple[ResultColumn, SqlType]], place: int) -> ResultSet:
-    if len(found.columns) != len(wanted):
+def _convert_result_set(result: ResultSet, columns: list[tuple[ResultColumn, SqlType]], number: int) -> ResultSet:
+    if len(result.columns) != len(columns):
         raise TsqlError(
-            11537, f"{_FAILED} {len(wanted)} column(s) for result set number {place}, but the statement sent "
-            f"{len(found.columns)} column(s) at run time.",
+            11537, f"{_FAILURE} {len(columns)} column(s) for result set number {number}, but the statement sent "
+            f"{len(result.columns)} column(s) at run time.",
         )  # fmt: skip
     rows = [
         tuple(
-            _value(value, *pair, column, place) for column, (value, pair) in enumerate(zip(row, wanted, strict=True), 1)
+            _convert_value(value, *pair, index, number)
+            for index, (value, pair) in enumerate(zip(row, columns, strict=True), 1)
         )
-        for row in found.rows
+        for row in result.rows
     ]
-    return ResultSet(tuple(column.name for column, _ in wanted), rows)
+    return ResultSet(tuple(index.name for index, _ in columns), rows)
 
 
-def _value(value: object, column: ResultColumn, of: SqlType, number: int, place: int) -> Any:
-    where = f"for column #{number} in result set #{place}, and the corresponding"
+def _convert_value(value: object, column: ResultColumn, type_: SqlType, column_number: int, set_number: int) -> Any:
+    where = f"for column #{column_number} in result set #{set_number}, and the corresponding"
     if value is None:
         if not column.is_nullable:
-            raise TsqlError(11553, f"{_FAILED} a non-nullable type {where} value sent at run time was null.")
+            raise TsqlError(11553, f"{_FAILURE} a non-nullable type {where} value sent at run time was null.")
         return None
-    source = type_of(value)
+    source = infer_type(value)
     try:
-        return convert(value, source, of)
-    except TsqlError as refused:
-        if refused.number != 206:
+        return convert(value, source, type_)
+    except TsqlError as error:
+        if error.number != 206:
             raise
         raise TsqlError(
-            11538, f"{_FAILED} type '{of}' {where} type sent at run time was '{source}'; there is no conversion "
+            11538, f"{_FAILURE} type '{type_}' {where} type sent at run time was '{source}'; there is no conversion "
             "between the two types."
         ) from None  # fmt: skip

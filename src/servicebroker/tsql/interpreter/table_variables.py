@@ -1,4 +1,4 @@
-"""Table variables outlive a ROLLBACK: PostgreSQL undoes what is in their tables, so they are made and filled again."""
+"""Table variables survive a ROLLBACK: their rows are saved before it and written again behind it."""
 
 from __future__ import annotations
 
@@ -15,59 +15,60 @@ if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
 
-class _Kept(NamedTuple):
-    """A table variable; `rows` as PostgreSQL writes them, None where the transaction can answer no question."""
+class _SavedTable(NamedTuple):
+    """The definition and rows of a table variable. `rows` is None if the transaction is lost and cannot be read."""
 
     table: str
     columns: str
     rows: list[str] | None
 
 
-def keep(machine: Machine) -> Callable[[], None]:
-    """Before a ROLLBACK: what makes all table variables again as they are now."""
-    found = [
+def save_table_variables(machine: Machine) -> Callable[[], None]:
+    """Save all table variables before a ROLLBACK. Return a function that restores them."""
+    tables = [
         (frame.tables[name], columns)
         for frame in machine.frames
-        for name, columns in frame.declared.items()
+        for name, columns in frame.table_definitions.items()
         if name in frame.tables
     ]
-    kept = [
-        _Kept(table, columns, None if machine.transactions.is_lost else _rows(machine, table))
-        for table, columns in found
+    saved_tables = [
+        _SavedTable(table, columns, None if machine.transactions.is_lost else _read_rows(machine, table))
+        for table, columns in tables
     ]
 
     def restore() -> None:
         if not machine.connection.closed:
-            for each in kept:
-                _restore(machine, each)
+            for saved in saved_tables:
+                _restore_table(machine, saved)
 
     return restore
 
 
-def _rows(machine: Machine, table: str) -> list[str]:
+def _read_rows(machine: Machine, table: str) -> list[str]:
     return [row for (row,) in run_statement(machine.connection, f"select t::text from {table} as t", ()).rows]
 
 
-def _restore(machine: Machine, kept: _Kept) -> None:
-    ((is_there,),) = fetch(
-        machine.connection, "table_variables.restore", "select to_regclass($1) is not null", (kept.table,)
+def _restore_table(machine: Machine, saved: _SavedTable) -> None:
+    """Create and fill a table variable again, unless the ROLLBACK has left it as it was."""
+    ((exists,),) = fetch(
+        machine.connection, "table_variables.restore_table", "select to_regclass($1) is not null", (saved.table,)
     )
-    if is_there and kept.rows in (None, _rows(machine, kept.table)):
+    if exists and saved.rows in (None, _read_rows(machine, saved.table)):
         return
-    if is_there:
-        run_command(machine.connection, f"delete from {kept.table}".encode())
+    if exists:
+        run_command(machine.connection, f"delete from {saved.table}".encode())
     else:
-        machine.queries.make_table(kept.table, kept.columns)
-    machine.queries.columns.forget()
-    columns = machine.queries.columns.get(kept.table) or ()
-    if not kept.rows:
+        machine.queries.create_table(saved.table, saved.columns)
+    machine.queries.columns.invalidate()
+    columns = machine.queries.columns.get(saved.table) or ()
+    if not saved.rows:
         return
     written = [column for column in columns if not column.is_computed]
     names = ", ".join(identifier(column.name) for column in written)
-    values = [counted_on(f"(r).{identifier(column.name)}", kept.table, column) for column in written]
+    values = [counted_on(f"(r).{identifier(column.name)}", saved.table, column) for column in written]
     run_statement(
         machine.connection,
-        f"insert into {kept.table} ({names}) select {', '.join(values)} from "
-        f"(select row::{kept.table} as r from unnest($1::text[]) with ordinality as u (row, n) order by n) as kept",
-        (kept.rows,),
+        f"insert into {saved.table} ({names}) select {', '.join(values)} from "
+        f"(select row::{saved.table} as r from unnest($1::text[]) with ordinality as u (row, n) order by n) as kept",
+        (saved.rows,),
     )

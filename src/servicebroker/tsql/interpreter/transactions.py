@@ -1,8 +1,8 @@
-"""BEGIN, COMMIT, ROLLBACK and SAVE TRANSACTION on the session's connection, and what a failed statement leaves.
+"""BEGIN, COMMIT, ROLLBACK and SAVE TRANSACTION on the session's connection, and the guard around each statement.
 
-A relational statement inside a transaction runs behind a savepoint of ours, so that its failure undoes nothing else.
-The savepoint and its release travel with the statements (`Ahead`); they cost no round trip. Verbs need none: a verb
-that is refused has changed nothing.
+A relational statement inside a transaction runs behind a savepoint, the guard, so that its failure undoes nothing else.
+The savepoint and its release travel with other statements (`Ahead`) and cost no round trip. Verbs need no guard: a
+refused verb has changed nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from servicebroker.store.running import run, run_alone
 from servicebroker.store.statements import Rows, Statement, only
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
-_GUARD = b"tsql_statement"
-_BEGIN = (b"begin", b"begin isolation level repeatable read")  # the second one is what SNAPSHOT means
-_DOOMED = (
+_GUARD_NAME = b"tsql_statement"
+_BEGIN_COMMANDS = (b"begin", b"begin isolation level repeatable read")  # the second one for SNAPSHOT
+_DOOMED_TEXT = (
     "The current transaction cannot be committed and cannot support operations that write to the log file. "
     "Roll back the transaction."
 )
-_DOOMED_SAVEPOINT = (
+_DOOMED_SAVEPOINT_TEXT = (
     "The current transaction cannot be committed and cannot be rolled back to a savepoint. "
     "Roll back the entire transaction."
 )
@@ -36,95 +36,102 @@ _DOOMED_SAVEPOINT = (
 
 @dataclass
 class Transactions:
-    """The transaction of a session, if one is open.
+    """The transaction of a session.
 
     Attributes:
-        dialogs: new conversations of it that wait; they leave before the next statement, or with COMMIT.
-        count: @@TRANCOUNT.
-        doomed: whether it can only be rolled back: XACT_STATE() is -1.
-        took: the transaction's id and the queue of each RECEIVE that found something.
-        met: the groups and conversations that it has taken messages of, or ended. They may be gone since.
-        snapshot: whether all of its statements see what was there when the first one ran.
-        keep: is called before a ROLLBACK, and what it returns behind it: what that does not undo.
-        when_undone: is called after PostgreSQL has undone something, with which settings of the connection go back.
+        dialogs: new conversations of the transaction that are still to be sent, before the next statement or with
+            COMMIT.
+        count: @@TRANCOUNT, 0 if no transaction is open.
+        is_doomed: True if the transaction can only be rolled back: XACT_STATE() is -1.
+        received_from: the transaction's id and the queue of each RECEIVE that returned messages.
+        touched_ids: conversations and groups of received messages and of ended conversations. They may no longer exist.
+        is_implicit: True if SET IMPLICIT_TRANSACTIONS began the transaction.
+        is_external: True if the transaction belongs to the caller of the session, who ends it.
+        is_snapshot: True if all statements read the state at the first one.
+        save_tables: called before a ROLLBACK. Returns a function that restores what a ROLLBACK must not undo.
+        on_undo: called after PostgreSQL has undone something, because settings of the connection go back with it.
     """
 
     connection: DirectConnection
     dialogs: WaitingDialogs
     count: int = 0
-    doomed: bool = False
-    took: set[tuple[int, int]] = field(default_factory=set)
-    met: set[UUID] = field(default_factory=set)
-    is_implicit: bool = False  # SET IMPLICIT_TRANSACTIONS has begun it
-    outer: bool = False  # the transaction belongs to the caller, who ends it
-    snapshot: bool = False
-    keep: Callable[[], Callable[[], None]] = field(default=lambda: lambda: None)
-    when_undone: Callable[[], None] = field(default=lambda: None)
-    _floor: int = 0  # COMMIT and ROLLBACK leave so many open
-    _name: str = ""
-    _savepoints: list[tuple[str, str]] = field(default_factory=list)  # name in T-SQL, in PostgreSQL
-    _made: int = 0
-    _guarded: bool = False
-    _commit: psycopg.Error | bool = False  # whether COMMIT has travelled, or why PostgreSQL has refused it
+    is_doomed: bool = False
+    received_from: set[tuple[int, int]] = field(default_factory=set)
+    touched_ids: set[UUID] = field(default_factory=set)
+    is_implicit: bool = False
+    is_external: bool = False
+    is_snapshot: bool = False
+    save_tables: Callable[[], Callable[[], None]] = field(default=lambda: lambda: None)
+    on_undo: Callable[[], None] = field(default=lambda: None)
+    _minimum_count: int = 0  # the count below which INSERT ... EXEC may not go
+    _outermost_name: str = ""
+    _savepoints: list[tuple[str, str]] = field(default_factory=list)  # names in T-SQL and in PostgreSQL
+    _savepoint_count: int = 0
+    _has_guard: bool = False
+    _commit_outcome: psycopg.Error | bool = False  # True if COMMIT was sent with a statement, or its error
 
     @property
     def state(self) -> int:
-        """XACT_STATE()."""
-        return -1 if self.doomed else int(self.count > 0)
+        """Return XACT_STATE()."""
+        return -1 if self.is_doomed else int(self.count > 0)
 
     def begin(self, name: str = "", *, snapshot: bool = False) -> None:
-        """BEGIN TRANSACTION; one inside another one only counts."""
+        """Run BEGIN TRANSACTION. Inside a transaction it only adds to the count."""
         if self.count == 0:
-            self.connection.ahead.append(Ahead(_BEGIN[snapshot]))
-            self.snapshot = snapshot
-            self._name = name.lower()
+            self.connection.ahead.append(Ahead(_BEGIN_COMMANDS[snapshot]))
+            self.is_snapshot = snapshot
+            self._outermost_name = name.lower()
         self.count += 1
 
-    def begin_as(self, *, snapshot: bool) -> None:
-        """Another isolation level for a transaction of which nothing has been sent yet."""
+    def change_isolation(self, *, snapshot: bool) -> None:
+        """Change the isolation level of a transaction whose BEGIN has not been sent yet."""
         self.connection.ahead[:] = [
-            Ahead(_BEGIN[snapshot]) if one.command in _BEGIN else one for one in self.connection.ahead
+            Ahead(_BEGIN_COMMANDS[snapshot]) if ahead.command in _BEGIN_COMMANDS else ahead
+            for ahead in self.connection.ahead
         ]
-        self.snapshot = snapshot
+        self.is_snapshot = snapshot
 
     def commit(self) -> bool:
-        """COMMIT TRANSACTION; whether that ended it.
+        """Run COMMIT TRANSACTION. Return True if it ended the transaction.
 
         Raises:
-            TsqlError: 3902 none is open, 3930 it is doomed, 3916 INSERT ... EXEC holds it open.
+            TsqlError: 3902 no transaction is open, 3930 it is doomed, 3916 INSERT ... EXEC holds it open.
         """
         if self.count == 0:
             raise TsqlError(3902, "The COMMIT TRANSACTION request has no corresponding BEGIN TRANSACTION.")
-        self.check()
-        if self.count == self._floor:
+        self.check_not_doomed()
+        if self.count == self._minimum_count:
             raise TsqlError(
                 3916, "Cannot use the COMMIT statement within an INSERT-EXEC statement unless BEGIN TRANSACTION is "
                 "used first.", state=0,
             )  # fmt: skip
-        if self.count > 1 or self.outer:
+        if self.count > 1 or self.is_external:
             if self.count == 1:
                 raise TsqlError(3902, "The transaction belongs to the caller, who commits it.")
             self.count -= 1
             return False
-        travelled = self._commit
+        outcome = self._commit_outcome
         try:
             if self.dialogs:
                 self._commit_dialogs()
             else:
-                begun = self.has_begun() and not travelled
+                should_send = self.has_begun() and not outcome
                 self.connection.ahead.clear()  # COMMIT releases savepoints
-                if begun:
+                if should_send:
                     run_command(self.connection, b"commit")
         finally:
-            self._ended()
-        if isinstance(travelled, psycopg.Error):
-            raise travelled
+            self._reset()
+        if isinstance(outcome, psycopg.Error):
+            raise outcome
         return True
 
     def _commit_dialogs(self) -> None:
-        """COMMIT behind the new conversations that wait. As the only statement they are a transaction by themselves."""
+        """Send the waiting conversations, then COMMIT.
+
+        If they are the whole transaction and one statement, it runs alone.
+        """
         ahead = self.connection.ahead
-        if self.dialogs.is_one_statement and [one.command for one in ahead] == [_BEGIN[False]]:
+        if self.dialogs.is_one_statement and [command.command for command in ahead] == [_BEGIN_COMMANDS[False]]:
             ahead.clear()
             run_alone(self.connection, self.dialogs.take())
             return
@@ -133,235 +140,239 @@ class Transactions:
         run_command(self.connection, b"commit")
 
     @property
-    def may_end(self) -> bool:
-        """Whether COMMIT would end it."""
-        return self.count == 1 and not self._floor and not self.outer and not self.doomed
+    def would_commit(self) -> bool:
+        """Return True if COMMIT would end the transaction."""
+        return self.count == 1 and not self._minimum_count and not self.is_external and not self.is_doomed
 
     def run_and_commit(self, statement: Statement) -> Rows:
-        """A statement, and in its round trip the COMMIT that is the session's next one, which is told how that went.
+        """Run a statement, and in its round trip the COMMIT that is the session's next statement.
 
-        No rows: neither was done, the statement would have returned none.
+        `commit` then reports the outcome of that COMMIT.
+
+        Return no rows if neither was done, because the statement would have returned none.
         """
-        self.guard()
+        self.set_guard()
         try:
             rows = run(self.connection, only(statement._replace(sql=statement.certain, then=b"commit")))
         except psycopg.errors.DivisionByZero:
-            self.undo()
+            self.undo_statement()
             return ()
-        except psycopg.Error as refused:
+        except psycopg.Error as error:
             if self.connection.closed or self.is_lost:
                 raise
-            self._commit = refused
+            self._commit_outcome = error
             return ((0,),)
-        self._commit = True
+        self._commit_outcome = True
         return rows
 
     @contextmanager
-    def held_open(self) -> Iterator[None]:
-        """What runs inside, of an INSERT ... EXEC, does not end the transaction, nor go back to before.
+    def hold_open(self) -> Iterator[None]:
+        """Keep the block, an INSERT ... EXEC, from ending the transaction or going back to an earlier savepoint.
 
         Raises:
-            TsqlError: 8164 another one holds it.
+            TsqlError: 8164 another INSERT ... EXEC holds the transaction.
         """
-        if self._floor:
+        if self._minimum_count:
             raise TsqlError(8164, "An INSERT EXEC statement cannot be nested.")
         savepoints, self._savepoints = self._savepoints, []
-        self._floor = self.count
+        self._minimum_count = self.count
         try:
             yield
         finally:
-            self._floor, self._savepoints = 0, savepoints if self.count else []
+            self._minimum_count, self._savepoints = 0, savepoints if self.count else []
 
-    def check_ends(self) -> None:
-        """Refuse a ROLLBACK TRANSACTION of what is held open.
+    def check_rollback_allowed(self) -> None:
+        """Refuse a ROLLBACK TRANSACTION inside INSERT ... EXEC.
 
         Raises:
             TsqlError: 3915.
         """
-        if self._floor:
+        if self._minimum_count:
             error = TsqlError(3915, "Cannot use the ROLLBACK statement within an INSERT-EXEC statement.", state=0)
             error.undoes = True
             raise error
 
     def has_begun(self) -> bool:
-        """Whether BEGIN has been sent, or something waits that is to be done behind it."""
-        return bool(self.dialogs) or not any(one.command in _BEGIN for one in self.connection.ahead)
+        """Return True if BEGIN has been sent, or if conversations wait to be sent behind it."""
+        return bool(self.dialogs) or not any(ahead.command in _BEGIN_COMMANDS for ahead in self.connection.ahead)
 
     def rollback(self) -> None:
-        """ROLLBACK TRANSACTION of all.
+        """Run ROLLBACK TRANSACTION of the whole transaction.
 
         Raises:
-            TsqlError: 3903 none is open.
+            TsqlError: 3903 no transaction is open, or it belongs to the caller.
         """
         if self.count == 0:
             raise TsqlError(3903, "The ROLLBACK TRANSACTION request has no corresponding BEGIN TRANSACTION.")
-        if self.outer:
+        if self.is_external:
             raise TsqlError(
                 3903, "The transaction belongs to the caller, who rolls it back: raise an error with THROW."
             )
         self.dialogs.drop()
         if not self.has_begun():
             self.connection.ahead.clear()
-            self._ended()
+            self._reset()
             return
-        restore = self.keep()
+        restore = self.save_tables()
         self.connection.ahead.clear()
         try:
             run_command(self.connection, b"rollback")
-            self.when_undone()
+            self.on_undo()
         finally:
-            self._ended()
+            self._reset()
         restore()
 
-    def meet(self, messages: Iterable[Message]) -> None:
-        """Note the groups and conversations of messages that were taken, if a transaction is open."""
+    def note_messages(self, messages: Iterable[Message]) -> None:
+        """Note the groups and conversations of received messages, if a transaction is open."""
         if self.count:
             for message in messages:
-                self.met |= {message.conversation_group_id, message.conversation_handle}
+                self.touched_ids |= {message.conversation_group_id, message.conversation_handle}
 
-    def _ended(self) -> None:
+    def _reset(self) -> None:
         self.dialogs.drop()
         self.count = 0
-        self.doomed = self._guarded = self.snapshot = self.is_implicit = self._commit = False
+        self.is_doomed = self._has_guard = self.is_snapshot = self.is_implicit = self._commit_outcome = False
         self._savepoints.clear()
-        self.met.clear()
-        self._name = ""
+        self.touched_ids.clear()
+        self._outermost_name = ""
         release_kept(self.connection)
 
     @property
     def is_lost(self) -> bool:
-        """Whether PostgreSQL accepts nothing but its end: it has refused a verb, which runs without a savepoint."""
+        """Return True if PostgreSQL accepts nothing but ROLLBACK, after it has refused a verb, which has no guard."""
         return self.count > 0 and self.connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
 
     def restart(self) -> None:
-        """All of it is undone and its locks are free; it stays open, doomed, so that CATCH can read and roll back."""
+        """Roll back in PostgreSQL, and begin a doomed transaction in its place, so that CATCH can read."""
         self.dialogs.drop()
         self.connection.ahead.clear()
         run_command(self.connection, b"rollback")
-        self.when_undone()
+        self.on_undo()
         release_kept(self.connection)
-        self.connection.ahead.append(Ahead(_BEGIN[self.snapshot]))
-        self._guarded = False
-        self.doomed = True
+        self.connection.ahead.append(Ahead(_BEGIN_COMMANDS[self.is_snapshot]))
+        self._has_guard = False
+        self.is_doomed = True
 
     def save(self, name: str) -> None:
-        """SAVE TRANSACTION name.
+        """Run SAVE TRANSACTION name.
 
         Raises:
-            TsqlError: 628 none is open, 3930 it is doomed.
+            TsqlError: 628 no transaction is open, 3930 it is doomed.
         """
         if self.count == 0:
             raise TsqlError(628, "Cannot issue SAVE TRANSACTION when there is no active transaction.")
-        self.check()
-        self.settle()
-        self._made += 1
-        savepoint = f"tsql_{self._made}"
+        self.check_not_doomed()
+        self.release_guard()
+        self._savepoint_count += 1
+        savepoint = f"tsql_{self._savepoint_count}"
         self.connection.ahead.append(Ahead(f"savepoint {savepoint}".encode()))
         self._savepoints.append((name.lower(), savepoint))
 
-    def names_all(self, name: str) -> bool:
-        """Whether ROLLBACK TRANSACTION with this name is one of all: the outermost BEGIN has it, and no savepoint."""
-        known = [own for own, _ in self._savepoints]
-        return self.count > 0 and name.lower() == self._name and name.lower() not in known
+    def is_outermost_name(self, name: str) -> bool:
+        """Return True if the outermost BEGIN has this name, and no savepoint: ROLLBACK then ends the transaction."""
+        savepoints = [savepoint for savepoint, _ in self._savepoints]
+        return self.count > 0 and name.lower() == self._outermost_name and name.lower() not in savepoints
 
     def rollback_to(self, name: str) -> None:
-        """ROLLBACK TRANSACTION to a savepoint.
+        """Run ROLLBACK TRANSACTION to a savepoint.
 
         Raises:
-            TsqlError: 3903 none is open, 6401 no such name, 3931 it is doomed.
+            TsqlError: 3903 no transaction is open, 6401 there is no such name, 3931 the transaction is doomed.
         """
         if self.count == 0:
             raise TsqlError(3903, "The ROLLBACK TRANSACTION request has no corresponding BEGIN TRANSACTION.")
-        found = [place for place, (known, _) in enumerate(self._savepoints) if known == name.lower()]
-        if not found:
+        positions = [
+            position for position, (savepoint_name, _) in enumerate(self._savepoints) if savepoint_name == name.lower()
+        ]
+        if not positions:
             raise TsqlError(6401, f"Cannot roll back {name}. No transaction or savepoint of that name was found.")
-        if self.doomed:
-            raise TsqlError(3931, _DOOMED_SAVEPOINT)
+        if self.is_doomed:
+            raise TsqlError(3931, _DOOMED_SAVEPOINT_TEXT)
         self.dialogs.drop()
-        savepoint = self._savepoints[found[-1]][1]
-        del self._savepoints[found[-1] + 1 :]
-        restore = self.keep()
-        self._guarded = False
-        self.connection.ahead[:] = [one for one in self.connection.ahead if b"release" not in one.command]
+        savepoint = self._savepoints[positions[-1]][1]
+        del self._savepoints[positions[-1] + 1 :]
+        restore = self.save_tables()
+        self._has_guard = False
+        self.connection.ahead[:] = [command for command in self.connection.ahead if b"release" not in command.command]
         run_command(self.connection, f"rollback to savepoint {savepoint}".encode())
-        self.when_undone()
+        self.on_undo()
         restore()
 
     # ------------------------------------------------------------ statements
 
-    def check(self) -> None:
-        """Refuse what cannot be done in a doomed transaction.
+    def check_not_doomed(self) -> None:
+        """Refuse a statement that writes in a doomed transaction.
 
         Raises:
             TsqlError: 3930.
         """
-        if self.doomed:
-            raise TsqlError(3930, _DOOMED)
+        if self.is_doomed:
+            raise TsqlError(3930, _DOOMED_TEXT)
 
-    def check_present(self) -> None:
-        """Refuse what goes by the state of now, and not by that of when the transaction began.
+    def check_not_snapshot(self) -> None:
+        """Refuse an operation that needs the current state, in a transaction that reads a snapshot.
 
         Raises:
             TsqlError: 40515.
         """
-        if self.snapshot:
+        if self.is_snapshot:
             raise unsupported(
                 "The broker in a transaction of SNAPSHOT",
-                "RECEIVE has to see what others have just committed: say another isolation level before BEGIN "
-                "TRANSACTION.", 0,
+                "RECEIVE must read the latest commits: set another isolation level before BEGIN TRANSACTION.", 0,
             )  # fmt: skip
 
     @contextmanager
-    def undone_alone(self) -> Iterator[None]:
-        """Several statements of an open transaction: when one fails, what those before it have done is undone."""
-        self.settle()
-        self._made += 1
-        savepoint = f"tsql_{self._made}".encode()
+    def savepoint(self) -> Iterator[None]:
+        """Undo all statements of the block if one of them fails, and nothing before the block."""
+        self.release_guard()
+        self._savepoint_count += 1
+        savepoint = f"tsql_{self._savepoint_count}".encode()
         self.connection.ahead.append(Ahead(b"savepoint " + savepoint))
         try:
             yield
         except BaseException:
             self._undo_to(savepoint)
             raise
-        self.settle()
+        self.release_guard()
         if self.count:
             self.connection.ahead.append(Ahead(b"release savepoint " + savepoint))
 
     def _undo_to(self, savepoint: bytes) -> None:
+        """Roll back to a savepoint, or drop it if it has not been sent yet."""
         self.dialogs.drop()
         if not self.count or self.connection.closed:
             return
-        self._guarded = False
-        waiting = [one.command for one in self.connection.ahead]
-        if b"savepoint " + savepoint in waiting:  # it was never sent
-            del self.connection.ahead[waiting.index(b"savepoint " + savepoint) :]
+        self._has_guard = False
+        commands = [command.command for command in self.connection.ahead]
+        if b"savepoint " + savepoint in commands:  # not sent yet
+            del self.connection.ahead[commands.index(b"savepoint " + savepoint) :]
             return
         self.connection.ahead.clear()
         run_command(self.connection, b"rollback to savepoint " + savepoint)
-        self.when_undone()
+        self.on_undo()
 
-    def guard(self) -> None:
-        """Before a statement that PostgreSQL may refuse."""
+    def set_guard(self) -> None:
+        """Set the guard before a statement that PostgreSQL may refuse."""
         if self.count:
-            self.settle()
-            self.connection.ahead.append(Ahead(b"savepoint " + _GUARD))
-            self._guarded = True
+            self.release_guard()
+            self.connection.ahead.append(Ahead(b"savepoint " + _GUARD_NAME))
+            self._has_guard = True
 
-    def settle(self) -> None:
-        """Before a statement that needs no savepoint: the last one's goes. What waits leaves before a savepoint."""
+    def release_guard(self) -> None:
+        """Release the guard of the last statement, before one that needs none. Waiting verbs are sent first."""
         send_what_waits(self.connection)
-        if self._guarded:
-            self.connection.ahead.append(Ahead(b"release savepoint " + _GUARD))
-            self._guarded = False
+        if self._has_guard:
+            self.connection.ahead.append(Ahead(b"release savepoint " + _GUARD_NAME))
+            self._has_guard = False
 
-    def undo(self) -> None:
-        """The statement behind `guard` has failed."""
-        if self._guarded and not self.connection.closed:
-            if self.connection.ahead:  # it was never sent
+    def undo_statement(self) -> None:
+        """Undo the statement behind the guard, which has failed."""
+        if self._has_guard and not self.connection.closed:
+            if self.connection.ahead:  # not sent yet
                 self.connection.ahead[:] = [
-                    one for one in self.connection.ahead if one.command != b"savepoint " + _GUARD
+                    command for command in self.connection.ahead if command.command != b"savepoint " + _GUARD_NAME
                 ]
-                self._guarded = False
+                self._has_guard = False
                 return
-            run_command(self.connection, b"rollback to savepoint " + _GUARD)
-            self.when_undone()
+            run_command(self.connection, b"rollback to savepoint " + _GUARD_NAME)
+            self.on_undo()

@@ -1,4 +1,4 @@
-"""The errors of constraints, in the names that their tables were made with."""
+"""Errors of constraints, with the names that tables, columns and constraints were created with."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from servicebroker.tsql.statement_errors import TsqlError
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
-# $1 schema, $2 table, $3 constraint, or index; names as they were written stand in comments
-_FIND = """
+# $1 schema, $2 table, $3 constraint or index. Comments of the objects hold the names as they were written.
+_FIND_CONSTRAINT = """
 select coalesce(s.broker_database, ''), coalesce(s.name, 'dbo'),
        coalesce(tsql.noted_name(t.oid), t.relname),
        coalesce(tsql.noted_constraint(c.oid, 1), obj_description(i.oid, 'pg_class')), c.contype::text,
@@ -31,11 +31,11 @@ select coalesce(s.broker_database, ''), coalesce(s.name, 'dbo'),
   left join tsql.every_schema f on f.postgres_schema = r.relnamespace::regnamespace::text
  where n.nspname = $1 and t.relname = $2
 """
-_COLUMN = """
+_FIND_COLUMN = """
 select tsql.written_column(a.attrelid, array[a.attnum]) from pg_attribute a
  where a.attrelid = to_regclass(format('%I.%I', $1::text, $2::text)) and a.attname = $3
 """
-_COUNTED = """
+_FIND_IDENTITY_TYPE = """
 select b.type from pg_class c
   join pg_sequence s on s.seqrelid = c.oid
   join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'i'
@@ -45,56 +45,71 @@ select b.type from pg_class c
 _VERB = re.compile(r"\b(?:insert|update|delete|merge|alter\s+table)\b", re.IGNORECASE)
 
 
-def violation(machine: Machine, problem: psycopg.Error, statement: str) -> TsqlError | None:
-    """The error of a constraint, or of IDENTITY; None for others, and where the transaction can answer no question."""
-    said = problem.diag
-    if isinstance(problem, psycopg.errors.SequenceGeneratorLimitExceeded) and not machine.transactions.is_lost:
-        return _counted_out(machine, (said.message_primary or "").split('"')[1])
-    if not isinstance(problem, psycopg.IntegrityError) or not said.table_name or machine.transactions.is_lost:
+def translate_violation(machine: Machine, error: psycopg.Error, statement: str) -> TsqlError | None:
+    """Return SQL Server's error for a violated constraint or an exhausted IDENTITY.
+
+    None for any other error, and in a lost transaction, where the catalog cannot be read.
+    """
+    diagnostics = error.diag
+    if isinstance(error, psycopg.errors.SequenceGeneratorLimitExceeded) and not machine.transactions.is_lost:
+        return _identity_overflow(machine, (diagnostics.message_primary or "").split('"')[1])
+    if not isinstance(error, psycopg.IntegrityError) or not diagnostics.table_name or machine.transactions.is_lost:
         return None
-    table = said.schema_name, said.table_name
-    rows = fetch(machine.connection, "violations.violation", _FIND, (*table, said.constraint_name or ""))
+    table = diagnostics.schema_name, diagnostics.table_name
+    rows = fetch(
+        machine.connection,
+        "violations.translate_violation",
+        _FIND_CONSTRAINT,
+        (*table, diagnostics.constraint_name or ""),
+    )
     if not rows:
         return None
-    database, schema, name, constraint, kind, far_schema, far_table, column, far_column = rows[0]
+    database, schema, name, constraint, kind, referenced_schema, referenced_table, column, referenced_column = rows[0]
     if name.startswith("@"):
         name = name.rsplit("_", 1)[0]
-    constraint = constraint or as_written(said.constraint_name or "", statement)
-    found = _VERB.search(statement)
-    verb = " ".join(found[0].upper().split()) if found else "INSERT"
+    constraint = constraint or as_written(diagnostics.constraint_name or "", statement)
+    match = _VERB.search(statement)
+    verb = " ".join(match[0].upper().split()) if match else "INSERT"
     shown = f"{schema}.{name}"
-    if problem.sqlstate == "23502":
-        columns = fetch(machine.connection, "violations.violation.find_column", _COLUMN, (*table, said.column_name))
-        own = columns[0][0] if columns else said.column_name
+    if error.sqlstate == "23502":
+        columns = fetch(
+            machine.connection,
+            "violations.translate_violation.find_column",
+            _FIND_COLUMN,
+            (*table, diagnostics.column_name),
+        )
+        own = columns[0][0] if columns else diagnostics.column_name
         return TsqlError(
             515, f"Cannot insert the value NULL into column '{own}', table '{database}.{shown}'; column does not allow "
             f"nulls. {verb} fails.", state=2,
         )  # fmt: skip
-    if problem.sqlstate == "23505":
-        return _duplicate(kind, constraint, shown, from_postgres(said.message_detail or ""))
-    if problem.sqlstate not in ("23503", "23514"):
+    if error.sqlstate == "23505":
+        return _duplicate_key(kind, constraint, shown, from_postgres(diagnostics.message_detail or ""))
+    if error.sqlstate not in ("23503", "23514"):
         return None
-    word, place, of = "CHECK", shown, column
-    if problem.sqlstate == "23503":
-        is_missing = "is not present in table" in (said.message_detail or "")
-        word = "FOREIGN KEY" if is_missing else "REFERENCE"
-        place, of = (f"{far_schema}.{far_table}", far_column) if is_missing else (shown, column)
-    where = f", column '{of}'" if of else ""
+    kind_word, shown_place, place_column = "CHECK", shown, column
+    if error.sqlstate == "23503":
+        is_missing = "is not present in table" in (diagnostics.message_detail or "")
+        kind_word = "FOREIGN KEY" if is_missing else "REFERENCE"
+        shown_place, place_column = (
+            (f"{referenced_schema}.{referenced_table}", referenced_column) if is_missing else (shown, column)
+        )
+    column_clause = f", column '{place_column}'" if place_column else ""
     return TsqlError(
-        547, f'The {verb} statement conflicted with the {word} constraint "{constraint}". The conflict occurred in '
-        f'database "{database}", table "{place}"{where}.', state=0,
+        547, f'The {verb} statement conflicted with the {kind_word} constraint "{constraint}". The conflict occurred '
+        f'in database "{database}", table "{shown_place}"{column_clause}.', state=0,
     )  # fmt: skip
 
 
-def _counted_out(machine: Machine, sequence: str) -> TsqlError | None:
-    """8115 where the sequence is that of an IDENTITY."""
-    rows = fetch(machine.connection, "violations.counted_out", _COUNTED, (sequence,))
-    for (of,) in rows:
-        return TsqlError(8115, f"Arithmetic overflow error converting IDENTITY to data type {of}.")
+def _identity_overflow(machine: Machine, sequence: str) -> TsqlError | None:
+    """Return error 8115 if the sequence belongs to an IDENTITY column."""
+    rows = fetch(machine.connection, "violations.identity_overflow", _FIND_IDENTITY_TYPE, (sequence,))
+    for (type_name,) in rows:
+        return TsqlError(8115, f"Arithmetic overflow error converting IDENTITY to data type {type_name}.")
     return None
 
 
-def _duplicate(kind: str | None, constraint: str, table: str, detail: str) -> TsqlError:
+def _duplicate_key(kind: str | None, constraint: str, table: str, detail: str) -> TsqlError:
     key = re.sub(r"\bnull(?=[,)])", "<NULL>", detail.split(")=", 1)[-1].removesuffix(" already exists."))
     if kind is None:
         return TsqlError(

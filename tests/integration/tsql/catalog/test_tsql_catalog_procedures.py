@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import check
-from servicebroker.tsql.interpreter.procedures.foreign_procedures import INSTEAD
+from servicebroker.tsql.interpreter.procedures.unsupported_procedures import ADVICE
 from servicebroker.tsql.results import ResultSet
 from tsql_support import create_database, told
 
@@ -176,7 +176,7 @@ def test_what_is_refused(shop: sb.Database, script: str, number: int) -> None:
 
 
 def test_check_refuses_the_same_procedures_by_name(shop: sb.Database) -> None:
-    for name, instead in INSTEAD.items():
+    for name, instead in ADVICE.items():
         (found,) = check(f"EXEC {name}")
         assert found.note == f"40515: EXEC {name} is not supported here. {instead}"
     assert [one.verdict.value for one in check("EXEC sp_help 'x'; EXEC Depot.sp_lock; EXEC master..sp_lock")] == [

@@ -12,10 +12,10 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql import parser
-from servicebroker.tsql.interpreter.calls import SYSTEM
+from servicebroker.tsql.interpreter.calls import SYSTEM_PROCEDURES
 from servicebroker.tsql.interpreter.definitions.objects import DEFINERS
 from servicebroker.tsql.interpreter.machine import RUNNERS
-from servicebroker.tsql.interpreter.procedures.foreign_procedures import INSTEAD
+from servicebroker.tsql.interpreter.procedures.unsupported_procedures import ADVICE
 from servicebroker.tsql.session import Session
 from support import query
 
@@ -331,7 +331,7 @@ CASES = [(script, number) for attempts in ATTEMPTS.values() for script, number i
 
 def test_no_statement_is_forgotten() -> None:
     runners = {runner.__name__ for runner in RUNNERS} - {"Definition"}
-    assert {*ATTEMPTS, *OF_THE_SESSION, *OF_NO_EFFECT, *INSTEAD} == {*runners, *DEFINERS, *SYSTEM}
+    assert {*ATTEMPTS, *OF_THE_SESSION, *OF_NO_EFFECT, *ADVICE} == {*runners, *DEFINERS, *SYSTEM_PROCEDURES}
     said = {word for script, _ in CASES for word in script.upper().replace("(", " ").split()}
     assert set(parser._STATEMENTS) - set(WORDS) - said == set()
     assert set(parser._RELATIONAL) - said == set()

@@ -10,7 +10,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.function_table import PLAIN, Function
-from servicebroker.tsql.interpreter.procedures.session_functions import KNOWN
+from servicebroker.tsql.interpreter.procedures.session_functions import SESSION_FUNCTIONS
 from servicebroker.tsql.relational import translate_expression
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
@@ -62,7 +62,7 @@ def shop(instance: sb.Instance) -> sb.Database:
 
 def test_the_types_of_the_table_are_those_of_the_results(shop: sb.Database) -> None:
     texts = [text for rows in PLAIN.values() for row in rows if row.returns != "first" for text in calls(row)]
-    done = [translate_expression(text, Scope("Builtins", {}, {}, dict.fromkeys(KNOWN))) for text in texts]
+    done = [translate_expression(text, Scope("Builtins", {}, {}, dict.fromkeys(SESSION_FUNCTIONS))) for text in texts]
     found = query(shop, " union all ".join(f"select pg_typeof(({one.sql}))::text" for one in done))
     wrong = []
     for text, one, (is_there,) in zip(texts, done, found, strict=True):

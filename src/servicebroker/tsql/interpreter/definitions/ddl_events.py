@@ -1,7 +1,6 @@
-"""What T-SQL defines, told to the event notifications on its database and on the server (DDL_EVENTS).
+"""DDL events of T-SQL statements, posted to the event notifications of a database and of the server.
 
-A definition of the session's transaction is told with its commit; elements are those that SQL Server's schema of events
-has for the type.
+An event is posted with the commit of the definition. Its elements are those of SQL Server's event schema.
 """
 
 from __future__ import annotations
@@ -23,119 +22,129 @@ if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
 _LOG = logging.getLogger(__name__)
-_MODULES = frozenset({"PROCEDURE", "FUNCTION", "TRIGGER", "SYNONYM"})  # which tell of themselves
-_IN_SCHEMAS = frozenset({"QUEUE", "TYPE", "XML SCHEMA COLLECTION"}) | _MODULES
-_MEMBERS = {"add_member": "ADD_ROLE_MEMBER", "drop_member": "DROP_ROLE_MEMBER"}
+# `modules.py` and `synonyms.py` post the events of these kinds
+_MODULE_KINDS = frozenset({"PROCEDURE", "FUNCTION", "TRIGGER", "SYNONYM"})
+_KINDS_IN_SCHEMAS = frozenset({"QUEUE", "TYPE", "XML SCHEMA COLLECTION"}) | _MODULE_KINDS
+_MEMBER_EVENTS = {"add_member": "ADD_ROLE_MEMBER", "drop_member": "DROP_ROLE_MEMBER"}
 
 
-def tell_of_definition(machine: Machine, statement: Definition) -> None:
-    """CREATE, ALTER or DROP of one of the broker's objects, and of principals and databases, was done."""
-    if statement.kind in _MODULES:
+def post_definition_event(machine: Machine, statement: Definition) -> None:
+    """Post the event of a CREATE, ALTER or DROP of a broker object, a principal or a database."""
+    if statement.kind in _MODULE_KINDS:
         if statement.clauses.get("by_table"):
-            _tell(machine, database_of(machine, statement.name), "ALTER_TABLE", statement.name, "TABLE", statement.text)
+            _post_event(
+                machine, database_of(machine, statement.name), "ALTER_TABLE", statement.name, "TABLE", statement.text
+            )
         return
     event = f"{statement.verb}_{statement.kind}".replace(" ", "_")
     kind = "SQL USER" if statement.kind == "USER" else statement.kind
-    more: list[Element] = []
+    elements: list[Element] = []
     if statement.kind == "AUTHORIZATION":
         kind = statement.clauses["kind"]
         event += "_SERVER" if kind in ("DATABASE", "ENDPOINT", "LOGIN") else "_DATABASE"
-        more = [("OwnerName", statement.clauses["owner"])]
+        elements = [("OwnerName", statement.clauses["owner"])]
     names: Sequence[Name | str] = statement.clauses.get("names", (statement.name,))
-    for clause, changed in _MEMBERS.items():
+    for clause, member_event in _MEMBER_EVENTS.items():
         if clause in statement.clauses:
-            event, names = changed, [statement.clauses[clause]]
-            kind, more = "SQL USER", [("RoleName", statement.name.own)]
+            event, names = member_event, [statement.clauses[clause]]
+            kind, elements = "SQL USER", [("RoleName", statement.name.own)]
     queue = statement.clauses.get("queue") if statement.kind == "EVENT NOTIFICATION" else None
     for name in names:
-        own = name if isinstance(name, Name) else Name((name,))
-        _tell(machine, database_of(machine, queue or own), event, own, kind, statement.text, more)
+        object_name = name if isinstance(name, Name) else Name((name,))
+        _post_event(
+            machine, database_of(machine, queue or object_name), event, object_name, kind, statement.text, elements
+        )
 
 
-def tell_of_permission(machine: Machine, statement: Permission, *, of_the_instance: bool) -> None:
-    """GRANT, DENY or REVOKE was done."""
-    more: list[Element] = [
+def post_permission_event(machine: Machine, statement: Permission, *, of_the_instance: bool) -> None:
+    """Post the event of a GRANT, DENY or REVOKE."""
+    elements: list[Element] = [
         ("Grantor", machine.database.user.name),
-        ("Permissions", [("Permission", one.lower()) for one in statement.permissions]),
-        ("Grantees", [("Grantee", one) for one in statement.principals]),
+        ("Permissions", [("Permission", item.lower()) for item in statement.permissions]),
+        ("Grantees", [("Grantee", item) for item in statement.principals]),
         ("GrantOption", str(int(statement.grant_option))),
         ("CascadeOption", str(int(statement.cascade))),
     ]
     event = f"{statement.verb}_{'SERVER' if of_the_instance else 'DATABASE'}"
     name = statement.name or Name((machine.database.name,))
     kind = statement.kind or ("SERVER" if of_the_instance else "DATABASE")
-    _tell(machine, machine.database, event, name, kind, statement.text, more)
+    _post_event(machine, machine.database, event, name, kind, statement.text, elements)
 
 
-def tell_of_module(
+def post_module_event(
     machine: Machine, database: SessionDatabase, statement: Procedure | Function | Trigger, *, is_new: bool
 ) -> None:
-    """A procedure, a function or a trigger was made, or changed."""
+    """Post the event of a new or altered procedure, function or trigger."""
     kind = type(statement).__name__.upper()
-    more = _target(statement.table) if isinstance(statement, Trigger) else []
-    _tell(machine, database, f"{'CREATE' if is_new else 'ALTER'}_{kind}", statement.name, kind, statement.text, more)
+    elements = _target_elements(statement.table) if isinstance(statement, Trigger) else []
+    _post_event(
+        machine, database, f"{'CREATE' if is_new else 'ALTER'}_{kind}", statement.name, kind, statement.text, elements
+    )
 
 
-def tell_of_dropped(machine: Machine, database: SessionDatabase, kind: str, name: Name, text: str) -> None:
-    """A procedure, a function, a trigger or a synonym was dropped."""
-    _tell(machine, database, f"DROP_{kind}", name, kind, text)
+def post_drop_event(machine: Machine, database: SessionDatabase, kind: str, name: Name, text: str) -> None:
+    """Post the event of a dropped procedure, function, trigger or synonym."""
+    _post_event(machine, database, f"DROP_{kind}", name, kind, text)
 
 
-def tell_of_synonym(machine: Machine, database: SessionDatabase, statement: Definition) -> None:
-    """A synonym was made."""
-    more = [("TargetObjectName", str(statement.clauses["base"]))]
-    _tell(machine, database, "CREATE_SYNONYM", statement.name, "SYNONYM", statement.text, more)
+def post_synonym_event(machine: Machine, database: SessionDatabase, statement: Definition) -> None:
+    """Post the event of a new synonym."""
+    elements = [("TargetObjectName", str(statement.clauses["base"]))]
+    _post_event(machine, database, "CREATE_SYNONYM", statement.name, "SYNONYM", statement.text, elements)
 
 
-def tell_of_uses(machine: Machine, uses: Sequence[Use], text: str) -> None:
-    """A table, view, index or sequence was made, changed or dropped, as the statement's uses say."""
+def post_relation_events(machine: Machine, uses: Sequence[Use], text: str) -> None:
+    """Post an event for each table, view, index or sequence that a statement has created, altered or dropped."""
     for use in uses:
         verb, _, kind = use.statement.removeprefix("CREATE OR ").partition(" ")
         database = machine.context.named(use.database) if use.database else machine.database
-        name, more = Name((use.schema or "dbo", use.name)), []
+        name, elements = Name((use.schema or "dbo", use.name)), []
         if kind == "INDEX":
-            more = _target(name)
-            name = Name((name.schema, _index_in(text)))
-        _tell(machine, database, f"{verb}_{kind}", name, kind, text, more)
+            elements = _target_elements(name)
+            name = Name((name.schema, _index_name(text)))
+        _post_event(machine, database, f"{verb}_{kind}", name, kind, text, elements)
 
 
-def _index_in(text: str) -> str:
-    """The name behind INDEX."""
+def _index_name(text: str) -> str:
+    """Return the name behind INDEX in a statement."""
     tokens = tokenize(text)
     return unquoted(tokens.text(tokens.words.index("INDEX") + 1))
 
 
-def _target(table: Name) -> list[Element]:
+def _target_elements(table: Name) -> list[Element]:
     return [("TargetObjectName", table.own), ("TargetObjectType", "TABLE")]
 
 
-def _tell(
+def _post_event(
     machine: Machine,
     database: SessionDatabase,
     event: str,
     name: Name,
     kind: str,
     text: str,
-    more: Sequence[Element] = (),
+    elements: Sequence[Element] = (),
 ) -> None:
-    """Post the event, where a notification asks for it; nothing for what is no event, as OPEN MASTER KEY."""
+    """Post an event if a notification subscribes to it.
+
+    A statement without an event, such as OPEN MASTER KEY, posts none.
+    """
     if event not in EVENTS or not machine.context.ask(is_told_of(database.database_id, event)):
         return
-    of_the_server = is_of_the_server(event)
-    in_schema = kind in _IN_SCHEMAS or kind in ("TABLE", "VIEW", "INDEX", "SEQUENCE", "OBJECT")
-    happened = EventInstance(
+    is_server_event = is_of_the_server(event)
+    is_in_schema = kind in _KINDS_IN_SCHEMAS or kind in ("TABLE", "VIEW", "INDEX", "SEQUENCE", "OBJECT")
+    event_instance = EventInstance(
         event,
         "",
         machine.spid,
         "",
         machine.login,
-        "" if of_the_server else database.user.name,
-        name.own if kind == "DATABASE" else "" if of_the_server else database.name,
-        (name.schema or "dbo") if in_schema and not of_the_server else "",
-        "" if kind == "DATABASE" and of_the_server else name.own,
-        "" if kind == "DATABASE" and of_the_server else kind,
+        "" if is_server_event else database.user.name,
+        name.own if kind == "DATABASE" else "" if is_server_event else database.name,
+        (name.schema or "dbo") if is_in_schema and not is_server_event else "",
+        "" if kind == "DATABASE" and is_server_event else name.own,
+        "" if kind == "DATABASE" and is_server_event else kind,
         text.strip(),
     )
     now = machine.instance.clock()
-    for problem in database._alone(post_ddl(database.database_id, happened, more, now)):
+    for problem in database._alone(post_ddl(database.database_id, event_instance, elements, now)):
         _LOG.error("%s", problem)

@@ -1,4 +1,4 @@
-"""Procedures and triggers in the catalog: made, changed, dropped, found; parsed once for each version of their text."""
+"""Procedures and triggers in the catalog: create, alter, drop, find, sign. Each version of a text is parsed once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servicebroker.store.running import fetch, run
 from servicebroker.store.statements import Rows
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter.definitions import triggers, user_types
-from servicebroker.tsql.interpreter.definitions.ddl_events import tell_of_dropped, tell_of_module
+from servicebroker.tsql.interpreter.definitions.ddl_events import post_drop_event, post_module_event
 from servicebroker.tsql.interpreter.definitions.objects import defines
 from servicebroker.tsql.interpreter.definitions.temporary_procedures import (
     drop_temporary,
@@ -30,15 +30,15 @@ from servicebroker.tsql.interpreter.definitions.temporary_procedures import (
     is_temporary,
     store_temporary,
 )
-from servicebroker.tsql.interpreter.execute_as import user_of
-from servicebroker.tsql.interpreter.foresight import refuse_unrunnable
+from servicebroker.tsql.interpreter.execute_as import module_user
 from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.static_checks import check_module_body
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Definition, Function, Name, Procedure, Trigger
 from servicebroker.tsql.types import parse_type, type_key
 
-_FIND = (
+_FIND_MODULE = (
     "select module_id, definition, execute_as, creator, name, array(select s.thumbprint from "
     "servicebroker.module_signatures s where s.module_id = m.module_id and not s.is_counter) "
     "from servicebroker.tsql_modules m "
@@ -47,43 +47,45 @@ _FIND = (
 
 
 class Module(NamedTuple):
-    """A procedure as it is called. `user` is whom it works as, None for its caller.
+    """A procedure to call. `user` is the user that it works as, None for the caller.
 
-    `signers` are the certificates, by their thumbprints, that have signed it.
+    `signers` are the thumbprints of the certificates that signed it.
     """
 
     procedure: Procedure
     user: str | None
     name: str
-    number: int = 0
+    object_id: int = 0
     signers: tuple[bytes, ...] = ()
     is_temporary: bool = False
 
 
 def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Module] | None:
-    """The procedure of that name, in dbo when it says no schema; None when there is none."""
+    """Return the procedure of a name and its database, None if there is none. The default schema is dbo."""
     if is_temporary(name.own):
-        found = find_temporary(machine, name.own)
-        if found is None:
+        temporary = find_temporary(machine, name.own)
+        if temporary is None:
             return None
-        return machine.context.database, Module(parsed(found[1]), None, name.own, found[0], is_temporary=True)
+        return machine.context.database, Module(
+            parse_procedure(temporary[1]), None, name.own, temporary[0], is_temporary=True
+        )
     database = database_of(machine, name)
-    module = module_named(machine.connection, database.database_id, name.schema or "dbo", name.own)
+    module = find_module(machine.connection, database.database_id, name.schema or "dbo", name.own)
     return None if module is None else (database, module)
 
 
-def module_named(connection: DirectConnection, database_id: int, schema: str, name: str) -> Module | None:
-    """The procedure of that name; None when there is none."""
-    rows = fetch(connection, "modules.module_named", _FIND, (database_id, schema, name, "P"))
+def find_module(connection: DirectConnection, database_id: int, schema: str, name: str) -> Module | None:
+    """Return the procedure of a name, None if there is none."""
+    rows = fetch(connection, "modules.find_module", _FIND_MODULE, (database_id, schema, name, "P"))
     if not rows:
         return None
-    number, text, execute_as, creator, own, signers = rows[0]
-    return Module(parsed(text), user_of(execute_as, creator), own, number, tuple(signers))
+    object_id, text, execute_as, creator, shown_name, signers = rows[0]
+    return Module(parse_procedure(text), module_user(execute_as, creator), shown_name, object_id, tuple(signers))
 
 
 @functools.lru_cache(maxsize=1024)
-def parsed(text: str) -> Procedure:
-    """The procedure that the text defines."""
+def parse_procedure(text: str) -> Procedure:
+    """Return the procedure that a text defines."""
     (statement,) = parse_text(from_postgres(text))
     assert isinstance(statement, Procedure)
     return statement
@@ -95,58 +97,58 @@ def parsed(text: str) -> Procedure:
 @defines("ADD", "SIGNATURE")
 @defines("DROP", "SIGNATURE")
 def _change_signatures(machine: Machine, statement: Definition) -> None:
-    """Sign a module, or forget that it was signed.
+    """Run ADD SIGNATURE or DROP SIGNATURE.
 
     Raises:
-        BrokerError: 15151 no such module or certificate, or not for who works, 15556 there is no private key, 15557 it
-            is signed already, 15558 it is not, 15299 the signature is of something else.
+        BrokerError: 15151 no such module or certificate, or no permission; 15556 there is no private key, 15557 the
+            module is signed already, 15558 it is not signed, 15299 the signature is not of this text.
     """
-    machine.transactions.check()
+    machine.transactions.check_not_doomed()
     name, database = statement.name, database_of(machine, statement.name)
-    rows = fetch(machine.connection, "modules.change_signatures", _SIGNED, (
+    rows = fetch(machine.connection, "modules.change_signatures", _FIND_SIGNED_MODULE, (
         database.database_id, name.schema or "dbo", name.own
     ))  # fmt: skip
     if not rows:
         raise BrokerError(15151, "find", "object", str(name))
-    number, text = rows[0]
+    object_id, text = rows[0]
     schema = name.schema or "dbo"
     signers = [certificate(signer["certificate"]) for signer in statement.clauses["signers"]]
-    own = registered(f"{schema}.{name.own}")
-    with machine.whole():  # also what is asked: it gives the module a number to grant rights on
-        machine.context.ask(authorize(database.user, f"{statement.verb} SIGNATURE", own, *signers))
+    securable = registered(f"{schema}.{name.own}")
+    with machine.atomic():  # the permission check itself registers the module as a securable
+        machine.context.ask(authorize(database.user, f"{statement.verb} SIGNATURE", securable, *signers))
         for signer in statement.clauses["signers"]:
-            _sign(machine, database, statement, (number, str(name), text), signer)
+            _change_signature(machine, database, statement, (object_id, str(name), text), signer)
 
 
-_SIGNED = (
+_FIND_SIGNED_MODULE = (
     "select module_id, definition from servicebroker.tsql_modules "
     "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)"
 )
 
 
-def _sign(
+def _change_signature(
     machine: Machine,
     database: SessionDatabase,
     statement: Definition,
     module: tuple[int, str, str],
     signer: dict[str, Any],
 ) -> None:
-    number, shown, definition = module
-    by, is_counter = signer["certificate"], statement.clauses["counter"]
-    found = machine.context.ask(find_certificate("find", database.database_id, by))
-    steps = (number, shown, by, found.facts.thumbprint)
+    object_id, shown_name, definition = module
+    certificate_name, is_counter = signer["certificate"], statement.clauses["counter"]
+    certificate = machine.context.ask(find_certificate("find", database.database_id, certificate_name))
+    arguments = (object_id, shown_name, certificate_name, certificate.facts.thumbprint)
     if statement.verb == "DROP":
-        database._alone(drop_signature(*steps, is_counter=is_counter))
+        database._alone(drop_signature(*arguments, is_counter=is_counter))
         return
     text = from_postgres(definition).encode("utf-16-le")
     signature = signer.get("signature")
     if signature is None:
-        signature = database.sign_with_certificate(by, text, decryption_password=signer.get("password"))
+        signature = database.sign_with_certificate(certificate_name, text, decryption_password=signer.get("password"))
     else:
-        key = public_key(found.facts.der)
+        key = public_key(certificate.facts.der)
         if not isinstance(signature, bytes) or key is None or not is_signed(text, signature, key):
-            raise BrokerError(15299, by)
-    database._alone(add_signature(*steps, signature, is_counter=is_counter))
+            raise BrokerError(15299, certificate_name)
+    database._alone(add_signature(*arguments, signature, is_counter=is_counter))
 
 
 # ---------------------------------------------------------------- CREATE, ALTER, DROP
@@ -155,115 +157,135 @@ def _sign(
 @runs(Procedure)
 def _procedure(machine: Machine, statement: Procedure) -> None:
     with machine.context.within(database_of(machine, statement.name)):
-        _make_procedure(machine, statement)
+        _create_procedure(machine, statement)
 
 
-def _make_procedure(machine: Machine, statement: Procedure) -> None:
+def _create_procedure(machine: Machine, statement: Procedure) -> None:
     for parameter in statement.parameters:
         user_types.check_parameter(machine, parameter)
-    refuse_unrunnable(statement, machine.queries.user_types)
+    check_module_body(statement, machine.queries.user_types)
     if is_temporary(statement.name.own):
         store_temporary(machine, statement)
     else:
-        store(machine, statement, "P")
+        store_module(machine, statement, "P")
 
 
 @runs(Trigger)
 def _trigger(machine: Machine, statement: Trigger) -> None:
     with machine.context.within(database_of(machine, statement.name)):
-        _make_trigger(machine, statement)
+        _create_trigger(machine, statement)
 
 
-def _make_trigger(machine: Machine, statement: Trigger) -> None:
-    refuse_unrunnable(statement, machine.queries.user_types)
+def _create_trigger(machine: Machine, statement: Trigger) -> None:
+    check_module_body(statement, machine.queries.user_types)
     name = statement.name
     on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.own, shown=str(name))
     _check_target(machine, statement)
-    table = machine.queries.table_named(statement.table)
-    machine.allow(on_table, database=database_of(machine, statement.table))
-    triggers.check_place(machine, statement, table)
-    with machine.whole():
-        store(machine, statement, "TR", table)
+    table = machine.queries.find_table(statement.table)
+    machine.authorize(on_table, database=database_of(machine, statement.table))
+    triggers.check_target(machine, statement, table)
+    with machine.atomic():
+        store_module(machine, statement, "TR", table)
         if not statement.instead_of:
-            machine.queries.define(triggers.capture(table))
-        triggers.divert(machine, table)
-    triggers.forget(machine)
+            machine.queries.define(triggers.capture_sql(table))
+        triggers.install_diversions(machine, table)
+    triggers.invalidate(machine)
 
 
 def _check_target(machine: Machine, trigger: Trigger) -> None:
-    """Raises: TsqlError: 2108 the trigger would lie in another database than its table."""
-    there = database_of(machine, machine.queries.behind(trigger.table))
-    if there.database_id != database_of(machine, trigger.name).database_id:
+    """Refuse a trigger in another database than its table.
+
+    Raises:
+        TsqlError: 2108.
+    """
+    table_database = database_of(machine, machine.queries.resolve_synonym(trigger.table))
+    if table_database.database_id != database_of(machine, trigger.name).database_id:
         raise TsqlError(
             2108, f"Cannot create trigger on '{trigger.table}' as the target is not in the current database."
         )
 
 
-def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str, table: str | None = None) -> None:
-    """Keep the text of a module under its name.
+def store_module(
+    machine: Machine, statement: Procedure | Function | Trigger, kind: str, table: str | None = None
+) -> None:
+    """Store the text of a module under its name.
 
     Raises:
-        BrokerError: 262, 2760, 3701 the user may not; 15151 nor act as whom EXECUTE AS names, or there is none.
+        BrokerError: 262, 2760 or 3701 the user may not, 15151 the user may not act as the one that EXECUTE AS names.
         TsqlError: 2714 the name is taken, 208 there is nothing to alter.
     """
-    machine.transactions.check()
+    machine.transactions.check_not_doomed()
     database = database_of(machine, statement.name)
-    schema, own = statement.name.schema or "dbo", statement.name.own
-    what = type(statement).__name__.upper()
-    found = fetch(machine.connection, "modules.store.find_taken", _TAKEN, (database.database_id, schema, own))
-    if found and statement.action != "CREATE":
-        machine.allow(Use(f"ALTER {what}", schema, own), database=database)
-    elif not isinstance(statement, Trigger):  # which its table was asked for
-        machine.allow(Use(f"CREATE {what}", schema, own), database=database)
+    schema, name = statement.name.schema or "dbo", statement.name.own
+    kind_word = type(statement).__name__.upper()
+    existing = fetch(
+        machine.connection, "modules.store_module.find_taken", _FIND_NAME, (database.database_id, schema, name)
+    )
+    if existing and statement.action != "CREATE":
+        machine.authorize(Use(f"ALTER {kind_word}", schema, name), database=database)
+    elif not isinstance(statement, Trigger):  # the permission on the trigger's table was checked before
+        machine.authorize(Use(f"CREATE {kind_word}", schema, name), database=database)
     execute_as = None if isinstance(statement, Function) else statement.execute_as
-    creator, parameters = database.user.name, _parameters(machine, statement)
-    works_as = user_of(execute_as, creator)
-    if works_as is not None:
-        machine.context.ask(check_execute_as(database.user, works_as))
-    machine.transactions.guard()
+    creator, parameters = database.user.name, _describe_parameters(machine, statement)
+    module_user_name = module_user(execute_as, creator)
+    if module_user_name is not None:
+        machine.context.ask(check_execute_as(database.user, module_user_name))
+    machine.transactions.set_guard()
     try:
-        _check_name(machine, statement, found, kind, schema)
-        if found:
+        _check_name_free(machine, statement, existing, kind, schema)
+        if existing:
             fetch(
                 machine.connection,
-                "modules.store.update_module",
+                "modules.store_module.update_module",
                 "update servicebroker.tsql_modules set definition = $2, execute_as = $3, parent_table = $4, "
                 "creator = $5, parameters = $6, is_disabled = false, "
                 "version = nextval('servicebroker.catalog_versions'), "
                 f"modify_date = clock_timestamp() where module_id = $1 returning {telling(7)}",
-                (found[0][0], to_postgres(statement.text), execute_as, table, creator, parameters, creator, face()),
+                (existing[0][0], to_postgres(statement.text), execute_as, table, creator, parameters, creator, face()),
             )
-            run(machine.connection, forget_signatures(found[0][0]))
+            run(machine.connection, forget_signatures(existing[0][0]))
         else:
             fetch(
                 machine.connection,
-                "modules.store.insert_module",
+                "modules.store_module.insert_module",
                 "insert into servicebroker.tsql_modules "
                 "(database_id, schema_name, name, kind, definition, execute_as, creator, parent_table, parameters) "
                 f"values ($1, $2, $3, $4, $5, $6, $7, $8, $9) returning {telling(10)}",
                 (
-                    *(database.database_id, schema, own, kind, to_postgres(statement.text), execute_as, creator, table),
+                    *(
+                        database.database_id,
+                        schema,
+                        name,
+                        kind,
+                        to_postgres(statement.text),
+                        execute_as,
+                        creator,
+                        table,
+                    ),
                     *(parameters, creator, face()),
                 ),
             )
     except BaseException:
-        machine.transactions.undo()
+        machine.transactions.undo_statement()
         raise
-    tell_of_module(machine, database, statement, is_new=not found)
-    machine.done(0)
+    post_module_event(machine, database, statement, is_new=not existing)
+    machine.record_success(0)
 
 
-def _parameters(machine: Machine, statement: Procedure | Function | Trigger) -> str | None:
-    """What sys.parameters shows: of a user's type the name, of another one its whole form."""
+def _describe_parameters(machine: Machine, statement: Procedure | Function | Trigger) -> str | None:
+    """Return the parameters for sys.parameters as JSON: name, type, OUTPUT, default.
+
+    A user type is shown by its name.
+    """
     if isinstance(statement, Trigger):
         return None
-    told = [
-        [each.name, _shown_type(machine, each.type), each.output, each.default is not None]
-        for each in statement.parameters
+    descriptions = [
+        [parameter.name, _shown_type(machine, parameter.type), parameter.output, parameter.default is not None]
+        for parameter in statement.parameters
     ]
     if isinstance(statement, Function) and statement.returns is not None:
-        told.insert(0, ["", _shown_type(machine, statement.returns), True, False])
-    return json.dumps(told)
+        descriptions.insert(0, ["", _shown_type(machine, statement.returns), True, False])
+    return json.dumps(descriptions)
 
 
 def _shown_type(machine: Machine, text: str) -> str:
@@ -273,30 +295,38 @@ def _shown_type(machine: Machine, text: str) -> str:
         return (type_key(text) or text).rpartition(".")[2]
 
 
-_TAKEN = (
+_FIND_NAME = (
     "select module_id, kind from servicebroker.tsql_modules "
     "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)"
 )
 
 
-def _check_name(
-    machine: Machine, statement: Procedure | Function | Trigger, found: Rows, kind: str, schema: str
+def _check_name_free(
+    machine: Machine, statement: Procedure | Function | Trigger, existing: Rows, kind: str, schema: str
 ) -> None:
-    """2714 for a name that is taken, 208 for ALTER of what is not there."""
-    own = statement.name.own
-    if statement.action == "ALTER" and not found:
-        raise TsqlError(208, f"Invalid object name '{own}'.", state=6)
-    if found and (statement.action == "CREATE" or found[0][1] != kind):
-        raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
-    if not found:
-        check_no_table(machine, database_of(machine, statement.name), schema, own)
+    """Refuse a name that is taken, and ALTER of a missing module.
+
+    Raises:
+        TsqlError: 2714, 208.
+    """
+    name = statement.name.own
+    if statement.action == "ALTER" and not existing:
+        raise TsqlError(208, f"Invalid object name '{name}'.", state=6)
+    if existing and (statement.action == "CREATE" or existing[0][1] != kind):
+        raise TsqlError(2714, f"There is already an object named '{name}' in the database.", state=3)
+    if not existing:
+        check_no_relation(machine, database_of(machine, statement.name), schema, name)
 
 
-def check_no_table(machine: Machine, database: SessionDatabase, schema: str, own: str) -> None:
-    """Raises: TsqlError: 2714 a table, view, queue or sequence has the name."""
-    table = f"{quoted(postgres_name(database.name, schema))}.{quoted(postgres_name(own))}"
-    if fetch(machine.connection, "modules.check_no_table", "select where to_regclass($1) is not null", (table,)):
-        raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
+def check_no_relation(machine: Machine, database: SessionDatabase, schema: str, name: str) -> None:
+    """Refuse the name of a table, view, queue or sequence.
+
+    Raises:
+        TsqlError: 2714.
+    """
+    table = f"{quoted(postgres_name(database.name, schema))}.{quoted(postgres_name(name))}"
+    if fetch(machine.connection, "modules.check_no_relation", "select where to_regclass($1) is not null", (table,)):
+        raise TsqlError(2714, f"There is already an object named '{name}' in the database.", state=3)
 
 
 @defines("DROP", "PROCEDURE")
@@ -309,24 +339,24 @@ def _drop_trigger(machine: Machine, statement: Definition) -> None:
     tables = [
         table
         for name in statement.clauses["names"]
-        for (table,) in fetch(machine.connection, "modules.drop_trigger", _PARENT, (
+        for (table,) in fetch(machine.connection, "modules.drop_trigger", _FIND_PARENT_TABLE, (
             database_of(machine, name).database_id, name.schema or "dbo", name.own
         ))
     ]  # fmt: skip
-    with machine.whole():
+    with machine.atomic():
         drop_modules(machine, statement, "trigger", "TR")
         for table in tables:
-            triggers.divert(machine, table)
-    triggers.forget(machine)
+            triggers.install_diversions(machine, table)
+    triggers.invalidate(machine)
 
 
-_PARENT = (
+_FIND_PARENT_TABLE = (
     "select parent_table from servicebroker.tsql_modules where database_id = $1 and lower(schema_name) = lower($2) "
     "and lower(name) = lower($3) and kind = 'TR'"
 )
 
 
-_SWITCH = (
+_SWITCH_TRIGGERS = (
     "update servicebroker.tsql_modules set is_disabled = $4, modify_date = clock_timestamp() "
     "where kind = 'TR' and database_id = $1 and to_regclass(parent_table) = to_regclass($2) "
     "and (lower(name) = lower($3) or $3 = '') "
@@ -337,23 +367,23 @@ _SWITCH = (
 @defines("ENABLE", "TRIGGER")
 @defines("DISABLE", "TRIGGER")
 def _switch_triggers(machine: Machine, statement: Definition) -> None:
-    """Have triggers of a table run, or not; without a name all of them.
+    """Run ENABLE TRIGGER or DISABLE TRIGGER, for all triggers of the table if no name is given.
 
     Raises:
-        TsqlError: 1088 the table or a trigger is not there, or the user may not; by ALTER TABLE 4902 and 4920.
+        TsqlError: 1088 the table or a trigger does not exist, or no permission; 4902 and 4920 for ALTER TABLE.
     """
-    machine.transactions.check()
+    machine.transactions.check_not_doomed()
     by_table, database = statement.clauses["by_table"], database_of(machine, statement.name)
     try:
-        table = machine.queries.table_named(statement.name)
+        table = machine.queries.find_table(statement.name)
     except TsqlError:
-        raise _not_found(4902 if by_table else 1088, statement.name) from None
-    machine.allow(Use("ENABLE TRIGGER", statement.name.schema or "dbo", statement.name.own), database=database)
-    with machine.whole():
-        machine.transactions.guard()
+        raise _object_not_found(4902 if by_table else 1088, statement.name) from None
+    machine.authorize(Use("ENABLE TRIGGER", statement.name.schema or "dbo", statement.name.own), database=database)
+    with machine.atomic():
+        machine.transactions.set_guard()
         try:
             for name in statement.clauses["names"] or [None]:
-                wanted = (
+                parameters = (
                     database.database_id,
                     table,
                     "" if name is None else name.own,
@@ -361,41 +391,44 @@ def _switch_triggers(machine: Machine, statement: Definition) -> None:
                     database.user.name,
                     face(),
                 )
-                if not fetch(machine.connection, "modules.switch_triggers", _SWITCH, wanted) and name is not None:
+                if (
+                    not fetch(machine.connection, "modules.switch_triggers", _SWITCH_TRIGGERS, parameters)
+                    and name is not None
+                ):
                     if by_table:
-                        text = (
+                        message = (
                             f"ALTER TABLE failed because trigger '{name}' on table '{statement.name}' does not exist."
                         )
-                        raise TsqlError(4920, text)
-                    raise _not_found(1088, name)
+                        raise TsqlError(4920, message)
+                    raise _object_not_found(1088, name)
         except BaseException:
-            machine.transactions.undo()
+            machine.transactions.undo_statement()
             raise
-        triggers.divert(machine, table)
+        triggers.install_diversions(machine, table)
 
 
-def _not_found(number: int, name: Name) -> TsqlError:
+def _object_not_found(number: int, name: Name) -> TsqlError:
     return TsqlError(
         number, f'Cannot find the object "{name}" because it does not exist or you do not have permissions.'
     )
 
 
-def drop_modules(machine: Machine, statement: Definition, what: str, *kinds: str) -> list[Name]:
-    """Forget the text of those that DROP names; returns the names of those that were there.
+def drop_modules(machine: Machine, statement: Definition, kind_word: str, *kinds: str) -> list[Name]:
+    """Delete the modules that a DROP names. Return the names of those that existed.
 
     Raises:
         BrokerError: 3701 the user may not.
-        TsqlError: 3701 one is not there.
+        TsqlError: 3701 a module does not exist.
     """
-    machine.transactions.check()
+    machine.transactions.check_not_doomed()
     dropped = []
     for name in statement.clauses["names"]:
-        if is_temporary(name.own) and what == "procedure":
+        if is_temporary(name.own) and kind_word == "procedure":
             if not drop_temporary(machine, name.own) and not statement.if_exists:
-                raise _not_dropped(what, name)
+                raise _cannot_drop(kind_word, name)
             continue
         database, schema = database_of(machine, name), name.schema or "dbo"
-        machine.allow(Use(f"DROP {what.upper()}", schema, name.own), database=database)
+        machine.authorize(Use(f"DROP {kind_word.upper()}", schema, name.own), database=database)
         rows = fetch(
             machine.connection,
             "modules.drop_modules",
@@ -406,14 +439,14 @@ def drop_modules(machine: Machine, statement: Definition, what: str, *kinds: str
         if rows:
             dropped.append(name)
             machine.context.ask(forget(database.user, schema, name.own))
-            tell_of_dropped(machine, database, what.upper(), name, statement.text)
+            post_drop_event(machine, database, kind_word.upper(), name, statement.text)
         elif not statement.if_exists:
-            raise _not_dropped(what, name)
+            raise _cannot_drop(kind_word, name)
     return dropped
 
 
-def _not_dropped(what: str, name: Name) -> TsqlError:
+def _cannot_drop(kind_word: str, name: Name) -> TsqlError:
     return TsqlError(
-        3701, f"Cannot drop the {what} '{name}', because it does not exist or you do not have permission.", severity=11,
-        state=5,
+        3701, f"Cannot drop the {kind_word} '{name}', because it does not exist or you do not have permission.",
+        severity=11, state=5,
     )  # fmt: skip

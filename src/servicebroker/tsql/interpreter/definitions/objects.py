@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP of the broker's objects, each as the method of the API that does it."""
+"""CREATE, ALTER and DROP of broker objects, event notifications, endpoints and databases, through the API."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import SERVER, events_of
 from servicebroker.operations.operation import Operation, statement_of
 from servicebroker.tsql.context import SessionDatabase, check_alone, database_of
-from servicebroker.tsql.interpreter.conversations import written
-from servicebroker.tsql.interpreter.definitions.binding import bound
-from servicebroker.tsql.interpreter.definitions.ddl_events import tell_of_definition
-from servicebroker.tsql.interpreter.evaluation import text
+from servicebroker.tsql.interpreter.conversations import api_name
+from servicebroker.tsql.interpreter.definitions.binding import bind_operation
+from servicebroker.tsql.interpreter.definitions.ddl_events import post_definition_event
+from servicebroker.tsql.interpreter.evaluation import evaluate_text
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.parser.words import words
 from servicebroker.tsql.postgres_errors import from_broker
@@ -30,7 +30,7 @@ _REFUSALS: dict[tuple[str, str], Refusal] = {}
 
 
 def defines(verb: str, kind: str) -> Callable[[Definer], Definer]:
-    """Registers what does CREATE MESSAGE TYPE and its like."""
+    """Register the decorated function as the runner of statements such as CREATE MESSAGE TYPE."""
 
     def register(definer: Definer) -> Definer:
         DEFINERS[verb, kind] = definer
@@ -40,7 +40,7 @@ def defines(verb: str, kind: str) -> Callable[[Definer], Definer]:
 
 
 def refuses(verb: str, kind: str) -> Callable[[Refusal], Refusal]:
-    """Registers what refuses, by the text alone, clauses of a statement that are read and not done."""
+    """Register the decorated function as a check of a definition's text, which refuses unsupported clauses."""
 
     def register(refusal: Refusal) -> Refusal:
         _REFUSALS[verb, kind] = refusal
@@ -50,7 +50,7 @@ def refuses(verb: str, kind: str) -> Callable[[Refusal], Refusal]:
 
 
 def check_definition(statement: Definition) -> None:
-    """Refuse what never runs, whoever says it and wherever; `tsql check` asks this too.
+    """Refuse a definition that never runs, whoever runs it. `tsql check` calls this too.
 
     Raises:
         TsqlError: 40515.
@@ -64,19 +64,19 @@ def check_definition(statement: Definition) -> None:
         )
 
 
-def _defines_by(operation: type[Operation[Any]]) -> None:
-    """Register an operation for the statement of its name."""
+def _register_operation(operation: type[Operation[Any]]) -> None:
+    """Register an operation as the runner of the statement of its name."""
     verb, kind = statement_of(operation).split(" ", 1)
 
     @defines(verb, kind)
     def definer(machine: Machine, statement: Definition) -> None:
-        def work() -> None:
-            database_of(machine, statement.name).run(bound(machine, statement, operation))
+        def run_operation() -> None:
+            database_of(machine, statement.name).run(bind_operation(machine, statement, operation))
 
         if verb == "DROP":
-            drop(statement, work)
+            run_drop(statement, run_operation)
         else:
-            work()
+            run_operation()
 
 
 for _operation in (
@@ -90,34 +90,34 @@ for _operation in (
     *(operations.CreateRoute, operations.AlterRoute, operations.DropRoute),
     *(operations.DropUser, operations.DropRole),
 ):
-    _defines_by(_operation)
+    _register_operation(_operation)
 
 
 @runs(Definition)
 def _define(machine: Machine, statement: Definition) -> None:
     check_definition(statement)
-    with suppress(NothingThere):
+    with suppress(NothingToDrop):
         DEFINERS[statement.verb, statement.kind](machine, statement)
-        tell_of_definition(machine, statement)
-    machine.done(0)
+        post_definition_event(machine, statement)
+    machine.record_success(0)
 
 
-class NothingThere(Exception):
-    """DROP IF EXISTS has found nothing."""
+class NothingToDrop(Exception):
+    """DROP IF EXISTS has found no object."""
 
 
-def drop(statement: Definition, work: Callable[[], object]) -> None:
-    """DROP, which IF EXISTS lets find nothing.
+def run_drop(statement: Definition, drop_object: Callable[[], object]) -> None:
+    """Run a DROP.
 
     Raises:
-        NothingThere: it has, and the statement has done nothing.
+        NothingToDrop: the object of DROP IF EXISTS does not exist, and nothing was done.
     """
     try:
-        work()
-    except BrokerError as refused:
-        if not statement.if_exists or refused.number not in (15151, 911, 3701):
+        drop_object()
+    except BrokerError as error:
+        if not statement.if_exists or error.number not in (15151, 911, 3701):
             raise
-        raise NothingThere from None
+        raise NothingToDrop from None
 
 
 # ---------------------------------------------------------------- event notifications
@@ -125,9 +125,9 @@ def drop(statement: Definition, work: Callable[[], object]) -> None:
 
 @defines("CREATE", "EVENT NOTIFICATION")
 def _create_notification(machine: Machine, statement: Definition) -> None:
-    database, on = _notified(machine, statement)
-    instance = text(machine, statement.clauses["broker_instance"]) or ""
-    database.run(bound(machine, statement, operations.CreateEventNotification, broker_instance=instance, **on))
+    database, on = _notification_target(machine, statement)
+    instance = evaluate_text(machine, statement.clauses["broker_instance"]) or ""
+    database.run(bind_operation(machine, statement, operations.CreateEventNotification, broker_instance=instance, **on))
 
 
 @refuses("CREATE", "EVENT NOTIFICATION")
@@ -137,13 +137,13 @@ def _check_events(statement: Definition) -> None:
 
 @defines("DROP", "EVENT NOTIFICATION")
 def _drop_notification(machine: Machine, statement: Definition) -> None:
-    database, on = _notified(machine, statement)
+    database, on = _notification_target(machine, statement)
     for name in statement.clauses["names"]:
         database.run(operations.DropEventNotification(name, **on))
 
 
-def _notified(machine: Machine, statement: Definition) -> tuple[SessionDatabase, dict[str, Any]]:
-    """The database in which an event notification is, or was made, and what it is on."""
+def _notification_target(machine: Machine, statement: Definition) -> tuple[SessionDatabase, dict[str, Any]]:
+    """Return the database of an event notification, and the arguments for what it is on."""
     on, queue = statement.clauses["on"], statement.clauses.get("queue")
     if on == SERVER:
         machine.context.demand(
@@ -151,32 +151,32 @@ def _notified(machine: Machine, statement: Definition) -> tuple[SessionDatabase,
         )
     if queue is None:
         return machine.context.database, {"on_server": on == SERVER}
-    return database_of(machine, queue), {"on_queue": written(queue)}
+    return database_of(machine, queue), {"on_queue": api_name(queue)}
 
 
 # ---------------------------------------------------------------- endpoints and databases
 
 
-def _demand(machine: Machine, statement: Definition) -> None:
+def _demand_endpoint_permission(machine: Machine, statement: Definition) -> None:
     machine.context.demand(f"{statement.verb} ENDPOINT", "endpoint", statement.name.own)
 
 
 def _check_endpoint(machine: Machine, statement: Definition) -> None:
     check_alone(machine, f"{statement.verb} ENDPOINT")
-    _demand(machine, statement)
+    _demand_endpoint_permission(machine, statement)
     owner = statement.clauses.get("authorization")
-    if owner is not None:  # the instance owns endpoints, whoever is named
+    if owner is not None:  # only checked: the instance owns all endpoints
         machine.context.ask(find_owning_login(machine.context.person, owner))
 
 
 @defines("CREATE", "ENDPOINT")
 def _create_endpoint(machine: Machine, statement: Definition) -> None:
     _check_endpoint(machine, statement)
-    _warn(machine, machine.instance.run(bound(machine, statement, operations.CreateEndpoint)))
+    _emit_warning(machine, machine.instance.run(bind_operation(machine, statement, operations.CreateEndpoint)))
 
 
 @refuses("CREATE", "ENDPOINT")
-def _only_with_a_port(statement: Definition) -> None:
+def _check_listener_port(statement: Definition) -> None:
     if "listener_port" not in statement.clauses:
         raise TsqlError(SYNTAX, "Incorrect syntax: AS TCP (LISTENER_PORT = ...) is missing.", severity=15)
 
@@ -184,19 +184,19 @@ def _only_with_a_port(statement: Definition) -> None:
 @defines("ALTER", "ENDPOINT")
 def _alter_endpoint(machine: Machine, statement: Definition) -> None:
     _check_endpoint(machine, statement)
-    _warn(machine, machine.instance.run(bound(machine, statement, operations.AlterEndpoint)))
+    _emit_warning(machine, machine.instance.run(bind_operation(machine, statement, operations.AlterEndpoint)))
 
 
-def _warn(machine: Machine, warning: str | None) -> None:
+def _emit_warning(machine: Machine, warning: str | None) -> None:
     if warning is not None:
-        machine.say(Message(warning))
+        machine.emit(Message(warning))
 
 
 @defines("DROP", "ENDPOINT")
 def _drop_endpoint(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "DROP ENDPOINT")
-    _demand(machine, statement)
-    drop(statement, lambda: machine.instance.run(operations.DropEndpoint(statement.name.own)))
+    _demand_endpoint_permission(machine, statement)
+    run_drop(statement, lambda: machine.instance.run(operations.DropEndpoint(statement.name.own)))
 
 
 @defines("CREATE", "DATABASE")
@@ -217,39 +217,43 @@ def _create_database(machine: Machine, statement: Definition) -> None:
 def _alter_database(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "ALTER DATABASE")
     try:
-        _alter(machine, statement)
-    except BrokerError as refused:
-        if not machine.tries:  # CATCH sees the last one only
-            machine.say(from_broker(refused).at(statement.line, machine.frame.procedure))
+        _set_database_options(machine, statement)
+    except BrokerError as error:
+        if not machine.try_depth:  # CATCH handles the last error only
+            machine.emit(from_broker(error).at(statement.line, machine.frame.procedure))
         raise TsqlError(5069, "ALTER DATABASE statement failed.") from None
 
 
-def _alter(machine: Machine, statement: Definition) -> None:
+def _set_database_options(machine: Machine, statement: Definition) -> None:
     clauses = dict(statement.clauses)
     clauses.pop("ignored", None)
-    database = _altered(machine, statement.name.own)
+    database = _database_to_alter(machine, statement.name.own)
     if "trustworthy" in clauses:
         machine.context.demand("SET TRUSTWORTHY")
     if any(name not in ("no_wait", "rollback_after") for name in clauses):
         database.run(operations.AlterDatabase(**clauses))
-    else:  # what it says holds anyhow, for who may say it
+    else:  # all clauses are without effect, but need the permission
         machine.context.ask(authorize(database.user, "ALTER DATABASE"))
 
 
-def _altered(machine: Machine, name: str) -> SessionDatabase:
-    """Raises: BrokerError: 5011 there is none, or who works is nobody there."""
+def _database_to_alter(machine: Machine, name: str) -> SessionDatabase:
+    """Return the database of ALTER DATABASE.
+
+    Raises:
+        BrokerError: 5011 the database does not exist, or the current principal has no user in it.
+    """
     if name.upper() == "CURRENT":
         return machine.context.database
     try:
         return machine.context.named(name)
-    except BrokerError as refused:
-        if refused.number not in (911, 916):
+    except BrokerError as error:
+        if error.number not in (911, 916):
             raise
         raise BrokerError(5011, name) from None
 
 
-# what such an option asks for holds here anyhow, or is PostgreSQL's to set
-OPTIONS = words(
+# options without effect: they are in force anyway, or are settings of PostgreSQL
+IGNORED_OPTIONS = words(
     "RECOVERY SINGLE_USER MULTI_USER RESTRICTED_USER ONLINE AUTO_CLOSE AUTO_SHRINK "
     "AUTO_CREATE_STATISTICS AUTO_UPDATE_STATISTICS AUTO_UPDATE_STATISTICS_ASYNC PAGE_VERIFY COMPATIBILITY_LEVEL "
     "ALLOW_SNAPSHOT_ISOLATION READ_COMMITTED_SNAPSHOT DB_CHAINING QUOTED_IDENTIFIER ANSI_NULLS ANSI_PADDING "
@@ -260,38 +264,45 @@ OPTIONS = words(
 )
 
 
-_OTHERWISE = "Set what PostgreSQL has for it."
-_MIRRORED = "PostgreSQL's replication does that: see the page on mirrored services."
-_INSTEAD = {"PARTNER": _MIRRORED, "WITNESS": _MIRRORED, "HADR": _MIRRORED, "CHANGE_TRACKING": "Use a trigger."}
+_DEFAULT_ADVICE = "Change the setting in PostgreSQL."
+_REPLICATION_ADVICE = "PostgreSQL's replication does that: see the page on mirrored services."
+_ADVICE = {
+    "PARTNER": _REPLICATION_ADVICE,
+    "WITNESS": _REPLICATION_ADVICE,
+    "HADR": _REPLICATION_ADVICE,
+    "CHANGE_TRACKING": "Use a trigger.",
+}
 
 
 @refuses("ALTER", "DATABASE")
 def _check_options(statement: Definition) -> None:
     for option in statement.clauses.get("ignored", ()):
-        if option.split()[0] not in OPTIONS:
-            what, *_ = option.split()
-            raise unsupported(f"ALTER DATABASE SET {what}", _INSTEAD.get(what, _OTHERWISE), statement.line)
+        if option.split()[0] not in IGNORED_OPTIONS:
+            first_word, *_ = option.split()
+            raise unsupported(
+                f"ALTER DATABASE SET {first_word}", _ADVICE.get(first_word, _DEFAULT_ADVICE), statement.line
+            )
         if option == "RECURSIVE_TRIGGERS ON":
-            said = "Leave it out: no trigger fires itself, but for those of two tables that fire each other."
-            raise unsupported(f"ALTER DATABASE SET {option}", said, statement.line)
+            advice = "Leave it out: no trigger fires itself, but for those of two tables that fire each other."
+            raise unsupported(f"ALTER DATABASE SET {option}", advice, statement.line)
 
 
-_OF_THE_SYSTEM = frozenset(("master", "model", "msdb", "tempdb"))
+_SYSTEM_DATABASES = frozenset(("master", "model", "msdb", "tempdb"))
 
 
 @defines("DROP", "DATABASE")
 def _drop_database(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "DROP DATABASE")
     for name in statement.clauses["names"]:
-        if name.lower() in _OF_THE_SYSTEM:
+        if name.lower() in _SYSTEM_DATABASES:
             raise TsqlError(3708, f"Cannot drop the database '{name}' because it is a system database.")
         if name.lower() == machine.database.name.lower():
             raise TsqlError(3702, f'Cannot drop database "{name}" because it is currently in use.')
-        with suppress(NothingThere) if len(statement.clauses["names"]) > 1 else nullcontext():
+        with suppress(NothingToDrop) if len(statement.clauses["names"]) > 1 else nullcontext():
             try:
-                drop(statement, lambda name=name: machine.drop_database(name))  # type: ignore[misc]
-            except BrokerError as refused:
-                if refused.number != 911:
+                run_drop(statement, lambda name=name: machine.drop_database(name))  # type: ignore[misc]
+            except BrokerError as error:
+                if error.number != 911:
                     raise
                 raise TsqlError(
                     3701, f"Cannot drop the database '{name}', because it does not exist or you do not have "

@@ -1,4 +1,4 @@
-"""Logins, users, roles, schemas, permissions and owners, each as the method of the API that does it."""
+"""Logins, users, roles, schemas and permissions, through the API."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED, Kind
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, check_alone
-from servicebroker.tsql.interpreter.conversations import written
-from servicebroker.tsql.interpreter.definitions.binding import bound
-from servicebroker.tsql.interpreter.definitions.ddl_events import tell_of_permission
-from servicebroker.tsql.interpreter.definitions.objects import defines, drop, refuses
-from servicebroker.tsql.interpreter.definitions.owners import check_authorization, tell_of_owner
-from servicebroker.tsql.interpreter.definitions.transport import check_endpoint_permission, connect_on_endpoint
+from servicebroker.tsql.interpreter.conversations import api_name
+from servicebroker.tsql.interpreter.definitions.authorization import check_authorization, report_ignored_owner
+from servicebroker.tsql.interpreter.definitions.binding import bind_operation
+from servicebroker.tsql.interpreter.definitions.ddl_events import post_permission_event
+from servicebroker.tsql.interpreter.definitions.objects import defines, refuses, run_drop
+from servicebroker.tsql.interpreter.definitions.transport_certificates import (
+    check_endpoint_permission,
+    connect_on_endpoint,
+)
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Name, Permission
 from servicebroker.tsql.translation.text_writer import string
 
-_OBJECTS = {
+_ARGUMENTS_BY_KIND = {
     "SERVICE": "service",
     "CONTRACT": "contract",
     "MESSAGE TYPE": "message_type",
@@ -36,37 +39,40 @@ _OBJECTS = {
     "USER": "user",
     "SCHEMA": "schema",
 }
-_KINDS = {
+_PERMISSION_KINDS = {
     "": (Kind.SERVER, Kind.DATABASE),
     "DATABASE": (Kind.DATABASE,),
     "SCHEMA": (Kind.SCHEMA,),
     "OBJECT": (Kind.OBJECT,),
 }
-OF_THE_INSTANCE = frozenset(name for kind, name in IMPLIED_BY if kind is Kind.SERVER)
-NOT_KEPT = frozenset({"TYPE", "XML SCHEMA COLLECTION", "ROLE"})  # permissions on them
-_ALL = ("SELECT", "INSERT", "UPDATE", "DELETE", "REFERENCES")
+INSTANCE_PERMISSIONS = frozenset(name for kind, name in IMPLIED_BY if kind is Kind.SERVER)
+KINDS_WITHOUT_PERMISSIONS = frozenset({"TYPE", "XML SCHEMA COLLECTION", "ROLE"})  # permissions on them have no effect
+_ALL_PERMISSIONS = ("SELECT", "INSERT", "UPDATE", "DELETE", "REFERENCES")
 
 
 @defines("CREATE", "LOGIN")
 def _create_login(machine: Machine, statement: Definition) -> None:
-    """Nobody opens a session as a login here: PostgreSQL lets in. FROM WINDOWS it names a peer of the network."""
+    """Run CREATE LOGIN.
+
+    A login lets nobody in, because PostgreSQL does that. FROM WINDOWS it names a peer of the network.
+    """
     check_alone(machine, "CREATE LOGIN")
     machine.context.demand("CREATE LOGIN")
-    machine.instance.run(bound(machine, statement, operations.CreateLogin))
+    machine.instance.run(bind_operation(machine, statement, operations.CreateLogin))
 
 
 @defines("ALTER", "LOGIN")
 def _alter_login(machine: Machine, statement: Definition) -> None:
-    """A password, a default database: nothing of it lets anybody in here, and ENABLE or DISABLE peers alone."""
+    """Run ALTER LOGIN. Password and default database have no effect. ENABLE and DISABLE apply to peers only."""
     name, state = statement.name.own, statement.clauses.get("state")
     machine.context.ask(authorize_on_login(machine.context.person, "ALTER LOGIN", name))
     if state is not None:
-        machine.transactions.check()
+        machine.transactions.check_not_doomed()
         machine.context.ask(switch_login(name, is_disabled=state == "DISABLE", who=machine.login))
 
 
 @refuses("ALTER", "LOGIN")
-def _only_what_lets_nobody_in(statement: Definition) -> None:
+def _check_no_rename(statement: Definition) -> None:
     if "name" in statement.clauses:
         raise unsupported("ALTER LOGIN WITH NAME", "Create a login of the new name.", statement.line)
 
@@ -75,16 +81,19 @@ def _only_what_lets_nobody_in(statement: Definition) -> None:
 def _drop_login(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "DROP LOGIN")
     machine.context.demand("DROP LOGIN", "login", statement.name.own)
-    drop(statement, lambda: machine.instance.run(operations.DropLogin(statement.name.own)))
+    run_drop(statement, lambda: machine.instance.run(operations.DropLogin(statement.name.own)))
 
 
 @defines("CREATE", "USER")
 def _create_user(machine: Machine, statement: Definition) -> None:
-    """FOR LOGIN or CERTIFICATE; WITHOUT LOGIN; without any, for the login of the same name when there is one."""
+    """Run CREATE USER.
+
+    Without FOR LOGIN, CERTIFICATE or WITHOUT LOGIN the user gets the login of its name, if there is one.
+    """
     clauses, name = statement.clauses, statement.name.own
-    of_its_name = not clauses.keys() & {"for_login", "from_certificate", "without_login"} and machine.is_login(name)
-    login = {"for_login": name} if of_its_name else {}
-    machine.database.run(bound(machine, statement, operations.CreateUser, **login))
+    has_same_login = not clauses.keys() & {"for_login", "from_certificate", "without_login"} and machine.has_login(name)
+    login = {"for_login": name} if has_same_login else {}
+    machine.database.run(bind_operation(machine, statement, operations.CreateUser, **login))
 
 
 @defines("ALTER", "USER")
@@ -94,7 +103,7 @@ def _alter_user(machine: Machine, statement: Definition) -> None:
 
 
 @refuses("ALTER", "USER")
-def _only_dbo(statement: Definition) -> None:
+def _check_default_schema(statement: Definition) -> None:
     if set(statement.clauses) - {"default_schema"}:
         raise unsupported("ALTER USER", "Drop the user and create it again.", statement.line)
     if statement.clauses["default_schema"].lower() != "dbo":
@@ -105,7 +114,7 @@ def _only_dbo(statement: Definition) -> None:
 def _create_role(machine: Machine, statement: Definition) -> None:
     check_authorization(machine, statement)
     machine.database.run(operations.CreateRole(statement.name.own))
-    tell_of_owner(machine, "role", statement.clauses.get("authorization"))
+    report_ignored_owner(machine, "role", statement.clauses.get("authorization"))
 
 
 @defines("ALTER", "ROLE")
@@ -115,34 +124,36 @@ def _alter_role(machine: Machine, statement: Definition) -> None:
 
 
 def change_member(machine: Machine, role: str, member: str, *, add: bool) -> None:
-    """ALTER ROLE role ADD or DROP MEMBER member."""
+    """Run ALTER ROLE role ADD or DROP MEMBER member."""
     machine.database.run((operations.AddRoleMember if add else operations.DropRoleMember)(role, member))
 
 
 @defines("CREATE", "SCHEMA")
 def _create_schema(machine: Machine, statement: Definition) -> None:
     name, database = statement.name.own, machine.context.database
-    machine.transactions.check()
+    machine.transactions.check_not_doomed()
     check_authorization(machine, statement)
-    with machine.whole():
+    with machine.atomic():
         schema = machine.context.ask(create_schema(database.user, name))
-        own = quoted(schema)
-        machine.queries.define(f"create schema if not exists {own}; comment on schema {own} is {string(name)}")
-    tell_of_owner(machine, "schema", statement.clauses.get("authorization"))
+        quoted_schema = quoted(schema)
+        machine.queries.define(
+            f"create schema if not exists {quoted_schema}; comment on schema {quoted_schema} is {string(name)}"
+        )
+    report_ignored_owner(machine, "schema", statement.clauses.get("authorization"))
 
 
 @defines("DROP", "SCHEMA")
 def _drop_schema(machine: Machine, statement: Definition) -> None:
     name, database = statement.name.own, machine.context.database
-    machine.transactions.check()
+    machine.transactions.check_not_doomed()
 
-    def work() -> None:
-        with machine.whole():
+    def drop_object() -> None:
+        with machine.atomic():
             schema = machine.context.ask(schema_to_drop(database.user, name))
             machine.queries.define(f"drop schema if exists {quoted(schema)}")
             machine.context.ask(forget_schema(database.user, name))
 
-    drop(statement, work)
+    run_drop(statement, drop_object)
 
 
 # ---------------------------------------------------------------- permissions and owners
@@ -154,59 +165,65 @@ def _permission(machine: Machine, statement: Permission) -> None:
     if statement.kind == "ENDPOINT":
         connect_on_endpoint(machine, statement)
     else:
-        nothing, kept = _told_apart(statement)
-        if nothing:
-            _not_kept(machine, replace(statement, permissions=nothing))
-        if kept:
-            run = _on_instance if _is_of_the_instance(statement) else _on_object
-            run(machine, replace(statement, permissions=kept))
-    tell_of_permission(
-        machine, statement, of_the_instance=statement.kind == "ENDPOINT" or _is_of_the_instance(statement)
+        unchecked, stored = _split_permissions(statement)
+        if unchecked:
+            _report_unchecked(machine, replace(statement, permissions=unchecked))
+        if stored:
+            run = _run_on_instance if _is_on_instance(statement) else _run_on_object
+            run(machine, replace(statement, permissions=stored))
+    post_permission_event(
+        machine, statement, of_the_instance=statement.kind == "ENDPOINT" or _is_on_instance(statement)
     )
-    machine.done(0)
+    machine.record_success(0)
 
 
-def _told_apart(statement: Permission) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The permissions that nothing here asks for, and those that are kept."""
-    nothing = tuple(one for one in statement.permissions if asked_by_nothing(statement.kind, one))
-    return nothing, tuple(one for one in statement.permissions if one not in nothing)
+def _split_permissions(statement: Permission) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the permissions that nothing here asks for, and those that are stored."""
+    unchecked = tuple(
+        permission for permission in statement.permissions if is_unchecked_permission(statement.kind, permission)
+    )
+    return unchecked, tuple(permission for permission in statement.permissions if permission not in unchecked)
 
 
-def _is_of_the_instance(statement: Permission) -> bool:
-    kept = _told_apart(statement)[1]
-    return statement.kind == "LOGIN" or (not statement.kind and kept != () and OF_THE_INSTANCE.issuperset(kept))
+def _is_on_instance(statement: Permission) -> bool:
+    stored = _split_permissions(statement)[1]
+    return statement.kind == "LOGIN" or (
+        not statement.kind and stored != () and INSTANCE_PERMISSIONS.issuperset(stored)
+    )
 
 
 def check_permission(statement: Permission) -> None:
-    """Refuse what never runs; `tsql check` asks this too.
+    """Refuse a GRANT, DENY or REVOKE that never runs. `tsql check` calls this too.
 
     Raises:
-        TsqlError: 40515. Also DENY of what nothing asks for: what it is to keep from happening would happen.
+        TsqlError: 40515, also for a DENY of a permission that nothing asks for, because it would prevent nothing.
     """
     verb, kind, line = statement.verb, statement.kind, statement.line
-    nothing, _ = _told_apart(statement)
+    unchecked, _ = _split_permissions(statement)
     if kind == "ENDPOINT":
         check_endpoint_permission(statement)
-    elif _is_of_the_instance(statement):
+    elif _is_on_instance(statement):
         if statement.grant_option:
             raise unsupported("WITH GRANT OPTION on the instance", "Leave it out.", line)
-    elif nothing and verb == "DENY":
-        raise unsupported(f"DENY {', '.join(nothing)}", "Nothing here asks for it: leave it out.", line)
-    elif len(nothing) < len(statement.permissions) and kind not in ("", "DATABASE", "OBJECT", *_OBJECTS):
+    elif unchecked and verb == "DENY":
+        raise unsupported(f"DENY {', '.join(unchecked)}", "Nothing here asks for it: leave it out.", line)
+    elif len(unchecked) < len(statement.permissions) and kind not in ("", "DATABASE", "OBJECT", *_ARGUMENTS_BY_KIND):
         raise unsupported(f"{verb} ON {kind}", "Leave it out.", line)
 
 
-def asked_by_nothing(kind: str, permission: str) -> bool:
-    """Whether a permission on something of this kind is neither kept nor asked for."""
-    return kind in NOT_KEPT or any((one, permission) in UNASKED for one in _KINDS.get(kind, ()))
+def is_unchecked_permission(kind: str, permission: str) -> bool:
+    """Return True if a permission on something of this kind is neither stored nor asked for."""
+    return kind in KINDS_WITHOUT_PERMISSIONS or any(
+        (permission_kind, permission) in UNASKED for permission_kind in _PERMISSION_KINDS.get(kind, ())
+    )
 
 
-def _on_instance(machine: Machine, statement: Permission) -> None:
-    """Of logins, on the instance or on another login.
+def _run_on_instance(machine: Machine, statement: Permission) -> None:
+    """Run GRANT, DENY or REVOKE of permissions of logins, on the instance or on another login.
 
     Raises:
-        TsqlError: 4621 in another database than master, 40515 WITH GRANT OPTION.
-        BrokerError: 4613 or 15151 who works may not.
+        TsqlError: 4621 the current database is not master, 40515 WITH GRANT OPTION.
+        BrokerError: 4613 or 15151 no permission.
     """
     if machine.database.name.lower() != MASTER:
         raise BrokerError(4621)
@@ -226,15 +243,15 @@ def _on_instance(machine: Machine, statement: Permission) -> None:
             machine.instance.run(operation(permission, principal.strip("[]"), login=name))
 
 
-def _on_object(machine: Machine, statement: Permission) -> None:
-    target = _target(machine, statement)
+def _run_on_object(machine: Machine, statement: Permission) -> None:
+    target = _find_target(machine, statement)
     is_all = statement.permissions in (("ALL",), ("ALL PRIVILEGES",)) and "tsql_object" in target
-    for permission in _ALL if is_all else statement.permissions:
+    for permission in _ALL_PERMISSIONS if is_all else statement.permissions:
         for principal in statement.principals:
-            machine.database.run(_operation(statement, permission, principal, target))
+            machine.database.run(_make_operation(statement, permission, principal, target))
 
 
-def _operation(
+def _make_operation(
     statement: Permission, permission: str, principal: str, target: Mapping[str, Any]
 ) -> operations.Grant | operations.Deny | operations.Revoke:
     match statement.verb:
@@ -247,24 +264,24 @@ def _operation(
             return operations.Revoke(permission, principal, cascade=cascade, grant_option_for=for_option, **target)
 
 
-def _target(machine: Machine, statement: Permission) -> dict[str, str]:
-    """What the permission is on.
+def _find_target(machine: Machine, statement: Permission) -> dict[str, str]:
+    """Return the securable as an argument of the operation, {} for the database.
 
     Raises:
-        TsqlError: 4610 something of another database.
+        TsqlError: 4610 the securable is in another database.
     """
     kind, name = statement.kind, statement.name
     if name is None or kind == "DATABASE":
         return {}
-    if _is_elsewhere(machine, name):
+    if _is_in_other_database(machine, name):
         raise TsqlError(4610, "You can only grant or revoke permissions on objects in the current database.")
     if kind == "OBJECT":
-        return {"queue" if _is_queue(machine, name) else "tsql_object": written(name)}
-    return {_OBJECTS[kind]: name.own}
+        return {"queue" if _is_queue(machine, name) else "tsql_object": api_name(name)}
+    return {_ARGUMENTS_BY_KIND[kind]: name.own}
 
 
-def _is_elsewhere(machine: Machine, name: Name) -> bool:
-    """Whether a name begins with another database than the current one."""
+def _is_in_other_database(machine: Machine, name: Name) -> bool:
+    """Return True if a name begins with another database than the current one."""
     return name.database.lower() not in ("", machine.database.name.lower())
 
 
@@ -280,7 +297,7 @@ def _is_queue(machine: Machine, name: Name) -> bool:
     )
 
 
-def _not_kept(machine: Machine, statement: Permission) -> None:
-    what = f"{statement.verb} {', '.join(statement.permissions)}"
-    what += f" ON {statement.kind}::{statement.name}" if statement.kind else ""
-    machine.say(Message(f"{what} changes nothing: nothing here asks for this permission.", 0, 0))
+def _report_unchecked(machine: Machine, statement: Permission) -> None:
+    statement_text = f"{statement.verb} {', '.join(statement.permissions)}"
+    statement_text += f" ON {statement.kind}::{statement.name}" if statement.kind else ""
+    machine.emit(Message(f"{statement_text} changes nothing: nothing here asks for this permission.", 0, 0))

@@ -1,7 +1,7 @@
-"""Procedures of one session, #name: a function of PostgreSQL's temporary schema, of which the comment has the text.
+"""Procedures of one session, #name, each stored as the comment of a function in PostgreSQL's temporary schema.
 
-It goes as everything temporary does: with a ROLLBACK of what has made it, and with the session. No user of a database
-owns one: it may what its caller may.
+They go like every temporary object: with the session, and with a ROLLBACK of their CREATE. No user owns them, and they
+work with the permissions of their caller.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a procedure of that name is one of the session."""
+    """Return True if a procedure of that name belongs to the session."""
     return name.startswith("#")
 
 
 def check_temporary(statement: Procedure) -> None:
-    """Refuse what none of them can be.
+    """Refuse a temporary procedure of all sessions, and one with EXECUTE AS.
 
     Raises:
-        TsqlError: 40515 one of all sessions, or one that works as somebody else.
+        TsqlError: 40515.
     """
     if statement.name.own.startswith("##"):
         raise unsupported("A procedure of all sessions", "Give it a name without ##.", statement.line)
@@ -36,43 +36,43 @@ def check_temporary(statement: Procedure) -> None:
 
 
 def find_temporary(machine: Machine, name: str) -> tuple[int, str] | None:
-    """The number and the text of the one of that name; None when there is none."""
+    """Return the object_id and text of a temporary procedure, None if there is none."""
     rows = fetch(
         machine.connection,
         "temporary_procedures.find_temporary",
         "select f::oid::bigint, obj_description(f::oid, 'pg_proc') from to_regprocedure($1) f where f is not null",
-        (_function(name),),
+        (_function_name(name),),
     )
     return (rows[0][0], rows[0][1]) if rows else None
 
 
 def store_temporary(machine: Machine, statement: Procedure) -> None:
-    """Keep the text under its name.
+    """Store the text of a temporary procedure.
 
     Raises:
         TsqlError: 2714 the name is taken, 208 there is nothing to alter.
     """
     name = statement.name.own
-    found = find_temporary(machine, name)
-    if found and statement.action == "CREATE":
+    existing = find_temporary(machine, name)
+    if existing and statement.action == "CREATE":
         raise TsqlError(2714, f"There is already an object named '{name}' in the database.", state=3)
-    if not found and statement.action == "ALTER":
+    if not existing and statement.action == "ALTER":
         raise TsqlError(208, f"Invalid object name '{name}'.", state=6)
-    function = _function(name)
+    function = _function_name(name)
     machine.queries.define_temporary(
         f"create or replace function {function} returns void language sql as ''; "
         f"comment on function {function} is {string(statement.text)}"
     )
-    machine.done(0)
+    machine.record_success(0)
 
 
 def drop_temporary(machine: Machine, name: str) -> bool:
-    """Drop the one of that name; whether there was one."""
+    """Drop a temporary procedure. Return False if there is none."""
     if find_temporary(machine, name) is None:
         return False
-    machine.queries.define(f"drop function {_function(name)}")
+    machine.queries.define(f"drop function {_function_name(name)}")
     return True
 
 
-def _function(name: str) -> str:
+def _function_name(name: str) -> str:
     return f"pg_temp.{quoted(name.lower())}()"

@@ -1,8 +1,8 @@
 """Triggers: their statements run when a T-SQL session changes their table, in the same transaction.
 
-PostgreSQL copies what a statement has inserted and deleted into temporary tables when the session asks for it
-(`servicebroker.tsql_capture`); the session finds the triggers of the table and runs them. Where the table has an
-INSTEAD OF trigger, PostgreSQL copies it without doing it (`store/tsql/diversions.sql`).
+If the session asks for it, PostgreSQL copies the inserted and deleted rows of a statement into temporary tables
+(`servicebroker.tsql_capture`). The session then finds the triggers of the table and runs them. On a table with an
+INSTEAD OF trigger, PostgreSQL copies the rows and skips the change (`store/tsql/diversions.sql`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.direct import run_command
 from servicebroker.store.running import fetch
-from servicebroker.tsql.interpreter.execute_as import user_of, working_as
+from servicebroker.tsql.interpreter.execute_as import impersonation, module_user
 from servicebroker.tsql.interpreter.frame import Frame
-from servicebroker.tsql.interpreter.machine import Machine, ScopeEnd, check_nesting
+from servicebroker.tsql.interpreter.machine import Machine, ScopeAborted, check_nesting
 from servicebroker.tsql.interpreter.statement_runner import run_statement
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.statement_errors import TsqlError
@@ -28,15 +28,15 @@ from servicebroker.tsql.translation.reading.text_to_tree import read
 if TYPE_CHECKING:
     from servicebroker.tsql.context import SessionDatabase
 
-_AGE = 2.0  # seconds that it is remembered whether an instance has triggers
-_has: WeakKeyDictionary[object, tuple[float, bool]] = WeakKeyDictionary()
-_CAPTURE = {
+_ANSWER_LIFETIME_S = 2.0  # bounds the delay until a session sees the first trigger of another process
+_answers: WeakKeyDictionary[object, tuple[float, bool]] = WeakKeyDictionary()
+_CAPTURE_CLAUSES = {
     "INSERT": "after insert on {table} referencing new table as inserted_rows",
     "UPDATE": "after update on {table} referencing old table as deleted_rows new table as inserted_rows",
     "DELETE": "after delete on {table} referencing old table as deleted_rows",
 }
-_DIVERTED = "INSTEAD_"  # before an event whose rows were copied and not changed
-_OF_TABLE = (
+_DIVERTED_PREFIX = "INSTEAD_"  # prefix of an event whose rows were copied and not changed
+_FIND_TRIGGERS = (
     "select d.name, m.name, definition, parent_table, module_id, execute_as, creator, array(select s.thumbprint from "
     "servicebroker.module_signatures s where s.module_id = m.module_id and not s.is_counter) "
     "from servicebroker.tsql_modules m join servicebroker.databases d using (database_id) "
@@ -45,24 +45,24 @@ _OF_TABLE = (
 )
 
 
-def capture(table: str) -> str:
-    """What makes PostgreSQL capture the changes of a table."""
+def capture_sql(table: str) -> str:
+    """Return the statements that create the capturing triggers of a table in PostgreSQL."""
     return "; ".join(
         f"create or replace trigger tsql_capture_{event.lower()} {clause.format(table=table)} "
         "for each statement execute function servicebroker.tsql_capture()"
-        for event, clause in _CAPTURE.items()
+        for event, clause in _CAPTURE_CLAUSES.items()
     )
 
 
-def check_place(machine: Machine, trigger: Trigger, table: str) -> None:
+def check_target(machine: Machine, trigger: Trigger, table: str) -> None:
     """Refuse a trigger that cannot be on this table or view.
 
     Raises:
-        TsqlError: 8197 an AFTER trigger on a view, 2111 an INSTEAD OF trigger beside another one of that event.
+        TsqlError: 8197 an AFTER trigger on a view, 2111 a second INSTEAD OF trigger for an event.
     """
     ((is_view,),) = fetch(
         machine.connection,
-        "triggers.check_place",
+        "triggers.check_target",
         "select relkind = 'v' from pg_class where oid = to_regclass($1)",
         (table,),
     )
@@ -70,210 +70,236 @@ def check_place(machine: Machine, trigger: Trigger, table: str) -> None:
         raise TsqlError(8197, f"The object '{trigger.table}' does not exist or is invalid for this operation.")
     if not trigger.instead_of:
         return
-    for _, other in _instead_of(machine, table):
-        same = [event for event in trigger.events if event in other.events]
-        if same and other.name.own.lower() != trigger.name.own.lower():
+    for _, other in _find_instead_of(machine, table):
+        shared_events = [event for event in trigger.events if event in other.events]
+        if shared_events and other.name.own.lower() != trigger.name.own.lower():
             raise TsqlError(
                 2111, f"Cannot create trigger '{trigger.name}' on {'view' if is_view else 'table'} '{trigger.table}' "
-                f"because an INSTEAD OF {same[0]} trigger already exists on this object."
+                f"because an INSTEAD OF {shared_events[0]} trigger already exists on this object."
             )  # fmt: skip
 
 
-def _instead_of(machine: Machine, table: str) -> list[tuple[int, Trigger]]:
-    """The INSTEAD OF triggers of a table that are not disabled, by their numbers."""
+def _find_instead_of(machine: Machine, table: str) -> list[tuple[int, Trigger]]:
+    """Return the enabled INSTEAD OF triggers of a table, with their object_ids."""
     rows = fetch(
         machine.connection,
-        "triggers.instead_of",
+        "triggers.find_instead_of",
         "select module_id, definition from servicebroker.tsql_modules where kind = 'TR' and not is_disabled "
         "and to_regclass(parent_table) = to_regclass($1)",
         (table,),
     )
-    return [(number, trigger) for number, text in rows if (trigger := _parsed(text)).instead_of]
+    return [(object_id, trigger) for object_id, text in rows if (trigger := _parse_trigger(text)).instead_of]
 
 
-def divert(machine: Machine, table: str) -> None:
-    """Have PostgreSQL copy what INSTEAD OF triggers of a table want, and not do it; no longer, where none is left."""
+def install_diversions(machine: Machine, table: str) -> None:
+    """Create the PostgreSQL triggers that copy the rows of a change and skip it, for each INSTEAD OF trigger.
+
+    Triggers of earlier definitions are dropped.
+    """
     ((kind,),) = fetch(
-        machine.connection, "triggers.divert", "select max(relkind) from pg_class where oid = to_regclass($1)", (table,)
+        machine.connection,
+        "triggers.install_diversions",
+        "select max(relkind) from pg_class where oid = to_regclass($1)",
+        (table,),
     )
     if kind is None:
         return
-    done = [
+    statements = [
         f"drop trigger if exists tsql_divert_{event.lower()} on {table}; "
         f"drop trigger if exists tsql_divert_row_{event.lower()} on {table}"
-        for event in _CAPTURE
+        for event in _CAPTURE_CLAUSES
     ]
-    for number, trigger in _instead_of(machine, table):
+    timing = "instead of" if kind == "v" else "before"
+    for object_id, trigger in _find_instead_of(machine, table):
         for event in trigger.events:
-            own = event.lower()
-            done.append(
-                f"create trigger tsql_divert_{own} before {own} on {table} for each statement "
-                f"execute function tsql.divert_statement('{number}'); "
-                f"create trigger tsql_divert_row_{own} {'instead of' if kind == 'v' else 'before'} {own} on {table} "
+            event_name = event.lower()
+            statements.append(
+                f"create trigger tsql_divert_{event_name} before {event_name} on {table} for each statement "
+                f"execute function tsql.divert_statement('{object_id}'); "
+                f"create trigger tsql_divert_row_{event_name} {timing} {event_name} on {table} "
                 "for each row execute function tsql.divert_row()"
             )
-    machine.queries.define("; ".join(done))
+    machine.queries.define("; ".join(statements))
 
 
-def any_exist(machine: Machine) -> bool:
-    """Return whether a database of the instance has a trigger.
+def has_triggers(machine: Machine) -> bool:
+    """Return True if a database of the instance has a trigger. The answer is cached for two seconds.
 
-    A statement reaches the tables of every database, also behind a view, so the current database does not decide.
+    A statement may reach the tables of every database, also through a view, so the current database does not decide.
     """
-    until, known = _has.get(machine.instance.doorbell, (0.0, False))
+    expires_at, is_any = _answers.get(machine.instance.doorbell, (0.0, False))
     now = time.monotonic()
-    if until < now:
+    if expires_at < now:
         rows = fetch(
             machine.connection,
-            "triggers.any_exist",
+            "triggers.has_triggers",
             "select from servicebroker.tsql_modules where kind = 'TR' limit 1",
             (),
         )
-        known = bool(rows)
-        _has[machine.instance.doorbell] = (now + _AGE, known)
-    return known
+        is_any = bool(rows)
+        _answers[machine.instance.doorbell] = (now + _ANSWER_LIFETIME_S, is_any)
+    return is_any
 
 
-def forget(machine: Machine) -> None:
-    """A trigger was made or dropped."""
-    _has.pop(machine.instance.doorbell, None)
+def invalidate(machine: Machine) -> None:
+    """Discard the cached answer of `has_triggers`, after a trigger was created or dropped."""
+    _answers.pop(machine.instance.doorbell, None)
 
 
-def ask(machine: Machine) -> None:
-    """Before a statement that may fire triggers: have its changes captured for this level."""
+def start_capture(machine: Machine) -> None:
+    """Capture the changes of the next statement, at this nesting level."""
     fetch(
         machine.connection,
-        "triggers.ask",
+        "triggers.start_capture",
         "select set_config('servicebroker.tsql_level', $1, false), "
         "set_config('servicebroker.tsql_captured', '', false), set_config('servicebroker.tsql_within', $2, false)",
-        (str(len(machine.frames)), ",".join(str(frame.number) for frame in machine.frames if frame.diverts)),
+        (
+            str(len(machine.frames)),
+            ",".join(str(frame.object_id) for frame in machine.frames if frame.is_instead_of_trigger),
+        ),
     )
 
 
 @functools.lru_cache(maxsize=256)
-def columns_set(text: str) -> frozenset[str] | None:
-    """The columns, in lower case, that an UPDATE sets; None for another statement, which writes all of them."""
+def updated_columns(text: str) -> frozenset[str] | None:
+    """Return the columns that an UPDATE sets, in lower case; None for another statement, which writes all columns."""
     piece = read(text)
-    begin = piece.find("UPDATE", "INSERT", "DELETE", "MERGE")
-    first = piece.find("SET", after=begin or 0)
-    if begin is None or first is None or piece.words[begin] != "UPDATE":
+    verb = piece.find("UPDATE", "INSERT", "DELETE", "MERGE")
+    set_word = piece.find("SET", after=verb or 0)
+    if verb is None or set_word is None or piece.words[verb] != "UPDATE":
         return None
-    last = piece.find("FROM", "WHERE", "OUTPUT", "OPTION", after=first)
-    found = set()
-    for part in piece.part(first + 1, len(piece.words) if last is None else last).split():
-        signs = [place for place in part.outside() if part.words[place].endswith("=")]
-        for place in signs[:2]:  # @variable = column = value
-            at = part.first + place - 1
-            if part.tokens.kinds[at] != VARIABLE:
-                found.add(unquoted(part.tokens.text(at)).lower())
+    end = piece.find("FROM", "WHERE", "OUTPUT", "OPTION", after=set_word)
+    columns = set()
+    for part in piece.part(set_word + 1, len(piece.words) if end is None else end).split():
+        equal_signs = [index for index in part.outside() if part.words[index].endswith("=")]
+        for index in equal_signs[:2]:  # @variable = column = value
+            token_index = part.first + index - 1
+            if part.tokens.kinds[token_index] != VARIABLE:
+                columns.add(unquoted(part.tokens.text(token_index)).lower())
                 break
-    return frozenset(found)
+    return frozenset(columns)
 
 
-class Captured(NamedTuple):
-    """What a statement has changed, or would have, of a table by its oid: INSERT, UPDATE or DELETE."""
+class CapturedChange(NamedTuple):
+    """A change of a table by one statement, done or diverted.
+
+    Attributes:
+        table: the oid of the table.
+        event: INSERT, UPDATE or DELETE.
+        is_diverted: True if the rows were copied for an INSTEAD OF trigger and not changed.
+        copies: the PostgreSQL names of `inserted` and `deleted`.
+    """
 
     table: int
     event: str
     is_diverted: bool
-    copies: dict[str, str]  # the PostgreSQL names of `inserted` and `deleted`
+    copies: dict[str, str]
 
 
-def captured(machine: Machine) -> list[Captured]:
-    """What the statement that `ask` stood before has changed; later ones ask again."""
+def finish_capture(machine: Machine) -> list[CapturedChange]:
+    """Return the changes since `start_capture`, and end the capture."""
     level = len(machine.frames)
-    ((said,),) = fetch(
+    ((captured,),) = fetch(
         machine.connection,
-        "triggers.captured",
+        "triggers.finish_capture",
         "select set_config('servicebroker.tsql_level', '', false) || current_setting('servicebroker.tsql_captured')",
         (),
     )
-    found = []
-    for place, one in enumerate(said.split(";") if said else (), 1):
-        table, event = one.split()
-        copies = {name: f'pg_temp."tsql_{name}_{level}_{place}"' for name in ("inserted", "deleted")}
-        found.append(Captured(int(table), event.removeprefix(_DIVERTED), event.startswith(_DIVERTED), copies))
-    return found
+    changes = []
+    for number, entry in enumerate(captured.split(";") if captured else (), 1):
+        table, event = entry.split()
+        copies = {name: f'pg_temp."tsql_{name}_{level}_{number}"' for name in ("inserted", "deleted")}
+        changes.append(
+            CapturedChange(int(table), event.removeprefix(_DIVERTED_PREFIX), event.startswith(_DIVERTED_PREFIX), copies)
+        )
+    return changes
 
 
-def diverted_rows(machine: Machine, found: list[Captured]) -> int:
-    """How many rows a statement would have changed that INSTEAD OF triggers do now."""
-    copies = [one.copies["deleted" if one.event == "DELETE" else "inserted"] for one in found if one.is_diverted]
+def count_diverted_rows(machine: Machine, changes: list[CapturedChange]) -> int:
+    """Return the number of rows that a statement would have changed without INSTEAD OF triggers."""
+    copies = [
+        change.copies["deleted" if change.event == "DELETE" else "inserted"] for change in changes if change.is_diverted
+    ]
     if not copies:
         return 0
     counts = " + ".join(f"(select count(*) from {copy})" for copy in copies)
     return int(run_statement(machine.connection, f"select {counts}", ()).rows[0][0])
 
 
-def fire(machine: Machine, statement: str, changed: list[Captured]) -> None:
-    """Run the triggers of what a statement has changed, each in its own database, and those that replace the change.
+def fire(machine: Machine, statement: str, changes: list[CapturedChange]) -> None:
+    """Run the triggers of the changes, each in its own database. An INSTEAD OF trigger replaces its change.
 
     Raises:
         TsqlError: 3609 a trigger has rolled the transaction back.
     """
-    rows = machine.rowcount
-    instead = {(one.table, one.event) for one in changed if one.is_diverted}
-    for table, event, is_diverted, tables in changed:
-        found = fetch(machine.connection, "triggers.fire.find_triggers", _OF_TABLE, (table,))
+    row_count = machine.rowcount
+    replaced = {(change.table, change.event) for change in changes if change.is_diverted}
+    for table, event, is_diverted, copies in changes:
+        triggers = fetch(machine.connection, "triggers.fire.find_triggers", _FIND_TRIGGERS, (table,))
         try:
-            for database, name, text, parent, number, execute_as, creator, signers in found:
-                trigger = _parsed(text)
-                is_due = is_diverted or (table, event) not in instead  # what was not done has nothing behind it
-                is_due &= is_diverted or not _recurs(machine, number)
+            for database, name, text, parent, object_id, execute_as, creator, signers in triggers:
+                trigger = _parse_trigger(text)
+                is_due = is_diverted or (table, event) not in replaced  # no AFTER trigger behind a replaced change
+                is_due &= is_diverted or not _is_recursive(machine, object_id)
                 if event in trigger.events and trigger.instead_of == is_diverted and is_due:
-                    machine.queries.columns.copies.update(dict.fromkeys(tables.values(), str(parent)))
-                    frame = Frame(name, number, is_module=True, signers=tuple(signers))
-                    frame.diverts, frame.follows = is_diverted, not is_diverted
-                    frame.updated = {"UPDATE": columns_set(statement), "INSERT": None}.get(event, frozenset())
-                    there = machine.context.named(database)
-                    _run(machine, there, frame, trigger, tables, (execute_as, creator))
+                    machine.queries.columns.copies.update(dict.fromkeys(copies.values(), str(parent)))
+                    frame = Frame(name, object_id, is_module=True, signers=tuple(signers))
+                    frame.is_instead_of_trigger, frame.is_after_trigger = is_diverted, not is_diverted
+                    frame.updated_columns = {"UPDATE": updated_columns(statement), "INSERT": None}.get(
+                        event, frozenset()
+                    )
+                    trigger_database = machine.context.named(database)
+                    _run_trigger(machine, trigger_database, frame, trigger, copies, (execute_as, creator))
         finally:
-            for copy in tables.values():
-                machine.queries.columns.copies.pop(copy, None)
-            if not machine.transactions.doomed and not machine.connection.closed:  # a trigger may have said COMMIT
-                machine.transactions.settle()
-                run_command(machine.connection, f"drop table if exists {', '.join(tables.values())}".encode())
-    machine.done(rows)
+            for copy_name in copies.values():
+                machine.queries.columns.copies.pop(copy_name, None)
+            if not machine.transactions.is_doomed and not machine.connection.closed:  # also after a COMMIT in a trigger
+                machine.transactions.release_guard()
+                run_command(machine.connection, f"drop table if exists {', '.join(copies.values())}".encode())
+    machine.record_success(row_count)
 
 
-def _recurs(machine: Machine, number: int) -> bool:
-    """Whether an AFTER trigger would fire itself with no other one between: RECURSIVE_TRIGGERS is OFF."""
-    return next((frame.number for frame in reversed(machine.frames) if frame.follows), None) == number
+def _is_recursive(machine: Machine, number: int) -> bool:
+    """Return True if an AFTER trigger would fire itself directly, which it does not: RECURSIVE_TRIGGERS is OFF."""
+    return next((frame.object_id for frame in reversed(machine.frames) if frame.is_after_trigger), None) == number
 
 
-def _run(
+def _run_trigger(
     machine: Machine,
     database: SessionDatabase,
     frame: Frame,
     trigger: Trigger,
-    tables: dict[str, str],
+    copies: dict[str, str],
     execute_as: tuple[str | None, str],
 ) -> None:
+    """Run one trigger with XACT_ABORT ON and `inserted` and `deleted`, and restore the options afterwards."""
     check_nesting(machine)
-    open_before = machine.transactions.count
-    abort, nocount = machine.xact_abort, machine.nocount
-    frame.tables.update(tables)
+    count_before = machine.transactions.count
+    saved_xact_abort, saved_nocount = machine.xact_abort, machine.nocount
+    frame.tables.update(copies)
     machine.trigger_level += 1
     machine.xact_abort = True
     try:
-        with machine.inside(frame, database, working_as(machine, user_of(*execute_as))):
+        with machine.enter_frame(frame, database, impersonation(machine, module_user(*execute_as))):
             try:
                 machine.run(trigger.body)
-            except ScopeEnd:
-                pass  # what could not be found ended the trigger alone
+            except ScopeAborted:
+                pass  # a missing name ends the trigger, and the statement goes on
             finally:
-                frame.tables = {one: table for one, table in frame.tables.items() if one not in tables}
+                frame.tables = {
+                    table_name: table for table_name, table in frame.tables.items() if table_name not in copies
+                }
     finally:
         machine.trigger_level -= 1
-        machine.xact_abort, machine.nocount = abort, nocount
-    if machine.transactions.count < open_before:
+        machine.xact_abort, machine.nocount = saved_xact_abort, saved_nocount
+    if machine.transactions.count < count_before:
         error = TsqlError(3609, "The transaction ended in the trigger. The batch has been aborted.")
         error.ends_batch = True
         raise error
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed(text: str) -> Trigger:
+def _parse_trigger(text: str) -> Trigger:
     (statement,) = parse_text(from_postgres(text))
     assert isinstance(statement, Trigger)
     return statement

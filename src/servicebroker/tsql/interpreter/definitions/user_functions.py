@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP FUNCTION: a function of PostgreSQL, beside its text."""
+"""CREATE, ALTER and DROP FUNCTION. A function is one of PostgreSQL; its T-SQL text is stored beside it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from servicebroker.tsql.context import database_of
-from servicebroker.tsql.interpreter.definitions.modules import drop_modules, store
+from servicebroker.tsql.interpreter.catalog_cache import write_function_note
+from servicebroker.tsql.interpreter.definitions.modules import drop_modules, store_module
 from servicebroker.tsql.interpreter.definitions.objects import defines
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.remembered import note_of
 from servicebroker.tsql.syntax import Definition, Function, Name
 from servicebroker.tsql.translation.definitions.function_bodies import (
     body_scope,
@@ -31,33 +31,33 @@ if TYPE_CHECKING:
 
 
 @runs(Function)
-def _function(machine: Machine, statement: Function) -> None:
+def _define_function(machine: Machine, statement: Function) -> None:
     database = database_of(machine, statement.name)
     name = postgres_function(database.name, statement.name.schema, statement.name.own)
     noted: dict[Use, None] = {}
-    with machine.whole():
-        store(machine, statement, _kind(statement))
+    with machine.atomic():
+        store_module(machine, statement, _object_type(statement))
         scope = replace(machine.queries.scope(), noted=noted)
         definition = "; ".join(_definition(statement, name, scope, database.name))
-        machine.queries.allow(noted, is_module=True)
+        machine.queries.authorize(noted, is_module=True)
         machine.queries.define(definition)
-    machine.queries.user_functions.forget()
-    machine.done(0)
+    machine.queries.user_functions.invalidate()
+    machine.record_success(0)
 
 
-def _kind(statement: Function) -> str:
-    """As sys.objects calls it."""
+def _object_type(statement: Function) -> str:
+    """Return the type of a function in sys.objects: FN scalar, TF table-valued, IF inline."""
     return "FN" if statement.returns is not None else "TF" if statement.table is not None else "IF"
 
 
 def _definition(statement: Function, name: str, scope: Scope, database: str) -> Iterator[str]:
-    """The function in PostgreSQL. It may call itself."""
+    """Yield the statements that create the function in PostgreSQL. The function may call itself."""
     known = signature(statement, scope)
     inside = body_scope(statement, known, scope)
     assert scope.user_functions is not None
-    functions = ChainMap({name: known}, scope.user_functions)  # type: ignore[arg-type] # it is only read
+    functions = ChainMap({name: known}, scope.user_functions)  # type: ignore[arg-type] # read only
     inside = replace(inside, user_functions=functions)
-    if _kind(statement) == "IF":
+    if _object_type(statement) == "IF":
         text, columns = inline(statement, inside)
         language = "sql stable"
     else:
@@ -73,16 +73,16 @@ def _definition(statement: Function, name: str, scope: Scope, database: str) -> 
         f"create function {name}({parameter_list(statement, known)}) returns {returns} "
         f"language {language}{strict} as {string(text)}"
     )
-    yield f"comment on function {name} is {string(note_of(known))}"
+    yield f"comment on function {name} is {string(write_function_note(known))}"
 
 
 @defines("DROP", "FUNCTION")
 def _drop_function(machine: Machine, statement: Definition) -> None:
-    with machine.whole():
-        for own in drop_modules(machine, statement, "function", "FN", "IF", "TF"):
-            machine.queries.define(f"drop function if exists {_postgres_name(machine, own)}")
-    machine.queries.user_functions.forget()
-    machine.done(0)
+    with machine.atomic():
+        for name in drop_modules(machine, statement, "function", "FN", "IF", "TF"):
+            machine.queries.define(f"drop function if exists {_postgres_name(machine, name)}")
+    machine.queries.user_functions.invalidate()
+    machine.record_success(0)
 
 
 def _postgres_name(machine: Machine, name: Name) -> str:

@@ -1,4 +1,4 @@
-"""CREATE TYPE and DROP TYPE; variables and parameters of table types."""
+"""CREATE TYPE and DROP TYPE, and variables and parameters of table types."""
 
 from __future__ import annotations
 
@@ -18,80 +18,84 @@ from servicebroker.tsql.syntax import DeclareVariable, Definition, Name, Operand
 from servicebroker.tsql.types import parse_type, type_key
 
 
-def _table_type(machine: Machine, text: str) -> UserType | None:
-    """The table type of that name; None where there is none."""
+def _find_table_type(machine: Machine, text: str) -> UserType | None:
+    """Return the table type of a name, None if the name is no table type."""
     key = type_key(text)
-    found = None if key is None else machine.queries.user_types.get(key)
-    return found if found is not None and found.of is None else None
+    user_type = None if key is None else machine.queries.user_types.get(key)
+    return user_type if user_type is not None and user_type.of is None else None
 
 
-def declare_table(machine: Machine, statement: DeclareVariable) -> bool:
-    """DECLARE @name of a table type; False when its type is none."""
-    of = _table_type(machine, statement.type)
-    if of is None:
+def declare_table_variable(machine: Machine, statement: DeclareVariable) -> bool:
+    """Run DECLARE @name of a table type. Return False if the type is no table type."""
+    table_type = _find_table_type(machine, statement.type)
+    if table_type is None:
         return False
     if statement.value is not None:
         raise TsqlError(206, f"Operand type clash: a value is incompatible with {statement.type}. Use INSERT.", state=2)
-    _make(machine, machine.frame, statement.name, of)
+    _create_variable(machine, machine.frame, statement.name, table_type)
     return True
 
 
-def _make(machine: Machine, frame: Frame, name: str, of: UserType) -> None:
-    machine.queries.declare_table(frame, name, of.columns)
-    frame.row_types[name] = of.number
+def _create_variable(machine: Machine, frame: Frame, name: str, table_type: UserType) -> None:
+    machine.queries.declare_table(frame, name, table_type.columns)
+    frame.table_type_ids[name] = table_type.number
 
 
 def check_parameter(machine: Machine, parameter: Parameter) -> None:
-    """That the type of a procedure's parameter is there, and is a table type when it is READONLY.
+    """Check that the type of a procedure's parameter exists, and that a table type is READONLY.
 
     Raises:
-        TsqlError: 2715 there is no such type, 346 and 352 READONLY stands where it must not, or does not where it must.
+        TsqlError: 2715 there is no such type, 346 READONLY on another type, 352 a table type without READONLY.
     """
     if parameter.read_only:
-        if _table_type(machine, parameter.type) is None:
-            machine.type_named(parameter.type)
+        if _find_table_type(machine, parameter.type) is None:
+            machine.resolve_type(parameter.type)
             raise TsqlError(
                 346, f'The parameter "{parameter.name}" can not be declared READONLY since it is not a table-valued '
                 "parameter."
             )  # fmt: skip
-    elif _table_type(machine, parameter.type) is not None:
+    elif _find_table_type(machine, parameter.type) is not None:
         raise TsqlError(
             352, f'The table-valued parameter "{parameter.name}" must be declared with the READONLY option.'
         )
     else:
-        machine.type_named(parameter.type)
+        machine.resolve_type(parameter.type)
 
 
-def lend(machine: Machine, frame: Frame, parameter: Parameter, given: Operand | None) -> None:
-    """A table-valued parameter is the caller's table, which the procedure reads; without one it is empty.
+def bind_table_parameter(machine: Machine, frame: Frame, parameter: Parameter, argument: Operand | None) -> None:
+    """Make the caller's table the value of a table-valued parameter. Without an argument the parameter is empty.
 
     Raises:
-        TsqlError: 206 what is given is no table of that type, 137 it was not declared, 2715 the type is gone.
+        TsqlError: 206 the argument is no table of that type, 137 it was not declared, 2715 the type no longer exists.
     """
-    of = _table_type(machine, parameter.type)
-    if of is None:
+    table_type = _find_table_type(machine, parameter.type)
+    if table_type is None:
         raise TsqlError(2715, f"Parameter {parameter.name}: Cannot find data type {parameter.type}.", state=3)
     caller = machine.frame
-    if given is None:
-        _make(machine, frame, parameter.name, of)
+    if argument is None:
+        _create_variable(machine, frame, parameter.name, table_type)
         return
     kind = "a value"
-    if isinstance(given, Variable):
-        if caller.row_types.get(given.name) == of.number:
-            frame.tables[parameter.name] = caller.tables[given.name]
-            frame.row_types[parameter.name] = of.number
-            frame.lent.add(parameter.name)
+    if isinstance(argument, Variable):
+        if caller.table_type_ids.get(argument.name) == table_type.number:
+            frame.tables[parameter.name] = caller.tables[argument.name]
+            frame.table_type_ids[parameter.name] = table_type.number
+            frame.caller_tables.add(parameter.name)
             return
-        kind = "table" if given.name in caller.tables else str(caller.type_of(given.name))
+        kind = "table" if argument.name in caller.tables else str(caller.type_of(argument.name))
     raise TsqlError(206, f"Operand type clash: {kind} is incompatible with {parameter.type}.", state=2)
 
 
 # ---------------------------------------------------------------- CREATE, DROP
 
 
-def _may(machine: Machine, statement: Definition) -> SessionDatabase:
-    """Raises: BrokerError: 262 or 2760 the user may not create it, 218 nor drop it."""
-    machine.transactions.check()
+def _authorize(machine: Machine, statement: Definition) -> SessionDatabase:
+    """Check the permission for CREATE TYPE or DROP TYPE, and return the database of the type.
+
+    Raises:
+        BrokerError: 262 or 2760 the user may not create it, 218 nor drop it.
+    """
+    machine.transactions.check_not_doomed()
     database, name = database_of(machine, statement.name), statement.name
     machine.context.ask(authorize_type(database.user, f"{statement.verb} TYPE", name.schema or "dbo", str(name)))
     return database
@@ -99,19 +103,23 @@ def _may(machine: Machine, statement: Definition) -> SessionDatabase:
 
 @defines("CREATE", "TYPE")
 def _create(machine: Machine, statement: Definition) -> None:
-    """Raises: TsqlError: 219 there is one; what is wrong with its columns or the type that it names."""
-    database = _may(machine, statement)
+    """Run CREATE TYPE.
+
+    Raises:
+        TsqlError: 219 the type exists; the errors of its columns or base type.
+    """
+    database = _authorize(machine, statement)
     clauses, name = dict(statement.clauses), statement.name
     is_table = "columns" in clauses
     if is_table:
         scope = machine.queries.scope()
         scope.tables = {"#type": 'pg_temp."tsql_type"'}
-        made = translate(f"CREATE TABLE #type {clauses['columns']}", scope)
-        machine.queries.define(f'{made.sql}; drop table pg_temp."tsql_type"')
+        translation = translate(f"CREATE TABLE #type {clauses['columns']}", scope)
+        machine.queries.define(f'{translation.sql}; drop table pg_temp."tsql_type"')
     else:
         clauses = clauses | {"type": str(parse_type(clauses["type"]))}
     schema = name.schema or "dbo"
-    machine.transactions.guard()
+    machine.transactions.set_guard()
     try:
         rows = fetch(
             machine.connection,
@@ -126,20 +134,24 @@ def _create(machine: Machine, statement: Definition) -> None:
                 219, f"The type '{name}' already exists, or you do not have permission to create it.", state=1
             )
     except BaseException:
-        machine.transactions.undo()
+        machine.transactions.undo_statement()
         raise
-    machine.queries.user_types.forget()
+    machine.queries.user_types.invalidate()
 
 
 @defines("DROP", "TYPE")
 def _drop(machine: Machine, statement: Definition) -> None:
-    """Raises: TsqlError: 218 there is none, 3732 a procedure has a parameter of it."""
-    database = _may(machine, statement)
+    """Run DROP TYPE.
+
+    Raises:
+        TsqlError: 218 the type does not exist, 3732 a procedure has a parameter of it.
+    """
+    database = _authorize(machine, statement)
     name, schema = statement.name, statement.name.schema or "dbo"
-    user = _procedure_with(machine, database, schema, name)
-    if user is not None:
+    procedure = _find_procedure_using(machine, database, schema, name)
+    if procedure is not None:
         raise TsqlError(
-            3732, f"Cannot drop type '{name}' because it is being referenced by object '{user}'. "
+            3732, f"Cannot drop type '{name}' because it is being referenced by object '{procedure}'. "
             "There may be other objects that reference this type."
         )  # fmt: skip
     rows = fetch(
@@ -154,21 +166,23 @@ def _drop(machine: Machine, statement: Definition) -> None:
             218,
             f"Could not find the type '{name}'. Either it does not exist or you do not have the necessary permission.",
         )
-    machine.queries.user_types.forget()
+    machine.queries.user_types.invalidate()
 
 
-def _procedure_with(machine: Machine, database: SessionDatabase, schema: str, name: Name) -> str | None:
-    """A procedure with a parameter of the type."""
+def _find_procedure_using(machine: Machine, database: SessionDatabase, schema: str, name: Name) -> str | None:
+    """Return the name of a procedure with a parameter of the type, None if there is none."""
     key = f"{schema}.{name.own}".lower()
     rows = fetch(
         machine.connection,
-        "user_types.procedure_with",
+        "user_types.find_procedure_using",
         "select name, definition from servicebroker.tsql_modules where database_id = $1 and kind = 'P' "
         "and position(lower($2) in lower(definition)) > 0",
         (database.database_id, name.own),
     )
-    for own, text in rows:
+    for procedure_name, text in rows:
         (procedure,) = parse_text(from_postgres(text))
-        if isinstance(procedure, Procedure) and any(type_key(one.type) == key for one in procedure.parameters):
-            return str(own)
+        if isinstance(procedure, Procedure) and any(
+            type_key(parameter.type) == key for parameter in procedure.parameters
+        ):
+            return str(procedure_name)
     return None

@@ -1,19 +1,18 @@
-"""System procedures, DBCC and the functions that ask for the session.
+"""System procedures, DBCC commands, and the functions that return values of the session.
 
-**The problem.** Scripts call hundreds of sp_ procedures. Some do work of the broker, some show the catalog, some lock,
-and most have nothing behind them here, which a script should hear before it relies on them.
+**The problem.** Scripts call hundreds of sp_ procedures. Some do the broker's work, some show the catalog, some take
+locks. Most have no counterpart here, and a script should learn that before it relies on them.
 
-**The flow.** `tsql/interpreter/calls.py` looks for a procedure of that name among those registered here, binds
-its arguments by position and name, and runs it in the database that the prefix names. Results go to the session's
-listener as result sets with SQL Server's columns.
+**The flow.** `tsql/interpreter/calls.py` finds a procedure among those registered here and runs it in the database of
+its prefix. The procedure binds its arguments by position and name. Results go to the session's listener as result sets
+with SQL Server's columns.
 
 **The rules.**
 
-* A procedure that nothing stands behind is refused by name, in the run and by `tsql check` alike
-  (`foreign_procedures.py`).
-* A prefix says in which database a procedure works (docs/decisions/400).
+* An unsupported procedure is refused by its name, in a run and by `tsql check` alike (`unsupported_procedures.py`).
+* The prefix of a call says in which database the procedure works (docs/decisions/400).
 * A result set has SQL Server's column names and types, also when it is empty.
 
-What scripts of the broker call: `system.py`. What shows the catalog: `catalog_procedures.py`, `help_procedures.py`.
-Begin with `system.py`.
+Procedures that broker scripts call: `general_procedures.py`. Procedures that show the catalog:
+`catalog_procedures.py`, `help_procedures.py`. Begin with `general_procedures.py`.
 """

@@ -1,4 +1,4 @@
-"""sp_getapplock and sp_releaseapplock: names that sessions lock, as advisory locks of PostgreSQL."""
+"""sp_getapplock and sp_releaseapplock: named locks of sessions and transactions, as advisory locks of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from servicebroker.model.zero_character import to_postgres
 from servicebroker.store import locks
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.interpreter.calls import named_arguments, system
-from servicebroker.tsql.interpreter.foresight import CALLS
+from servicebroker.tsql.interpreter.calls import bind_arguments, system_procedure
 from servicebroker.tsql.interpreter.machine import Machine
-from servicebroker.tsql.interpreter.simple import Value
+from servicebroker.tsql.interpreter.simple_expressions import Value
+from servicebroker.tsql.interpreter.static_checks import CALL_CHECKS
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Constant, Execute
 from servicebroker.tsql.types import INT, NVARCHAR
 
-GRANTED, TIMED_OUT, CANCELLED, DEADLOCKED, WRONG_CALL = 0, -1, -2, -3, -999
-_MODES = {"SHARED": True, "INTENTSHARED": True, "UPDATE": False, "EXCLUSIVE": False}  # whether it is shared
-_FAILED = (
-    (psycopg.errors.LockNotAvailable, TIMED_OUT),
-    (psycopg.errors.QueryCanceled, CANCELLED),
-    (psycopg.errors.DeadlockDetected, DEADLOCKED),
+RESULT_GRANTED, RESULT_TIMED_OUT, RESULT_CANCELLED, RESULT_DEADLOCKED, RESULT_WRONG_CALL = 0, -1, -2, -3, -999
+_MODES = {"SHARED": True, "INTENTSHARED": True, "UPDATE": False, "EXCLUSIVE": False}  # True for a shared lock
+_RESULT_BY_ERROR = (
+    (psycopg.errors.LockNotAvailable, RESULT_TIMED_OUT),
+    (psycopg.errors.QueryCanceled, RESULT_CANCELLED),
+    (psycopg.errors.DeadlockDetected, RESULT_DEADLOCKED),
 )
 
 
 def _check_constants(statement: Execute) -> None:
-    """Refuse a mode that stands in the text and is not there."""
-    for place, one in enumerate(statement.arguments):
-        is_mode = one.name == "@lockmode" or (not one.name and place == 1)
-        if is_mode and isinstance(one.value, Constant):
-            _check_mode(str(one.value.value).upper(), statement)
+    """Refuse a literal lock mode that is not supported. `tsql check` calls this."""
+    for position, argument in enumerate(statement.arguments):
+        is_mode = argument.name == "@lockmode" or (not argument.name and position == 1)
+        if is_mode and isinstance(argument.value, Constant):
+            _check_mode(str(argument.value.value).upper(), statement)
 
 
-CALLS["sp_getapplock"] = _check_constants
+CALL_CHECKS["sp_getapplock"] = _check_constants
 
 
 def _check_mode(mode: str, statement: Execute) -> None:
@@ -41,55 +41,55 @@ def _check_mode(mode: str, statement: Execute) -> None:
         raise unsupported(f"The lock mode {mode}", "Use Shared or Exclusive.", statement.line)
 
 
-@system("sp_getapplock")
-def _get(machine: Machine, statement: Execute) -> int:
-    """Wait for a lock; 0, or below it why it was not granted.
+@system_procedure("sp_getapplock")
+def _get_lock(machine: Machine, statement: Execute) -> int:
+    """Wait for a lock. Return 0, or a negative code if it was not granted.
 
     Raises:
-        TsqlError: 201 without a name or a mode, 40515 for a mode that is not there.
+        TsqlError: 201 the name or mode is missing, 40515 the mode is not supported.
     """
-    given = named_arguments(
+    arguments = bind_arguments(
         machine, statement, ("@resource", "@lockmode", "@lockowner", "@locktimeout", "@dbprincipal"), required=2
     )
-    mode = _text(given["@lockmode"]).upper()
+    mode = _to_text(arguments["@lockmode"]).upper()
     _check_mode(mode, statement)
-    of_session = _of_session(given)
-    if not of_session and not machine.transactions.count:
-        return WRONG_CALL
-    timeout = given.get("@locktimeout")
-    milliseconds = None if timeout is None or timeout.value is None else convert(timeout.value, timeout.type, INT)
-    key, shared = _key(machine, given), _MODES[mode]
-    machine.transactions.guard()
+    is_session_lock = _is_owned_by_session(arguments)
+    if not is_session_lock and not machine.transactions.count:
+        return RESULT_WRONG_CALL
+    timeout = arguments.get("@locktimeout")
+    timeout_ms = None if timeout is None or timeout.value is None else convert(timeout.value, timeout.type, INT)
+    key, is_shared = _lock_key(machine, arguments), _MODES[mode]
+    machine.transactions.set_guard()
     try:
-        granted = _lock(machine, key, shared, of_session, milliseconds)
-    except psycopg.Error as problem:
-        machine.transactions.undo()
-        for kind, code in _FAILED:
-            if isinstance(problem, kind):
+        is_granted = _lock(machine, key, is_shared, is_session_lock, timeout_ms)
+    except psycopg.Error as error:
+        machine.transactions.undo_statement()
+        for kind, code in _RESULT_BY_ERROR:
+            if isinstance(error, kind):
                 return code
         raise
-    if granted and of_session:
-        machine.app_locks.append((key, shared))
-    return GRANTED if granted else TIMED_OUT
+    if is_granted and is_session_lock:
+        machine.app_locks.append((key, is_shared))
+    return RESULT_GRANTED if is_granted else RESULT_TIMED_OUT
 
 
-def _lock(machine: Machine, key: str, shared: bool, of_session: bool, milliseconds: int | None) -> bool:
-    name = f"advisory{'' if of_session else '_xact'}_lock{'_shared' if shared else ''}"
+def _lock(machine: Machine, key: str, is_shared: bool, is_session_lock: bool, timeout_ms: int | None) -> bool:
+    name = f"advisory{'' if is_session_lock else '_xact'}_lock{'_shared' if is_shared else ''}"
     lock = (locks.TSQL_APPLICATION, key)
-    if milliseconds == 0:
+    if timeout_ms == 0:
         rows = fetch(machine.connection, "applocks.lock.try_lock", f"select pg_try_{name}($1::int, hashtext($2))", lock)
         return bool(rows[0][0])
-    ((before,),) = fetch(machine.connection, "applocks.lock.timeout", "select current_setting('lock_timeout')")
-    if milliseconds is not None:
-        _set_timeout(machine, str(max(milliseconds, 0)))
+    ((saved_timeout,),) = fetch(machine.connection, "applocks.lock.timeout", "select current_setting('lock_timeout')")
+    if timeout_ms is not None:
+        _set_timeout(machine, str(max(timeout_ms, 0)))
     try:
         fetch(machine.connection, "applocks.lock", f"select pg_{name}($1::int, hashtext($2))", lock)
     except psycopg.Error:
-        if milliseconds is not None and not machine.transactions.count:  # the savepoint takes it back otherwise
-            _set_timeout(machine, before)
+        if timeout_ms is not None and not machine.transactions.count:  # in a transaction the guard resets it
+            _set_timeout(machine, saved_timeout)
         raise
-    if milliseconds is not None:
-        _set_timeout(machine, before)
+    if timeout_ms is not None:
+        _set_timeout(machine, saved_timeout)
     return True
 
 
@@ -98,47 +98,47 @@ def _set_timeout(machine: Machine, setting: str) -> None:
     fetch(machine.connection, "applocks.set_timeout", text, (setting,))
 
 
-@system("sp_releaseapplock")
-def _release(machine: Machine, statement: Execute) -> int:
-    """Give back a lock of the session; one of a transaction goes when that ends.
+@system_procedure("sp_releaseapplock")
+def _release_lock(machine: Machine, statement: Execute) -> int:
+    """Release a lock of the session. A lock of a transaction is released at its end.
 
     Raises:
-        TsqlError: 201 without a name, 1223 the session does not hold it.
+        TsqlError: 201 the name is missing, 1223 the session does not hold the lock.
     """
-    given = named_arguments(machine, statement, ("@resource", "@lockowner", "@dbprincipal"), required=1)
-    if not _of_session(given):
-        return GRANTED
-    key = _key(machine, given)
+    arguments = bind_arguments(machine, statement, ("@resource", "@lockowner", "@dbprincipal"), required=1)
+    if not _is_owned_by_session(arguments):
+        return RESULT_GRANTED
+    key = _lock_key(machine, arguments)
     held = [lock for lock in machine.app_locks if lock[0] == key]
     if not held:
         raise TsqlError(
             1223,
             "Cannot release the application lock (Database Principal: 'public', Resource: "
-            f"'{_text(given['@resource'])}') because it is not currently held.",
+            f"'{_to_text(arguments['@resource'])}') because it is not currently held.",
         )
     machine.app_locks.remove(held[-1])
     _unlock(machine, *held[-1])
-    return GRANTED
+    return RESULT_GRANTED
 
 
 def release_all(machine: Machine) -> None:
-    """The session ends, and its connection serves others."""
+    """Release all locks at the end of the session, because its connection goes back to the pool."""
     while machine.app_locks:
         _unlock(machine, *machine.app_locks.pop())
 
 
-def _unlock(machine: Machine, key: str, shared: bool) -> None:
-    unlock = f"select pg_advisory_unlock{'_shared' if shared else ''}($1::int, hashtext($2))"
+def _unlock(machine: Machine, key: str, is_shared: bool) -> None:
+    unlock = f"select pg_advisory_unlock{'_shared' if is_shared else ''}($1::int, hashtext($2))"
     fetch(machine.connection, "applocks.unlock", unlock, (locks.TSQL_APPLICATION, key))
 
 
-def _key(machine: Machine, given: dict[str, Value]) -> str:
-    return f"{machine.database.database_id} {to_postgres(_text(given['@resource']))}"
+def _lock_key(machine: Machine, arguments: dict[str, Value]) -> str:
+    return f"{machine.database.database_id} {to_postgres(_to_text(arguments['@resource']))}"
 
 
-def _of_session(given: dict[str, Value]) -> bool:
-    return "@lockowner" in given and _text(given["@lockowner"]).upper() == "SESSION"
+def _is_owned_by_session(arguments: dict[str, Value]) -> bool:
+    return "@lockowner" in arguments and _to_text(arguments["@lockowner"]).upper() == "SESSION"
 
 
-def _text(value: Value) -> str:
+def _to_text(value: Value) -> str:
     return "" if value.value is None else str(convert(value.value, value.type, NVARCHAR))

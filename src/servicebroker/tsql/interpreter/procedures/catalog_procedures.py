@@ -1,4 +1,4 @@
-"""The system procedures that show what the catalog knows: sp_help and its kin."""
+"""System procedures that show the catalog, such as sp_help and sp_columns, and DBCC CHECKIDENT."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import database_of
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.interpreter.calls import named_arguments, system
+from servicebroker.tsql.interpreter.calls import bind_arguments, system_procedure
 from servicebroker.tsql.interpreter.definitions.objects import defines
-from servicebroker.tsql.interpreter.evaluation import operand_value
+from servicebroker.tsql.interpreter.evaluation import evaluate_operand
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.parser.token_reader import name_in
 from servicebroker.tsql.results import ResultSet
@@ -21,205 +21,218 @@ from servicebroker.tsql.syntax import Definition, Execute, Name
 from servicebroker.tsql.translation.text_writer import string
 from servicebroker.tsql.types import BIGINT, NVARCHAR
 
-_OBJECT = (
+_FIND_OBJECT = (
     "select o.name, o.schema_name, coalesce(lower(replace(k.type_desc, '_', ' ')), ''), o.create_date, o.object_id, "
     "o.type from tsql.every_object o left join tsql.all_objects k on k.object_id = o.object_id "
     "where o.database_id = $1 and lower(o.schema_name) = lower($2) and lower(o.name) = lower($3) limit 1"
 )
-_COLUMNS = (
+_LIST_COLUMNS = (
     "select c.name, c.type_name, case when c.is_computed then 'yes' else 'no' end, c.max_length::integer, "
     "tsql.columnproperty($1, c.name, 'precision'), tsql.columnproperty($1, c.name, 'scale'), "
     "case when c.is_nullable then 'yes' else 'no' end, c.is_identity, c.column_id "
     "from tsql.every_column c where c.object_id = $1 order by c.column_id"
 )
-_INDEXES = (
+_LIST_INDEXES = (
     "select i.name, concat_ws(', ', lower(i.type_desc), case i.is_unique when 1 then 'unique' end, "
     "case i.is_primary_key when 1 then 'primary key' end), string_agg(c.name, ', ' order by k.key_ordinal) "
     "from tsql.indexes i join tsql.index_columns k using (object_id, index_id) "
     "join tsql.every_column c using (object_id, column_id) where object_id = $1 and k.key_ordinal > 0 "
     "group by index_id, i.name, i.type_desc, i.is_unique, i.is_primary_key order by 1"
 )
-_SIZES = (
+_MEASURE_OBJECT = (
     "select pg_total_relation_size($1::bigint::oid), pg_table_size($1::bigint::oid), pg_indexes_size($1::bigint::oid)"
 )
 
 
-def text_arguments(machine: Machine, statement: Execute, names: tuple[str, ...], required: int = 0) -> list[str | None]:
-    """The texts that a procedure is given, in the order of its parameters; None for one that is missing or NULL."""
-    given = named_arguments(machine, statement, names, required)
-    return [None if name not in given else convert(*given[name], NVARCHAR) for name in names]
+def bind_texts(machine: Machine, statement: Execute, names: tuple[str, ...], required: int = 0) -> list[str | None]:
+    """Return the arguments of a system procedure as texts in the order of `names`, None for a missing one or NULL."""
+    arguments = bind_arguments(machine, statement, names, required)
+    return [None if name not in arguments else convert(*arguments[name], NVARCHAR) for name in names]
 
 
-class Shown(NamedTuple):
-    """An object of the current database, as the catalog has it; `type` as in sys.objects, `kind` in words."""
+class CatalogObject(NamedTuple):
+    """An object of the current database: `type` as in sys.objects, `kind` in words."""
 
     name: str
     schema: str
     kind: str
     created: datetime | None
-    number: int
+    object_id: int
     type: str
 
 
-def find_object(machine: Machine, name: Name) -> Shown | None:
-    """The object of that name in the current database, None when there is none."""
+def find_object(machine: Machine, name: Name) -> CatalogObject | None:
+    """Return the object of a name in the current database, None if there is none."""
     rows = fetch(
         machine.connection,
         "catalog_procedures.find_object",
-        _OBJECT,
+        _FIND_OBJECT,
         (machine.database.database_id, name.schema or "dbo", name.own),
     )
-    return Shown(*rows[0]) if rows else None
+    return CatalogObject(*rows[0]) if rows else None
 
 
-def found_object(machine: Machine, said: str) -> Shown:
-    """The object of that name.
+def require_object(machine: Machine, text: str) -> CatalogObject:
+    """Return the object of a name.
 
     Raises:
-        TsqlError: 15009 there is none, 15250 it is said to be in another database.
+        TsqlError: 15009 there is no such object, 15250 the name begins with another database.
     """
     try:
-        name = name_in(said)
+        name = name_in(text)
     except TsqlError:
-        raise _missing(machine, said) from None
-    check_here(machine, name.database)
-    shown = find_object(machine, name)
-    if shown is None:
-        raise _missing(machine, said)
-    return shown
+        raise _object_missing(machine, text) from None
+    check_current_database(machine, name.database)
+    catalog_object = find_object(machine, name)
+    if catalog_object is None:
+        raise _object_missing(machine, text)
+    return catalog_object
 
 
-def _missing(machine: Machine, said: str) -> TsqlError:
+def _object_missing(machine: Machine, text: str) -> TsqlError:
     return TsqlError(
         15009,
-        f"The object '{said}' does not exist in database '{machine.database.name}' or is invalid for this operation.",
+        f"The object '{text}' does not exist in database '{machine.database.name}' or is invalid for this operation.",
     )
 
 
-def database_in(said: str) -> str:
-    """The database that a name begins with, "" where it has none or is no name."""
+def parse_database(text: str) -> str:
+    """Return the database that a name begins with, "" if there is none or the text is no name."""
     try:
-        return name_in(said).database
+        return name_in(text).database
     except TsqlError:
         return ""
 
 
-def check_here(machine: Machine, database: str | None) -> None:
-    """Raises: TsqlError: 15250 a name begins with another database than the current one."""
+def check_current_database(machine: Machine, database: str | None) -> None:
+    """Refuse a name that begins with another database than the current one.
+
+    Raises:
+        TsqlError: 15250.
+    """
     if database and database.lower() != machine.database.name.lower():
         raise TsqlError(
             15250, "The database name component of the object qualifier must be the name of the current database."
         )
 
 
-def _as_datetime(moment: datetime | None) -> datetime | None:
-    """As a datetime shows it: to the millisecond, without a zone."""
+def _to_datetime(moment: datetime | None) -> datetime | None:
+    """Return a moment as a datetime shows it: in UTC without a zone, to the millisecond."""
     if moment is None:
         return None
     utc = moment.astimezone(UTC).replace(tzinfo=None)
     return utc.replace(microsecond=utc.microsecond // 1000 * 1000)
 
 
-_IDENTITY = (
+_FIND_IDENTITY = (
     "select c.name, tsql.identity_sequence($1, $2)::text, state.last_value, state.is_called from tsql.every_column c "
     "cross join lateral tsql.sequence_state(tsql.identity_sequence($1, $2)) state "
     "where c.object_id = $3 and c.is_identity"
 )
-_DONE = "DBCC execution completed. If DBCC printed error messages, contact your system administrator."
+_DBCC_COMPLETED = "DBCC execution completed. If DBCC printed error messages, contact your system administrator."
 
 
 @defines("DBCC", "CHECKIDENT")
 def _check_identity(machine: Machine, statement: Definition) -> None:
-    """Tell where the values of an IDENTITY column go on, and have it go on elsewhere, in the table's database.
+    """Run DBCC CHECKIDENT in the table's database: show the current value of an IDENTITY column, or set it.
 
     Raises:
-        BrokerError: 911 no such database, 916 not for who works.
-        TsqlError: 2501 there is no such table, 7997 it has no IDENTITY column, 2560 it shall go on at NULL.
+        BrokerError: 911 no such database, 916 the session may not enter it.
+        TsqlError: 2501 there is no such table, 7997 it has no IDENTITY column, 2560 the new value is NULL.
     """
     with machine.context.within(database_of(machine, statement.name)):
-        _check_identity_here(machine, statement)
+        _check_identity_in_current(machine, statement)
 
 
-def _check_identity_here(machine: Machine, statement: Definition) -> None:
-    machine.transactions.check()
+def _check_identity_in_current(machine: Machine, statement: Definition) -> None:
+    machine.transactions.check_not_doomed()
     name = statement.name
-    shown = find_object(machine, name)
-    if shown is None or shown.type != "U":
+    table = find_object(machine, name)
+    if table is None or table.type != "U":
         raise TsqlError(2501, f'Cannot find a table or object with the name "{name}". Check the system catalog.')
-    machine.allow(Use("ALTER TABLE", shown.schema, shown.name))
-    own = f"[{shown.schema.replace(']', ']]')}].[{shown.name.replace(']', ']]')}]"
-    rows = fetch(machine.connection, "catalog_procedures.check_identity_here", _IDENTITY, (
-        machine.database.name, own, shown.number
+    machine.authorize(Use("ALTER TABLE", table.schema, table.name))
+    bracketed_name = f"[{table.schema.replace(']', ']]')}].[{table.name.replace(']', ']]')}]"
+    rows = fetch(machine.connection, "catalog_procedures.check_identity_in_current", _FIND_IDENTITY, (
+        machine.database.name, bracketed_name, table.object_id
     ))  # fmt: skip
     if not rows:
         raise TsqlError(7997, f"'{name}' does not contain an identity column.")
-    column, sequence, last, is_called = rows[0]
-    current = str(last) if is_called else "NULL"
-    given, reseeds = statement.clauses["value"], statement.clauses["reseeds"]
-    if given is not None:
-        value = convert(*operand_value(machine, given), BIGINT)
+    column, sequence, last_value, is_called = rows[0]
+    current = str(last_value) if is_called else "NULL"
+    new_value, reseeds = statement.clauses["value"], statement.clauses["reseeds"]
+    if new_value is not None:
+        value = convert(*evaluate_operand(machine, new_value), BIGINT)
         if value is None:
             raise TsqlError(2560, "Parameter 3 is incorrect for this DBCC statement.")
-        ((least,),) = fetch(
+        ((minimum,),) = fetch(
             machine.connection,
-            "catalog_procedures.check_identity_here.find_least",
+            "catalog_procedures.check_identity_in_current.find_least",
             "select seqmin from pg_sequence where seqrelid = $1::regclass",
             (sequence,),
         )
-        lower = f"alter sequence {sequence} minvalue {value}; " if int(str(value)) < least else ""
-        machine.queries.define(f"{lower}select setval({string(sequence)}, {value}, {is_called})")
-        said = f"Checking identity information: current identity value '{current}'."
+        lower_minimum = f"alter sequence {sequence} minvalue {value}; " if int(str(value)) < minimum else ""
+        machine.queries.define(f"{lower_minimum}select setval({string(sequence)}, {value}, {is_called})")
+        message = f"Checking identity information: current identity value '{current}'."
     else:
-        found = machine.queries.scalar(f"(SELECT MAX([{column.replace(']', ']]')}]) FROM {own})").value
-        if reseeds and isinstance(found, int) and (not is_called or last < found):
-            machine.queries.define(f"select setval({string(sequence)}, {found})")
-        most = "NULL" if found is None else found
-        said = f"Checking identity information: current identity value '{current}', current column value '{most}'."
+        maximum = machine.queries.evaluate_scalar(
+            f"(SELECT MAX([{column.replace(']', ']]')}]) FROM {bracketed_name})"
+        ).value
+        if reseeds and isinstance(maximum, int) and (not is_called or last_value < maximum):
+            machine.queries.define(f"select setval({string(sequence)}, {maximum})")
+        highest = "NULL" if maximum is None else maximum
+        message = (
+            f"Checking identity information: current identity value '{current}', current column value '{highest}'."
+        )
     if not statement.clauses["is_silent"]:
-        machine.say(Message(said))
-        machine.say(Message(_DONE))
-    machine.done()
+        machine.emit(Message(message))
+        machine.emit(Message(_DBCC_COMPLETED))
+    machine.record_success()
 
 
-@system("sp_help")
+@system_procedure("sp_help")
 def _sp_help(machine: Machine, statement: Execute) -> None:
-    (said,) = text_arguments(machine, statement, ("@objname",))
-    if said is None:
-        machine.say(machine.queries.collect(
+    (name,) = bind_texts(machine, statement, ("@objname",))
+    if name is None:
+        machine.emit(machine.queries.fetch_result(
             "SELECT o.name AS Name, SCHEMA_NAME(o.schema_id) AS Owner, "
             "LOWER(REPLACE(o.type_desc, '_', ' ')) AS Object_type FROM sys.objects AS o ORDER BY o.name"
         ))  # fmt: skip
         return
-    shown = found_object(machine, said)
-    about = ("Name", "Owner", "Type", "Created_datetime")
-    machine.say(ResultSet(about, [(shown.name, shown.schema, shown.kind, _as_datetime(shown.created))]))
-    columns = fetch(machine.connection, "catalog_procedures.sp_help", _COLUMNS, (shown.number,))
+    catalog_object = require_object(machine, name)
+    headings = ("Name", "Owner", "Type", "Created_datetime")
+    machine.emit(
+        ResultSet(
+            headings,
+            [(catalog_object.name, catalog_object.schema, catalog_object.kind, _to_datetime(catalog_object.created))],
+        )
+    )
+    columns = fetch(machine.connection, "catalog_procedures.sp_help", _LIST_COLUMNS, (catalog_object.object_id,))
     if not columns:
         return
     names = ("Column_name", "Type", "Computed", "Length", "Prec", "Scale", "Nullable")
-    machine.say(ResultSet(names, [tuple(row[:7]) for row in columns]))
+    machine.emit(ResultSet(names, [tuple(row[:7]) for row in columns]))
     identities = [(row[0],) for row in columns if row[7]]
-    machine.say(ResultSet(("Identity",), identities or [("No identity column defined.",)]))
-    _say_indexes(machine, shown)
+    machine.emit(ResultSet(("Identity",), identities or [("No identity column defined.",)]))
+    _emit_indexes(machine, catalog_object)
 
 
-@system("sp_helpindex")
+@system_procedure("sp_helpindex")
 def _sp_helpindex(machine: Machine, statement: Execute) -> None:
-    (said,) = text_arguments(machine, statement, ("@objname",), 1)
-    _say_indexes(machine, found_object(machine, said or ""))
+    (name,) = bind_texts(machine, statement, ("@objname",), 1)
+    _emit_indexes(machine, require_object(machine, name or ""))
 
 
-def _say_indexes(machine: Machine, shown: Shown) -> None:
-    rows = fetch(machine.connection, "catalog_procedures.say_indexes", _INDEXES, (shown.number,))
-    machine.say(ResultSet(("index_name", "index_description", "index_keys"), [tuple(row) for row in rows]))
+def _emit_indexes(machine: Machine, catalog_object: CatalogObject) -> None:
+    rows = fetch(machine.connection, "catalog_procedures.emit_indexes", _LIST_INDEXES, (catalog_object.object_id,))
+    machine.emit(ResultSet(("index_name", "index_description", "index_keys"), [tuple(row) for row in rows]))
 
 
-@system("sp_columns")
+@system_procedure("sp_columns")
 def _sp_columns(machine: Machine, statement: Execute) -> None:
-    """Without the numbers that ODBC has for types."""
+    """Show the columns of tables, without ODBC's numbers of types."""
     parameters = ("@table_name", "@table_owner", "@table_qualifier", "@column_name")
-    table, owner, qualifier, column = text_arguments(machine, statement, parameters, 1)
-    check_here(machine, qualifier)
+    table, owner, qualifier, column = bind_texts(machine, statement, parameters, 1)
+    check_current_database(machine, qualifier)
     rows = fetch(
         machine.connection,
         "catalog_procedures.sp_columns",
@@ -234,14 +247,14 @@ def _sp_columns(machine: Machine, statement: Execute) -> None:
     )
     names = ("TABLE_QUALIFIER", "TABLE_OWNER", "TABLE_NAME", "COLUMN_NAME", "TYPE_NAME", "PRECISION", "LENGTH", "SCALE",
              "NULLABLE", "ORDINAL_POSITION", "IS_NULLABLE")  # fmt: skip
-    machine.say(ResultSet(names, [tuple(row) for row in rows]))
+    machine.emit(ResultSet(names, [tuple(row) for row in rows]))
 
 
-@system("sp_tables")
+@system_procedure("sp_tables")
 def _sp_tables(machine: Machine, statement: Execute) -> None:
     parameters = ("@table_name", "@table_owner", "@table_qualifier", "@table_type")
-    table, owner, qualifier, kinds = text_arguments(machine, statement, parameters)
-    check_here(machine, qualifier)
+    table, owner, qualifier, kinds = bind_texts(machine, statement, parameters)
+    check_current_database(machine, qualifier)
     rows = fetch(
         machine.connection,
         "catalog_procedures.sp_tables",
@@ -253,47 +266,53 @@ def _sp_tables(machine: Machine, statement: Execute) -> None:
         (machine.database.database_id, table or "%", owner or "%", kinds or ""),
     )
     names = ("TABLE_QUALIFIER", "TABLE_OWNER", "TABLE_NAME", "TABLE_TYPE", "REMARKS")
-    machine.say(ResultSet(names, [tuple(row) for row in rows]))
+    machine.emit(ResultSet(names, [tuple(row) for row in rows]))
 
 
-@system("sp_databases")
+@system_procedure("sp_databases")
 def _sp_databases(machine: Machine, statement: Execute) -> None:
-    text_arguments(machine, statement, ())
-    machine.say(machine.queries.collect(
+    bind_texts(machine, statement, ())
+    machine.emit(machine.queries.fetch_result(
         "SELECT name AS DATABASE_NAME, CAST(NULL AS INT) AS DATABASE_SIZE, CAST(NULL AS VARCHAR(254)) AS REMARKS "
         "FROM sys.databases ORDER BY name"
     ))  # fmt: skip
 
 
-@system("sp_spaceused")
+@system_procedure("sp_spaceused")
 def _sp_spaceused(machine: Machine, statement: Execute) -> None:
-    """Of something with rows, or of all that the database has.
+    """Show the size of a table or queue, or of the whole database.
 
     Raises:
-        TsqlError: 15009 there is no such object, 15234 it has no rows of its own.
+        TsqlError: 15009 there is no such object, 15234 the object has no rows of its own.
     """
-    said, _, _, _ = text_arguments(machine, statement, ("@objname", "@updateusage", "@mode", "@oneresultset"))
-    if said is None:
-        _say_size(machine)
+    name, _, _, _ = bind_texts(machine, statement, ("@objname", "@updateusage", "@mode", "@oneresultset"))
+    if name is None:
+        _emit_database_size(machine)
         return
-    shown = found_object(machine, said or "")
-    if shown.type not in ("U", "SQ"):
+    catalog_object = require_object(machine, name or "")
+    if catalog_object.type not in ("U", "SQ"):
         raise TsqlError(15234, "Objects of this type have no space allocated.")
-    ((count,),) = machine.queries.collect(f"SELECT COUNT(*) FROM {_written(shown)}").rows
-    number = shown.number
-    if shown.type == "SQ":
-        ((number,),) = fetch(
+    ((count,),) = machine.queries.fetch_result(f"SELECT COUNT(*) FROM {_quoted_name(catalog_object)}").rows
+    object_id = catalog_object.object_id
+    if catalog_object.type == "SQ":
+        ((object_id,),) = fetch(
             machine.connection,
             "catalog_procedures.sp_spaceused.find_queue",
             "select to_regclass('servicebroker.queue_' || $1::integer)::oid::bigint::integer",
-            (number,),
+            (object_id,),
         )
-    ((total, data, indexes),) = fetch(machine.connection, "catalog_procedures.sp_spaceused.measure", _SIZES, (number,))
-    machine.say(ResultSet(("name", "rows", *_PARTS), [(shown.name, str(count), *_parts(total, data, indexes))]))
+    ((total, data, indexes),) = fetch(
+        machine.connection, "catalog_procedures.sp_spaceused.measure", _MEASURE_OBJECT, (object_id,)
+    )
+    machine.emit(
+        ResultSet(
+            ("name", "rows", *_SIZE_COLUMNS), [(catalog_object.name, str(count), *_format_sizes(total, data, indexes))]
+        )
+    )
 
 
-_PARTS = ("reserved", "data", "index_size", "unused")
-_WHOLE = """
+_SIZE_COLUMNS = ("reserved", "data", "index_size", "unused")
+_MEASURE_DATABASE = """
 select coalesce(sum(pg_total_relation_size(own)), 0)::bigint, coalesce(sum(pg_table_size(own)), 0)::bigint,
        coalesce(sum(pg_indexes_size(own)), 0)::bigint
   from tsql.every_object o
@@ -303,18 +322,20 @@ select coalesce(sum(pg_total_relation_size(own)), 0)::bigint, coalesce(sum(pg_ta
 """
 
 
-def _say_size(machine: Machine) -> None:
-    rows = fetch(machine.connection, "catalog_procedures.say_size", _WHOLE, (machine.database.database_id,))
+def _emit_database_size(machine: Machine) -> None:
+    rows = fetch(
+        machine.connection, "catalog_procedures.emit_database_size", _MEASURE_DATABASE, (machine.database.database_id,)
+    )
     ((total, data, indexes),) = rows
     size = f"{total / 2**20:.2f} MB"
-    about = ("database_name", "database_size", "unallocated space")
-    machine.say(ResultSet(about, [(machine.database.name, size, "0.00 MB")]))
-    machine.say(ResultSet(_PARTS, [_parts(total, data, indexes)]))
+    headings = ("database_name", "database_size", "unallocated space")
+    machine.emit(ResultSet(headings, [(machine.database.name, size, "0.00 MB")]))
+    machine.emit(ResultSet(_SIZE_COLUMNS, [_format_sizes(total, data, indexes)]))
 
 
-def _parts(total: int, data: int, indexes: int) -> tuple[str, ...]:
-    return tuple(f"{each // 1024} KB" for each in (total, data, indexes, total - data - indexes))
+def _format_sizes(total: int, data: int, indexes: int) -> tuple[str, ...]:
+    return tuple(f"{size // 1024} KB" for size in (total, data, indexes, total - data - indexes))
 
 
-def _written(shown: Shown) -> str:
-    return ".".join(quoted(str(part)) for part in (shown.schema, shown.name))
+def _quoted_name(catalog_object: CatalogObject) -> str:
+    return ".".join(quoted(str(part)) for part in (catalog_object.schema, catalog_object.name))

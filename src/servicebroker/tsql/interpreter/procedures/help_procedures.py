@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from servicebroker.store.running import fetch
-from servicebroker.tsql.interpreter.calls import system
+from servicebroker.tsql.interpreter.calls import system_procedure
 from servicebroker.tsql.interpreter.machine import Machine
-from servicebroker.tsql.interpreter.procedures.catalog_procedures import found_object, text_arguments
-from servicebroker.tsql.interpreter.statement_runner import leaving
+from servicebroker.tsql.interpreter.procedures.catalog_procedures import bind_texts, require_object
+from servicebroker.tsql.interpreter.statement_runner import decode_rows
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.syntax import Execute
 from servicebroker.tsql.translation.text_writer import string
 
-_DATABASES = (
+_LIST_DATABASES = (
     "SELECT name, CAST(NULL AS nvarchar(13)) AS db_size, SUSER_SNAME(owner_sid) AS owner, database_id AS dbid, "
     "CONVERT(nvarchar(11), create_date, 106) AS created, CONCAT('Status=', state_desc, ', Updateability=', "
     "CASE is_read_only WHEN 1 THEN 'READ_ONLY' ELSE 'READ_WRITE' END, ', UserAccess=MULTI_USER') AS status, "
@@ -20,27 +20,27 @@ _DATABASES = (
 )
 
 
-@system("sp_helpdb")
+@system_procedure("sp_helpdb")
 def _sp_helpdb(machine: Machine, statement: Execute) -> None:
-    """Without sizes: the databases of an instance share the files of PostgreSQL's.
+    """Show databases, without sizes, because the databases of an instance share PostgreSQL's files.
 
     Raises:
         TsqlError: 15010 there is no such database.
     """
-    (said,) = text_arguments(machine, statement, ("@dbname",))
-    if said is None:
-        machine.say(machine.queries.collect(f"{_DATABASES} ORDER BY name"))
+    (name,) = bind_texts(machine, statement, ("@dbname",))
+    if name is None:
+        machine.emit(machine.queries.fetch_result(f"{_LIST_DATABASES} ORDER BY name"))
         return
-    found = machine.queries.collect(f"{_DATABASES} WHERE LOWER(name) = LOWER(N{string(said)})")
-    if not found.rows:
+    result = machine.queries.fetch_result(f"{_LIST_DATABASES} WHERE LOWER(name) = LOWER(N{string(name)})")
+    if not result.rows:
         raise TsqlError(
-            15010, f"The database '{said}' does not exist. Supply a valid database name. To see available databases, "
+            15010, f"The database '{name}' does not exist. Supply a valid database name. To see available databases, "
             "use sys.databases."
         )  # fmt: skip
-    machine.say(found)
+    machine.emit(result)
 
 
-_CONSTRAINTS = """
+_LIST_CONSTRAINTS = """
 with told as (
     select o.type, o.name, o.object_id, k.unique_index_id, f.referenced_object_id,
            coalesce(initcap(replace(f.delete_referential_action_desc, '_', ' ')), '(n/a)') as deleted,
@@ -75,37 +75,43 @@ select case t.type when 'PK' then 'PRIMARY KEY (clustered)' when 'UQ' then 'UNIQ
   from told t left join tsql.every_column own on own.object_id = $1 and own.column_id = t.column_id
  order by 1, 2
 """
-_REFERRING = (
+_LIST_REFERRING_KEYS = (
     "select format('%s.%s.%s: %s', o.broker_database, o.schema_name, o.name, f.name) from tsql.foreign_keys f "
     "join tsql.every_object o on o.object_id = f.parent_object_id where f.referenced_object_id = $1 order by 1"
 )
 
 
-@system("sp_helpconstraint")
+@system_procedure("sp_helpconstraint")
 def _sp_helpconstraint(machine: Machine, statement: Execute) -> None:
-    """Raises: TsqlError: 15009 there is no such table."""
-    said, silent = text_arguments(machine, statement, ("@objname", "@nomsg"), 1)
-    shown = found_object(machine, said or "")
-    tells = (silent or "").lower() != "nomsg"
-    if tells:
-        machine.say(ResultSet(("Object Name",), [(said,)]))
+    """Show the constraints of a table, and the foreign keys that reference it.
+
+    Raises:
+        TsqlError: 15009 there is no such table.
+    """
+    name, no_message = bind_texts(machine, statement, ("@objname", "@nomsg"), 1)
+    table = require_object(machine, name or "")
+    has_messages = (no_message or "").lower() != "nomsg"
+    if has_messages:
+        machine.emit(ResultSet(("Object Name",), [(name,)]))
     rows = []
-    found = fetch(machine.connection, "help_procedures.sp_helpconstraint.find", _CONSTRAINTS, (shown.number,))
-    for row in leaving(found):
+    constraints = fetch(
+        machine.connection, "help_procedures.sp_helpconstraint.find", _LIST_CONSTRAINTS, (table.object_id,)
+    )
+    for row in decode_rows(constraints):
         rows.append(tuple(row[:7]))
         if row[7] is not None:
             rows.append((" ", " ", " ", " ", " ", " ", row[7]))
     names = ("constraint_type", "constraint_name", "delete_action", "update_action", "status_enabled",
              "status_for_replication", "constraint_keys")  # fmt: skip
     if rows:
-        machine.say(ResultSet(names, rows))
-    elif tells:
-        machine.say(Message(f"No constraints are defined on object '{said}', or you do not have permissions.", 15469))
+        machine.emit(ResultSet(names, rows))
+    elif has_messages:
+        machine.emit(Message(f"No constraints are defined on object '{name}', or you do not have permissions.", 15469))
     referring = fetch(
-        machine.connection, "help_procedures.sp_helpconstraint.find_referring", _REFERRING, (shown.number,)
+        machine.connection, "help_procedures.sp_helpconstraint.find_referring", _LIST_REFERRING_KEYS, (table.object_id,)
     )
     if referring:
-        machine.say(ResultSet(("Table is referenced by foreign key",), [tuple(row) for row in referring]))
-    elif tells:
-        text = f"No foreign keys reference table '{said}', or you do not have permissions on referencing tables."
-        machine.say(Message(text, 15470))
+        machine.emit(ResultSet(("Table is referenced by foreign key",), [tuple(row) for row in referring]))
+    elif has_messages:
+        message = f"No foreign keys reference table '{name}', or you do not have permissions on referencing tables."
+        machine.emit(Message(message, 15470))

@@ -1,4 +1,4 @@
-"""What expressions ask of the session: @@ROWCOUNT, ERROR_NUMBER(), DB_NAME() and their like."""
+"""Functions that return values of the session, such as @@ROWCOUNT, ERROR_NUMBER() and DB_NAME()."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
 
-def _caught(attribute: str) -> Callable[[Machine], object]:
+def _caught_error_value(attribute: str) -> Callable[[Machine], object]:
+    """Return a function for ERROR_NUMBER() and the like: an attribute of the error that the innermost CATCH handles."""
+
     def value(machine: Machine) -> object:
-        error = machine.caught[-1] if machine.caught else None
+        error = machine.caught_errors[-1] if machine.caught_errors else None
         return (
             None
             if error is None
@@ -38,44 +40,47 @@ def _db_id(machine: Machine) -> object:
 
 
 def _cursor_states(machine: Machine) -> object:
-    """1 open, 0 open without rows, -1 closed."""
-    found = {name: cursor.found for name, cursor in machine.cursors.items()}
-    return json.dumps({name: -1 if rows is None else int(bool(rows.rows)) for name, rows in found.items()})
+    """Return the state of each cursor as JSON: 1 open, 0 open without rows, -1 closed."""
+    results = {name: cursor.result for name, cursor in machine.cursors.items()}
+    return json.dumps({name: -1 if result is None else int(bool(result.rows)) for name, result in results.items()})
 
 
-def session_context(machine: Machine) -> str:
-    """What sp_set_session_context has set, as JSON that PostgreSQL reads."""
-    known = machine.session_context.items()
-    return json.dumps({to_postgres(key): None if said is None else to_postgres(said) for key, said in known})
+def serialize_session_context(machine: Machine) -> str:
+    """Return the values of sp_set_session_context as JSON for PostgreSQL."""
+    items = machine.session_context.items()
+    return json.dumps({to_postgres(key): None if value is None else to_postgres(value) for key, value in items})
 
 
 def _columns_updated(machine: Machine) -> bytes | None:
-    """A bit, by its column_id, for each column of the trigger's table that was set; None outside of a trigger."""
+    """Return COLUMNS_UPDATED(): a bit for each updated column of the trigger's table, by column_id.
+
+    None outside a trigger.
+    """
     frame = machine.frame
     table = frame.tables.get("inserted") or frame.tables.get("deleted")
     columns = machine.queries.columns.get(table, ()) if table is not None else ()
-    bits = sum(1 << column.number - 1 for column in columns if frame.has_set(column.name.lower()))
+    bits = sum(1 << column.number - 1 for column in columns if frame.is_updated(column.name.lower()))
     return bits.to_bytes((columns[-1].number + 7) // 8, "little") if columns else None
 
 
-KNOWN: dict[str, Callable[[Machine], object]] = {
+SESSION_FUNCTIONS: dict[str, Callable[[Machine], object]] = {
     "@@rowcount": lambda machine: machine.rowcount,
-    "@@error": lambda machine: machine.error,
+    "@@error": lambda machine: machine.error_number,
     "@@trancount": lambda machine: machine.transactions.count,
     "@@spid": lambda machine: machine.spid,
     "@@nestlevel": lambda machine: len(machine.frames) - 1,
     "@@identity": lambda machine: machine.identity,
     "@@fetch_status": lambda machine: machine.fetch_status,
-    "@@procid": lambda machine: machine.frame.number,
+    "@@procid": lambda machine: machine.frame.object_id,
     "@@version": lambda machine: f"servicebroker {version('servicebroker')}",
     "scope_identity": lambda machine: machine.scope_identity,
     "xact_state": lambda machine: machine.transactions.state,
-    "error_number": _caught("number"),
-    "error_message": _caught("text"),
-    "error_severity": _caught("severity"),
-    "error_state": _caught("state"),
-    "error_line": _caught("line"),
-    "error_procedure": _caught("procedure"),
+    "error_number": _caught_error_value("number"),
+    "error_message": _caught_error_value("text"),
+    "error_severity": _caught_error_value("severity"),
+    "error_state": _caught_error_value("state"),
+    "error_line": _caught_error_value("line"),
+    "error_procedure": _caught_error_value("procedure"),
     "db_id": _db_id,
     "db_name": lambda machine: machine.database.name,
     "user_name": lambda machine: machine.database.user.name,
@@ -90,55 +95,55 @@ KNOWN: dict[str, Callable[[Machine], object]] = {
     "columns_updated": _columns_updated,
     "rowcount_big": lambda machine: machine.rowcount,
     "@@cursor_rows": lambda machine: machine.cursor_rows,
-    "cursor states": _cursor_states,  # what CURSOR_STATUS looks into
-    "session context": lambda machine: session_context(machine),
+    "cursor states": _cursor_states,  # for CURSOR_STATUS
+    "session context": lambda machine: serialize_session_context(machine),
     "trigger_nestlevel": lambda machine: machine.trigger_level,
 }
 
 
-KNOWN_BY: dict[str, Callable[[Machine, str], object]] = {}  # by how the name of what is asked begins
+PREFIXED_FUNCTIONS: dict[str, Callable[[Machine, str], object]] = {}  # by the prefix of a name with an argument
 
 
-class Functions(Mapping[str, object]):
-    """The names of `KNOWN`, and their values as they are now."""
+class SessionFunctions(Mapping[str, object]):
+    """The names of `SESSION_FUNCTIONS`, with their current values."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     def __getitem__(self, name: str) -> object:
         if name.startswith(UPDATED):
-            return int(self._machine.frame.has_set(name.removeprefix(UPDATED)))
-        for begin, known in KNOWN_BY.items():
-            if name.startswith(begin):
-                return known(self._machine, name.removeprefix(begin))
-        return KNOWN[name](self._machine)
+            return int(self._machine.frame.is_updated(name.removeprefix(UPDATED)))
+        for prefix, function in PREFIXED_FUNCTIONS.items():
+            if name.startswith(prefix):
+                return function(self._machine, name.removeprefix(prefix))
+        return SESSION_FUNCTIONS[name](self._machine)
 
     def __contains__(self, name: object) -> bool:
-        return name in KNOWN
+        return name in SESSION_FUNCTIONS
 
     def __iter__(self) -> Iterator[str]:
-        return iter(KNOWN)
+        return iter(SESSION_FUNCTIONS)
 
     def __len__(self) -> int:
-        return len(KNOWN)
+        return len(SESSION_FUNCTIONS)
 
 
-_taken: WeakKeyDictionary[DirectConnection, int] = WeakKeyDictionary()
+_session_numbers: WeakKeyDictionary[DirectConnection, int] = WeakKeyDictionary()
 
 
-def spid_of(machine: Machine) -> int:
-    """The number of the session's connection, which no other one of the instance has now.
+def session_number(machine: Machine) -> int:
+    """Return @@SPID, a number that no other connection of the instance has now.
 
-    PostgreSQL keeps it, as a lock, until the connection is closed.
+    PostgreSQL keeps the number as a lock until the connection is closed.
 
     Raises:
         TsqlError: 701 there are too many sessions.
     """
-    known = _taken.get(machine.connection)
-    if known is not None:
-        return known
-    ((number,),) = fetch(machine.connection, "session_functions.spid_of", "select tsql.spid()", ())
-    if number is None:
+    number = _session_numbers.get(machine.connection)
+    if number is not None:
+        return number
+    ((drawn,),) = fetch(machine.connection, "session_functions.session_number", "select tsql.spid()", ())
+    if drawn is None:
         raise TsqlError(701, "There are more than 32,717 sessions.")
-    _taken[machine.connection] = int(number)
-    return int(number)
+    _session_numbers[machine.connection] = int(drawn)
+    return int(drawn)

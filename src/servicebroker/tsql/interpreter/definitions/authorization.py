@@ -1,4 +1,7 @@
-"""AUTHORIZATION and ALTER AUTHORIZATION: who may be named as an owner, also of what dbo or the instance owns here."""
+"""AUTHORIZATION and ALTER AUTHORIZATION.
+
+Owners of schemas, roles, databases and endpoints are checked, but not stored.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.operations.permissions import AlterAuthorization
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import SessionDatabase
-from servicebroker.tsql.interpreter.conversations import written
+from servicebroker.tsql.interpreter.conversations import api_name
 from servicebroker.tsql.interpreter.definitions.objects import defines, refuses
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.statement_errors import Message, unsupported
 from servicebroker.tsql.syntax import Definition
 
-# what has an owner of its own, by the argument of `Database.alter_authorization`
-_OWNED = {
+# kinds with an owner, and their argument of `Database.alter_authorization`
+_ARGUMENTS_BY_KIND = {
     "OBJECT": "queue",
     "SERVICE": "service",
     "CONTRACT": "contract",
@@ -29,48 +32,52 @@ _OWNED = {
 
 
 def check_authorization(machine: Machine, statement: Definition) -> None:
-    """Check the owner that AUTHORIZATION names, of a schema or a role: dbo owns these here.
+    """Check the owner that CREATE SCHEMA or CREATE ROLE names. The owner is not stored: dbo owns schemas and roles.
 
     Raises:
-        BrokerError: 15151 no such principal, or one for which who works may not act, 15405 public or guest.
+        BrokerError: 15151 no such principal, or one that the session may not act as; 15405 public or guest.
     """
     owner = statement.clauses.get("authorization")
     if owner is not None:
         machine.context.ask(find_owner(machine.context.database.user, owner))
 
 
-def tell_of_owner(machine: Machine, kind: str, owner: str | None) -> None:
-    """Say that an owner was named whose rights do not follow from that."""
+def report_ignored_owner(machine: Machine, kind: str, owner: str | None) -> None:
+    """Emit a warning that the named owner gets no permissions."""
     if owner is not None and owner.lower() != "dbo":
-        machine.say(Message(f"AUTHORIZATION {owner} of a {kind} changes nothing: dbo works for the owner.", 0, 0))
+        machine.emit(Message(f"AUTHORIZATION {owner} of a {kind} changes nothing: dbo works for the owner.", 0, 0))
 
 
 @refuses("ALTER", "AUTHORIZATION")
-def _only_of_what_is_owned(statement: Definition) -> None:
+def _check_kind(statement: Definition) -> None:
     kind = statement.clauses["kind"]
-    if kind not in (*_OWNED, *_CHECKS):
+    if kind not in (*_ARGUMENTS_BY_KIND, *_OWNER_CHECKS):
         raise unsupported(f"ALTER AUTHORIZATION ON {kind}", "Leave it out.", statement.line)
 
 
 @defines("ALTER", "AUTHORIZATION")
 def _alter_authorization(machine: Machine, statement: Definition) -> None:
-    """Raises: BrokerError: 15151 no such thing or owner, or not for who works, 15405 public or guest."""
+    """Run ALTER AUTHORIZATION.
+
+    Raises:
+        BrokerError: 15151 no such object or owner, or no permission; 15405 public or guest.
+    """
     kind, name, owner = statement.clauses["kind"], statement.name, statement.clauses["owner"]
-    if kind in _CHECKS:
-        _CHECKS[kind](machine, name.own, owner)
-        machine.say(Message(f"ALTER AUTHORIZATION ON {kind} changes nothing: dbo works for the owner.", 0, 0))
+    if kind in _OWNER_CHECKS:
+        _OWNER_CHECKS[kind](machine, name.own, owner)
+        machine.emit(Message(f"ALTER AUTHORIZATION ON {kind} changes nothing: dbo works for the owner.", 0, 0))
         return
     if name.database.lower() not in ("", machine.database.name.lower()):
         raise BrokerError(15151, "find", "object", str(name))
-    owned: dict[str, Any] = {_OWNED[kind]: written(name)}
-    machine.database.run(AlterAuthorization(owner, **owned))
+    securable: dict[str, Any] = {_ARGUMENTS_BY_KIND[kind]: api_name(name)}
+    machine.database.run(AlterAuthorization(owner, **securable))
 
 
 def _check_database(machine: Machine, name: str, owner: str) -> None:
     try:
         database = machine.context.named(name)
-    except BrokerError as refused:
-        if refused.number not in (911, 916):
+    except BrokerError as error:
+        if error.number not in (911, 916):
             raise
         raise BrokerError(15151, "find", "database", name) from None
     _demand_control(machine, database, "database", name)
@@ -79,8 +86,8 @@ def _check_database(machine: Machine, name: str, owner: str) -> None:
 
 def _check_endpoint(machine: Machine, name: str, owner: str) -> None:
     machine.context.demand("ALTER ENDPOINT", "endpoint", name)
-    found = "select from servicebroker.network_endpoints where lower(name) = lower($1)"
-    if not fetch(machine.connection, "owners.check_endpoint", found, (name,)):
+    query = "select from servicebroker.network_endpoints where lower(name) = lower($1)"
+    if not fetch(machine.connection, "authorization.check_endpoint", query, (name,)):
         raise BrokerError(15151, "find", "endpoint", name)
     machine.context.ask(find_owning_login(machine.context.person, owner))
 
@@ -104,5 +111,5 @@ def _demand_control(machine: Machine, database: SessionDatabase, kind: str, name
     machine.context.ask(authorize(database.user, "ALTER AUTHORIZATION ON DATABASE", subject=(kind, name)))
 
 
-# what dbo or the instance owns, whoever is named
-_CHECKS = {"DATABASE": _check_database, "ENDPOINT": _check_endpoint, "SCHEMA": _check_schema, "ROLE": _check_role}
+# kinds that dbo or the instance owns; the named owner is only checked
+_OWNER_CHECKS = {"DATABASE": _check_database, "ENDPOINT": _check_endpoint, "SCHEMA": _check_schema, "ROLE": _check_role}

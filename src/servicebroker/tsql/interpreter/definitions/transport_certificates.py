@@ -1,7 +1,7 @@
-"""Certificates of the database master, which are those of the transport, and CONNECT ON ENDPOINT.
+"""Certificates of the database master, which the transport uses, and CONNECT ON ENDPOINT.
 
-In master a certificate says who this instance is to others, or with FROM FILE and without a private key, whom it lets
-in; the owner's login is then who that peer is. In every other database certificates belong to conversations.
+A certificate in master identifies this instance to others. FROM FILE without a private key, it identifies a peer that
+may connect, and the owner's login is the login of that peer. Certificates of other databases belong to conversations.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from servicebroker.operations.logins import DenyConnect, GrantConnect, RevokeCon
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, check_alone
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.interpreter.definitions.binding import bound
+from servicebroker.tsql.interpreter.definitions.binding import bind_operation
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Permission
 from servicebroker.tsql.types import DATETIME, NVARCHAR
 
 
-def is_of_the_transport(machine: Machine) -> bool:
-    """Whether the current database is the one whose certificates the endpoint uses."""
+def is_in_master(machine: Machine) -> bool:
+    """Return True if the current database is master, whose certificates the endpoint uses."""
     name: str = machine.database.name
     return name.lower() == MASTER
 
 
 def create_certificate(machine: Machine, statement: Definition, dates: Mapping[str, datetime]) -> None:
-    """CREATE CERTIFICATE in master."""
+    """Run CREATE CERTIFICATE in master."""
     check_alone(machine, "CREATE CERTIFICATE in master")
     machine.context.demand("CREATE CERTIFICATE IN MASTER")
     owner, private_key = statement.clauses.get("authorization"), statement.clauses.get("private_key", {})
-    if owner is not None:  # the instance owns its own certificates, whoever is named
+    if owner is not None:  # only checked: the instance owns its certificates
         machine.context.ask(find_owner(machine.database.user, owner))
-    is_of_a_peer = "file" in statement.clauses and not private_key
-    login = _login_of(machine, owner) if is_of_a_peer else None
+    is_of_peer = "file" in statement.clauses and not private_key
+    login = _login_of(machine, owner) if is_of_peer else None
     clauses = {**statement.clauses, **private_key, **dates, "authorization": login}
-    machine.instance.run(bound(machine, replace(statement, clauses=clauses), CreateTransportCertificate))
+    machine.instance.run(bind_operation(machine, replace(statement, clauses=clauses), CreateTransportCertificate))
 
 
 def check_alteration(statement: Definition) -> None:
-    """Refuse what ALTER CERTIFICATE never does in master.
+    """Refuse an ALTER CERTIFICATE in master of anything but the passwords of the private key.
 
     Raises:
         TsqlError: 40515.
@@ -58,7 +58,7 @@ def check_alteration(statement: Definition) -> None:
 
 
 def check_endpoint_permission(statement: Permission) -> None:
-    """Refuse other permissions than CONNECT.
+    """Refuse permissions on an endpoint other than CONNECT.
 
     Raises:
         TsqlError: 40515.
@@ -72,7 +72,7 @@ def check_endpoint_permission(statement: Permission) -> None:
 
 
 def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
-    """GRANT, DENY and REVOKE CONNECT ON ENDPOINT, for logins.
+    """Run GRANT, DENY or REVOKE CONNECT ON ENDPOINT, for logins.
 
     Raises:
         BrokerError: 15151 no such endpoint or login.
@@ -85,38 +85,38 @@ def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
         machine.instance.run(operation(statement.name.own, login.strip("[]")))
 
 
-def dates(machine: Machine, clauses: Mapping[str, Any]) -> dict[str, datetime]:
-    """START_DATE and EXPIRY_DATE, where they are given.
+def parse_dates(machine: Machine, clauses: Mapping[str, Any]) -> dict[str, datetime]:
+    """Return START_DATE and EXPIRY_DATE, if they are given.
 
     Raises:
-        TsqlError: 402 the certificate expires before it begins; 241 this is no date.
+        TsqlError: 402 the certificate expires before it begins, 241 a text is no date.
     """
-    given: dict[str, datetime] = {
-        name: date(clauses[name]) for name in ("start_date", "expiry_date") if name in clauses
+    dates: dict[str, datetime] = {
+        name: parse_date(clauses[name]) for name in ("start_date", "expiry_date") if name in clauses
     }
-    valid_from = given.get("start_date", machine.instance.clock())
-    if given.get("expiry_date", datetime.max.replace(tzinfo=UTC)) <= valid_from:
+    valid_from = dates.get("start_date", machine.instance.clock())
+    if dates.get("expiry_date", datetime.max.replace(tzinfo=UTC)) <= valid_from:
         raise TsqlError(
             402,
             f"EXPIRY_DATE '{clauses['expiry_date']}' must be later than the certificate's first day, "
             f"{valid_from:%Y-%m-%d}. Write a later date, or leave it out: the certificate then is valid for a year.",
         )
-    return given
+    return dates
 
 
-def date(said: str) -> datetime:
-    """A date of CREATE CERTIFICATE, in UTC.
+def parse_date(text: str) -> datetime:
+    """Return a date of CREATE CERTIFICATE, in UTC.
 
     Raises:
-        TsqlError: 241 it is none.
+        TsqlError: 241 the text is no date.
     """
-    made = convert(said, NVARCHAR, DATETIME)
-    assert isinstance(made, datetime)
-    return made.replace(tzinfo=UTC)
+    moment = convert(text, NVARCHAR, DATETIME)
+    assert isinstance(moment, datetime)
+    return moment.replace(tzinfo=UTC)
 
 
 def _login_of(machine: Machine, user: str | None) -> str | None:
-    """The login of a user of master; None for dbo, whose certificates let a peer in by themselves.
+    """Return the login of a user of master. None for dbo, whose certificates let a peer in without a login.
 
     Raises:
         TsqlError: 15151 the user has no login, so that nothing could be granted to the peer.
@@ -125,7 +125,7 @@ def _login_of(machine: Machine, user: str | None) -> str | None:
         return None
     rows = fetch(
         machine.connection,
-        "transport.login_of",
+        "transport_certificates.login_of",
         "select l.name from servicebroker.principals p join servicebroker.logins l using (login_id) "
         "where p.database_id = $1 and lower(p.name) = lower($2)",
         (machine.database.database_id, user),

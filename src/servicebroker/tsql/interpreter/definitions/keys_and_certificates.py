@@ -1,4 +1,4 @@
-"""Master keys and certificates, each as the method of the API that does it."""
+"""Master keys and certificates, through the API."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 from servicebroker import operations
 from servicebroker.operations.operation import Operation
 from servicebroker.tsql.context import check_alone
-from servicebroker.tsql.interpreter.definitions import transport
-from servicebroker.tsql.interpreter.definitions.binding import bound
-from servicebroker.tsql.interpreter.definitions.objects import defines, drop, refuses
+from servicebroker.tsql.interpreter.definitions import transport_certificates
+from servicebroker.tsql.interpreter.definitions.binding import bind_operation
+from servicebroker.tsql.interpreter.definitions.objects import defines, refuses, run_drop
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.statement_errors import syntax_error, unsupported
 from servicebroker.tsql.syntax import Constant, Definition
@@ -23,7 +23,7 @@ def _create_master_key(machine: Machine, statement: Definition) -> None:
 
 
 @refuses("CREATE", "MASTER KEY")
-def _only_with_a_password(statement: Definition) -> None:
+def _check_password(statement: Definition) -> None:
     if "password" not in statement.clauses:
         raise unsupported("A master key without a password", "Write ENCRYPTION BY PASSWORD = '...'.", statement.line)
 
@@ -58,7 +58,7 @@ def _drop_master_key(machine: Machine, statement: Definition) -> None:
 
 
 @refuses("BACKUP", "MASTER KEY")
-def _backed_up_anyhow(statement: Definition) -> None:
+def _refuse_master_key_backup(statement: Definition) -> None:
     raise unsupported("BACKUP MASTER KEY", "It is in PostgreSQL's backup, encrypted by its password.", statement.line)
 
 
@@ -68,7 +68,7 @@ def _backed_up_anyhow(statement: Definition) -> None:
 @refuses("CREATE", "CERTIFICATE")
 @refuses("ALTER", "CERTIFICATE")
 @refuses("BACKUP", "CERTIFICATE")
-def _only_files(statement: Definition) -> None:
+def _check_sources(statement: Definition) -> None:
     encoded = statement.clauses.get("binary", Constant(b"")).value
     if not isinstance(encoded, bytes):
         raise syntax_error(str(encoded)[:30], statement.line)
@@ -79,55 +79,62 @@ def _only_files(statement: Definition) -> None:
 @defines("CREATE", "CERTIFICATE")
 def _create_certificate(machine: Machine, statement: Definition) -> None:
     if "binary" not in statement.clauses:
-        _create(machine, statement)
+        _create_from_file(machine, statement)
         return
     encoded = statement.clauses["binary"].value
     with TemporaryDirectory() as folder:  # the API reads files
         file = Path(folder) / "certificate"
         file.write_bytes(encoded)
         clauses = {name: value for name, value in statement.clauses.items() if name != "binary"}
-        _create(machine, replace(statement, clauses=clauses | {"file": str(file)}))
+        _create_from_file(machine, replace(statement, clauses=clauses | {"file": str(file)}))
 
 
-def _create(machine: Machine, statement: Definition) -> None:
-    given = transport.dates(machine, statement.clauses)
-    if transport.is_of_the_transport(machine):
-        transport.create_certificate(machine, statement, given)
+def _create_from_file(machine: Machine, statement: Definition) -> None:
+    dates = transport_certificates.parse_dates(machine, statement.clauses)
+    if transport_certificates.is_in_master(machine):
+        transport_certificates.create_certificate(machine, statement, dates)
     else:
-        machine.database.run(bound(machine, _flat(statement), operations.CreateCertificate, **given))
+        machine.database.run(
+            bind_operation(machine, _flatten_private_key(statement), operations.CreateCertificate, **dates)
+        )
 
 
-def _flat(statement: Definition) -> Definition:
-    """The clauses of the private key among the others, as fields are."""
+def _flatten_private_key(statement: Definition) -> Definition:
+    """Return the statement with the clauses of WITH PRIVATE KEY among the others, as the operation's fields are."""
     return replace(statement, clauses={**statement.clauses, **statement.clauses.get("private_key", {})})
 
 
 @defines("ALTER", "CERTIFICATE")
 def _alter_certificate(machine: Machine, statement: Definition) -> None:
-    if transport.is_of_the_transport(machine):
+    if transport_certificates.is_in_master(machine):
         machine.context.demand("ALTER CERTIFICATE IN MASTER", "certificate", statement.name.own)
         check_alone(machine, "ALTER CERTIFICATE in master")
-        transport.check_alteration(statement)
-        machine.instance.run(bound(machine, _flat(statement), operations.AlterTransportCertificate))
+        transport_certificates.check_alteration(statement)
+        machine.instance.run(
+            bind_operation(machine, _flatten_private_key(statement), operations.AlterTransportCertificate)
+        )
     else:
-        machine.database.run(bound(machine, _flat(statement), operations.AlterCertificate))
+        machine.database.run(bind_operation(machine, _flatten_private_key(statement), operations.AlterCertificate))
 
 
 @defines("DROP", "CERTIFICATE")
 def _drop_certificate(machine: Machine, statement: Definition) -> None:
     name = statement.name.own
-    if not transport.is_of_the_transport(machine):
-        drop(statement, lambda: machine.database.run(operations.DropCertificate(name)))
+    if not transport_certificates.is_in_master(machine):
+        run_drop(statement, lambda: machine.database.run(operations.DropCertificate(name)))
         return
     machine.context.demand("DROP CERTIFICATE IN MASTER", "certificate", name)
-    drop(statement, lambda: machine.instance.run(operations.DropTransportCertificate(name)))
+    run_drop(statement, lambda: machine.instance.run(operations.DropTransportCertificate(name)))
 
 
 @defines("BACKUP", "CERTIFICATE")
 def _backup_certificate(machine: Machine, statement: Definition) -> None:
-    """In master, what is handed to peers, or with its private key is kept."""
-    is_of_the_transport = transport.is_of_the_transport(machine)
+    """Run BACKUP CERTIFICATE.
+
+    In master it exports a transport certificate for peers, or with its private key as a backup.
+    """
+    is_of_the_transport = transport_certificates.is_in_master(machine)
     if is_of_the_transport:
         machine.context.demand("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.own)
-    face = machine.instance if is_of_the_transport else machine.database
-    face.run(bound(machine, _flat(statement), operations.BackupCertificate))
+    target = machine.instance if is_of_the_transport else machine.database
+    target.run(bind_operation(machine, _flatten_private_key(statement), operations.BackupCertificate))

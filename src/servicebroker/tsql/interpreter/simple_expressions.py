@@ -1,7 +1,7 @@
-"""Expressions that need no database: constants, variables, their comparison and sums.
+"""Expressions that Python evaluates without the database: constants, variables, comparisons, sums and some functions.
 
-An expression with a function, a subquery or an operator that is not here is translated to SQL and run by PostgreSQL; so
-is one whose values turn out to have types that this file does not compute with. Both ways give the same answer.
+PostgreSQL evaluates every other expression: one with a subquery, function or operator that is missing here, and one
+whose values have types that this module does not handle. Both ways give the same answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.function_table import GLOBALS, type_of_session
-from servicebroker.tsql.interpreter.procedures.session_functions import KNOWN
+from servicebroker.tsql.interpreter.procedures.session_functions import SESSION_FUNCTIONS
 from servicebroker.tsql.parser.token_reader import Reader, number
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, WORD, string_value, tokenize
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class NotSimple(Exception):
-    """The expression is for the translation."""
+    """The expression needs PostgreSQL."""
 
 
 class Value(NamedTuple):
-    """A value and its type; the type of NULL and of conditions is None."""
+    """A value and its type. The type is None for NULL without a type, and for a condition."""
 
     value: object
     type: SqlType | None
@@ -38,13 +38,13 @@ class Value(NamedTuple):
 
 _NULL = Value(None, None)
 Compiled = Callable[["Machine"], Value]
-_SIZE = 400  # tokens; longer expressions go to the translation
-_INTEGERS = {"tinyint": (0, 255), "smallint": (-(2**15), 2**15 - 1), "int": (-(2**31) + 1, 2**31 - 1)}  # by rank
-_WHOLE = ("tinyint", "smallint", "int", "bigint")
-_PLAIN = STRINGS | BINARIES | {*_WHOLE, "uniqueidentifier"}
-_RANKS = list(_INTEGERS)
-_COMPARED = ("nvarchar", "varchar", "nchar", "char", "sysname")
-_STRINGS = ("nvarchar", "varchar", "sysname")
+_MAX_TOKENS = 400  # longer expressions go to PostgreSQL
+_INTEGER_RANGES = {"tinyint": (0, 255), "smallint": (-(2**15), 2**15 - 1), "int": (-(2**31) + 1, 2**31 - 1)}  # by rank
+_INTEGER_TYPES = ("tinyint", "smallint", "int", "bigint")
+_CONVERTIBLE = STRINGS | BINARIES | {*_INTEGER_TYPES, "uniqueidentifier"}
+_INTEGER_RANKS = list(_INTEGER_RANGES)
+_COMPARABLE_STRINGS = ("nvarchar", "varchar", "nchar", "char", "sysname")
+_CONCATENATED_STRINGS = ("nvarchar", "varchar", "sysname")
 _COMPARISONS: dict[str, Callable[[object, object], bool]] = {
     "=": operator.eq,
     "<>": operator.ne,
@@ -57,37 +57,37 @@ _COMPARISONS: dict[str, Callable[[object, object], bool]] = {
 
 
 @functools.lru_cache(maxsize=4096)
-def compiled(text: str) -> Compiled | None:
-    """The expression as a function, None when it is not simple."""
+def compile_expression(text: str) -> Compiled | None:
+    """Return the expression as a function of the session; None if it needs PostgreSQL."""
     try:
         tokens = tokenize(text)
-        if len(tokens.words) > _SIZE:
+        if len(tokens.words) > _MAX_TOKENS:
             return None
         reader = _Compiler(tokens)
-        made = reader.disjunction()
-        return made if reader.word == "" else None
+        function = reader.disjunction()
+        return function if reader.word == "" else None
     except (NotSimple, TsqlError):
         return None
 
 
 class _Compiler(Reader):
-    """Values and conditions by the precedence of their operators."""
+    """A recursive-descent parser: one method for each level of precedence, from OR down to a primary."""
 
     def disjunction(self) -> Compiled:
         left = self.conjunction()
         while self.take("OR"):
-            left = _either(left, self.conjunction())
+            left = _or(left, self.conjunction())
         return left
 
     def conjunction(self) -> Compiled:
         left = self.negation()
         while self.take("AND"):
-            left = _both(left, self.negation())
+            left = _and(left, self.negation())
         return left
 
     def negation(self) -> Compiled:
         if self.take("NOT"):
-            return _negated(self.negation())
+            return _not(self.negation())
         return self.comparison()
 
     def comparison(self) -> Compiled:
@@ -100,20 +100,20 @@ class _Compiler(Reader):
         if compare is None:
             return left
         self.at += 1
-        return _compared(left, self.sum(), compare)
+        return _compare(left, self.sum(), compare)
 
     def sum(self) -> Compiled:
         left = self.product()
         while self.word in ("+", "-"):
             sign = self.word
             self.at += 1
-            left = _added(left, self.product()) if sign == "+" else _calculated(left, self.product(), operator.sub)
+            left = _add(left, self.product()) if sign == "+" else _calculate(left, self.product(), operator.sub)
         return left
 
     def product(self) -> Compiled:
         left = self.primary()
         while self.take("*"):
-            left = _calculated(left, self.primary(), operator.mul)
+            left = _calculate(left, self.primary(), operator.mul)
         if self.word in ("/", "%", "&", "|", "^"):
             raise NotSimple
         return left
@@ -128,15 +128,15 @@ class _Compiler(Reader):
             return _constant(Value(value, SqlType("nvarchar" if text[0] in "nN" else "varchar", max(1, len(value)))))
         if kind == NUMBER:
             self.at += 1
-            return _constant(_number(text))
+            return _constant(_parse_integer(text))
         if self.take("-"):
             if self.tokens.kinds[self.at] != NUMBER:
                 raise NotSimple
-            given = _number(self.tokens.text(self.at))
-            if not isinstance(given.value, int):
+            negated = _parse_integer(self.tokens.text(self.at))
+            if not isinstance(negated.value, int):
                 raise NotSimple
             self.at += 1
-            return _constant(Value(-given.value, given.type))
+            return _constant(Value(-negated.value, negated.type))
         if self.take("NULL"):
             return _constant(Value(None, None))
         if self.take("("):
@@ -152,7 +152,7 @@ class _Compiler(Reader):
         if self.word == ".":
             raise NotSimple
         if name in GLOBALS:
-            return _known(name)
+            return _session_value(name)
         return lambda machine: Value(machine.frame.value_of(name), machine.frame.types[name])
 
     def _function(self) -> Compiled:
@@ -164,24 +164,24 @@ class _Compiler(Reader):
             self.expect("AS")
             target = parse_type(self.type_name(), 30)
             self.expect(")")
-            return _converted(value, target)
+            return _convert(value, target)
         if name == "CONVERT":
             target = parse_type(self.type_name(), 30)
             self.expect(",")
             value = self.sum()
             self.expect(")")
-            return _converted(value, target)
+            return _convert(value, target)
         self.expect(")")
         if name == "NEWID":
             return lambda machine: Value(uuid4(), UNIQUEIDENTIFIER)
-        return _known(name.lower())
+        return _session_value(name.lower())
 
 
 def _constant(value: Value) -> Compiled:
     return lambda machine: value
 
 
-def _number(text: str) -> Value:
+def _parse_integer(text: str) -> Value:
     value = number(text)
     if isinstance(value, bytes):
         return Value(value, SqlType("varbinary", max(1, len(value))))
@@ -191,42 +191,42 @@ def _number(text: str) -> Value:
 
 
 def _fits(value: int, integer: str) -> bool:
-    low, high = _INTEGERS[integer]
+    low, high = _INTEGER_RANGES[integer]
     return low <= value <= high
 
 
-def _known(name: str) -> Compiled:
-    if name not in KNOWN:
+def _session_value(name: str) -> Compiled:
+    if name not in SESSION_FUNCTIONS:
         raise NotSimple
-    value, of = KNOWN[name], type_of_session(name)
-    return lambda machine: Value(value(machine), of)
+    value, type_ = SESSION_FUNCTIONS[name], type_of_session(name)
+    return lambda machine: Value(value(machine), type_)
 
 
-def _converted(value: Compiled, target: SqlType) -> Compiled:
+def _convert(value: Compiled, target: SqlType) -> Compiled:
     def result(machine: Machine) -> Value:
-        given, source = value(machine)
-        is_untyped_null = given is None and source is None
-        if isinstance(given, bool) or not (is_untyped_null or _is_plain(source, target)):
+        operand, source = value(machine)
+        is_untyped_null = operand is None and source is None
+        if isinstance(operand, bool) or not (is_untyped_null or _is_convertible_here(source, target)):
             raise NotSimple
         try:
-            return Value(None if given is None else convert(given, source, target), target)
+            return Value(None if operand is None else convert(operand, source, target), target)
         except TsqlError:
-            raise NotSimple from None  # PostgreSQL says what is wrong
+            raise NotSimple from None  # PostgreSQL raises the error
 
     return result
 
 
-def _is_plain(source: SqlType | None, target: SqlType) -> bool:
-    """Whether a conversion is from or to text, or between whole numbers; PostgreSQL has the forms of all types."""
-    if source is None or not {source.name, target.name} <= _PLAIN:
+def _is_convertible_here(source: SqlType | None, target: SqlType) -> bool:
+    """Return True for a conversion from or to text, or between integers. PostgreSQL converts the other types."""
+    if source is None or not {source.name, target.name} <= _CONVERTIBLE:
         return False
-    return source.name in STRINGS or target.name in STRINGS or {source.name, target.name} <= set(_WHOLE)
+    return source.name in STRINGS or target.name in STRINGS or {source.name, target.name} <= set(_INTEGER_TYPES)
 
 
-# Both sides are evaluated whatever the first one is: types that do not go together are wrong in either.
-def _either(left: Compiled, right: Compiled) -> Compiled:
+# Both sides are evaluated, whatever the first one is, so that a wrong type on either side is found.
+def _or(left: Compiled, right: Compiled) -> Compiled:
     def result(machine: Machine) -> Value:
-        first, second = _truth(left(machine)), _truth(right(machine))
+        first, second = _truth_value(left(machine)), _truth_value(right(machine))
         return Value(
             True if first is True or second is True else None if first is None or second is None else False, None
         )
@@ -234,9 +234,9 @@ def _either(left: Compiled, right: Compiled) -> Compiled:
     return result
 
 
-def _both(left: Compiled, right: Compiled) -> Compiled:
+def _and(left: Compiled, right: Compiled) -> Compiled:
     def result(machine: Machine) -> Value:
-        first, second = _truth(left(machine)), _truth(right(machine))
+        first, second = _truth_value(left(machine)), _truth_value(right(machine))
         return Value(
             False if first is False or second is False else None if first is None or second is None else True, None
         )
@@ -244,15 +244,15 @@ def _both(left: Compiled, right: Compiled) -> Compiled:
     return result
 
 
-def _negated(value: Compiled) -> Compiled:
+def _not(value: Compiled) -> Compiled:
     def result(machine: Machine) -> Value:
-        truth = _truth(value(machine))
+        truth = _truth_value(value(machine))
         return Value(None if truth is None else not truth, None)
 
     return result
 
 
-def _truth(value: Value) -> bool | None:
+def _truth_value(value: Value) -> bool | None:
     if value.type is not None or not isinstance(value.value, bool | None):
         raise NotSimple
     return value.value
@@ -262,74 +262,84 @@ def _is_null(value: Compiled, wanted: bool) -> Compiled:
     return lambda machine: Value((value(machine).value is None) == wanted, None)
 
 
-def _compared(left: Compiled, right: Compiled, compare: Callable[[object, object], bool]) -> Compiled:
+def _compare(left: Compiled, right: Compiled, compare: Callable[[object, object], bool]) -> Compiled:
     def result(machine: Machine) -> Value:
         first, second = left(machine), right(machine)
-        _check_alike(first, second)
+        _check_comparable(first, second)
         if first.value is None or second.value is None:
             return Value(None, None)
-        one, other = _without_blanks(first.value), _without_blanks(second.value)
+        left_value, right_value = _strip_trailing_blanks(first.value), _strip_trailing_blanks(second.value)
         if SYSNAME in (first.type, second.type):
-            _check_names(str(one), str(other), compare)
-        return Value(compare(one, other), None)
+            _check_names_comparable(str(left_value), str(right_value), compare)
+        return Value(compare(left_value, right_value), None)
 
     return result
 
 
-def _check_names(one: str, other: str, compare: Callable[[object, object], bool]) -> None:
-    """Names that are equal in their letters too, or differ in more than case, are compared here, others not."""
-    differ = one.isascii() and other.isascii() and one.lower() != other.lower()
-    if compare not in (operator.eq, operator.ne) or not (one == other or differ):
+def _check_names_comparable(first: str, second: str, compare: Callable[[object, object], bool]) -> None:
+    """Leave the comparison of two names to PostgreSQL, unless the answer is plain.
+
+    That is an equality of names which are identical, or ASCII and different in more than case.
+    """
+    differ = first.isascii() and second.isascii() and first.lower() != second.lower()
+    if compare not in (operator.eq, operator.ne) or not (first == second or differ):
         raise NotSimple
 
 
-def _without_blanks(value: object) -> object:
-    """Blanks at the end of a string do not count where it is compared."""
+def _strip_trailing_blanks(value: object) -> object:
+    """Remove the blanks at the end of a string, which do not count in a comparison."""
     return value.rstrip(" ") if isinstance(value, str) else value
 
 
-def _check_alike(first: Value, second: Value) -> None:
-    """Both integers, both strings, or both identifiers, of equal order here and in SQL; or an untyped NULL."""
-    kinds = {_kind(value) for value in (first, second) if value != _NULL}
+def _check_comparable(first: Value, second: Value) -> None:
+    """Require two integers, strings or identifiers, which Python orders as SQL does, or an untyped NULL."""
+    kinds = {_comparison_kind(value) for value in (first, second) if value != _NULL}
     if len(kinds) > 1 or None in kinds:
         raise NotSimple
 
 
-def _kind(value: Value) -> str | None:
+def _comparison_kind(value: Value) -> str | None:
     if value.type is None:
         return None
     name = value.type.name
-    if name in _COMPARED:
+    if name in _COMPARABLE_STRINGS:
         return "string"
-    return "integer" if name in (*_WHOLE, "bit") else name if name == "uniqueidentifier" else None
+    return "integer" if name in (*_INTEGER_TYPES, "bit") else name if name == "uniqueidentifier" else None
 
 
-def _added(left: Compiled, right: Compiled) -> Compiled:
-    add = _calculated(left, right, operator.add)
+def _add(left: Compiled, right: Compiled) -> Compiled:
+    add = _calculate(left, right, operator.add)
 
     def result(machine: Machine) -> Value:
         first, second = left(machine), right(machine)
-        if first.type and second.type and first.type.name in _STRINGS and second.type.name in _STRINGS:
-            of = joined(first.type, second.type)
+        if (
+            first.type
+            and second.type
+            and first.type.name in _CONCATENATED_STRINGS
+            and second.type.name in _CONCATENATED_STRINGS
+        ):
+            type_ = joined(first.type, second.type)
             if first.value is None or second.value is None:
-                return Value(None, of)
-            return Value(str(first.value) + str(second.value), of)
+                return Value(None, type_)
+            return Value(str(first.value) + str(second.value), type_)
         return add(machine)
 
     return result
 
 
-def _calculated(left: Compiled, right: Compiled, calculate: Callable[[int, int], int]) -> Compiled:
+def _calculate(left: Compiled, right: Compiled, calculate: Callable[[int, int], int]) -> Compiled:
     def result(machine: Machine) -> Value:
         first, second = left(machine), right(machine)
-        if not (first.type and second.type and first.type.name in _INTEGERS and second.type.name in _INTEGERS):
+        if not (
+            first.type and second.type and first.type.name in _INTEGER_RANGES and second.type.name in _INTEGER_RANGES
+        ):
             raise NotSimple
-        of = max(first.type, second.type, key=lambda one: _RANKS.index(one.name))
+        type_ = max(first.type, second.type, key=lambda operand_type: _INTEGER_RANKS.index(operand_type.name))
         if not isinstance(first.value, int) or not isinstance(second.value, int):
-            return Value(None, of)
+            return Value(None, type_)
         value = calculate(first.value, second.value)
-        if not _fits(value, of.name):
-            raise NotSimple  # PostgreSQL says what overflows
-        return Value(value, of)
+        if not _fits(value, type_.name):
+            raise NotSimple  # PostgreSQL raises the overflow
+        return Value(value, type_)
 
     return result
