@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from servicebroker import operations
+from servicebroker.api import rights
 from servicebroker.api.certificates import after, read_file, write_backup
 from servicebroker.api.wrappers import operated
 from servicebroker.engine.catalog import databases, network_endpoints
@@ -278,11 +279,12 @@ def _key_file(key: PrivateKey, facts: Facts, password: str | None) -> bytes:
     return in_thread(key_pem, key, password) + as_pem(facts.der)
 
 
-_RUNNERS: Mapping[type[Definition[Any]], Callable[[Any, Any], Any]] = {  # those that need files or more transactions
+_RUNNERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {  # not in one transaction of `_administer`
     operations.DropDatabase: _drop_database,
     operations.CreateEndpoint: _create_endpoint,
     operations.CreateTransportCertificate: _create_certificate,
     operations.AlterTransportCertificate: _alter_certificate,
     operations.DropTransportCertificate: _drop_certificate,
     operations.BackupCertificate: _backup_certificate,
+    **rights.RUNNERS,
 }

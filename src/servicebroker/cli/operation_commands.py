@@ -1,22 +1,82 @@
-"""Commands that run one definition: their options are the fields of the operation, with the same help."""
+"""Commands whose options are the fields of an operation, with the same help."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Concatenate, TypeVar, get_type_hints
 
 import typer
 
 from servicebroker.cli.existing import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
-from servicebroker.operations.operation import Definition, arguments_of
+from servicebroker.operations.operation import (
+    Definition,
+    Operation,
+    arguments_of,
+    method_name,
+    summary_of,
+    written_type,
+)
 
-_OF_EVERY_COMMAND = {"database": DatabaseOption, "instance": InstanceOption, "as_json": JsonOption}
+OperationT = TypeVar("OperationT", bound=Operation[Any])
+
+
+def takes(
+    operation: type[OperationT],
+    *,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+    options: Mapping[str, str] | None = None,
+    defaults: Mapping[str, object] | None = None,
+) -> Callable[[Callable[Concatenate[OperationT, ...], None]], Callable[..., None]]:
+    """Return a decorator that gives a command an option for each field of an operation.
+
+    The command gets the operation as its first parameter. Its other parameters are Typer's, as usual. Its help is its
+    docstring, else what the operation says. An ALTER that would change nothing is refused.
+
+    Args:
+        operation: its first field is the argument, unless the field is keyword-only; the other fields are options.
+        only: the fields that have an option; all, if it is not given.
+        without: fields that have none.
+        options: how the options of some fields are written: `--service` for `service_name`.
+        defaults: of some fields, where they differ from the operation's.
+    """
+    spelled, changed = options or {}, defaults or {}
+    declared: tuple[Field[Any], ...] = fields(operation)  # type: ignore[arg-type] # each is a dataclass
+    offered = [field for field in declared if (only is None or field.name in only) and field.name not in without]
+    optional = [field for field in offered if field.default is not MISSING]
+    of_fields = {field.name: changed.get(field.name, _default(field)) for field in optional}
+    hints, told = get_type_hints(operation), arguments_of(operation)
+    annotations = {
+        field.name: _annotation(
+            field, hints[field.name], told[field.name], spelled, is_argument=field is declared[0] and not field.kw_only
+        )
+        for field in offered
+    }
+
+    def decorated(command: Callable[Concatenate[OperationT, ...], None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            values = {field.name: given.pop(field.name) for field in offered}
+            is_alter = method_name(operation).startswith("alter")
+            if is_alter and all(values[name] == default for name, default in of_fields.items()):
+                raise typer.BadParameter(f"say what changes: {_spelled(optional[0], spelled)} ...")
+            command(operation(**{name: value for name, value in values.items() if value is not None}), **given)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__ or summary_of(operation)
+        _, *own = inspect.signature(command).parameters.values()
+        hints_of_own = get_type_hints(command, include_extras=True)
+        _declare(
+            run,
+            annotations | {parameter.name: hints_of_own[parameter.name] for parameter in own},
+            of_fields | {parameter.name: parameter.default for parameter in own},
+        )
+        return run
+
+    return decorated
 
 
 def add_command(
@@ -27,7 +87,7 @@ def add_command(
     sentence: str,
     *,
     options: Mapping[str, str] | None = None,
-    without: Iterable[str] = (),
+    without: Collection[str] = (),
 ) -> None:
     """Add the command `servicebroker KIND VERB`, which runs the operation in a database.
 
@@ -35,33 +95,23 @@ def add_command(
         app: of the kind.
         verb: create, alter or drop.
         kind: queue, service, route ...
-        operation: what is run; `name` is the argument, its other fields are options.
+        operation: what is run.
         sentence: what is said then, with `{name}` and `{database}`.
-        options: how the options of some fields are written: `--service` for `service_name`.
-        without: fields that have no option.
+        options: as for `takes`.
+        without: as for `takes`.
     """
-    spelled, hints, told = options or {}, get_type_hints(operation), arguments_of(operation)
-    declared: tuple[Field[Any], ...] = fields(operation)  # type: ignore[arg-type] # each is a dataclass
-    offered = [field for field in declared if field.name not in without]
-    required = [field for field in offered if field.default is MISSING]
 
-    def command(**given: Any) -> None:
-        instance, database, as_json = (given.pop(name) for name in ("instance", "database", "as_json"))
-        is_empty = all(given[field.name] == _default(field) for field in offered if field not in required)
-        if verb == "alter" and is_empty:
-            raise typer.BadParameter(f"say what changes: {_spelled(offered[1], spelled)} ...")
-        name = given["name"]
+    @app.command(verb)
+    @takes(operation, options=options, without=without)
+    def command(
+        value: Any, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False
+    ) -> None:
         with open_database(instance, database) as opened:
-            opened.run(operation(**{key: value for key, value in given.items() if value is not None}))
+            opened.run(value)
         if as_json:
-            say_json({kind: name, "database": database, "done": f"{verb}{'ped' if verb == 'drop' else 'ed'}"})
+            say_json({kind: value.name, "database": database, "done": f"{verb}{'ped' if verb == 'drop' else 'ed'}"})
         else:
-            say(sentence.format(name=name, database=database))
-
-    parameters = {field.name: _annotation(field, hints[field.name], told, spelled) for field in offered}
-    defaults = {field.name: _default(field) for field in offered if field not in required}
-    _declare(command, {**parameters, **_OF_EVERY_COMMAND}, {**defaults, "instance": DEFAULT_INSTANCE, "as_json": False})
-    app.command(verb, help=(inspect.getdoc(operation) or "").partition("\n\nArgs:")[0])(command)
+            say(sentence.format(name=value.name, database=database))
 
 
 def _declare(command: Callable[..., None], annotations: dict[str, Any], defaults: Mapping[str, object]) -> None:
@@ -80,13 +130,13 @@ def _declare(command: Callable[..., None], annotations: dict[str, Any], defaults
     )
 
 
-def _annotation(field: Field[Any], hint: Any, told: Mapping[str, str], spelled: Mapping[str, str]) -> Any:
-    """What Typer has to know of a field."""
-    text = re.sub(r"\s+", " ", told[field.name]).strip()
-    help_ = text[:1].upper() + text[1:]
-    if field.name == "name":
-        return Annotated[str, typer.Argument(metavar="NAME", help=help_)]
-    return Annotated[_type(field, hint), typer.Option(_spelled(field, spelled), help=help_)]
+def _annotation(field: Field[Any], hint: Any, told: str, spelled: Mapping[str, str], *, is_argument: bool) -> Any:
+    """Return the type of a parameter with what Typer has to know of the field."""
+    text, kind = re.sub(r"\s+", " ", told).strip(), written_type(hint)
+    help_ = text[:1].upper() + text[1:] + (" May be repeated." if kind == list[str] else "")
+    if is_argument:
+        return Annotated[str, typer.Argument(metavar=field.name.upper(), help=help_)]
+    return Annotated[kind, typer.Option(_spelled(field, spelled), help=help_)]
 
 
 def _spelled(field: Field[Any], spelled: Mapping[str, str]) -> str:
@@ -94,15 +144,6 @@ def _spelled(field: Field[Any], spelled: Mapping[str, str]) -> str:
     plain = f"--{field.name.replace('_', '-')}"
     is_switch = field.type == "bool | None" or field.default is True
     return spelled.get(field.name, f"{plain}/{plain.replace('--', '--no-')}" if is_switch else plain)
-
-
-def _type(field: Field[Any], hint: Any) -> Any:
-    """The type of an option: a text stands for what can be one, a list for several texts."""
-    if get_origin(hint) is not None and Iterable in (hint, get_origin(hint)):
-        return list[str]
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
-    kind = str if str in kinds else kinds[0]
-    return kind | None if field.default is None else kind
 
 
 def _default(field: Field[Any]) -> object:

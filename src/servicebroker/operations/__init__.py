@@ -91,6 +91,7 @@ from servicebroker.operations.priorities import AlterBrokerPriority, CreateBroke
 from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
+from servicebroker.operations.rights import GrantRights, RevokeRights
 from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
 from servicebroker.operations.schema_collections import (
     AlterXmlSchemaCollection,
@@ -169,6 +170,7 @@ __all__ = [
     "Grant",
     "GrantConnect",
     "GrantOnInstance",
+    "GrantRights",
     "MoveConversation",
     "OpenMasterKey",
     "Operation",
@@ -179,6 +181,7 @@ __all__ = [
     "Revoke",
     "RevokeConnect",
     "RevokeOnInstance",
+    "RevokeRights",
     "Send",
     "SendBatch",
     "SetAsideMessages",

@@ -21,10 +21,10 @@ class AlterDatabase(Definition[None]):
         honor_broker_priority: whether transmission to other instances follows the priorities.
         trustworthy: whether T-SQL that works as a user of the database (EXECUTE AS USER, modules, activation) is in
             other databases who the user's login is, and dbo is dbo; else it is guest there. For administrators.
-        read_only: True refuses whatever writes into the database, with 3906, also in PostgreSQL; its broker waits
-            until False, READ_WRITE, is said.
-        no_wait: `enable_broker`, `new_broker` and `read_only` need the database for themselves. They wait until no
-            transaction that runs has sent into it or received from it; with this they are refused instead.
+        read_only: whether writes into the database are refused, with 3906, also in PostgreSQL; its broker waits
+            meanwhile. False is READ_WRITE.
+        no_wait: whether `enable_broker`, `new_broker` and `read_only`, which need the database for themselves, are
+            refused (5070) instead of waiting until no running transaction has sent into it or received from it.
         rollback_after: seconds after which the sessions of those transactions are ended; 0 is ROLLBACK IMMEDIATE.
 
     Raises:
@@ -69,8 +69,8 @@ class DropDatabase(Definition[None]):
 
     Args:
         name: compared without case.
-        rollback_after: seconds after which the sessions of transactions that use it are ended; 0 at once, None is
-            refused while there are any.
+        rollback_after: seconds after which the sessions of transactions that use the database are ended; 0 ends them at
+            once. Without it, a database in use is not dropped.
 
     Raises:
         BrokerError: 911 when it does not exist, 3702 in use, 3708 msdb, 15151 no permission, 402.

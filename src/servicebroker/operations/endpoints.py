@@ -15,15 +15,15 @@ class CreateEndpoint(Definition[str | None]):
 
     Args:
         name: of the one endpoint that an instance has at most.
-        listener_port: 1024 to 32767.
+        listener_port: the TCP port, 1024 to 32767.
         listener_ip: the address that it listens on; "ALL" for every one.
         state: STARTED, STOPPED (no connections, either way) or DISABLED (peers are answered with an error).
         authentication: CERTIFICATE, or CERTIFICATE and the name of one of this instance; WINDOWS, or WINDOWS and NTLM,
             KERBEROS or NEGOTIATE, which mean the same: the domain that this instance is in; or both, in the order in
             which they are tried. WINDOWS by default for an instance that is in a domain and has no certificate of its
             own.
-        encryption: REQUIRED, SUPPORTED or DISABLED.
-        message_forwarding: ENABLED or DISABLED.
+        encryption: of connections: REQUIRED, SUPPORTED or DISABLED.
+        message_forwarding: ENABLED carries messages that are for other instances, DISABLED refuses them.
         message_forward_size: MB of messages that are being forwarded.
 
     Returns:

@@ -6,9 +6,10 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, is_dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from types import NoneType
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 from uuid import UUID
 
 from servicebroker.model.conversation_events import Deed
@@ -21,7 +22,7 @@ class Operation(Generic[Result]):
     """A statement of Service Broker as a value: a frozen dataclass, whose `Result` is what its method returns.
 
     Attributes:
-        permission: the row of `model.permissions.NEEDS` that says who may run it; None for whoever may connect.
+        permission: the row of `model.permissions.NEEDS` that says who may run it; None if it asks for none.
         deed: what it does to the conversations of `handles`, for who watches them.
         handles: the conversations that it changes.
         joined_groups: those that a new conversation may join.
@@ -114,9 +115,18 @@ def help_of(operation: type[Operation[Any]]) -> str:
         return own
     texts = arguments_of(operation)
     arguments = [f"\n    {name}:{texts[name]}" for name in inspect.signature(operation).parameters]
-    summary, *sections = re.split(r"\n\n(?=Args:|Returns:|Raises:)", own)
+    summary, *sections = _sections(own)
     others = [section for section in sections if not section.startswith("Args:")]
     return "\n\n".join([summary, "".join(["Args:", *arguments]), *others])
+
+
+def summary_of(operation: type[Operation[Any]]) -> str:
+    """Return what the operation does: its help before the first section."""
+    return _sections(inspect.cleandoc(operation.__doc__ or ""))[0]
+
+
+def _sections(help_: str) -> list[str]:
+    return re.split(r"\n\n(?=Args:|Returns:|Raises:)", help_)
 
 
 def arguments_of(operation: type[Operation[Any]]) -> dict[str, str]:
@@ -152,3 +162,12 @@ def result_of(operation: type[Operation[Any]]) -> object:
     if not isinstance(result, TypeVar):
         return None if result is type(None) else result
     return functools.reduce(lambda one, other: one | other, result.__constraints__)
+
+
+def written_type(hint: Any) -> Any:
+    """Return the type of a field where a person writes it: str for what may be a text, a list for several texts."""
+    if get_origin(hint) is Iterable:
+        return list[str]
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    kind = str if str in kinds else kinds[0]
+    return kind | None if NoneType in get_args(hint) else kind

@@ -95,7 +95,9 @@ def test_the_endpoint() -> None:
     run("endpoint", "create", "Broker", "--port", "4022", "--ip", "127.0.0.1")
     shown = "Broker: STARTED at 127.0.0.1:4022, authentication CERTIFICATE, encryption REQUIRED\n"
     assert run("endpoint", "show") == shown
-    assert "nothing proves" in run("endpoint", "alter", "Broker", "--encryption", "SUPPORTED", "--forward")
+    assert "nothing proves" in run(
+        "endpoint", "alter", "Broker", "--encryption", "SUPPORTED", "--message-forwarding", "ENABLED"
+    )
     run("endpoint", "alter", "Broker", "--state", "STOPPED")
     told = json.loads(run("endpoint", "show", "--json"))["endpoint"]
     assert (told["state"], told["encryption"], told["message_forwarding"]) == ("STOPPED", "SUPPORTED", True)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from servicebroker import operations
+from servicebroker.api.aio import rights
 from servicebroker.api.aio.certificates import after, read_file, write_backup
 from servicebroker.api.aio.wrappers import operated
 from servicebroker.engine.catalog import databases, network_endpoints
@@ -282,12 +283,13 @@ async def _key_file(key: PrivateKey, facts: Facts, password: str | None) -> byte
 
 
 _RUNNERS: Mapping[
-    type[Definition[Any]], Callable[[Any, Any], Awaitable[Any]]
-] = {  # those that need files or more transactions
+    type[Operation[Any]], Callable[[Any, Any], Awaitable[Any]]
+] = {  # not in one transaction of `_administer`
     operations.DropDatabase: _drop_database,
     operations.CreateEndpoint: _create_endpoint,
     operations.CreateTransportCertificate: _create_certificate,
     operations.AlterTransportCertificate: _alter_certificate,
     operations.DropTransportCertificate: _drop_certificate,
     operations.BackupCertificate: _backup_certificate,
+    **rights.RUNNERS,
 }

@@ -1,14 +1,19 @@
-"""What PostgreSQL roles may do with an instance, as methods."""
+"""The rights of PostgreSQL roles in an instance, as methods."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
+from servicebroker import operations
 from servicebroker.api.aio.transaction import translated
+from servicebroker.api.aio.wrappers import operated
 from servicebroker.engine.security import role_rights
-from servicebroker.engine.security.role_rights import RoleRights, Wanted
+from servicebroker.engine.security.role_rights import RoleRights
+from servicebroker.operations.operation import Operation
+from servicebroker.operations.rights import RightsChange
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import in_transaction, run
 
@@ -20,49 +25,9 @@ class AsyncRights(ABC):
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
         """A connection of the pool."""
 
-    async def grant_rights(
-        self,
-        role: str,
-        *,
-        database: str | None = None,
-        send: Sequence[str] = (),
-        receive: Sequence[str] = (),
-        contracts: Sequence[str] = (),
-    ) -> None:
-        """Let a PostgreSQL role do the verbs, as a user of the broker database, and take its rights on our tables.
+    grant_rights = operated(operations.GrantRights)
 
-        The user has the role's name unless the role is one there already. It gets RECEIVE on the queues `receive`, with
-        which it begins, sends on and ends the conversations of their services; SEND on the services `send`, and
-        REFERENCES on their contracts and on `contracts`. Processes that have the instance open as this role with rights
-        on tables must open it again.
-
-        Raises:
-            BrokerError: 15007 no such role, 911, 15151 unknown names, 15023 another user has the role's name, 402 names
-                without a database.
-            InstanceError: the role can do everything anyway, or we are not the owner.
-        """
-        wanted = Wanted(database, send, receive, contracts)
-        async with self.connection() as connection, translated():
-            await in_transaction(connection, role_rights.apply(role_rights.granting(role, wanted)))
-
-    async def revoke_rights(
-        self,
-        role: str,
-        *,
-        database: str | None = None,
-        send: Sequence[str] = (),
-        receive: Sequence[str] = (),
-        contracts: Sequence[str] = (),
-    ) -> None:
-        """Take permissions back; all in the database where none is named; without a database every right of the role.
-
-        Raises:
-            BrokerError: 15007, 911, 15151, 402.
-            InstanceError: we are not the owner.
-        """
-        wanted = Wanted(database, send, receive, contracts)
-        async with self.connection() as connection, translated():
-            await in_transaction(connection, role_rights.apply(role_rights.revoking(role, wanted)))
+    revoke_rights = operated(operations.RevokeRights)
 
     async def show_rights(self, role: str | None = None) -> list[RoleRights]:
         """What a role can really do, by PostgreSQL's catalogs; without one, each that has to do with the instance.
@@ -72,3 +37,15 @@ class AsyncRights(ABC):
         """
         async with self.connection() as connection, translated():
             return await run(connection, role_rights.rights_of(role))
+
+
+async def _change(instance: AsyncRights, operation: RightsChange) -> None:
+    """Run the statements of a change of rights in one transaction."""
+    async with instance.connection() as connection, translated():
+        await in_transaction(connection, role_rights.apply(operation))
+
+
+RUNNERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Awaitable[None]]] = {
+    operations.GrantRights: _change,
+    operations.RevokeRights: _change,
+}

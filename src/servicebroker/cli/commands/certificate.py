@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from servicebroker.api.certificates import after
 from servicebroker.api.instance import Instance
 from servicebroker.cli.commands import user_certificate
 from servicebroker.cli.commands.user_certificate import DatabaseOption, Row, UserOption
 from servicebroker.cli.existing import open_existing
+from servicebroker.cli.operation_commands import takes
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.cli.output import say, say_document, say_json
 from servicebroker.cli.tables import Listing, Terminal
@@ -24,6 +27,11 @@ from servicebroker.engine.security.transport_certificates import (
     shown,
 )
 from servicebroker.model.security.authentication import Method
+from servicebroker.operations.certificates import (
+    CreateCertificate,
+    CreateTransportCertificate,
+    DropTransportCertificate,
+)
 from servicebroker.store.keys.x509_certificates import DAYS, as_pem
 from servicebroker.store.running import run
 
@@ -36,14 +44,10 @@ app = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The certificate's name in this instance.")]
 
 
-LoginOption = Annotated[
-    str | None, typer.Option("--login", help="The login that this peer is; it then needs CONNECT on the endpoint.")
-]
-
-
 @app.command()
+@takes(CreateTransportCertificate, only={"name", "subject"})
 def create(
-    name: NameArgument,
+    operation: CreateTransportCertificate,
     instance: InstanceOption = DEFAULT_INSTANCE,
     days: Annotated[int, typer.Option(help="How long it is valid.")] = DAYS,
     keys: KeysOption = None,
@@ -51,12 +55,15 @@ def create(
     user: UserOption = None,
 ) -> None:
     """Make a certificate of this instance, or of a user, with its private key."""
+    name = operation.name
     with open_existing(instance, keys) as opened:
+        expiry_date = after(opened.clock().replace(microsecond=0), max(days, 0))
         if database is not None:
-            made = user_certificate.create(opened, database, name, user, days)
+            of_user = CreateCertificate(name, authorization=user, subject=operation.subject, expiry_date=expiry_date)
+            made = user_certificate.create(opened, database, of_user)
             say(f"Certificate {name} of {user or 'dbo'} is valid until {_day(made.facts.expiry_date)}.")
             return
-        opened.create_certificate(name, expiry_date=user_certificate.expiry(opened, days))
+        opened.run(replace(operation, expiry_date=expiry_date))
         folder = opened.key_folder()
         found = _found(opened, name)
     say(f"Certificate {name} is valid until {_day(found.facts.expiry_date)}; its key is in {folder.path}.")
@@ -82,11 +89,11 @@ def export(
 
 
 @app.command("import")
+@takes(CreateTransportCertificate, only={"name", "authorization"}, options={"authorization": "--login"})
 def import_(
-    name: NameArgument,
+    operation: CreateTransportCertificate,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A certificate that a peer has exported.")],
     instance: InstanceOption = DEFAULT_INSTANCE,
-    login: LoginOption = None,
     database: DatabaseOption = None,
     user: UserOption = None,
     to_service: Annotated[
@@ -97,13 +104,14 @@ def import_(
     ] = None,
 ) -> None:
     """Let in the instance that has this certificate, or believe what is signed with it."""
+    name, login = operation.name, operation.authorization
     with open_existing(instance) as opened:
         if database is not None:
             kept = user_certificate.import_(opened, database, name, file, user, to_service, grant_send)
             say(f"Who signs with certificate {name} is {user} here, until {_day(kept.facts.expiry_date)}.")
             say(f"Compare its SHA-256 with the one that its owner sees: {kept.facts.thumbprint.hex()}")
             return
-        thumbprint = opened.create_certificate(name, file=file, authorization=login)
+        thumbprint = opened.run(replace(operation, file=file))
         found = _found(opened, name)
     until = _day(found.facts.expiry_date)
     if found.may_connect:
@@ -194,11 +202,14 @@ def accept(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> N
 
 
 @app.command()
-def drop(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE, keys: KeysOption = None) -> None:
+@takes(DropTransportCertificate)
+def drop(
+    operation: DropTransportCertificate, instance: InstanceOption = DEFAULT_INSTANCE, keys: KeysOption = None
+) -> None:
     """Remove a certificate: of a peer, it is let in no more; of this instance, its key is removed too."""
     with open_existing(instance, keys) as opened:
-        opened.drop_certificate(name)
-    say(f"Certificate {name} is removed.")
+        opened.run(operation)
+    say(f"Certificate {operation.name} is removed.")
 
 
 def _found(opened: Instance, name: str) -> TransportCertificate:

@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from servicebroker.cli.existing import find_database, open_existing
+from servicebroker.cli.operation_commands import takes
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.model.errors import BrokerError
+from servicebroker.operations.databases import AlterDatabase, DropDatabase
 from servicebroker.store.running import execute
 
 app = typer.Typer(
@@ -19,10 +21,6 @@ app = typer.Typer(
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name, compared without case.")]
-RollbackOption = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", min=0, help="End the transactions that use it after so long; 0 at once."),
-]
 
 _COLUMNS = "database", "service_broker_guid", "is_broker_enabled", "is_honor_broker_priority_on"
 
@@ -65,50 +63,25 @@ def create(
 
 
 @app.command()
-def alter(
-    name: NameArgument,
-    broker: Annotated[bool | None, typer.Option("--on/--off", help="ENABLE_BROKER or DISABLE_BROKER.")] = None,
-    new_broker: Annotated[
-        bool, typer.Option("--new-broker", help="NEW_BROKER: a new identifier; all conversations end, silently.")
-    ] = False,
-    error_broker_conversations: Annotated[
-        bool,
-        typer.Option("--error-broker-conversations", help="ERROR_BROKER_CONVERSATIONS: all end with an Error."),
-    ] = False,
-    honor_broker_priority: Annotated[bool | None, typer.Option(help="HONOR_BROKER_PRIORITY.")] = None,
-    trustworthy: Annotated[bool | None, typer.Option(help="TRUSTWORTHY.")] = None,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Refuse (5070) instead of waiting for its users.")] = False,
-    rollback_after: RollbackOption = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-) -> None:
+@takes(AlterDatabase, options={"enable_broker": "--on", "disable_broker": "--off"})
+def alter(operation: AlterDatabase, name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
     """ALTER DATABASE SET: what is given changes."""
-    if not (new_broker or error_broker_conversations) and (broker, honor_broker_priority, trustworthy) == (None,) * 3:
-        raise typer.BadParameter("say what changes: --on, --off, --new-broker ...")
     with open_existing(instance) as opened:
-        find_database(opened, name).alter(
-            enable_broker=broker is True,
-            disable_broker=broker is False,
-            new_broker=new_broker,
-            error_broker_conversations=error_broker_conversations,
-            honor_broker_priority=honor_broker_priority,
-            trustworthy=trustworthy,
-            no_wait=no_wait,
-            rollback_after=rollback_after,
-        )
+        find_database(opened, name).run(operation)
     say(f"The database {name} is altered.")
 
 
 @app.command()
+@takes(DropDatabase)
 def drop(
-    name: NameArgument,
-    rollback_after: RollbackOption = None,
+    operation: DropDatabase,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """DROP DATABASE with its conversations and objects; your own tables stay."""
     with open_existing(instance) as opened:
-        find_database(opened, name)
+        find_database(opened, operation.name)
         if not yes:
-            typer.confirm(f"All conversations and messages of {name} will be lost. Go on?", abort=True)
-        opened.drop_database(name, rollback_after=rollback_after)
-    say(f"The database {name} is dropped.")
+            typer.confirm(f"All conversations and messages of {operation.name} will be lost. Go on?", abort=True)
+        opened.run(operation)
+    say(f"The database {operation.name} is dropped.")

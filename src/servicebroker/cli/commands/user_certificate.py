@@ -6,13 +6,11 @@ What importing one takes besides, the user, its binding or its permission, is ma
 from __future__ import annotations
 
 import os
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from servicebroker.api.certificates import after
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.engine.security.principals import find_principal
@@ -26,6 +24,7 @@ from servicebroker.engine.security.user_certificates import (
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.dialog_security import choose
+from servicebroker.operations.certificates import CreateCertificate
 from servicebroker.store.running import run
 
 PASSWORD = "SERVICEBROKER_MASTER_KEY_PASSWORD"  # the name of the variable
@@ -83,23 +82,18 @@ def create_master_key(opened: Instance, database: str) -> None:
     opened.database(database).create_master_key(password)
 
 
-def expiry(opened: Instance, days: int) -> datetime:
-    """So many days from now."""
-    return after(opened.clock().replace(microsecond=0), max(days, 0))
-
-
-def create(opened: Instance, database: str, name: str, user: str | None, days: int) -> UserCertificate:
+def create(opened: Instance, database: str, operation: CreateCertificate) -> UserCertificate:
     """Make a certificate of a user, with its private key under the master key of the database."""
     there = opened.database(database)
-    ensure_user(there, user)
+    ensure_user(there, operation.authorization)
     try:
-        there.create_certificate(name, authorization=user, expiry_date=expiry(opened, days))
+        there.run(operation)
     except BrokerError as refused:
         if refused.number == 15581:
             command = f"servicebroker certificate master-key --database {database}"
             raise BrokerError(15581, hint=f"Make one with {command}.") from None
         raise
-    return find(there, name)
+    return find(there, operation.name)
 
 
 def import_(

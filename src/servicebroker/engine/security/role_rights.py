@@ -6,8 +6,8 @@ Grants and revokes are plain statements, so that they can be printed instead of 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from servicebroker.engine.catalog.alter import lock_catalog, renew_versions
 from servicebroker.engine.catalog.catalog import find_queue_now
@@ -15,21 +15,13 @@ from servicebroker.engine.catalog.databases import find_database
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.security.permissions import DBO_ID, DENY, GRANT, KIND_WORDS, PUBLIC_ID, Kind
+from servicebroker.operations.rights import GrantRights, RevokeRights, RightsChange
 from servicebroker.store.lock_functions import COMMAND, OWNER, closing, find_lock_rights, taking_from
 from servicebroker.store.queue import quoted
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
 SQL = SqlFile(__file__)
-
-
-class Wanted(NamedTuple):
-    """The rights to give to, or take from, a role in one broker database."""
-
-    database: str | None = None
-    send: Sequence[str] = ()
-    receive: Sequence[str] = ()
-    contracts: Sequence[str] = ()
 
 
 class RoleRights(NamedTuple):
@@ -50,25 +42,28 @@ class RoleRights(NamedTuple):
 # ---------------------------------------------------------------- giving and taking
 
 
-def granting(role: str, wanted: Wanted) -> Steps[list[Statement]]:
-    """Return the statements that give a role the verbs, as a user of the database, and revoke all rights past them.
-
-    RECEIVE on the queues; SEND on the services; REFERENCES on the contracts of those services and on the named
-    contracts.
+def statements_of(operation: RightsChange) -> Steps[list[Statement]]:
+    """Return the statements of a change of rights.
 
     Raises:
         BrokerError: 15007 no such role, 911, 15151 unknown names, 15023 the user's name is taken, 402 names without a
             database.
         InstanceError: the role has the rights of the schema's owner, or the caller has not.
     """
-    check_wanted(wanted)
+    operation.check()
+    return (yield from _STATEMENTS[type(operation)](operation))
+
+
+def _granting(operation: GrantRights) -> Steps[list[Statement]]:
+    """Return the statements that make the role a user with these permissions, and take any right past the verbs."""
+    role = operation.role
     yield from _check_role(role)
     statements = [*(yield from _taking_direct(role)), *(yield from taking_from(role)), *_letting_in(role)]
-    if wanted.database is None:
+    if operation.database is None:
         return statements
-    database_id = yield from find_database(wanted.database)
+    database_id = yield from find_database(operation.database)
     statements += yield from _making_user(role, database_id)
-    for kind, number, permission in (yield from _permissions(database_id, wanted)):
+    for kind, number, permission in (yield from _permissions(database_id, operation)):
         values = (database_id, kind.value, number, role, permission)
         statements += [
             Statement(
@@ -87,18 +82,14 @@ def granting(role: str, wanted: Wanted) -> Steps[list[Statement]]:
     return [*statements, renew_versions()]
 
 
-def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
-    """Return the statements that revoke these permissions; without names all in the database.
+def _revoking(operation: RevokeRights) -> Steps[list[Statement]]:
+    """Return the statements that take these permissions back; without names all in the database.
 
-    Without a database they revoke every right of the role, and its grants in every database. A DENY stays.
-
-    Raises:
-        BrokerError: 15007 no such role, 911, 15151 unknown names, 402 names without a database.
-        InstanceError: the caller has not the rights of the schema's owner.
+    Without a database they take every right of the role, and what it was granted in every database. A DENY stays.
     """
-    check_wanted(wanted)
+    role = operation.role
     yield from _check_owner(role)
-    if wanted.database is None:
+    if operation.database is None:
         fence = "servicebroker_fence"
         return [
             *(yield from _taking_direct(role)),
@@ -121,8 +112,8 @@ def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
             SQL("revoking.permissions_everywhere", (role, DENY)),
             renew_versions(),
         ]
-    database_id = yield from find_database(wanted.database)
-    permissions = yield from _permissions(database_id, wanted)
+    database_id = yield from find_database(operation.database)
+    permissions = yield from _permissions(database_id, operation)
     statements = [
         Statement(
             "role_rights.revoking.permissions",
@@ -243,13 +234,13 @@ def _making_user(role: str, database_id: int) -> Steps[list[Statement]]:
     return [connects] if is_user else [made, connects]
 
 
-def _permissions(database_id: int, wanted: Wanted) -> Steps[list[tuple[Kind, int, str]]]:
+def _permissions(database_id: int, operation: RightsChange) -> Steps[list[tuple[Kind, int, str]]]:
     """Return the objects by id, each with the permission."""
     found = []
-    for queue in wanted.receive:
+    for queue in operation.receive:
         there = yield from find_queue_now("find", database_id, queue)
         found.append((Kind.QUEUE, there.queue_id, "RECEIVE"))
-    for service in wanted.send:
+    for service in operation.send:
         rows = yield SQL(
             "permissions.find_contracts_used", (database_id, names.checked("service", service), names.FIRST_USER_ID)
         )
@@ -257,7 +248,7 @@ def _permissions(database_id: int, wanted: Wanted) -> Steps[list[tuple[Kind, int
             raise BrokerError(15151, "find", "service", service)
         number, contracts = rows[0]
         found += [(Kind.SERVICE, number, "SEND"), *((Kind.CONTRACT, one, "REFERENCES") for one in contracts)]
-    for contract in wanted.contracts:
+    for contract in operation.contracts:
         rows = yield SQL("permissions.find_contracts", (database_id, names.checked("service contract", contract)))
         if not rows:
             raise BrokerError(15151, "find", "service contract", contract)
@@ -265,22 +256,18 @@ def _permissions(database_id: int, wanted: Wanted) -> Steps[list[tuple[Kind, int
     return list(dict.fromkeys(found))
 
 
-def apply(plan: Steps[list[Statement]]) -> Steps[None]:
-    """Build the statements and run them, while definitions wait."""
+_STATEMENTS: Mapping[type[RightsChange], Callable[[Any], Steps[list[Statement]]]] = {
+    GrantRights: _granting,
+    RevokeRights: _revoking,
+}
+
+
+def apply(operation: RightsChange) -> Steps[None]:
+    """Run the statements of a change of rights, while definitions wait."""
     yield lock_catalog()
-    statements = yield from plan
+    statements = yield from statements_of(operation)
     for statement in statements:  # noqa: UP028 # `yield from` a list returns no rows
         yield statement
-
-
-def check_wanted(wanted: Wanted) -> None:
-    """Check that names are given with a database only.
-
-    Raises:
-        BrokerError: 402.
-    """
-    if wanted.database is None and (wanted.send or wanted.receive or wanted.contracts):
-        raise BrokerError(402, "the database", "missing", "the one where the services, queues and contracts are")
 
 
 # ---------------------------------------------------------------- showing
