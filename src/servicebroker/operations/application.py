@@ -27,11 +27,13 @@ As TOML:
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
@@ -40,7 +42,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_argument
 from servicebroker.operations.contracts import CreateContract
 from servicebroker.operations.message_types import AlterMessageType, CreateMessageType
-from servicebroker.operations.operation import Definition, method_name
+from servicebroker.operations.operation import Definition, method_name, written_type
 from servicebroker.operations.permissions import Deny, Grant
 from servicebroker.operations.principals import AddRoleMember, CreateRole, CreateUser
 from servicebroker.operations.queues import DROP, Activation, AlterQueue, CreateQueue
@@ -58,66 +60,22 @@ GRANTED_ON = {  # the words of a grant, and the field of `Grant`
 _GRANT = re.compile(rf"([A-Z ]+?)(?: ON ({'|'.join(GRANTED_ON)}) (.+))?")
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of a definition; a word that means nothing is refused."""
-
-
-class ActivationPart(_Part, frozen=True):
-    """ACTIVATION of a queue. `procedure_name` is without dbo and without the database's own name where it is dumped."""
-
-    procedure_name: str
-    max_queue_readers: int
-    execute_as: str = "dbo"
-    status: bool = True
-
-
-class QueuePart(_Part, frozen=True):
-    """A queue."""
-
-    status: bool = True
-    retention: bool = False
-    poison_message_handling: bool = True
-    activation: ActivationPart | None = None
-
-
-class ServicePart(_Part, frozen=True):
-    """A service."""
-
-    queue: str
-    contracts: list[str] = msgspec.field(default_factory=list)
-
-
-class RoutePart(_Part, frozen=True):
-    """A route that does not expire."""
-
-    address: str
-    service_name: str | None = None
-    broker_instance: str | None = None
-    mirror_address: str | None = None
-
-
-class UserPart(_Part, frozen=True):
-    """A user."""
-
-    postgres_role: str | None = None
-    for_login: str | None = None
-
-
-class Application(_Part, frozen=True):
-    """What a database has, or is to have.
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What a database has, or is to have: objects by their names.
 
     `grants` and `denials` are lists of texts for each user or role: `SEND ON SERVICE //shop/Stock`, `CREATE QUEUE`.
     """
 
-    message_types: dict[str, str] = msgspec.field(default_factory=dict)
-    contracts: dict[str, dict[str, Literal["INITIATOR", "TARGET", "ANY"]]] = msgspec.field(default_factory=dict)
-    queues: dict[str, QueuePart] = msgspec.field(default_factory=dict)
-    services: dict[str, ServicePart] = msgspec.field(default_factory=dict)
-    routes: dict[str, RoutePart] = msgspec.field(default_factory=dict)
-    users: dict[str, UserPart] = msgspec.field(default_factory=dict)
-    roles: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    grants: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    denials: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    message_types: dict[str, str] = field(default_factory=dict)
+    contracts: dict[str, dict[str, Literal["INITIATOR", "TARGET", "ANY"]]] = field(default_factory=dict)
+    queues: dict[str, CreateQueue] = field(default_factory=dict)
+    services: dict[str, CreateService] = field(default_factory=dict)
+    routes: dict[str, CreateRoute] = field(default_factory=dict)
+    users: dict[str, CreateUser] = field(default_factory=dict)
+    roles: dict[str, list[str]] = field(default_factory=dict)
+    grants: dict[str, list[str]] = field(default_factory=dict)
+    denials: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Change(NamedTuple):
@@ -127,27 +85,105 @@ class Change(NamedTuple):
     operation: Definition[None]
 
 
+# ---------------------------------------------------------------- as TOML
+
+
+def _part(made: type, *left_out: str, **defaults: object) -> type[msgspec.Struct]:
+    """Make the TOML form of a value from its parameters, but those left out. A word that means nothing is refused."""
+    hints, declared = get_type_hints(made), []
+    for name, parameter in inspect.signature(made).parameters.items():
+        kind = _ACTIVATION | None if Activation in get_args(hints[name]) else written_type(hints[name])
+        default = defaults.get(name, [] if parameter.default == () else parameter.default)
+        if name not in left_out:
+            declared.append((name, kind) if default is parameter.empty else (name, kind, default))
+    return _struct(made.__name__, declared)
+
+
+def _struct(name: str, declared: Iterable[Any]) -> type[msgspec.Struct]:
+    return msgspec.defstruct(name, declared, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True)
+
+
+_OF_NAME = "name", "authorization", "exist_ok"  # the key of the table, and what the database cannot be compared by
+_ACTIVATION = _part(
+    Activation,
+    procedure_name=inspect.Parameter.empty,
+    max_queue_readers=inspect.Parameter.empty,
+    execute_as="dbo",
+    status=True,
+)
+_PARTS: dict[type, type[msgspec.Struct]] = {
+    Activation: _ACTIVATION,
+    CreateQueue: _part(CreateQueue, *_OF_NAME, "filegroup"),
+    CreateService: _part(CreateService, *_OF_NAME),
+    CreateRoute: _part(CreateRoute, *_OF_NAME, "lifetime"),
+    CreateUser: _part(CreateUser, *_OF_NAME, "from_certificate"),
+}
+_TABLES = {table: get_args(hint)[1] for table, hint in get_type_hints(Application).items()}  # the types of their values
+_TOML = _struct(
+    "Application",
+    [
+        (table, dict[str, _PARTS.get(kind, kind)], msgspec.field(default_factory=dict))  # type: ignore[misc]
+        for table, kind in _TABLES.items()
+    ],
+)
+
+
 def read(given: object) -> Application:
-    """A definition from a TOML file, or from the same as dictionaries.
+    """Read a definition from a TOML file, or from the same as dictionaries.
 
     Raises:
         InstanceError: it cannot be read, or says what means nothing.
     """
+    if isinstance(given, Application):
+        return given
     where = f"The definition '{given}'" if isinstance(given, str | Path) else "The definition"
     try:
         if isinstance(given, str | Path):
-            return msgspec.toml.decode(read_argument(Path(given)), type=Application)
-        return given if isinstance(given, Application) else msgspec.convert(given, Application)
+            return _read(msgspec.toml.decode(read_argument(Path(given)), type=_TOML))
+        return _read(msgspec.convert(given, _TOML))
     except OSError as problem:
         raise InstanceError(f"{where} cannot be read: {problem.strerror}.") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as problem:  # also of names that no file has
         raise InstanceError(f"{where} cannot be used: {problem}.") from None
 
 
+def _read(form: msgspec.Struct) -> Application:
+    """Make the values of the forms."""
+    return Application(
+        **{
+            table: {name: _made(_TABLES[table], form, name) for name, form in objects.items()}
+            for table, objects in msgspec.structs.asdict(form).items()
+        }
+    )
+
+
+def _made(kind: Any, form: Any, *name: str) -> Any:
+    if not isinstance(form, msgspec.Struct):
+        return form
+    options = msgspec.structs.asdict(form)
+    if options.get("activation") is not None:
+        options["activation"] = _made(Activation, options["activation"])
+    return kind(*name, **options)
+
+
+def _options(value: Any) -> dict[str, Any]:
+    """Return the options of a queue, a service, a route or a user that a definition has."""
+    return {name: getattr(value, name) for name in _PARTS[type(value)].__struct_fields__}
+
+
+def _form(value: Any) -> Any:
+    """Return the TOML form of a value."""
+    part = _PARTS.get(type(value))
+    return value if part is None else part(**{name: _form(option) for name, option in _options(value).items()})
+
+
 def written(application: Application) -> str:
-    """The TOML of a definition."""
-    told: dict[str, Any] = msgspec.to_builtins(application)
-    return "\n".join(_tables(told)) + "\n"
+    """Return the TOML of a definition."""
+    tables = {
+        table: {name: msgspec.to_builtins(_form(value)) for name, value in getattr(application, table).items()}
+        for table in _TABLES
+    }
+    return "\n".join(_tables({table: objects for table, objects in tables.items() if objects})) + "\n"
 
 
 def _tables(told: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -240,37 +276,41 @@ def _of_contracts(wanted: Application, there: Application) -> Iterator[Change]:
 
 def _of_queues(wanted: Application, there: Application) -> Iterator[Change]:
     for name, queue in wanted.queues.items():
-        known = _found(name, there.queues, exactly=False)
-        before = msgspec.structs.asdict(known or QueuePart())
-        if _same_activation(queue.activation, before["activation"]):
-            before["activation"] = queue.activation
-        told = {key: value for key, value in msgspec.structs.asdict(queue).items() if value != before[key]}
-        if known is None or told:
-            verb = "create" if known is None else "alter"
-            clauses = ", ".join(f"{key} = {_value(msgspec.to_builtins(value))}" for key, value in told.items())
-            operation = (CreateQueue if known is None else AlterQueue)(name, **_options(told))
-            yield Change(f"{verb} queue {name}{': ' if clauses else ''}{clauses}", operation)
+        known: CreateQueue | None = _found(name, there.queues, exactly=False)
+        before = known or CreateQueue(name)
+        if _same_activation(queue.activation, before.activation):
+            before = replace(before, activation=queue.activation)
+        options = _changed(queue, before)
+        clauses = _clauses(options)
+        if known is None:
+            yield Change(f"create queue {name}{': ' if clauses else ''}{clauses}", queue)
+        elif options:
+            if options.get("activation", DROP) is None:
+                options["activation"] = DROP
+            yield Change(f"alter queue {name}: {clauses}", AlterQueue(name, **options))
 
 
-def _options(told: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a queue's operation; one without an ACTIVATION loses the one that it has."""
-    if "activation" not in told:
-        return told
-    part: ActivationPart | None = told["activation"]
-    return told | {"activation": DROP if part is None else Activation(**msgspec.structs.asdict(part))}
+def _changed(wanted: Definition[None], known: Definition[None]) -> dict[str, Any]:
+    """Return the options that differ."""
+    before = _options(known)
+    return {name: option for name, option in _options(wanted).items() if option != before[name]}
 
 
-def _same_activation(one: ActivationPart | None, other: ActivationPart | None) -> bool:
+def _clauses(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {_value(msgspec.to_builtins(_form(option)))}" for name, option in options.items())
+
+
+def _same_activation(one: Activation | None, other: Activation | None) -> bool:
     """Whether they differ in how names are written only."""
     if one is None or other is None:
         return one is other
     return _plain(one) == _plain(other)
 
 
-def _plain(part: ActivationPart) -> ActivationPart:
-    *prefix, procedure = names.name_parts("activation procedure", part.procedure_name, 3)
-    name = f"{(prefix or ['dbo'])[-1]}.{procedure}"
-    return msgspec.structs.replace(part, procedure_name=name.lower(), execute_as=part.execute_as.lower())
+def _plain(activation: Activation) -> Activation:
+    *prefix, procedure = names.name_parts("activation procedure", activation.procedure_name, 3)
+    name, execute_as = f"{(prefix or ['dbo'])[-1]}.{procedure}", activation.execute_as or ""
+    return activation._replace(procedure_name=name.lower(), execute_as=execute_as.lower())
 
 
 def _of_services(wanted: Application, there: Application) -> Iterator[Change]:
@@ -278,13 +318,12 @@ def _of_services(wanted: Application, there: Application) -> Iterator[Change]:
         known = there.services.get(name)
         if known is None:
             takes = f" for {', '.join(service.contracts)}" if service.contracts else ""
-            words = f"create service {name} on queue {service.queue}{takes}"
-            yield Change(words, CreateService(name, service.queue, service.contracts))
+            yield Change(f"create service {name} on queue {service.queue}{takes}", service)
             continue
         told: dict[str, Any] = {
             "queue": service.queue if _folded(known.queue) != _folded(service.queue) else None,
-            "add_contracts": [one for one in service.contracts if one not in known.contracts],
-            "drop_contracts": [one for one in known.contracts if one not in service.contracts],
+            "add_contracts": [contract for contract in service.contracts if contract not in known.contracts],
+            "drop_contracts": [contract for contract in known.contracts if contract not in service.contracts],
         }
         if named := {key: value for key, value in told.items() if value}:
             clauses = ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in named.items())
@@ -293,33 +332,35 @@ def _of_services(wanted: Application, there: Application) -> Iterator[Change]:
 
 def _of_routes(wanted: Application, there: Application) -> Iterator[Change]:
     for name, route in wanted.routes.items():
-        known = _found(name, there.routes, exactly=False)
-        if known == route:
+        known: CreateRoute | None = _found(name, there.routes, exactly=False)
+        options = {option: value for option, value in _options(route).items() if value is not None}
+        if known is None:
+            yield Change(f"create route {name}: {_clauses(options)}", route)
             continue
-        told = msgspec.to_builtins(route)
-        if known is not None and (gone := sorted(msgspec.to_builtins(known).keys() - told.keys())):
+        gone = sorted(
+            option for option, value in _options(known).items() if value is not None and option not in options
+        )
+        if gone:
             raise InstanceError(
                 f"The route '{name}' has {gone[0]} in the database, which ALTER ROUTE cannot take away: drop it first."
             )
-        verb = "create" if known is None else "alter"
-        clauses = ", ".join(f"{key} = {_value(value)}" for key, value in told.items())
-        operation = (CreateRoute if known is None else AlterRoute)(name, **told)
-        yield Change(f"{verb} route {name}: {clauses}", operation)
+        if _changed(route, known):
+            yield Change(f"alter route {name}: {_clauses(options)}", AlterRoute(name, **options))
 
 
 def _of_principals(wanted: Application, there: Application) -> Iterator[Change]:
     for name, user in wanted.users.items():
-        known = _found(name, there.users, exactly=False)
+        known: CreateUser | None = _found(name, there.users, exactly=False)
         if known is None:
-            yield Change(f"create user {name}", CreateUser(name, user.postgres_role, for_login=user.for_login))
-        elif known != user:
+            yield Change(f"create user {name}", user)
+        elif _changed(user, known):
             raise InstanceError(f"The user '{name}' stands for somebody else in the database: drop it first.")
     for name, members in wanted.roles.items():
-        known = _found(name, there.roles, exactly=False)
-        if known is None:
+        role = _found(name, there.roles, exactly=False)
+        if role is None:
             yield Change(f"create role {name}", CreateRole(name))
         for member in members:
-            if _folded(member) not in map(_folded, known or []):
+            if _folded(member) not in map(_folded, role or []):
                 yield Change(f"add {member} to role {name}", AddRoleMember(name, member))
 
 

@@ -6,7 +6,7 @@ Each function checks everything first and then changes; `session` is a transacti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -16,7 +16,7 @@ from servicebroker.model.arguments import SENT_BY
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.states import EndpointState
 from servicebroker.operations import application
-from servicebroker.operations.application import Application, QueuePart
+from servicebroker.operations.application import Application
 from servicebroker.operations.operation import Definition
 from servicebroker.operations.priorities import Criteria, criteria
 from servicebroker.testing.catalog import Broker, Contract, MessageType, Priority, Queue, Service
@@ -113,7 +113,7 @@ def known_part(wanted: Application) -> Application:
     return Application(
         wanted.message_types,
         wanted.contracts,
-        {name: QueuePart(queue.status, False, queue.poison_message_handling) for name, queue in wanted.queues.items()},
+        {name: replace(queue, retention=False, activation=None) for name, queue in wanted.queues.items()},
         wanted.services,
     )
 

@@ -103,7 +103,7 @@ def test_what_differs_is_altered(empty: sb.Database) -> None:
         "alter message type //shop/Order: WELL_FORMED_XML, it was NONE",
         "alter queue orderqueue: status = false",
         'alter service //shop/Stock: queue "OrderQueue", drop contracts ["//shop/Ordering"]',
-        'alter route far: address = "LOCAL", service_name = "//far/Service"',
+        'alter route far: service_name = "//far/Service", address = "LOCAL"',
     ]
     assert empty.define(told) == []
 

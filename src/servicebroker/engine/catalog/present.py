@@ -8,15 +8,11 @@ from servicebroker.engine.activation.clause import OWNER_ID
 from servicebroker.model import names
 from servicebroker.model.names import FIRST_USER_ID
 from servicebroker.model.security.permissions import DENY, Kind
-from servicebroker.operations.application import (
-    WITH_COLLECTION,
-    ActivationPart,
-    Application,
-    QueuePart,
-    RoutePart,
-    ServicePart,
-    UserPart,
-)
+from servicebroker.operations.application import WITH_COLLECTION, Application
+from servicebroker.operations.principals import CreateUser
+from servicebroker.operations.queues import Activation, CreateQueue
+from servicebroker.operations.routes import CreateRoute
+from servicebroker.operations.services import CreateService
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
 
@@ -49,22 +45,29 @@ def find_present(database_id: int, database: str) -> Steps[Application]:
         contracts,
         (yield from _queues(database_id, database)),
         (yield from _services(database_id)),
-        {name: RoutePart(*clauses) for name, *clauses in routes},
-        {name: UserPart(*whose) for name, *whose in users},
+        {
+            name: CreateRoute(
+                name, service_name=service, broker_instance=broker, address=address, mirror_address=mirror_address
+            )
+            for name, service, broker, address, mirror_address in routes
+        },
+        {name: CreateUser(name, role, for_login=login) for name, role, login in users},
         (yield from _roles(database_id)),
         *(yield from _rights(database_id)),
     )
 
 
-def _queues(database_id: int, database: str) -> Steps[dict[str, QueuePart]]:
+def _queues(database_id: int, database: str) -> Steps[dict[str, CreateQueue]]:
     rows = yield SQL("queues", (database_id, FIRST_USER_ID))
     found = {}
     for name, is_on, retains, handles, procedure, readers, activates, as_id, as_name in rows:
         who = "OWNER" if as_id == OWNER_ID else as_name
         activation = None
         if procedure is not None:
-            activation = ActivationPart(_shortest(procedure, database), readers or 0, who, activates)
-        found[name] = QueuePart(is_on, retains, handles, activation)
+            activation = Activation(_shortest(procedure, database), readers or 0, who, activates)
+        found[name] = CreateQueue(
+            name, status=is_on, retention=retains, poison_message_handling=handles, activation=activation
+        )
     return found
 
 
@@ -76,9 +79,9 @@ def _shortest(procedure: str, database: str) -> str:
     return ".".join(f"[{part.replace(']', ']]')}]" for part in parts)
 
 
-def _services(database_id: int) -> Steps[dict[str, ServicePart]]:
+def _services(database_id: int) -> Steps[dict[str, CreateService]]:
     rows = yield SQL("services", (database_id, FIRST_USER_ID))
-    return {name: ServicePart(queue, list(contracts)) for name, queue, contracts in rows}
+    return {name: CreateService(name, queue, contracts) for name, queue, contracts in rows}
 
 
 def _roles(database_id: int) -> Steps[dict[str, list[str]]]:

@@ -12,7 +12,7 @@ join servicebroker.message_types t using (database_id, message_type_id)
 where database_id = $1 and service_contract_id >= $2 order by c.name, t.name
 
 -- name: find_present.find_routes
-select name, address, remote_service_name, broker_instance, mirror_address from servicebroker.routes
+select name, remote_service_name, broker_instance, address, mirror_address from servicebroker.routes
 where database_id = $1 and lifetime is null and (name, address) <> ('AutoCreatedLocal', 'LOCAL')
 order by name
 
