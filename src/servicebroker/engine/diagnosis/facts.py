@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.conversation.requests import count_late
@@ -270,6 +271,29 @@ def _find_able() -> Steps[list[str]]:
     return [role for (role,) in rows]
 
 
+class _EndpointRow(NamedTuple):
+    """The row of `find_endpoint`; `peer` is the other endpoint, None if it is not in this instance."""
+
+    state: str
+    far_service: str
+    lifetime: datetime
+    queue_id: int
+    queue: str
+    is_on: bool
+    is_activated: bool
+    priority: int
+    group: UUID
+    peer_queue_id: int | None
+    peer: UUID | None
+    peer_priority: int
+    peer_group: UUID | None
+    peer_queue: str
+    readers: int
+    peer_is_on: bool
+    peer_readers: int
+    peer_is_activated: bool
+
+
 def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[ConversationFacts]:
     """Return the facts about one endpoint.
 
@@ -297,16 +321,14 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     )
     if not rows:
         raise BrokerError(8426, handle)
-    (state, far_service, lifetime, queue_id, queue, is_on, is_activated, priority, group) = rows[0][:9]
-    peer_queue_id, peer, peer_priority, peer_group, peer_queue, readers = rows[0][9:15]
-    peer_is_on, peer_readers, peer_is_activated = rows[0][15:]
-    own = yield _queued(queue_id, priority, group, handle)
-    theirs = yield _queued(peer_queue_id, peer_priority, peer_group, peer)
+    found = _EndpointRow._make(rows[0])
+    own = yield _queued(found.queue_id, found.priority, found.group, handle)
+    theirs = yield _queued(found.peer_queue_id, found.peer_priority, found.peer_group, found.peer)
     failed = yield Statement(
         "facts.gather_conversation.find_error",
-        f"select message_body from servicebroker.queue_{queue_id} where priority = $1 and conversation_group_id = $2 "
-        f"and conversation_handle = $3 and message_type_id = {names.ERROR_ID} limit 1",
-        (priority, group, handle),
+        f"select message_body from servicebroker.queue_{found.queue_id} where priority = $1 "
+        f"and conversation_group_id = $2 and conversation_handle = $3 and message_type_id = {names.ERROR_ID} limit 1",
+        (found.priority, found.group, handle),
     )
     waits = yield Statement(
         "facts.gather_conversation.find_transmission_queue",
@@ -320,7 +342,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         f"{_SESSIONS} and a.pid in (select l.pid from pg_locks l where l.locktype = 'advisory' and l.granted "
         f"and {_IN_THIS_DATABASE} and l.classid::bigint = {locks.GROUP} "
         "and l.objid::bigint = (uuid_hash($1)::bigint & 4294967295))",
-        (group,),
+        (found.group,),
     )
     failures = yield SQL("gather_conversation.find_failures", (handle,))
     (messages, oldest), (waiting, status, sent) = own[0], waits[0]
@@ -328,28 +350,28 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     return ConversationFacts(
         now,
         handle,
-        state,
-        far_service,
-        lifetime,
-        queue,
-        is_on,
+        found.state,
+        found.far_service,
+        found.lifetime,
+        found.queue,
+        found.is_on,
         messages,
         oldest,
         waiting,
         status,
-        peer_queue,
+        found.peer_queue,
         theirs[0][0],
         [SessionFacts(*row) for row in holders],
         count,
         last_error,
         held_until,
         read_error(failed[0][0]) if failed else None,
-        readers,
-        is_activated,
+        found.readers,
+        found.is_activated,
         sent,
-        peer_is_on,
-        peer_readers,
-        peer_is_activated,
+        found.peer_is_on,
+        found.peer_readers,
+        found.peer_is_activated,
     )
 
 

@@ -20,6 +20,12 @@ def gather_own(now: datetime) -> Steps[Facts]:
     return Facts(now, [], shown, [WaitFacts(*row) for row in waits], [], [], {}, None, None, 0, False)
 
 
+_COLUMNS = (  # of own_conversation, the names of facts
+    *("state", "far_service", "lifetime", "queue", "is_on", "messages", "oldest", "waits", "status"),
+    *("failures", "last_error", "held_until", "error", "readers", "is_activated", "sent"),
+)
+
+
 def gather_own_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[ConversationFacts]:
     """Return the facts about an endpoint of the role's own.
 
@@ -29,28 +35,14 @@ def gather_own_conversation(database_id: int, handle: UUID, now: datetime) -> St
     rows = yield call("own_conversation", database_id, handle, COUNT_LIMIT)
     if not rows:
         raise BrokerError(8426, handle)
-    state, far_service, lifetime, queue, is_on, messages, oldest, waits, status = rows[0][:9]
-    failures, last_error, held_until, error, readers, is_activated, sent = rows[0][9:]
+    columns = dict(zip(_COLUMNS, rows[0], strict=True))
+    error = columns.pop("error")
     return ConversationFacts(
-        now,
-        handle,
-        state,
-        far_service,
-        lifetime,
-        queue,
-        is_on,
-        messages,
-        oldest,
-        waits,
-        status,
+        now=now,
+        handle=handle,
         peer_queue="",  # a restricted role may not see the other side and sessions
         peer_messages=0,
         holders=[],
-        failures=failures,
-        last_error=last_error,
-        held_until=held_until,
         error=read_error(error) if error else None,
-        readers=readers,
-        is_activated=is_activated,
-        sent=sent,
+        **columns,
     )

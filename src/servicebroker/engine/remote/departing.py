@@ -27,6 +27,7 @@ from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Part
 from servicebroker.protocol.routing import Ask, Conversation, Decision, Elsewhere, RoutingTable, classify
+from servicebroker.store.rows import made
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -79,6 +80,17 @@ class Leaving(NamedTuple):
 NO_MESSAGES = Leaving((), (), [])
 
 
+class _LookRow(NamedTuple):
+    """A row of `_LOOK`: what holds for the whole look, and a conversation with new messages, if there is one."""
+
+    end: int
+    unfinished: Sequence[int]
+    disabled: Sequence[int]
+    routes: int
+    traced: bool
+    waiting: WaitingConversation | None
+
+
 def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLook]:
     """Return rows of the transmission queue that the poll of the snapshot `seen` could not see, in that division.
 
@@ -91,9 +103,12 @@ def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLoo
         rows = yield Statement("departing.look", _LOOK, parameters)
     else:
         rows = yield Statement("departing.look.divided", _LOOK_DIVIDED, (*parameters, *division))
-    end, unfinished, disabled, routes, traced, *_ = rows[0]
-    waiting = [WaitingConversation(*row[5:]) for row in rows if row[5] is not None]
-    return OutgoingLook(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes, traced)
+    found = [made(_LookRow, row) for row in rows]
+    waiting = [row.waiting for row in found if row.waiting is not None]
+    first = found[0]
+    return OutgoingLook(
+        Snapshot(first.end, tuple(first.unfinished)), waiting, frozenset(first.disabled), first.routes, first.traced
+    )
 
 
 _FRESH = (

@@ -12,6 +12,7 @@ from uuid import UUID
 from servicebroker.engine.security.session_keys import Keys
 from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.incoming import Kept, impossible
+from servicebroker.store.rows import made
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -105,29 +106,52 @@ def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote
     )
 
 
+class _Behind(NamedTuple):
+    """The columns of `_SELECT` behind those that are fields of `RemoteEndpoint`."""
+
+    failure_code: int | None
+    failure_text: str
+    security: str | None
+    by_service_master_key: bytes | None
+    receive_token: bytes | None
+    has_fragments: bool
+    keys: Keys | None
+
+
+_OWN_COLUMNS = RemoteEndpoint._fields.index("failure")
+
+
 def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
-    kept = yield from _find_kept({row[0]: row[20] for row in rows if row[26]})
-    ended = {row[0] for row in rows if _is_end(kept[row[0]].pop(row[20] - 1, None))}
-    return [
-        RemoteEndpoint._make(
-            [
-                *row[:21],
-                None if row[21] is None else (row[21], row[22]),
-                dict(kept[row[0]]),
-                row[23],
-                None if row[27] is None else Keys._make(row[27:]),
-                row[24],
-                row[25],
-                row[0] in ended,
-            ]
+    behind = [made(_Behind, row[_OWN_COLUMNS:]) for row in rows]
+    endpoints = [
+        RemoteEndpoint(
+            *row[:_OWN_COLUMNS],
+            failure=None if more.failure_code is None else (more.failure_code, more.failure_text),
+            kept={},
+            security=more.security,
+            keys=more.keys,
+            by_service_master_key=more.by_service_master_key,
+            receive_token=more.receive_token,
         )
-        for row in rows
+        for row, more in zip(rows, behind, strict=True)
     ]
+    kept = yield from _find_kept(
+        {
+            endpoint.conversation_handle: endpoint.receive_sequence
+            for endpoint, more in zip(endpoints, behind, strict=True)
+            if more.has_fragments
+        }
+    )
+    return [_with_kept(endpoint, kept.get(endpoint.conversation_handle)) for endpoint in endpoints]
 
 
-def _is_end(last: Kept | None) -> bool:
-    return last is not None and last.content is not Content.DATA
+def _with_kept(endpoint: RemoteEndpoint, kept: dict[int, Kept] | None) -> RemoteEndpoint:
+    """Add what is kept of later messages; of the last message in order that means its end waits."""
+    if not kept:
+        return endpoint
+    last = kept.pop(endpoint.receive_sequence - 1, None)
+    return endpoint._replace(kept=kept, is_end_waiting=last is not None and last.content is not Content.DATA)
 
 
 def _find_kept(next_of: dict[UUID, int]) -> Steps[dict[UUID, dict[int, Kept]]]:

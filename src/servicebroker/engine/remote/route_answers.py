@@ -32,29 +32,39 @@ class Answers(NamedTuple):
     again: bool = False
 
 
+class _Request(NamedTuple):
+    """A request for a route; `state` is None if its conversation is gone. The locks are ours if they are True."""
+
+    database_id: int
+    handle: UUID
+    state: str | None
+    queue_id: int
+    locks_group: bool
+    locks_delivery: bool
+
+
 def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
     """End our side of answered requests, and match waiting messages again. Waits for no lock."""
     rows = yield SQL("take_answers.find_requests", (locks.GROUP, locks.DELIVERY))
-    if not rows:
+    requests = [_Request._make(row) for row in rows]
+    if not requests:
         return Answers([], [])
-    if not rows[0][5]:
+    if not requests[0].locks_delivery:
         return Answers([], [], again=True)
-    free = yield from lock_free([handle for _, handle, state, _, ours, _ in rows if state is not None and ours])
-    done = [row for row in rows if row[2] is None or row[1] in free]
+    free = yield from lock_free([one.handle for one in requests if one.state is not None and one.locks_group])
+    done = [one for one in requests if one.state is None or one.handle in free]
     failures: list[BrokerError] = []
-    for _, handle, state, queue_id, _, _ in done:
-        if state == EndpointState.ERROR:
-            failures += yield from _failures(handle, queue_id)
-        if state is not None:
-            yield from end_conversation(EndConversation(handle), now=now)
-    yield SQL(
-        "take_answers.note_answer",
-        ([row[1] for row in done], now, [row[1] for row in done if row[2] == EndpointState.ERROR]),
-    )
+    for request in done:
+        if request.state == EndpointState.ERROR:
+            failures += yield from _failures(request.handle, request.queue_id)
+        if request.state is not None:
+            yield from end_conversation(EndConversation(request.handle), now=now)
+    failed = [request.handle for request in done if request.state == EndpointState.ERROR]
+    yield SQL("take_answers.note_answer", ([request.handle for request in done], now, failed))
     left: list[UUID] = []
-    for database_id in sorted({database_id for database_id, *_ in done}):
+    for database_id in sorted({request.database_id for request in done}):
         left += yield from match_again(catalog, database_id, now)
-    return Answers(failures, left, again=len(done) < len(rows))
+    return Answers(failures, left, again=len(done) < len(requests))
 
 
 def _failures(handle: UUID, queue_id: int) -> Steps[list[BrokerError]]:

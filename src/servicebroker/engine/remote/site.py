@@ -17,6 +17,7 @@ from servicebroker.engine.remote.missing_routes import ASK_AGAIN, ask
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Address, Ask, Conversation, Decision, RoutingTable, Site, classify
+from servicebroker.store.rows import made
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
 
@@ -40,7 +41,7 @@ class Database(NamedTuple):
     broker: str
     is_enabled: bool
     is_msdb: bool
-    asked: tuple[str, ...]
+    asked: Sequence[str]
 
 
 class Home(NamedTuple):
@@ -56,6 +57,18 @@ class Home(NamedTuple):
     contract_id: int | None
     accepted: bool
     is_bound: bool
+
+
+class _Found(NamedTuple):
+    """A row of `find_site`: a database, the stored endpoint, and one of the services, if the database has any."""
+
+    database: Database
+    chance: float
+    host: str
+    port: int | None
+    forwards: bool
+    service: str | None
+    home: Home | None
 
 
 class Located(NamedTuple):
@@ -112,17 +125,23 @@ def find_site(
     database, if its remote service bindings matter.
     """
     rows = yield SQL("find_site", (list(services), contract, now - ASK_AGAIN, database_id))
-    databases = list({row[0]: Database._make([*row[:5], tuple(row[5])]) for row in rows}.values())
-    homes = {(row[10], row[2]): Home(*row[11:]) for row in rows if row[10] is not None and row[3]}
+    found = [made(_Found, row) for row in rows]
+    databases = list({one.database.database_id: one.database for one in found}.values())
+    homes = {
+        (one.service, one.database.broker): one.home
+        for one in found
+        if one.service is not None and one.home is not None and one.database.is_enabled
+    }
     brokers: dict[str, list[str]] = {}
     for service, broker in homes:
         brokers.setdefault(service, []).append(broker)
     enabled = frozenset(one.broker for one in databases if one.is_enabled)
-    chance, host, port, forwards = rows[0][6:10] if rows else (0.0, "", None, False)
+    first = found[0] if found else None
     if here is None:
-        here = Here() if port is None else Here(own_addresses(host, port), forwards)
+        has_endpoint = first is not None and first.port is not None
+        here = Here(own_addresses(first.host, first.port), first.forwards) if has_endpoint else Here()
     site = Site(brokers, enabled, here.addresses, here.forwards, unreachable=here.unreachable)
-    return Located(site, databases, homes, chance)
+    return Located(site, databases, homes, first.chance if first else 0.0)
 
 
 class Picking:

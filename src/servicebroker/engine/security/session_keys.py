@@ -49,12 +49,35 @@ class Beginning(NamedTuple):
     master_key: MasterKey | None
 
 
+class _BeginningRow(NamedTuple):
+    """A row of `find_beginnings`; `is_anonymous` and `remote_id` are those of the binding."""
+
+    conversation_handle: UUID
+    database_id: int
+    database: str
+    encryption: bool
+    is_anonymous: bool | None
+    owner_id: int
+    remote_id: int | None
+    by_password: bytes | None
+    by_service_master_key: bytes | None
+
+
 def find_beginnings(handles: Sequence[UUID]) -> Steps[list[Beginning]]:
     """Return those of these endpoints that are initiators with undecided security."""
     rows = yield SQL("find_beginnings", (list(handles),))
     return [
-        Beginning._make([*row[:4], _BINDINGS[row[4]], *row[5:7], MasterKey(*row[7:]) if row[7] else None])
-        for row in rows
+        Beginning(
+            row.conversation_handle,
+            row.database_id,
+            row.database,
+            row.encryption,
+            _BINDINGS[row.is_anonymous],
+            row.owner_id,
+            row.remote_id,
+            None if row.by_password is None else MasterKey(row.by_password, row.by_service_master_key),
+        )
+        for row in map(_BeginningRow._make, rows)
     ]
 
 
@@ -72,7 +95,8 @@ def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[
     )
     found: dict[tuple[int, int], list[UserCertificate]] = {one: [] for one in wanted}
     for row in rows:
-        found[row[-1], row[1]].append(certificate_of(row))
+        certificate = certificate_of(row)
+        found[row[-1], certificate.owner_id].append(certificate)
     return found
 
 

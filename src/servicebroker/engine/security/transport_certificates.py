@@ -17,6 +17,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.peers import Proved
 from servicebroker.store.keys.x509_certificates import instance_of, succeeds
+from servicebroker.store.rows import made
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -39,7 +40,7 @@ class TransportCertificate(NamedTuple):
     may_connect: bool
     facts: Facts
     proved: Proved
-    claims: tuple[UUID, ...] = ()
+    claims: Sequence[UUID] = ()
     accepted: datetime | None = None
     by_password: bool = False
 
@@ -54,9 +55,10 @@ _SELECT = (
     "exists (select from servicebroker.endpoint_permissions p where p.login_id in (c.login_id, 2) and p.state = 'G') "
     "and not exists (select from servicebroker.endpoint_permissions p "
     "  where p.login_id in (c.login_id, 2) and p.state = 'D')), "
-    "c.owner, c.instance_id, array(select a.instance_id from servicebroker.accepted_peers a where a.owner = c.owner "
-    "  order by 1), c.accepted, c.by_password, "
-    "c.certificate, c.thumbprint, c.subject, c.issuer_name, c.serial_number, c.start_date, c.expiry_date "
+    "c.certificate, c.thumbprint, c.subject, c.issuer_name, c.serial_number, c.start_date, c.expiry_date, "
+    "c.owner, c.instance_id, false, "
+    "array(select a.instance_id from servicebroker.accepted_peers a where a.owner = c.owner order by 1), "
+    "c.accepted, c.by_password "
     "from servicebroker.transport_certificates c left join servicebroker.logins l using (login_id)"
 )
 
@@ -154,5 +156,4 @@ def shown(
 
 
 def _certificate(row: Sequence[Any]) -> TransportCertificate:
-    first, owner, instance, claims, *rest, facts = row[:5], *row[5:10], row[10:]
-    return TransportCertificate._make([*first, Facts._make(facts), Proved(owner, instance), tuple(claims), *rest])
+    return made(TransportCertificate, row)

@@ -12,6 +12,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.permissions import Kind, User
 from servicebroker.operations.certificates import AlterCertificate, CreateCertificate, DropCertificate
+from servicebroker.store.rows import made
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -47,8 +48,8 @@ SELECT = (
 
 
 def certificate_of(row: tuple[object, ...]) -> UserCertificate:
-    """Return the certificate in a row of `SELECT`."""
-    return UserCertificate._make([*row[:4], KeptKey._make(row[4:6]), Facts._make(row[6:13])])
+    """Return the certificate of a row of `SELECT`; columns may follow."""
+    return made(UserCertificate, row)
 
 
 def create_certificate(

@@ -1,0 +1,49 @@
+"""Rows of SQL as values: the columns of a statement are the fields of a NamedTuple beside it, in their order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
+
+T = TypeVar("T")
+
+
+class _Part(NamedTuple):
+    """A field that takes several columns; `is_optional`: it is None where the first of them is NULL."""
+
+    kind: type
+    is_optional: bool
+
+
+def made(kind: type[T], row: Sequence[Any]) -> T:
+    """Make a value of a row: a field has one column, and a field that is a NamedTuple one for each of its own fields.
+
+    Columns that are left over belong to the caller.
+    """
+    value: T = _made(kind, iter(row))
+    return value
+
+
+def _made(kind: Any, columns: Iterator[Any]) -> Any:
+    values = []
+    for part in _parts(kind):
+        if part is None:
+            values.append(next(columns))
+        else:
+            value = _made(part.kind, columns)
+            values.append(None if part.is_optional and value[0] is None else value)
+    return kind._make(values)
+
+
+@functools.cache
+def _parts(kind: type) -> tuple[_Part | None, ...]:
+    """Return for each field what it is made of, None where that is one column."""
+    return tuple(map(_part, get_type_hints(kind).values()))
+
+
+def _part(hint: Any) -> _Part | None:
+    choices = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    nested = [choice for choice in choices if hasattr(choice, "_make")]
+    return _Part(nested[0], NoneType in choices) if nested else None
